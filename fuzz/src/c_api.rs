@@ -1,7 +1,7 @@
-//! Calls of spinio.h and nvmmu.h in any order, with addresses, lengths and descriptors that nobody should pass.
+//! Calls of spinio.h and nvmmu.h in any order, with addresses, lengths and descriptors that no correct program passes.
 //!
-//! What is checked: no crash; a call that returns a count has put exactly these bytes of the file there, or of the memory
-//! into the file; one with memory that was freed, or never was, says EFAULT.
+//! Checks: no crash; a call that returns a count has transferred exactly these bytes from the file to the memory, or from
+//! the memory to the file; a call with memory that was freed, or never allocated, returns EFAULT.
 #![no_main]
 
 mod batches;
@@ -11,15 +11,15 @@ mod state;
 use std::ffi::{c_int, c_void};
 
 use arbitrary::{Arbitrary, Unstructured};
-use batches::Asked;
+use batches::OpSpec;
 use libfuzzer_sys::fuzz_target;
 use library::{FILE, library};
-use state::{Address, Offset, State, errno, explained, fetch, readable, there, written};
+use state::{Address, Offset, State, check_last_error, errno, fetch, readable, readable_len, written};
 
-/// Bytes of the memory that is there from the start.
+/// Bytes of the initial allocation.
 const START: usize = 1 << 20;
 
-/// Bytes of what is written, at most.
+/// Limit of the output file's length.
 const OUT: i64 = 8 << 20;
 
 #[derive(Arbitrary, Debug)]
@@ -29,17 +29,17 @@ enum Op {
     Copy { to: Address, from: Address, len: u32 },
     Pread { to: Address, len: u32, offset: Offset, fd: u8 },
     Pwrite { from: Address, len: u32, offset: Offset, fd: u8 },
-    Batch { asked: Vec<Asked>, times: u8, apart: bool },
+    Batch { specs: Vec<OpSpec>, times: u8, with_submit: bool },
     Fixed { to: Address, len: u16, offsets: Vec<Offset>, fd: u8 },
-    Arrays { asked: Vec<Asked>, fd: u8, told: bool, lacks: u8 },
-    Submit { asked: Vec<Asked>, times: u8 },
+    Arrays { specs: Vec<OpSpec>, fd: u8, with_results: bool, null_array: u8 },
+    Submit { specs: Vec<OpSpec>, times: u8 },
     Poll { which: u8 },
     Wait { which: u8 },
-    Later { from: Address, len: u32, offset: Offset, fd: u8, told: bool, now: bool },
-    Hold { fd: u8 },
-    Release { fd: u8 },
+    WriteAsync { from: Address, len: u32, offset: Offset, fd: u8, with_results: bool, now: bool },
+    PinFile { fd: u8 },
+    UnpinFile { fd: u8 },
     Map { fd: u8, offset: Offset, len: u32, flags: u8 },
-    Unmap { which: u8, known: bool },
+    Unmap { which: u8, is_mapped: bool },
     Begin { thread: i8, named: bool },
     Move { fd: u8, device: Address, offset: Offset, len: i32, direction: u8 },
     Flush { sync: bool },
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut state = State::default();
     // SAFETY: a file of ours.
     assert_eq!(unsafe { libc::ftruncate(lib.out, 0) }, 0);
-    // Without memory hardly a call does anything, so most begin with some.
+    // Without memory most calls fail early, so most inputs begin with an allocation.
     if input.arbitrary::<u8>().unwrap_or(0) % 8 > 0 {
         // SAFETY: a name, and numbers.
         let at = unsafe { (lib.alloc)(c"emulated".as_ptr(), START, 0) } as usize;
@@ -62,9 +62,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     for _ in 0..24 {
         let Ok(op) = Op::arbitrary(&mut input) else { break };
-        // A batch that goes on writes where it likes.
-        let quiet = state.flying.is_empty();
-        // SAFETY: every address is device memory of ours, freed, or null: what the library must tell apart. Host memory
+        // A batch in flight may change any memory.
+        let memory_unchanged = state.pending_batches.is_empty();
+        // SAFETY: every address is device memory of ours, freed, or null, which the library must distinguish. Host memory
         // is only passed with its true length.
         unsafe {
             match op {
@@ -73,17 +73,20 @@ fuzz_target!(|bytes: &[u8]| {
                     let size = size as usize % (5 << 20);
                     let at = (lib.alloc)(name.as_ptr(), size, u32::from(flags % 3)) as usize;
                     if at == 0 {
-                        explained(lib);
+                        check_last_error(lib);
                     } else {
                         assert!(size > 0 && state.live.len() < 64);
-                        assert!(state.live.iter().all(|(s, l)| at + size <= *s || s + l <= at), "two share an address");
+                        assert!(
+                            state.live.iter().all(|(s, l)| at + size <= *s || s + l <= at),
+                            "two allocations overlap"
+                        );
                         state.live.push((at, size));
                     }
                 }
                 Op::Free(address) => {
                     let (at, _) = state.resolve(address);
-                    // What is under way keeps its memory.
-                    if !state.flying.is_empty() {
+                    // Batches in flight need their memory.
+                    if !state.pending_batches.is_empty() {
                         continue;
                     }
                     state.await_writes(lib);
@@ -94,19 +97,23 @@ fuzz_target!(|bytes: &[u8]| {
                             assert_eq!(freed, 0);
                             state.freed.push(state.live.swap_remove(i));
                         }
-                        None => assert!(at == 0 || freed == -1, "what was never allocated was freed"),
+                        None => assert!(at == 0 || freed == -1, "an address that was never allocated was freed"),
                     }
                 }
                 Op::Copy { to, from, len } => {
                     state.changes += 1;
-                    let ((to, room), (from, there)) = (state.resolve(to), state.resolve(from));
-                    if to == 0 || from == 0 || (room == 0 && there == 0) {
+                    let ((to, room), (from, from_len)) = (state.resolve(to), state.resolve(from));
+                    if to == 0 || from == 0 || (room == 0 && from_len == 0) {
                         continue; // both would be host memory to the library
                     }
                     let len = len as usize % (1 << 20);
                     let done = (lib.copy)(to as *mut c_void, from as *const c_void, len);
-                    if room > 0 && there > 0 {
-                        assert_eq!(done == 0, len <= room && len <= there, "copy of {len}, {room} and {there} left");
+                    if room > 0 && from_len > 0 {
+                        assert_eq!(
+                            done == 0,
+                            len <= room && len <= from_len,
+                            "copy of {len}, {room} and {from_len} left"
+                        );
                     }
                 }
                 Op::Pread { to, len, offset, fd } => {
@@ -117,8 +124,8 @@ fuzz_target!(|bytes: &[u8]| {
                     let fd = readable(lib, fd);
                     let got = (lib.pread)(fd, to as *mut c_void, len, offset);
                     if got < 0 {
-                        explained(lib);
-                        assert!(fd < 0 || offset < 0 || room == 0, "a read that should work: {}", errno());
+                        check_last_error(lib);
+                        assert!(fd < 0 || offset < 0 || room == 0, "a valid read failed: {}", errno());
                         continue;
                     }
                     let at = usize::try_from(offset).expect("a negative offset was read");
@@ -126,7 +133,7 @@ fuzz_target!(|bytes: &[u8]| {
                     assert!(got as usize == expect || (expect > 0 && got == 0 && room == 0));
                     let back = fetch(lib, to, got as usize);
                     let same = back.is_empty() || back == lib.content[at..at + back.len()];
-                    assert!(same || !quiet, "other bytes than the file's");
+                    assert!(same || !memory_unchanged, "other bytes than the file's");
                 }
                 Op::Pwrite { from, len, offset, fd } => {
                     state.await_writes(lib);
@@ -135,23 +142,25 @@ fuzz_target!(|bytes: &[u8]| {
                     let fd = if fd % 8 == 7 { lib.sealed } else { lib.out };
                     let got = (lib.pwrite)(fd, from as *const c_void, len, offset);
                     if got < 0 {
-                        explained(lib);
-                        assert!(fd != lib.out || offset < 0 || room == 0, "a write that should work: {}", errno());
+                        check_last_error(lib);
+                        assert!(fd != lib.out || offset < 0 || room == 0, "a valid write failed: {}", errno());
                         continue;
                     }
                     let got = got as usize;
-                    assert!(len == 0 || (fd == lib.out && got == len.min(room)), "{got} of {len}, {room} are there");
+                    assert!(len == 0 || (fd == lib.out && got == len.min(room)), "{got} of {len}, {room} allocated");
                     let same = written(lib, offset, got) == fetch(lib, from, got);
-                    assert!(same || !quiet, "other bytes than the device's");
+                    assert!(same || !memory_unchanged, "other bytes than the device's");
                 }
-                Op::Batch { asked, times, apart } => state.batch(lib, &asked, times, apart),
-                Op::Arrays { asked, fd, told, lacks } => state.arrays(lib, &asked, fd, told, lacks),
-                Op::Submit { asked, times } => state.submit(lib, &asked, times),
+                Op::Batch { specs, times, with_submit } => state.batch(lib, &specs, times, with_submit),
+                Op::Arrays { specs, fd, with_results, null_array } => {
+                    state.arrays(lib, &specs, fd, with_results, null_array)
+                }
+                Op::Submit { specs, times } => state.submit(lib, &specs, times),
                 Op::Poll { which } => state.poll(lib, which),
                 Op::Wait { which } => state.wait(lib, which),
-                Op::Later { from, len, offset, fd, told, now } => {
+                Op::WriteAsync { from, len, offset, fd, with_results, now } => {
                     let fd = [lib.out, lib.out, lib.out, lib.sealed, -1][usize::from(fd % 5)];
-                    state.write_later(lib, (from, len as usize % (4 << 20)), offset.get() % OUT, fd, told);
+                    state.write_async(lib, (from, len as usize % (4 << 20)), offset.get() % OUT, fd, with_results);
                     if now {
                         state.await_writes(lib);
                     }
@@ -165,48 +174,48 @@ fuzz_target!(|bytes: &[u8]| {
                     let mut results = vec![1i64 << 40; n];
                     let got = (lib.batch_fixed)(fd, offsets.as_ptr(), len, buffer, results.as_mut_ptr(), n);
                     if got < 0 {
-                        explained(lib);
+                        check_last_error(lib);
                         continue;
                     }
                     for (i, (&offset, &result)) in offsets.iter().zip(&results).enumerate() {
-                        // One behind the other, the last ones perhaps behind the end of the memory.
-                        let expect = there(offset as i64, len).min(room.saturating_sub(i * len));
+                        // Consecutive destinations, the last ones possibly past the end of the memory.
+                        let expect = readable_len(offset as i64, len).min(room.saturating_sub(i * len));
                         if result < 0 {
-                            let behind = room <= i * len;
-                            assert!(fd < 0 || offset > i64::MAX as u64 || behind, "a piece that should work: {result}");
+                            let past_end = room <= i * len;
+                            assert!(fd < 0 || offset > i64::MAX as u64 || past_end, "a valid op failed: {result}");
                             continue;
                         }
                         let at = offset as usize;
                         if expect > 0 || result > 0 {
                             assert_eq!(result as usize, expect);
                             let same = fetch(lib, to + i * len, expect) == lib.content[at..at + expect];
-                            assert!(same || !quiet, "other bytes than the file's");
+                            assert!(same || !memory_unchanged, "other bytes than the file's");
                         }
                     }
                 }
-                Op::Hold { fd } => {
+                Op::PinFile { fd } => {
                     let fd = readable(lib, fd);
-                    let held = (lib.hold)(fd);
-                    if held == 0 {
-                        assert_eq!(fd, lib.sealed, "a file that anybody may write is held");
-                        state.holds += 1;
-                        assert_eq!((lib.is_held)(fd), 1);
+                    let pinned = (lib.pin_file)(fd);
+                    if pinned == 0 {
+                        assert_eq!(fd, lib.sealed, "a writable file was pinned");
+                        state.pins += 1;
+                        assert_eq!((lib.is_pinned)(fd), 1);
                     } else {
-                        explained(lib);
+                        check_last_error(lib);
                     }
                 }
-                Op::Release { fd } => {
+                Op::UnpinFile { fd } => {
                     let fd = readable(lib, fd);
-                    // While it is mapped the last one must not let it go: maps come and go with it.
-                    if fd == lib.sealed && !state.maps.is_empty() && state.holds <= 1 {
+                    // The last unpin must not happen while it is mapped: it would remove the mappings.
+                    if fd == lib.sealed && !state.maps.is_empty() && state.pins <= 1 {
                         continue;
                     }
-                    if (lib.release)(fd) == 0 {
+                    if (lib.unpin_file)(fd) == 0 {
                         assert_eq!(fd, lib.sealed);
-                        state.holds = state.holds.saturating_sub(1);
+                        state.pins = state.pins.saturating_sub(1);
                     } else {
-                        explained(lib);
-                        assert!(fd != lib.sealed || state.holds == 0);
+                        check_last_error(lib);
+                        assert!(fd != lib.sealed || state.pins == 0);
                     }
                 }
                 Op::Map { fd, offset, len, flags } => {
@@ -216,19 +225,23 @@ fuzz_target!(|bytes: &[u8]| {
                     let flags = u32::from(flags % 16 == 15);
                     let at = (lib.map)(fd, offset, len, flags) as usize;
                     if at == 0 {
-                        explained(lib);
+                        check_last_error(lib);
                         continue;
                     }
-                    assert!(fd == lib.sealed && flags == 0 && len > 0 && there(offset, len) == len);
-                    assert_eq!((lib.map_wanted)(at as *const c_void), 0);
+                    assert!(fd == lib.sealed && flags == 0 && len > 0 && readable_len(offset, len) == len);
+                    assert_eq!((lib.map_revoked)(at as *const c_void), 0);
                     state.maps.push(at);
                 }
-                Op::Unmap { which, known } => {
+                Op::Unmap { which, is_mapped } => {
                     let which = usize::from(which) % state.maps.len().max(1);
-                    if known && which < state.maps.len() {
+                    if is_mapped && which < state.maps.len() {
                         assert_eq!((lib.unmap)(state.maps.swap_remove(which) as *const c_void), 0);
                     } else if !state.maps.contains(&which) {
-                        assert_eq!((lib.unmap)(which as *const c_void), -1, "what was never mapped was unmapped");
+                        assert_eq!(
+                            (lib.unmap)(which as *const c_void),
+                            -1,
+                            "an address that was never mapped was unmapped"
+                        );
                     }
                 }
                 Op::Begin { thread, named } => {
@@ -238,8 +251,8 @@ fuzz_target!(|bytes: &[u8]| {
                         assert!(state.session.is_none(), "two sessions of a thread");
                         state.session = Some(thread);
                     } else {
-                        explained(lib);
-                        assert!(state.session.is_some(), "no session can be begun: {}", errno());
+                        check_last_error(lib);
+                        assert!(state.session.is_some(), "a valid begin failed: {}", errno());
                     }
                 }
                 Op::Move { fd, device, offset, len, direction } => {
@@ -248,17 +261,17 @@ fuzz_target!(|bytes: &[u8]| {
                     let (at, room) = state.resolve(device);
                     let (which, direction) = (usize::from(fd % 3), c_int::from(direction % 4));
                     let (offset, len) = (offset.get() % OUT, i64::from(len) % (4 << 20));
-                    // Only one of them may be changed.
+                    // Only the output file may be changed.
                     if which != 2 && direction == 2 {
                         continue;
                     }
                     let name = lib.paths[which].as_ptr();
                     let got = (lib.move_)(name, at as *mut c_void, offset, len, direction);
                     if got < 0 {
-                        explained(lib);
+                        check_last_error(lib);
                         let fits = offset >= 0 && (0..=room as i64).contains(&len) && room > 0;
                         let sane = state.session.is_some() && (1..=2).contains(&direction) && fits;
-                        assert!(!sane, "a move that should work: {}", errno());
+                        assert!(!sane, "a valid move failed: {}", errno());
                         continue;
                     }
                     assert!(state.session.is_some() && offset >= 0 && got <= len && got as usize <= room.max(0));
@@ -267,12 +280,12 @@ fuzz_target!(|bytes: &[u8]| {
                         assert_eq!(got as i64, len);
                         assert_eq!((lib.flush)(0), 0);
                         let same = written(lib, offset, got) == fetch(lib, at, got);
-                        assert!(same || !quiet, "other bytes than the device's");
+                        assert!(same || !memory_unchanged, "other bytes than the device's");
                     } else if which != 2 {
-                        assert_eq!(got, there(offset, len as usize));
+                        assert_eq!(got, readable_len(offset, len as usize));
                         let from = (offset as usize).min(FILE);
                         let same = fetch(lib, at, got) == lib.content[from..from + got];
-                        assert!(same || !quiet, "other bytes than the file's");
+                        assert!(same || !memory_unchanged, "other bytes than the file's");
                     }
                 }
                 Op::Flush { sync } => {
@@ -294,11 +307,11 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
     }
-    while !state.flying.is_empty() {
+    while !state.pending_batches.is_empty() {
         state.wait(lib, 0);
     }
     state.await_writes(lib);
-    // SAFETY: what was begun above, and not ended.
+    // SAFETY: the session and mappings created above.
     unsafe {
         if let Some(thread) = state.session {
             assert_eq!((lib.end)(thread, std::ptr::null_mut(), 0), 0);
@@ -306,8 +319,8 @@ fuzz_target!(|bytes: &[u8]| {
         for at in state.maps {
             assert_eq!((lib.unmap)(at as *const c_void), 0);
         }
-        for _ in 0..state.holds {
-            (lib.release)(lib.sealed);
+        for _ in 0..state.pins {
+            (lib.unpin_file)(lib.sealed);
         }
     }
     for (at, _) in state.live {

@@ -1,18 +1,18 @@
-//! Whatever sysfs and mountinfo say: everything ends, and what comes out can be reckoned with.
+//! Any contents of sysfs and mountinfo: every call terminates, and its results are in bounds.
 #![no_main]
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use spinio_plan::geometry::{P2p, Source, Stack, btrfs, device, overlay};
-use spinio_plan::shape::{Run, Shape};
+use spinio_plan::geometry::{BlockStack, P2pHint, SysfsReader, overlay, read_btrfs, read_device};
+use spinio_plan::stripe_layout::{DeviceExtent, StripeLayout};
 
-/// Files, folders and links of a machine: each path has one answer, which a hash of it chooses.
+/// Files, directories and links of a machine: a hash of each path chooses its text.
 #[derive(Debug)]
 struct Machine {
-    answers: Vec<String>,
+    texts: Vec<String>,
 }
 
-/// What is worth saying, so that the fuzzer need not find it; a word of the input stands among these.
+/// Meaningful texts, so that the fuzzer need not find them; the texts of the input are added to these.
 const WORDS: [&str; 24] = [
     "raid0",
     "raid1",
@@ -41,31 +41,31 @@ const WORDS: [&str; 24] = [
 ];
 
 impl Machine {
-    fn answer(&self, path: &str, salt: u64) -> Option<String> {
+    fn text_for(&self, path: &str, salt: u64) -> Option<String> {
         let hash =
             path.bytes().fold(salt ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        let at = (hash >> 32) as usize % (self.answers.len() + WORDS.len() + 2);
-        self.answers.get(at).cloned().or_else(|| WORDS.get(at - self.answers.len().min(at)).map(|w| (*w).to_owned()))
+        let at = (hash >> 32) as usize % (self.texts.len() + WORDS.len() + 2);
+        self.texts.get(at).cloned().or_else(|| WORDS.get(at - self.texts.len().min(at)).map(|w| (*w).to_owned()))
     }
 }
 
-impl Source for Machine {
-    fn text(&self, path: &str) -> Option<String> {
-        self.answer(path, 1)
+impl SysfsReader for Machine {
+    fn read_text(&self, path: &str) -> Option<String> {
+        self.text_for(path, 1)
     }
 
-    fn list(&self, path: &str) -> Vec<String> {
-        (10..16).filter_map(|salt| self.answer(path, salt)).collect()
+    fn list_dir(&self, path: &str) -> Vec<String> {
+        (10..16).filter_map(|salt| self.text_for(path, salt)).collect()
     }
 
-    fn link(&self, path: &str) -> Option<String> {
-        self.answer(path, 2)
+    fn read_link(&self, path: &str) -> Option<String> {
+        self.text_for(path, 2)
     }
 }
 
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
-    answers: Vec<&'a str>,
+    texts: Vec<&'a str>,
     number: (u16, u16),
     uuid: &'a str,
     mountinfo: &'a str,
@@ -76,32 +76,36 @@ struct Input<'a> {
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(input) = Input::arbitrary(&mut Unstructured::new(bytes)) else { return };
-    let machine = Machine { answers: input.answers.iter().map(|a| (*a).to_owned()).collect() };
+    let machine = Machine { texts: input.texts.iter().map(|a| (*a).to_owned()).collect() };
     let number = (u32::from(input.number.0), u32::from(input.number.1));
-    judge(&device(&machine, "ext4", number), &input);
-    judge(&btrfs(&machine, input.uuid), &input);
+    check(&read_device(&machine, "ext4", number), &input);
+    check(&read_btrfs(&machine, input.uuid), &input);
     for id in [0, 27, 36] {
         let found = overlay::candidates(input.mountinfo, id, input.path);
-        assert!(found.iter().all(|folder| folder.starts_with('/')), "a folder that depends on where one is: {found:?}");
+        assert!(found.iter().all(|folder| folder.starts_with('/')), "a relative path: {found:?}");
     }
 });
 
-fn judge(stack: &Stack, input: &Input<'_>) {
+fn check(stack: &BlockStack, input: &Input<'_>) {
     let disks = stack.disks().len();
-    assert!(disks <= 1024, "more layers than there may be");
-    let _ = (P2p::of(stack).text(), stack.read_ahead(), stack.is_fast(), stack.writes_once());
-    let picture = stack.to_string();
-    assert!(!picture.chars().any(|c| c.is_control() && c != '\n'), "a picture that steers a terminal: {picture:?}");
+    assert!(disks <= 1024, "more layers than the limit");
+    let _ = (P2pHint::from_stack(stack).text(), stack.read_ahead(), stack.is_fast(), stack.writes_single_disk());
+    let tree = stack.to_string();
+    assert!(!tree.chars().any(|c| c.is_control() && c != '\n'), "control characters in the tree: {tree:?}");
     let Some(stripe) = stack.stripe() else { return };
     assert!(stripe.width() > 0 && stripe.chunk > 0 && stripe.members >= stripe.data);
     for at in [0, 1, stripe.width(), input.at] {
-        // No file reaches to the end of 64 bits.
+        // File offsets are at most i64::MAX.
         let at = at.min(i64::MAX as u64);
-        let whole = stripe.whole_chunks(at, input.most);
+        let whole = stripe.end_at_chunk(at, input.most);
         let limit = at.saturating_add(input.most.max(1));
-        let shape = Shape::new(stripe.width(), stripe.phase.unwrap_or(0), [Run { file: 1, device: at, len: input.at }]);
-        let cut = shape.end_of_portion(at, input.most);
-        assert!(cut.is_none_or(|cut| cut > at && cut <= limit), "{stripe:?} cuts {at} + {} at {cut:?}", input.most);
+        let layout = StripeLayout::new(
+            stripe.width(),
+            stripe.phase.unwrap_or(0),
+            [DeviceExtent { file: 1, device: at, len: input.at }],
+        );
+        let end = layout.end_of_chunk(at, input.most);
+        assert!(end.is_none_or(|end| end > at && end <= limit), "{stripe:?} splits {at} + {} at {end:?}", input.most);
         assert!(whole > at && whole <= limit, "{stripe:?} ends {at} + {} at {whole}", input.most);
         assert!(stripe.member(at).is_none_or(|member| member < stripe.members));
     }

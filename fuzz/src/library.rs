@@ -1,4 +1,4 @@
-//! The library, opened as a program would open it, and files for it to work on.
+//! The library, opened as a program would open it, and the test files.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ pub const FILE: usize = 3 << 20;
 /// `struct spinio_read_op`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct ReadOp {
     pub fd: c_int,
     pub reserved: c_uint,
     pub offset: u64,
@@ -25,11 +25,11 @@ macro_rules! calls {
             $(pub $name: $type,)*
             /// Open for reading and writing.
             pub file: c_int,
-            /// The same content; nobody can write it any more, so it can be held.
+            /// The same content; sealed against writes, so it can be pinned.
             pub sealed: c_int,
-            /// What is written goes there.
+            /// The output file.
             pub out: c_int,
-            /// Names of these three.
+            /// Paths of these three.
             pub paths: [CString; 3],
             pub content: Vec<u8>,
         }
@@ -60,7 +60,7 @@ calls! {
     copy: c"spinio_mem_copy", unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
     pread: c"spinio_pread", unsafe extern "C" fn(c_int, *mut c_void, usize, i64) -> isize;
     pwrite: c"spinio_pwrite", unsafe extern "C" fn(c_int, *const c_void, usize, i64) -> isize;
-    batch: c"spinio_batch", unsafe extern "C" fn(*mut Piece, usize) -> isize;
+    batch: c"spinio_batch", unsafe extern "C" fn(*mut ReadOp, usize) -> isize;
     pwrite_async: c"spinio_pwrite_async",
         unsafe extern "C" fn(c_int, *const c_void, usize, i64, *mut c_void, *mut isize) -> c_int;
     emulated_wait: c"spinio_emulated_wait", unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -68,14 +68,14 @@ calls! {
         unsafe extern "C" fn(c_int, *const u64, *const u64, *const *mut c_void, *mut i64, usize) -> isize;
     batch_fixed: c"spinio_batch_fixed",
         unsafe extern "C" fn(c_int, *const u64, usize, *mut c_void, *mut i64, usize) -> isize;
-    submit: c"spinio_batch_submit", unsafe extern "C" fn(*mut Piece, usize) -> *mut c_void;
+    submit: c"spinio_batch_submit", unsafe extern "C" fn(*mut ReadOp, usize) -> *mut c_void;
     poll: c"spinio_batch_poll", unsafe extern "C" fn(*const c_void) -> c_int;
     wait: c"spinio_batch_wait", unsafe extern "C" fn(*mut c_void) -> isize;
-    hold: c"spinio_pin_file", unsafe extern "C" fn(c_int) -> c_int;
-    release: c"spinio_unpin_file", unsafe extern "C" fn(c_int) -> c_int;
-    is_held: c"spinio_is_pinned", unsafe extern "C" fn(c_int) -> c_int;
+    pin_file: c"spinio_pin_file", unsafe extern "C" fn(c_int) -> c_int;
+    unpin_file: c"spinio_unpin_file", unsafe extern "C" fn(c_int) -> c_int;
+    is_pinned: c"spinio_is_pinned", unsafe extern "C" fn(c_int) -> c_int;
     map: c"spinio_map", unsafe extern "C" fn(c_int, i64, usize, c_uint) -> *mut c_void;
-    map_wanted: c"spinio_map_revoked", unsafe extern "C" fn(*const c_void) -> c_int;
+    map_revoked: c"spinio_map_revoked", unsafe extern "C" fn(*const c_void) -> c_int;
     unmap: c"spinio_unmap", unsafe extern "C" fn(*const c_void) -> c_int;
     begin: c"nvmmu_begin", unsafe extern "C" fn(c_int, *const c_char) -> c_int;
     move_: c"nvmmu_move", unsafe extern "C" fn(*const c_char, *mut c_void, i64, i64, c_int) -> i64;

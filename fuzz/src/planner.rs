@@ -1,9 +1,11 @@
-//! Any extents, costs and abilities: the schedule must cover the request and keep to what is possible.
+//! Any extents, costs and constraints: the schedule must cover the request and satisfy the constraints.
 #![no_main]
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use spinio_plan::{Cost, Extent, Model, Objective, Possible, Reason, Residency, Route, Schedule, plan, predict};
+use spinio_plan::{
+    Cost, Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, plan, predict,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -31,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     let storage = input.storage.map(|p2p| if p2p { Route::P2p } else { Route::Direct });
-    let possible = Possible {
+    let constraints = RouteConstraints {
         file_offset: input.file_offset >> 2,
         cache: if input.store { Route::Store } else { Route::Copy },
         cache_large: input.large.map(|least| (Route::Dma, u64::from(least).max(1))),
@@ -42,12 +44,12 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let mut model = if input.fast { Model::nvme() } else { Model::virtual_disk() };
     for (route, factor) in Route::ALL.into_iter().zip(input.slow) {
-        model.slow(route, 0.05 + f64::from(factor) / 8.0);
+        model.scale(route, 0.05 + f64::from(factor) / 8.0);
     }
     let whole: u64 = extents.iter().map(|e| e.len).sum();
     let mut schedule = Schedule::default();
     for objective in Objective::ALL {
-        plan(objective, &extents, &model, &possible, &mut schedule);
+        plan(objective, &extents, &model, &constraints, &mut schedule);
         let mut at = 0;
         for segment in &schedule.segments {
             assert_eq!(segment.offset, at, "a gap or an overlap");
@@ -55,15 +57,15 @@ fuzz_target!(|bytes: &[u8]| {
             at += segment.len;
             match segment.route {
                 Route::Direct | Route::P2p => assert_eq!(Some(segment.route), storage),
-                Route::Dma => assert!(possible.cache_large.is_some_and(|(_, least)| segment.len >= least)),
-                route => assert_eq!(route, possible.cache),
+                Route::Dma => assert!(constraints.cache_large.is_some_and(|(_, least)| segment.len >= least)),
+                route => assert_eq!(route, constraints.cache),
             }
             if segment.route == Route::P2p {
-                assert_eq!((possible.file_offset + segment.offset) % possible.storage_align, 0);
-                assert_eq!(segment.len % possible.storage_align, 0);
+                assert_eq!((constraints.file_offset + segment.offset) % constraints.storage_align, 0);
+                assert_eq!(segment.len % constraints.storage_align, 0);
             }
         }
-        assert_eq!(at, whole, "the schedule does not end where the request does");
+        assert_eq!(at, whole, "the schedule and the request have different ends");
         let times = predict(objective, &extents, &schedule, &model);
         assert!(times.total.is_finite() && times.total >= 0.0);
     }

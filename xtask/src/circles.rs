@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   a.rs ── use crate::b::X ──> b.rs ── use crate::c::Y ──> c.rs      fine: arrows point down
-//!                                 ^──────── use crate::b::Z ──┘       a circle: none of the two can be understood alone
+//! ^──────── use crate::b::Z ──┘       a circle: none of the two can be understood alone
 //! ```
 //!
-//! A file is a node. Every path in its code that begins with `crate::`, `super::` or `self::` is an arrow to the file that
-//! defines the name: a re-export (`pub use`) is followed to its source, and is no arrow of the file that makes it, which is a
-//! table of contents. Tests (`#[cfg(test)]` at the start of a line, up to the end of that item) are left out.
+//! A file is a node. Every path in its code that begins with `crate::`, `super::` or `self::` is an arrow to the file
+//! that defines the name: a re-export (`pub use`) is followed to its source, and is no arrow of the file that makes it,
+//! which is a table of contents. Tests (`#[cfg(test)]` at the start of a line, up to the end of that item) are ignored.
 //!
-//! Known flaws: it reads text, not syntax. Names that a macro makes, and paths through a type (`Type::method`), are not seen.
+//! Known flaws: it reads text, not syntax. Names that a macro makes, and paths through a type (`Type::method`), are not
+//! seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ const ALLOWED: [&str; 1] = ["crates/device/src/"];
 /// The module tree of one crate: module path (`read::engine`) to file.
 struct Crate {
     files: BTreeMap<String, PathBuf>,
-    /// What a module re-exports: name to full path.
+    /// The re-exports of a module: name to full path.
     exports: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -58,7 +59,7 @@ pub(crate) fn of(folder: &Path, root: &Path) -> Result<Vec<Vec<String>>> {
 }
 
 impl Crate {
-    /// The module that defines what a path names.
+    /// The module that defines a path's name.
     fn resolve(&self, path: &[String]) -> Option<&str> {
         let mut path = path.to_vec();
         // A re-export may lead to another one, but not for ever.
@@ -77,7 +78,7 @@ impl Crate {
     }
 }
 
-/// The files below a folder by their module paths.
+/// The files below a directory by their module paths.
 fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let path = entry?.path();
@@ -125,7 +126,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// Lines of source below a folder, tests excluded.
+/// Lines of source below a directory, tests excluded.
 pub(crate) fn lines(folder: &Path) -> Result<usize> {
     let mut files = BTreeMap::new();
     collect(folder, "", &mut files)?;
@@ -146,7 +147,7 @@ pub(crate) fn lines(folder: &Path) -> Result<usize> {
     Ok(all)
 }
 
-/// All that `use` names in a text: (is it public, the full path, the name it gets here).
+/// All names of `use` in a text: (is it public, the full path, the name it gets here).
 fn uses(text: &str, module: &str) -> Vec<(bool, Vec<String>, String)> {
     let mut out = Vec::new();
     for (at, _) in text.match_indices("use ") {
@@ -244,7 +245,7 @@ fn re_exports(text: &str, module: &str, files: &BTreeMap<String, PathBuf>) -> BT
     exports
 }
 
-/// Every path of a text that names something of this crate, re-exports aside.
+/// Every path of a text that names an item of this crate, re-exports aside.
 fn paths(text: &str, module: &str) -> Vec<Vec<String>> {
     let mut out: Vec<Vec<String>> =
         uses(text, module).into_iter().filter(|(public, ..)| !public).map(|(_, path, _)| path).collect();

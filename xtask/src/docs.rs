@@ -1,4 +1,4 @@
-//! `cargo x docs`: documents that are written from the code, so that they cannot disagree with it.
+//! `cargo x docs`: documents that are generated from the code, so that they cannot disagree with it.
 
 use std::fmt::Write as _;
 
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn check() -> Result<()> {
     let path = tools::root().join("docs/settings.md");
     let current = std::fs::read_to_string(&path).unwrap_or_default();
-    ensure!(current == settings(), "docs/settings.md is not what the code says: run cargo x docs");
+    ensure!(current == settings(), "docs/settings.md is outdated: run cargo x docs");
     Ok(())
 }
 

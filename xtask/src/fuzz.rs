@@ -1,4 +1,4 @@
-//! `cargo x fuzz`: hostile input for a while, target by target.
+//! `cargo x fuzz`: random and malformed input, target by target.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools;
 
-/// LLVM's coverage pass, as libFuzzer wants it; stable compilers have it too.
+/// LLVM's coverage pass, as libFuzzer needs it; stable compilers have it too.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Clink-args=-rdynamic --cfg fuzzing";
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let wanted = if args.targets.is_empty() { &known } else { &args.targets };
 
     let instrumented = |cargo: &mut std::process::Command| {
-        // The flags are for what is fuzzed, not for build scripts: hence an explicit target.
+        // The flags are for the code under test, not for build scripts: hence an explicit target.
         let host = tools::output(tools::command("rustc").args(["--print", "host-tuple"]))?;
         cargo.env("RUSTFLAGS", COVERAGE).env("CARGO_TARGET_DIR", &folder).args(["--release", "--quiet", "--target"]);
         tools::run(cargo.arg(host.trim()))?;
@@ -53,12 +53,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "-verbosity=0".into(),
         ]);
         let output = fuzzer.output().with_context(|| format!("cannot start {target}"))?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let log = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            eprintln!("{told}");
+            eprintln!("{log}");
         }
         ensure!(output.status.success(), "{target} failed; the input is in {}", folder.join("failures").display());
-        let runs = told.lines().find_map(|l| l.strip_prefix("stat::number_of_executed_units:")).map_or("?", str::trim);
+        let runs = log.lines().find_map(|l| l.strip_prefix("stat::number_of_executed_units:")).map_or("?", str::trim);
         println!("{target}: {runs} inputs, no failure");
     }
     Ok(())

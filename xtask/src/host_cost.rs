@@ -1,4 +1,4 @@
-//! `cargo x host-cost`: what the library costs a program's host reads. The measuring is done by benches/calls/host_call.c.
+//! `cargo x host-cost`: the cost of the library for a program's host reads, measured by benches/calls/host_call.c.
 
 use anyhow::Result;
 

@@ -1,7 +1,7 @@
-//! `cargo x interleavings`: protocols between threads, run by a model checker in every order in which they can meet.
+//! `cargo x interleavings`: protocols between threads, run by a model checker in every possible interleaving.
 //!
-//! Models lie beside what they check, in modules called `interleavings`, and are compiled only here: with `--cfg loom`
-//! the code under test takes its locks and atomics from loom.
+//! Models are next to the code they check, in modules called `interleavings`, and are compiled only here: with `--cfg
+//! loom` the code under test takes its locks and atomics from loom.
 
 use anyhow::Result;
 
@@ -12,7 +12,8 @@ const CRATES: [&str; 4] = ["spinio-host", "spinio-transfer", "spinio-pinned", "s
 
 pub(crate) fn run() -> Result<()> {
     for name in CRATES {
-        // A target folder of its own: the flag would make cargo build everything anew, here and at the next plain build.
+        // A separate target directory: the flag would make cargo build everything anew, here and at the next plain
+        // build.
         let folder = tools::target()?.join("loom");
         let mut cargo = tools::cargo();
         cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", folder);

@@ -13,12 +13,12 @@
 //!   1  device  host
 //!   0  sys  plan
 //!
-//!   testkit: anyone's dev-dependency; itself on top of anything below 4
-//!   outside crates/ (xtask, examples): on top of everything but preload; nobody depends on them
+//!   testkit: a dev-dependency of any crate; itself on top of anything below 4
+//!   outside crates/ (xtask, examples): on top of everything but preload; no crate depends on them
 //! ```
 //!
-//! `cli -> preload` is the one exception. It makes `cargo run` build libspinio.so too. Were its
-//! Rust side linked, its symbols would hook the command itself, so no source file of `cli` may name it.
+//! `cli -> preload` is the one exception. It makes `cargo run` build libspinio.so too. If its
+//! Rust side were linked, its symbols would hook the command itself, so no source file of `cli` may name it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ pub(crate) fn run() -> Result<()> {
         let name = name(package);
         match place(&name, folder(package).starts_with(&crates)) {
             Some(place) => members.push((name, place)),
-            None => wrong.push(format!("{name} stands in crates/ but has no layer: name it in xtask/src/layers.rs")),
+            None => wrong.push(format!("{name} is in crates/ but has no layer: name it in xtask/src/layers.rs")),
         }
     }
     for package in packages {
@@ -139,7 +139,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Where a member stands; `None` for a crate nobody has placed.
+/// The layer of a member; `None` for a crate without a layer.
 fn place(name: &str, in_crates: bool) -> Option<CratePlace> {
     match RANKS.iter().find(|r| r.0 == name) {
         Some(&(_, rank)) => Some(CratePlace::Layer(rank)),

@@ -5,17 +5,17 @@
 //!   layers                                       arrows between crates point only down
 //!   docs                                         writes docs/settings.md, or checks it
 //!   python                                       the module, its types and its tests
-//!   stage ──> wheel                              the tree of what is installed, and the wheel that carries it
+//!   stage ──> wheel                              the tree of installed files, and the wheel that contains it
 //!   vm, preload-suite, interleavings             the suites that are no `cargo test`
-//!   miri                                         pure code under an interpreter that notices undefined behaviour
-//!   fuzz                                         hostile input for the parsers, the planner and the C API
+//!   miri                                         pure code under an interpreter that detects undefined behaviour
+//!   fuzz                                         malformed input for the parsers, the planner and the C API
 //!   soak                                         the stress test, plain or under a sanitizer
-//!   stats-cost                                   what counting and tracing cost a device read
-//!   host-cost                                    nanoseconds a host read costs more under the library
-//!   gpu-pack                                     a folder that runs on a GPU machine without cargo
+//!   stats-cost                                   the cost of counters and traces for a device read
+//!   host-cost                                    nanoseconds that the library adds to a host read
+//!   gpu-pack                                     a directory that runs on a GPU machine without cargo
 //! ```
 //!
-//! One chore, one module. A chore says nothing while all is well, except what its suite prints.
+//! One module per chore. A chore prints nothing on success, except the output of its suite.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -59,7 +59,7 @@ enum Chore {
     Docs(docs::Args),
     /// Build the Python wheel and run its tests
     Python(python::Args),
-    /// Lay out the tree that packages are made of
+    /// Create the tree of installed files
     Stage(stage::Args),
     /// Build the wheel with module, command, library and headers; install and check it
     Wheel(wheel::Args),
@@ -67,11 +67,11 @@ enum Chore {
     Vm(vm::Args),
     /// Run real programs with and without the library and compare
     PreloadSuite(preload_suite::Args),
-    /// Run the models of what threads share, in every order in which they can meet
+    /// Run the models of thread protocols, in every interleaving
     Interleavings,
-    /// Run what needs no kernel under Miri
+    /// Run the code that makes no system calls under Miri
     Miri,
-    /// Give hostile input to the parsers, the planner and the C API
+    /// Give malformed input to the parsers, the planner and the C API
     Fuzz(fuzz::Args),
     /// Run the stress test, plain or under a sanitizer
     Soak(soak::Args),
@@ -79,7 +79,7 @@ enum Chore {
     HostCost(host_cost::Args),
     /// Measure what counting and tracing cost a device read
     StatsCost,
-    /// Build the folder that runs the GPU suite on a machine without cargo
+    /// Build the directory that runs the GPU suite on a machine without cargo
     GpuPack(gpu_pack::Args),
 }
 

@@ -1,17 +1,17 @@
 //! `cargo x preload-suite`: real programs with and without the library.
 //!
-//! Each job is a script in `xtask/preload`, run in an empty folder of the same name every time:
+//! Each job is a script in `xtask/preload`, run in an empty directory of the same name every time:
 //!
 //! ```text
 //!   plain, plain again, library     under strace: same status, same output, same system calls
-//!   library with a device in use    every hook takes its longer way: same status, same output
+//!   library with a device in use    every hook takes its slow path: same status, same output
 //! ```
 //!
-//! The second plain run tells what differs by itself. If nothing does, every call of the library run must be the same,
+//! The second plain run shows what differs by itself. If nothing does, every call of the library run must be the same,
 //! argument by argument and process by process. Else the calls are counted by name, and a count that is the same in all
 //! plain runs must be the library's too. Runs may agree by chance, so before a difference counts, both sides run again.
 //!
-//! What the loader does to load a library is left out. So are calls about memory and time, whose number varies.
+//! The calls by which the loader loads a library are ignored. So are calls about memory and time, whose number varies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const RETRIES: usize = 4;
 pub(crate) struct Args {
     /// Only these jobs; all without it
     jobs: Vec<String>,
-    /// Keep the folder with scripts' outputs and traces, and say where it is
+    /// Keep the directory with scripts' outputs and traces, and print its path
     #[arg(long)]
     keep: bool,
 }
@@ -41,7 +41,7 @@ struct Job {
     calls: bool,
 }
 
-/// What a run left.
+/// The result of a run.
 #[derive(PartialEq, Eq)]
 struct RunOutput {
     status: Option<i32>,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The scripts, with what their first lines say.
+/// The scripts, with the settings of their first lines.
 fn jobs(wanted: &[String]) -> Result<Vec<Job>> {
     let folder = tools::root().join("xtask/preload");
     let mut found = Vec::new();
@@ -130,7 +130,7 @@ fn check(job: &Job, folder: &Path, library: &Path, device: &Path, calls: bool) -
         ensure!(outcome == expected, "{what}: {}", difference(&expected, &outcome));
         Ok(calls)
     };
-    let mut plain = vec![first, same("", calls, "it does not even repeat itself without the library")?];
+    let mut plain = vec![first, same("", calls, "the output varies even without the library")?];
     same(&with_device, false, "with the library and a device in use")?;
     // Last, so that its traces are what `--keep` keeps.
     let mut hooked = vec![same(&preload, calls, "with the library")?];
@@ -141,13 +141,13 @@ fn check(job: &Job, folder: &Path, library: &Path, device: &Path, calls: bool) -
         if let Ok(what) = compare(&plain, &hooked) {
             return Ok(what);
         }
-        plain.push(same("", true, "it does not even repeat itself without the library")?);
+        plain.push(same("", true, "the output varies even without the library")?);
         hooked.push(same(&preload, true, "with the library")?);
     }
     compare(&plain, &hooked)
 }
 
-/// One run of the script in a fresh folder, and the system calls of all its processes.
+/// One run of the script in a fresh directory, and the system calls of all its processes.
 fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(RunOutput, SyscallTrace)> {
     let (inside, traces) = (folder.join(&job.name), folder.join(format!("{}.traces", job.name)));
     for each in [&inside, &traces] {
@@ -156,7 +156,7 @@ fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(RunOut
         }
         std::fs::create_dir(each).with_context(|| format!("cannot make {}", each.display()))?;
     }
-    // The variable is there in every run, since its length moves the stack and shows in `env`.
+    // The variable is set in every run, since its length moves the stack and shows in `env`.
     let setting = format!("LD_PRELOAD={preload}");
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "100"]);
@@ -169,7 +169,7 @@ fn start(job: &Job, folder: &Path, preload: &str, calls: bool) -> Result<(RunOut
     }
     command.arg(&job.script).current_dir(&inside).stdin(std::process::Stdio::null());
     command.env("SOURCE", tools::root()).env("LC_ALL", "C").env("HOME", &inside).env_remove("LD_PRELOAD");
-    // Cargo's, which would make every program look for its libraries here first.
+    // Cargo's, which would make every program search for its libraries here first.
     command.env_remove("LD_LIBRARY_PATH");
     let done = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -188,7 +188,7 @@ fn difference(plain: &RunOutput, other: &RunOutput) -> String {
     }
 }
 
-/// Holds the library's calls against those of plain runs.
+/// Compares the library's calls with those of plain runs.
 fn compare(plain: &[SyscallTrace], hooked: &[SyscallTrace]) -> Result<String> {
     let first = &plain[0];
     let total = first.total();

@@ -1,11 +1,11 @@
-//! `cargo x python`: the wheel, its types and its tests, in an environment of their own.
+//! `cargo x python`: the wheel, its types and its tests, in a separate environment.
 //!
 //! ```text
 //!   requirements.txt ──> ${SPINIO_CI_CACHE:-~/.cache/spinio}/python/<sum of it and of the interpreter>/   made once
 //!   maturin build ──> target/wheels/*.whl ──> installed there ──> mypy, pytest
 //! ```
 //!
-//! With `--wheel DIR` it only builds the wheel to carry to another machine, and puts the tests beside it.
+//! With `--wheel DIR` it only builds the wheel for another machine, and puts the tests next to it.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +19,7 @@ const TESTS: &str = "crates/python/tests";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Build the release wheel into this folder, with its tests beside it, and run nothing
+    /// Build the release wheel into this directory, with its tests next to it, and run nothing
     #[arg(long)]
     wheel: Option<PathBuf>,
     /// Passed on to pytest
@@ -32,16 +32,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return copy_wheel_and_tests(&tools::root().join(folder));
     }
     let python = environment()?;
-    // Beside which the module is tested too: they share a runtime.
+    // The module is tested with this library loaded too: they share a runtime.
     tools::run(tools::cargo().args(["build", "--quiet", "-p", "spinio-preload"]))?;
     let library = tools::target()?.join("debug/libspinio.so");
-    // The development profile: its assertions are wanted here.
+    // The development profile, for its assertions.
     let wheels = tools::target()?.join("wheels");
     let wheel = build(&python, &wheels, "dev")?;
     let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     tools::run(tools::command(&python).args(pip).arg(&wheel))?;
     tools::run(tools::command(&python).args(["-m", "mypy", "--strict", "-p", "spinio"]))?;
-    // What the stub says of the Rust half, against the module itself.
+    // The stub's declarations of the Rust half, against the module itself.
     tools::run(tools::command(&python).args(["-m", "mypy.stubtest", "spinio._spinio"]))?;
     let pytest = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"];
     tools::run(tools::command(&python).args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library))
@@ -52,7 +52,7 @@ pub(crate) fn environment() -> Result<PathBuf> {
     environment_with(&Path::new(TESTS).join("requirements.txt"))
 }
 
-/// The interpreter of the environment that holds what a file of the repository names; it is made if it is not there.
+/// The interpreter of the environment with the packages in a requirements file; created if it does not exist.
 pub(crate) fn environment_with(requirements: &Path) -> Result<PathBuf> {
     let requirements = tools::root().join(requirements);
     let version = tools::output(tools::command("python3").args(["-c", "import sys; print(sys.version, sys.prefix)"]))?;
@@ -71,7 +71,7 @@ pub(crate) fn environment_with(requirements: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// What is worth keeping between runs lies there, as for .ci/run.
+/// The cache between runs, as for .ci/run.
 pub(crate) fn cache() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("SPINIO_CI_CACHE") {
         return Ok(named.into());
@@ -79,14 +79,14 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/spinio"))
 }
 
-/// Builds the wheel; the folder holds no other one afterwards.
+/// Builds the wheel; the directory has no other one afterwards.
 fn build(python: &Path, into: &Path, profile: &str) -> Result<PathBuf> {
     for old in wheels(into)? {
         fs::remove_file(old)?;
     }
     let mut maturin = tools::command(python);
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(into);
-    // Cargo's own variables would make maturin ask for another workspace.
+    // Cargo's own variables would make maturin use another workspace.
     tools::run(maturin.env_remove("CARGO_MANIFEST_DIR"))?;
     let mut made = wheels(into)?;
     ensure!(made.len() == 1, "maturin made {} wheels in {}", made.len(), into.display());

@@ -1,4 +1,4 @@
-//! One file, one idea: a source file over the limit holds more than one.
+//! One file, one idea: a source file over the limit has more than one.
 
 use anyhow::{Result, ensure};
 

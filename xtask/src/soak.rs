@@ -1,6 +1,6 @@
 //! `cargo x soak`: the stress test (tests/soak), plain or under a sanitizer.
 //!
-//! The sanitizers are the compiler's own, switched on in a stable compiler; the thread sanitizer wants the standard
+//! The sanitizers are the compiler's own, enabled in a stable compiler; the thread sanitizer needs the standard
 //! library built with it too, hence its source (`rustup component add rust-src`).
 
 use std::process::Command;
@@ -17,13 +17,13 @@ enum Sanitizer {
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long
+    /// Duration
     #[arg(long, default_value_t = 1800)]
     seconds: u64,
-    /// Watch memory or races at the same time
+    /// Detect memory errors or races at the same time
     #[arg(long)]
     sanitizer: Option<Sanitizer>,
-    /// More for the stress test itself, behind --: --processes, --threads, --kill-every, --seed
+    /// Arguments of the stress test itself, after --: --processes, --threads, --kill-every, --seed
     #[arg(last = true)]
     more: Vec<String>,
 }
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(sanitizer) => sanitized(sanitizer)?,
     };
     let mut soak = match args.sanitizer {
-        // Its shadow memory has fixed places, which a randomised layout may take.
+        // Its shadow memory has fixed addresses, which a randomised layout may take.
         Some(Sanitizer::Thread) => {
             let mut setarch = Command::new("setarch");
             setarch.arg("-R").arg(program);
@@ -46,13 +46,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         _ => Command::new(program),
     };
     let suppressions = tools::root().join("tests/soak/races.txt");
-    // Into files: helpers with a descriptor table of their own have no standard error.
+    // Into files: workers with an unshared descriptor table have no standard error.
     let reports = tools::target()?.join("reports");
     let _ = std::fs::remove_dir_all(&reports);
     std::fs::create_dir_all(&reports)?;
     let log = format!("log_path={}", reports.join("report").display());
     soak.env("TSAN_OPTIONS", format!("halt_on_error=1 {log} suppressions={}", suppressions.display()));
-    // Leaks are looked for by the test itself: what lives as long as the process is no leak.
+    // The test itself detects leaks: memory that lives as long as the process is no leak.
     soak.env("ASAN_OPTIONS", format!("detect_leaks=0:abort_on_error=1:{log}"));
     let done = tools::run(soak.args(["--seconds", &args.seconds.to_string()]).args(&args.more));
     for report in std::fs::read_dir(&reports)?.flatten() {

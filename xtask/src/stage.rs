@@ -1,7 +1,7 @@
-//! `cargo x stage DIR`: the one place that lays out what is installed. Every package is made of this tree.
+//! `cargo x stage DIR`: the only place that defines the installed files. Every package is built from this tree.
 //!
 //! ```text
-//!   bin/spinio                   the command; it finds the library in ../lib
+//!   bin/spinio                   the command; it looks for the library in ../lib
 //!   lib/libspinio.so.0           the library under its SONAME
 //!   lib/libspinio.so             a link to it, for programs that are linked with it
 //!   lib/spinio/                  demo-reader and its libgpu.so: the compiled program of `spinio demo`
@@ -9,9 +9,9 @@
 //!   share/doc/spinio/            README.md, CHANGELOG.md, docs/, licences
 //! ```
 //!
-//! `--wheel` lays out what a wheel can carry. A wheel holds no links: `libspinio.so` is a linker script there, because a
-//! second copy of the library would be a second runtime for a program that loads both. And it leaves out `share`: pip
-//! removes a folder that held files of ours alone, but not `share` and `share/doc`, which hold folders only.
+//! `--wheel` creates the tree for a wheel. A wheel has no links: `libspinio.so` is a linker script there, because a
+//! second copy of the library would be a second runtime for a program that loads both. And it omits `share`: pip
+//! removes a directory that had our files only, but not `share` and `share/doc`, which contain directories only.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -22,7 +22,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools;
 
-/// Where things come from in the repository.
+/// The sources in the repository.
 mod source {
     pub(super) const PACKAGES: [&str; 2] = ["spinio-cli", "spinio-preload"];
     pub(super) const HEADERS: [&str; 2] = ["crates/capi/include/spinio.h", "crates/capi/include/nvmmu.h"];
@@ -37,9 +37,9 @@ pub(crate) const SONAME: &str = "libspinio.so.0";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder for the tree: a new one, or one made by this chore
+    /// Directory for the tree: a new one, or one made by this chore
     dir: PathBuf,
-    /// What a wheel can carry: no links, no share/
+    /// The tree for a wheel: no links, no share/
     #[arg(long)]
     wheel: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 pub(crate) struct Compilers {
     /// C compiler, and linker of Rust programs where `target` is set.
     pub(crate) cc: PathBuf,
-    /// Target triple, where it is named to cargo: build products then lie in a folder of that name.
+    /// Target triple, where it is passed to cargo: build products are then in a directory of that name.
     pub(crate) target: Option<&'static str>,
 }
 
@@ -59,7 +59,7 @@ impl Compilers {
         Compilers { cc: cc.into(), target: None }
     }
 
-    /// Makes `command`, which starts cargo sooner or later, link with this linker.
+    /// Makes `command`, which starts cargo directly or indirectly, link with this linker.
     pub(crate) fn link<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self.target {
             Some(target) => {
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<()> {
     if dir.exists() {
         let ours = dir.join("bin/spinio").exists() || fs::read_dir(dir)?.next().is_none();
-        ensure!(ours, "{} is there already, and no tree of this chore", dir.display());
+        ensure!(ours, "{} exists, and is not a tree of this chore", dir.display());
         fs::remove_dir_all(dir)?;
     }
     let root = tools::root();
@@ -111,7 +111,7 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
     copy_folder(&root.join(source::DOCS), &documents.join("docs"))
 }
 
-/// Builds the command and the library; returns the folder they lie in.
+/// Builds the command and the library; returns their directory.
 fn build(compilers: &Compilers) -> Result<PathBuf> {
     let mut cargo = tools::cargo();
     cargo.args(["build", "--quiet", "--release"]);
@@ -148,7 +148,7 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file; its rights do not depend on who checked the sources out.
+/// Copies a file; its mode does not depend on the checkout.
 fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
     fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)

@@ -1,4 +1,4 @@
-//! `cargo x stats-cost`: what counting and tracing cost a device read on the emulated device. The measuring is done by
+//! `cargo x stats-cost`: the cost of counters and traces for a device read on the emulated device, measured by
 //! crates/io/benches/stats_cost.rs; on a GPU, by benches/calls/device_call.c of the GPU pack.
 
 use anyhow::Result;

@@ -1,4 +1,4 @@
-//! What every chore needs: where the repository is, how to run a program in it.
+//! Common functions of the chores: the repository's path, and running programs in it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// The folder of the workspace.
+/// The directory of the workspace.
 pub(crate) fn root() -> PathBuf {
     // Cargo sets the variable at run time too; the compiled-in value serves a binary started by hand.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
@@ -27,7 +27,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs it with our own output; an exit status other than 0 is an error.
+/// Runs it with our standard output; an exit status other than 0 is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     ensure!(status.success(), "{}: {status}", line(command));
@@ -42,11 +42,11 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 pub(crate) fn target() -> Result<PathBuf> {
     let json = output(cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&json)?;
-    Ok(metadata["target_directory"].as_str().context("cargo metadata names no target folder")?.into())
+    Ok(metadata["target_directory"].as_str().context("cargo metadata names no target directory")?.into())
 }
 
 /// The command as one would type it.

@@ -1,14 +1,14 @@
-//! strace's files, made comparable.
+//! Makes strace's files comparable.
 //!
-//! Addresses, process numbers and the loading of libraries differ between any two runs, or between the runs that are
-//! compared, without meaning anything: they are taken out.
+//! Addresses, PIDs and the loading of libraries differ between any two runs, or between the compared
+//! runs, without meaning anything: they are removed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// What is traced: files, descriptors, children and signals.
+/// The traced calls: files, descriptors, children and signals.
 pub(crate) const TRACED: &[&str] = &[
     "read",
     "pread64",
@@ -55,11 +55,11 @@ pub(crate) const TRACED: &[&str] = &[
     "renameat2",
 ];
 
-/// Calls whose arguments and results are process numbers or layouts of memory.
+/// Calls whose arguments and results are PIDs or layouts of memory.
 const CALLS_WITHOUT_ARGUMENTS: &[&str] = &["clone", "clone3", "fork", "vfork", "kill", "tgkill", "rt_sigaction"];
 
-/// The calls of all processes of a run: for each process, in order. Which process is which does not count, since
-/// children that run side by side get their numbers in any order.
+/// The calls of all processes of a run: for each process, in order. The order of processes does not count, since
+/// concurrent children get their PIDs in any order.
 #[derive(PartialEq, Eq, Default)]
 pub(crate) struct SyscallTrace {
     processes: Vec<Vec<String>>,
@@ -137,13 +137,13 @@ fn normalize(text: &str) -> Vec<String> {
     kept
 }
 
-/// Whether a path in the call is a shared object, the loader's cache, or the list of what is mapped.
+/// Whether a path in the call is a shared object, the loader's cache, or the list of mappings.
 fn is_library(line: &str) -> bool {
     let path = line.split('"').nth(1).unwrap_or_default();
     path.ends_with(".so") || path.contains(".so.") || path.ends_with("/ld.so.cache") || path == "/proc/self/maps"
 }
 
-/// What the call returned.
+/// The result of the call.
 fn result(line: &str) -> Option<i64> {
     line.rsplit(" = ").next()?.split(' ').next()?.parse().ok()
 }

@@ -13,6 +13,6 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let script = tools::root().join("vm/run");
-    ensure!(script.exists(), "the VM suite is not there yet: {} is missing", script.display());
+    ensure!(script.exists(), "the VM suite does not exist: {} is missing", script.display());
     tools::run(tools::command(script).args(&args.rest))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
-use spinio_device::cuda::tools;
+use spinio_device::cuda::standalone;
 use spinio_device::{DeviceAddr, DeviceId, DeviceKind, registry};
 use spinio_io::{Target, runtime};
 
@@ -37,7 +37,7 @@ impl fmt::Display for DeviceName {
 
 /// The device that a user most likely means: a CUDA GPU if there is one, else the software GPU.
 pub fn preferred() -> DeviceName {
-    let kind = if tools::count().is_ok_and(|n| n > 0) { DeviceKind::Cuda } else { DeviceKind::Emulated };
+    let kind = if standalone::count().is_ok_and(|n| n > 0) { DeviceKind::Cuda } else { DeviceKind::Emulated };
     DeviceName(DeviceId { kind, ordinal: 0 })
 }
 
@@ -68,7 +68,7 @@ impl Buffer {
         let bytes = usize::try_from(len).with_context(failed)?;
         match id.kind {
             // For the reason: the registry would only say that there is none.
-            DeviceKind::Cuda => drop(tools::open(id.ordinal).map_err(|e| missing(&e))?),
+            DeviceKind::Cuda => drop(standalone::open(id.ordinal).map_err(|e| missing(&e))?),
             _ => configure()?,
         }
         let made = registry::alloc(id.kind, id.ordinal, bytes, host_mapped);

@@ -1,4 +1,4 @@
-//! What a device says when it cannot.
+//! The errors of a device.
 
 use std::fmt;
 
@@ -8,22 +8,22 @@ use std::fmt;
 pub enum ErrorKind {
     /// No pinned or device memory left.
     NoMemory,
-    /// The operation is not something this device does.
+    /// The device does not support the operation.
     Unsupported,
-    /// The address is no memory of this device (any more).
+    /// The address is not (or no longer) memory of this device.
     BadAddress,
     /// Pages could not be pinned.
     PinRefused,
-    /// The context this device stood for is gone; a new device may take its place.
+    /// The device's context was destroyed; a new device may replace it.
     ContextLost,
-    /// The driver failed otherwise.
+    /// Another failure of the driver.
     Driver,
 }
 
-/// An operation of a device that failed.
+/// A failed operation of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceError {
-    /// What went wrong.
+    /// The kind of the error.
     pub kind: ErrorKind,
     /// The driver call or operation that failed.
     pub operation: &'static str,
@@ -45,7 +45,7 @@ impl fmt::Display for DeviceError {
             ErrorKind::Unsupported => "Not supported",
             ErrorKind::BadAddress => "Not memory of this device",
             ErrorKind::PinRefused => "Pages could not be pinned",
-            ErrorKind::ContextLost => "The device context is gone",
+            ErrorKind::ContextLost => "The device context was destroyed",
             ErrorKind::Driver => "The driver failed",
         };
         write!(f, "{what} in {}", self.operation)?;

@@ -1,4 +1,4 @@
-//! Host memory for devices that need no driver to pin it, and a few words for mapping it.
+//! Host memory for devices that need no driver to pin it, and functions to map it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ pub(crate) const RW: u32 = 3;
 pub(crate) const SHARED: u32 = 1;
 pub(crate) const ANON: u32 = 0x22;
 
-/// Staging memory: blocks that are lent again, but never unmapped, so that a late copy cannot fault.
+/// Bounce buffers: blocks that are reused, but never unmapped, so that a late copy cannot fault.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemoryPool {
     blocks: Mutex<PoolState>,
@@ -42,7 +42,7 @@ impl HostMemoryPool {
         Ok(block)
     }
 
-    /// Gives a block back; it stays mapped, but holds no memory until it is lent again.
+    /// Releases a block; it stays mapped, but has no pages until it is acquired again.
     pub(crate) fn release(&self, block: PinnedBuffer) {
         const MADV_DONTNEED: u32 = 4;
         // SAFETY: the block is idle; a late reader finds zeros.
@@ -52,13 +52,13 @@ impl HostMemoryPool {
         blocks.idle.push(block);
     }
 
-    /// How many blocks are lent.
+    /// The number of acquired blocks.
     pub(crate) fn in_use(&self) -> usize {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).in_use
     }
 }
 
-/// A system call that a device needed and did not get.
+/// A failed system call of a device.
 pub(crate) fn system_error(operation: &'static str, errno: Errno) -> DeviceError {
     let kind = if errno == Errno::NOMEM { ErrorKind::NoMemory } else { ErrorKind::Driver };
     DeviceError { kind, operation, code: errno.raw_os_error() }

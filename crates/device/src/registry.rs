@@ -1,36 +1,36 @@
-//! The registry: whose is this address?
+//! The registry: which device owns an address.
 //!
 //! ```text
-//!   hook ── any()? ── no ──> the next function        one load: all a host program pays
+//!   hook ── any()? ── no ──> the next function        one load: the whole cost for a host program
 //!             │ yes
-//!          find(addr) ── in an arena (emulated, p2pmem) ──> its device: still the same allocation?
+//!          find(addr) ── in the range table (emulated, p2pmem) ──> its device: still the same allocation?
 //!             │ no
 //!          cuda ── known host granule ──> host, no driver call
-//!             └ any other: ask the driver; only "host" is remembered
+//!             └ any other: query the driver; only "host" is cached
 //!
-//!   the next function said EFAULT ──> find_after_fault(addr): never trusts "known host"
+//!   the next function returned EFAULT ──> find_after_fault(addr): never trusts "known host"
 //! ```
 //!
-//! So a wrong "host" is never more than a wasted call: the kernel refuses device memory.
+//! So a wrong "host" costs no more than a wasted call: the Linux kernel refuses device memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::arenas::{DeviceRange, RangeTable};
 use crate::emulated::{Config, ConfigError, Emulated};
+use crate::range_table::{DeviceRange, RangeTable};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
-/// Whether any device could own any address. It is never lowered again.
+/// Whether any device could own any address. It is never cleared.
 static ANY_DEVICE: AtomicBool = AtomicBool::new(false);
 
-/// The ranges of devices that are not CUDA's.
+/// The ranges of devices other than CUDA.
 static RANGES: RangeTable = RangeTable::new();
 
-/// Who owns them, by number.
+/// The owners, by number.
 static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
 static OWNERS_USED: AtomicU32 = AtomicU32::new(0);
 
-/// The process's emulated device, and what it shall be like once it is wanted.
+/// The process's emulated device, and its configuration before it is created.
 static EMULATED: Mutex<EmulatedState> = Mutex::new(EmulatedState { config: None, started: None });
 
 struct EmulatedState {
@@ -44,13 +44,13 @@ pub fn any_device() -> bool {
     ANY_DEVICE.load(Relaxed)
 }
 
-/// From now on [`find`] is worth a call.
+/// Enables [`find`].
 pub(crate) fn set_present() {
     ANY_DEVICE.store(true, Relaxed);
 }
 
-/// The allocation that holds `addr`, if a device owns it. No lock and no driver call for memory that is known to be
-/// the host's. `want`: how many bytes from `addr` the caller is interested in.
+/// The allocation that contains `addr`, if a device owns it. No lock and no driver call for memory that is known to be
+/// the host's. `want`: the number of bytes from `addr` that the caller needs.
 pub fn find(addr: *const u8, wanted: usize) -> Option<Allocation> {
     if !any_device() {
         return None;
@@ -61,12 +61,12 @@ pub fn find(addr: *const u8, wanted: usize) -> Option<Allocation> {
     }
 }
 
-/// As [`find`], but never asks the driver: memory of a GPU is not found, and the kernel will refuse it.
+/// Like [`find`], but never queries the driver: GPU memory is not found, and the Linux kernel will refuse it.
 pub fn find_without_driver(addr: *const u8, wanted: usize) -> Option<Allocation> {
     query_owner(RANGES.find(addr as u64)?, addr, wanted)
 }
 
-/// As [`find`], after the kernel refused the address: asks the devices themselves, and looks whether the
+/// Like [`find`], after the Linux kernel refused the address: queries the devices, and checks whether the
 /// program has loaded a driver meanwhile.
 pub fn find_after_fault(addr: *const u8, wanted: usize) -> Option<Allocation> {
     if let Some(arena) = RANGES.find(addr as u64) {
@@ -91,15 +91,15 @@ pub fn hint_open(path: &[u8]) {
     }
 }
 
-/// Says what the emulated device shall be like: the text of `SPINIO_EMULATED`. Starts nothing; the device is made at
-/// its first allocation. Comes too late, and changes nothing, once it is made.
+/// Configures the emulated device: the text of `SPINIO_EMULATED`. Starts nothing; the device is created at
+/// its first allocation. Without effect after that.
 pub fn configure_emulated(text: &str) -> Result<(), ConfigError> {
     let config = Config::parse(text)?;
     EMULATED.lock().unwrap_or_else(PoisonError::into_inner).config = Some(config);
     Ok(())
 }
 
-/// The emulated device of this process; made now if it was not.
+/// The emulated device of this process; created now if necessary.
 pub fn emulated() -> Result<&'static Emulated, DeviceError> {
     let mut state = EMULATED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = state.started {
@@ -110,7 +110,7 @@ pub fn emulated() -> Result<&'static Emulated, DeviceError> {
     Ok(device)
 }
 
-/// The device that a program means that names none: of the CUDA context that is current on this thread, else the
+/// The default device of a program: that of the CUDA context that is current on this thread, else the
 /// emulated one if it is in use.
 pub fn current_device() -> Option<&'static dyn Device> {
     if let Some(device) = cuda::current_device() {
@@ -119,21 +119,21 @@ pub fn current_device() -> Option<&'static dyn Device> {
     EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started.map(|d| d as &'static dyn Device)
 }
 
-/// New memory on a device, for those that have no allocator of their own, and for our own programs: on CUDA it loads
-/// the driver. `host_mapped` asks for memory that the CPU can store to.
+/// Allocates device memory, for programs without an allocator, and for our own programs: on CUDA it loads
+/// the driver. `host_mapped` requests memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
     match (kind, ordinal) {
         (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),
         (DeviceKind::P2pmem, _) => p2pmem::alloc(ordinal, len),
-        (DeviceKind::Cuda, _) => cuda::tools::alloc(ordinal, len),
+        (DeviceKind::Cuda, _) => cuda::standalone::alloc(ordinal, len),
         _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation: emulated:0 is the only emulated device")),
     }
 }
 
-/// Gives back memory of [`alloc`], after everything queued on it is done.
+/// Frees memory of [`alloc`], after everything enqueued on it is done.
 pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     let unknown = DeviceError::new(ErrorKind::BadAddress, "free");
-    let Some(arena) = RANGES.find(addr.0) else { return cuda::tools::free(addr) };
+    let Some(arena) = RANGES.find(addr.0) else { return cuda::standalone::free(addr) };
     let owner = OWNERS.get(arena.owner as usize).and_then(OnceLock::get).ok_or(unknown)?;
     match owner.id().kind {
         DeviceKind::Emulated => {
@@ -145,13 +145,13 @@ pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     }
 }
 
-/// The program mapped memory itself. If that is memory of a [`p2pmem`] provider, it is a device buffer from now on.
+/// The program mapped memory itself. If it is memory of a [`p2pmem`] provider, it is a device buffer from now on.
 /// Slow: only for mappings that look like one (the opened path ends in `/p2pmem/allocate`).
 pub fn register_mapping(addr: *const u8, len: usize) {
     p2pmem::register_mapping(addr as u64, len as u64);
 }
 
-/// The program unmapped, or mapped something else over, a range. Two loads where no device has memory near it.
+/// The program unmapped a range, or mapped over it. Two loads where no device has memory near it.
 #[inline]
 pub fn unregister_mapping(addr: *const u8, len: usize) {
     if any_device() && RANGES.overlaps(addr as u64, len as u64) {
@@ -159,7 +159,7 @@ pub fn unregister_mapping(addr: *const u8, len: usize) {
     }
 }
 
-/// Makes a device and gives it the number under which it may own ranges.
+/// Creates a device and assigns the number of its ranges.
 pub(crate) fn add_owner<D: Device>(make: impl FnOnce(u32) -> &'static D) -> Result<&'static D, DeviceError> {
     let owner = OWNERS_USED.fetch_add(1, Relaxed);
     let slot = OWNERS.get(owner as usize).ok_or(DeviceError::new(ErrorKind::NoMemory, "table of devices"))?;
@@ -168,7 +168,7 @@ pub(crate) fn add_owner<D: Device>(make: impl FnOnce(u32) -> &'static D) -> Resu
     Ok(device)
 }
 
-/// Makes a range known as a device's.
+/// Adds a range of a device.
 pub(crate) fn add_range(owner: u32, start: DeviceAddr, len: u64) -> Result<(), DeviceError> {
     if !RANGES.add(DeviceRange { start: start.0, len, owner }) {
         return Err(DeviceError::new(ErrorKind::NoMemory, "table of device ranges"));
@@ -177,13 +177,13 @@ pub(crate) fn add_range(owner: u32, start: DeviceAddr, len: u64) -> Result<(), D
     Ok(())
 }
 
-/// The range that holds an address, if it is the owner's.
+/// The range that contains an address, if it is the owner's.
 pub(crate) fn range_of(owner: u32, addr: DeviceAddr) -> Option<(DeviceAddr, u64)> {
     let arena = RANGES.find(addr.0).filter(|a| a.owner == owner)?;
     Some((DeviceAddr(arena.start), arena.len))
 }
 
-/// Forgets a range, or a part of one, where it belongs to certain owners.
+/// Removes a range, or a part of one, of the given owners.
 pub(crate) fn remove_range(start: DeviceAddr, len: u64, is_owner: impl Fn(u32) -> bool) {
     RANGES.remove(start.0, len, is_owner);
 }

@@ -1,16 +1,16 @@
 //! The contract between `io` and a device.
 //!
-//! Order is the heart of it. A **queue** runs its copies one after another; queue 0
-//! is the device's default queue (CUDA: the legacy default stream), which also waits
+//! Order is the central part. A **stream** runs its copies one after another; stream 0
+//! is the device's default stream (CUDA: the legacy default stream), which also waits
 //! for, and is waited for by, the program's own ordinary streams. A **fence** marks a
-//! place in a queue.
+//! position in a stream.
 //!
 //! ```text
 //!   small read                     large read
 //!   default: copy copy copy        default: ──fence─┐
-//!            └ returns once        leased:          └follow, copy copy ─ fence ─ wait
-//!              queued
-//! ```
+//!   default: copy copy copy        default: ──fence─┐
+//!            └ returns once        internal:        └follow, copy copy ─ fence ─ wait
+//!              enqueued
 
 use std::ffi::c_void;
 use std::fmt;
@@ -52,7 +52,7 @@ impl DeviceKind {
     }
 }
 
-/// Which device: back end and number within it. Written `cuda:0`.
+/// A device: back end and number within it. Written `cuda:0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceId {
     /// Back end.
@@ -67,17 +67,17 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What a device can do at all.
+/// The capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// It can read page-cache pages that [`Device::pin`] registered.
     pub can_pin: bool,
-    /// It has a DMA engine: [`Device::copy_in`] works and staging is worth having.
-    /// Without it (p2pmem) bytes move by CPU stores or by the storage device.
+    /// It has a DMA engine: [`Device::copy_in`] works and bounce buffers are useful.
+    /// Without it (p2pmem) bytes are moved by CPU stores or by the storage device.
     pub has_dma_engine: bool,
-    /// How many bytes one pin may cover; larger ranges are pinned piece by piece.
+    /// The largest pin in bytes; larger ranges are pinned part by part.
     pub max_pin: u64,
-    /// It can fetch many small pieces at once: [`Device::gather`] works, once it was prepared.
+    /// It can fetch many small fragments at once: [`Device::gather`] works, once it was prepared.
     pub can_gather: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct Allocation {
     pub len: u64,
     /// The CPU can store to it at the same address.
     pub host_mapped: bool,
-    /// The kernel can make a storage device DMA into it.
+    /// The Linux kernel can make a storage device DMA into it.
     pub p2p_mapped: bool,
 }
 
@@ -103,16 +103,16 @@ impl Allocation {
     }
 }
 
-/// A queue of a device; 0 is the default queue.
+/// A stream of a device; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
 
 impl StreamId {
-    /// A number that means another queue on each thread (`cudaStreamPerThread`).
+    /// A number that means another stream on each thread (`cudaStreamPerThread`).
     pub const PER_THREAD: StreamId = StreamId(2);
 }
 
-/// A place in a queue. From a bounded pool: give it back with [`Device::release_fence`].
+/// A position in a stream. From a bounded pool: release it with [`Device::release_fence`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Fence(pub u64);
@@ -127,7 +127,7 @@ pub struct PinnedBuffer {
     pub len: usize,
 }
 
-// SAFETY: plain memory; who may touch it when is the staging ring's business.
+// SAFETY: plain memory; the bounce pool decides which thread uses it.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
@@ -136,40 +136,40 @@ unsafe impl Sync for PinnedBuffer {}
 #[derive(Debug)]
 #[must_use]
 pub struct Pin {
-    /// Where the range is mapped.
+    /// The address of the mapped range.
     pub ptr: *const u8,
     /// Bytes.
     pub len: usize,
-    /// The back end's own.
+    /// Data of the back end.
     pub handle: u64,
 }
 
-/// One piece for [`Device::gather`], as the device itself reads it.
+/// One fragment for [`Device::gather`], in the layout that the device reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GatherEntry {
-    /// Where the bytes are: what [`Device::view`] or [`Device::view_pin`] said, and so much further on.
+    /// The source: an address from [`Device::view`] or [`Device::view_pin`], plus an offset.
     pub src: u64,
-    /// Where they go: device memory.
+    /// The destination: device memory.
     pub dst: u64,
-    /// How many.
+    /// Number of bytes.
     pub len: u64,
 }
 
-/// Where compiled code for devices is kept between processes.
+/// The cache of compiled GPU code, shared by processes.
 pub trait KernelStore {
-    /// What was kept under a name.
+    /// Loads the entry of a name.
     fn load(&self, name: &str) -> Option<Vec<u8>>;
-    /// Keeps it; without effect where nothing can be kept.
+    /// Stores it; without effect where nothing can be stored.
     fn store(&self, name: &str, code: &[u8]);
 }
 
 /// How to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// As the program's context says (CUDA's spin, yield or blocking schedule).
+    /// As the program's context specifies (CUDA's spin, yield or blocking schedule).
     Context,
-    /// Asleep, whatever the context says: for long transfers.
+    /// Sleeping, whatever the context specifies: for long transfers.
     Block,
 }
 
@@ -178,88 +178,88 @@ pub trait Device: Send + Sync + 'static {
     /// Which device this is.
     fn id(&self) -> DeviceId;
 
-    /// One line for people: name, memory, driver.
+    /// A one-line description: name, memory, driver.
     fn describe(&self) -> String;
 
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// The allocation that holds `addr`, asked afresh: `None` if it is (no longer) ours.
+    /// The allocation that contains `addr`, queried afresh: `None` if it is not (or no longer) the device's.
     /// Neighbouring mappings that the program sees as one range (CUDA VMM) count as one, as far as `want` bytes reach.
     fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation>;
 
-    /// New pinned memory for the staging ring, for the life of the process.
+    /// Allocates a pinned bounce buffer, for the life of the process.
     fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer>;
 
-    /// Gives back pinned memory of [`Device::staging`] that no copy uses any more.
+    /// Frees a bounce buffer that no copy uses any more.
     fn free_pinned(&self, buffer: PinnedBuffer);
 
-    /// The queue that small requests of this thread go to: the default queue, or the one the thread chose.
-    /// Sets aside what must not be disturbed: while the program captures a graph that the default queue would
-    /// break, this is a queue of ours and `true` (then the caller must wait before it returns).
+    /// The stream for small requests of this thread: the default stream, or the one the thread chose.
+    /// While the program captures a graph that work on that stream would break, this is an internal
+    /// stream and `true` (then the caller must wait before it returns).
     fn app_stream(&self) -> (StreamId, bool);
 
-    /// Whether what is put on a queue now would become part of a graph, or spoil one.
+    /// Whether work enqueued on a stream now would become part of a graph, or invalidate one.
     fn is_capturing(&self, stream: StreamId) -> bool {
         let _ = stream;
         false
     }
 
-    /// Lends a queue that nobody else uses, ordered with nothing; from a bounded pool.
+    /// Acquires an internal stream, ordered with no other; from a bounded pool.
     fn acquire_stream(&self) -> Result<StreamId>;
 
-    /// Gives it back, idle or not.
+    /// Releases it, idle or not.
     fn release_stream(&self, stream: StreamId);
 
-    /// Queues a copy from pinned host memory (or any host memory, slower) into the device.
+    /// Enqueues a copy from pinned host memory (or any host memory, slower) into the device.
     ///
     /// # Safety
     /// `src` must stay readable and unchanged, and `dst` allocated, until the copy is done.
     unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()>;
 
-    /// Queues a copy out of the device into pinned host memory (or any host memory, slower).
+    /// Enqueues a copy out of the device into pinned host memory (or any host memory, slower).
     ///
     /// # Safety
     /// `dst` must stay writable and unread, and `src` allocated, until the copy is done.
     unsafe fn copy_out(&self, stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()>;
 
-    /// Marks the present end of a queue.
+    /// Marks the present end of a stream.
     fn fence(&self, stream: StreamId) -> Result<Fence>;
 
-    /// Makes what is queued on `queue` from now on wait for the fence.
+    /// Makes later work on `stream` wait for the fence.
     fn wait_event(&self, stream: StreamId, fence: &Fence) -> Result<()>;
 
-    /// Whether everything before the fence is done.
+    /// Whether all work before the fence is done.
     fn query(&self, fence: &Fence) -> Result<bool>;
 
-    /// Waits until everything before the fence is done.
+    /// Waits until all work before the fence is done.
     fn wait(&self, fence: &Fence, mode: WaitMode) -> Result<()>;
 
-    /// Gives a fence back to the pool.
+    /// Returns a fence to the pool.
     fn release_fence(&self, fence: Fence);
 
-    /// Waits until everything on the queue is done.
+    /// Waits until all work on the stream is done.
     fn synchronize(&self, stream: StreamId, mode: WaitMode) -> Result<()>;
 
-    /// Registers the pages behind a read-only file mapping, so that the device can read them.
+    /// Registers the pages of a read-only file mapping, so that the device can read them.
     /// They are the pages that are in the page cache now: pin for one request, then [`Device::unpin`].
     ///
     /// # Safety
     /// The range must stay mapped until it is unpinned.
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin>;
 
-    /// Queues a copy of `len` bytes from `offset` in the pin into the device.
+    /// Enqueues a copy of `len` bytes from `offset` in the pin into the device.
     ///
     /// # Safety
     /// The pin must live, and `dst` stay allocated, until the copy is done.
     unsafe fn copy_pinned(&self, stream: StreamId, dst: DeviceAddr, pin: &Pin, offset: usize, len: usize)
     -> Result<()>;
 
-    /// Queues a call of a host function: it runs once what was queued before it is done, and what is queued behind it
+    /// Enqueues a call of a host function: it runs once earlier work is done, and later work
     /// waits for its end. It must not call a device.
     ///
     /// # Safety
-    /// The function must be one that may be called once with the argument, on any thread, until the queue is drained.
+    /// The function must be one that may be called once with the argument, on any thread, until the stream is drained.
     unsafe fn launch_host_func(
         &self,
         stream: StreamId,
@@ -270,7 +270,7 @@ pub trait Device: Send + Sync + 'static {
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "call of a host function"))
     }
 
-    /// Gives the pages back. Every copy from the pin must be done.
+    /// Unregisters the pages. Every copy from the pin must be done.
     fn unpin(&self, pin: Pin);
 
     /// Makes [`Device::gather`] ready: may compile and load code. Slow the first time, free afterwards.
@@ -284,29 +284,29 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Where a gather finds pinned memory of [`Device::staging`].
+    /// The address of a bounce buffer as a gather sees it.
     fn device_ptr(&self, memory: *const u8) -> Result<u64> {
         let _ = memory;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of staging memory"))
     }
 
-    /// Where a gather finds the first byte of a pin. The rest lies behind it.
+    /// The address of a pin's first byte as a gather sees it. The pin is contiguous.
     fn pin_device_ptr(&self, pin: &Pin) -> Result<u64> {
         let _ = pin;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "view of a pin"))
     }
 
-    /// Where a kernel of the program finds the first byte of a pin, as memory. The rest lies behind it.
+    /// The address of a pin's first byte as the program's GPU kernels see it. The pin is contiguous.
     fn map_pin(&self, pin: &Pin) -> Result<u64> {
         let _ = pin;
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "a pin as memory"))
     }
 
-    /// Queues the copies of a list, in no order among themselves.
+    /// Enqueues the copies of a list, in no order among themselves.
     ///
     /// # Safety
-    /// `list` must lie in pinned memory of [`Device::staging`] and hold `count` pieces; it, every byte that they name and
-    /// every place that these go to must stay as they are until the gather is done.
+    /// `list` must be in a pinned bounce buffer and have `count` entries; it, every byte that they name and
+    /// every destination must stay valid and unchanged until the gather is done.
     unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         let _ = (stream, list, count);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))

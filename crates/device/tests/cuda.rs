@@ -1,6 +1,7 @@
-//! The CUDA back end against a stand-in driver: whose is an address, what survives free, reset, capture and fork.
+//! The CUDA back end against a fake driver: the owner of an address, and its behaviour after free, reset, capture and
+//! fork.
 //!
-//! The real driver's part is tested on a GPU: `tests/gpu/` at the top of the tree.
+//! The real driver is tested on a GPU: `tests/gpu/` at the top of the tree.
 
 #[path = "../../sys/tests/fake/mod.rs"]
 mod fake;
@@ -21,7 +22,7 @@ struct Gpu {
     driver: &'static Driver,
 }
 
-// SAFETY: the stand-in locks for itself.
+// SAFETY: the fake driver has its own locks.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
@@ -33,7 +34,7 @@ fn gpu() -> Option<(MutexGuard<'static, ()>, &'static Gpu)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let gpu = ONE.get_or_init(start).as_ref()?;
     let context = gpu.driver.primary_retain(0).unwrap();
-    // SAFETY: the stand-in frees no context.
+    // SAFETY: the fake driver frees no context.
     unsafe { gpu.driver.set_current(context) }.unwrap();
     Some((turn, gpu))
 }
@@ -46,7 +47,7 @@ fn start() -> Option<Gpu> {
     assert!(registry::find_after_fault(host.as_ptr(), 64).is_none());
     let fake = fake::open()?;
     registry::hint_open(b"/etc/passwd");
-    assert!(!registry::any_device(), "nobody looks for a driver at any other file");
+    assert!(!registry::any_device(), "no other file triggers a search for a driver");
     registry::hint_open(b"/dev/nvidiactl");
     assert!(registry::any_device());
     assert!(registry::find(host.as_ptr(), 64).is_none(), "a driver that is not initialised owns nothing");
@@ -58,7 +59,7 @@ fn start() -> Option<Gpu> {
 /// A context that is current until the closure returns, and dead afterwards.
 fn in_own_context(gpu: &Gpu, device: i32, body: impl FnOnce()) {
     let context = gpu.fake.context(device);
-    // SAFETY: the stand-in frees no context.
+    // SAFETY: the fake driver frees no context.
     unsafe { gpu.driver.push(Context(context)) }.unwrap();
     body();
     gpu.driver.pop().unwrap();
@@ -109,7 +110,7 @@ fn finds_each_kind_of_memory_to_its_end() {
 fn joins_mappings_of_reservation_up_to_hole() {
     let Some((_turn, gpu)) = gpu() else { return };
     let at = gpu.fake.vmm(16, 0b0010_0111);
-    assert_eq!(range(find(at + 5, 1)), (at, 2 * MIB), "no further than wanted");
+    assert_eq!(range(find(at + 5, 1)), (at, 2 * MIB), "no further than requested");
     assert_eq!(range(find(at + 5, 2 * MIB)), (at, 4 * MIB));
     assert_eq!(range(find(at + 5, 1 << 30)), (at, 6 * MIB));
     assert_eq!(range(find(at + 2 * MIB + 1, 1 << 30)), (at + 2 * MIB, 4 * MIB));
@@ -150,12 +151,12 @@ fn stale_host_entry_is_corrected_after_fault() {
     let at = gpu.fake.alloc(0, 4096, 0);
     gpu.fake.free(at);
     assert!(find(at, 1).is_none());
-    // The same address is allocated again; the verdict is stale now.
+    // The same address is allocated again; the entry is stale now.
     gpu.fake.alloc(0, 8192, at);
     assert!(find(at, 1).is_none());
     assert_eq!(range(find_after_fault(at)), (at, 8192));
     assert_eq!(range(find(at, 1)), (at, 8192), "the fault has corrected it");
-    // Free and allocate again: nothing positive is remembered.
+    // Free and allocate again: no positive result is cached.
     gpu.fake.free(at);
     gpu.fake.alloc(0, 512, at);
     assert_eq!(range(find(at, 1)), (at, 512));
@@ -168,7 +169,7 @@ fn copies_fences_and_waits_move_bytes() {
     let at = gpu.fake.alloc(0, 8192, 0);
     let device = find(at, 1).unwrap().device;
     let staging = device.alloc_pinned(1 << 20).unwrap();
-    // SAFETY: staging memory is ours and as long as said.
+    // SAFETY: bounce buffers are ours and have the given length.
     unsafe { staging.ptr.write_bytes(0x5a, 4096) };
     let queue = device.acquire_stream().unwrap();
     assert_ne!(queue, StreamId(0));
@@ -183,7 +184,7 @@ fn copies_fences_and_waits_move_bytes() {
     device.synchronize(queue, WaitMode::Block).unwrap();
     device.synchronize(StreamId(0), WaitMode::Context).unwrap();
     device.release_stream(queue);
-    assert_eq!(device.acquire_stream().unwrap(), queue, "queues are used again");
+    assert_eq!(device.acquire_stream().unwrap(), queue, "streams are reused");
     device.release_stream(queue);
     assert_eq!(peek(gpu, at, 4098), [&[0][..], &[0x5a; 4096], &[0]].concat());
     // SAFETY: as above; the copy is refused.
@@ -211,7 +212,7 @@ fn gather_is_one_launch_in_memorys_context() {
     in_own_context(gpu, 0, || {
         let at = gpu.fake.alloc(0, 8192, 0);
         let device = find(at, 1).unwrap().device;
-        assert!(device.capabilities().can_gather, "nobody has tried yet");
+        assert!(device.capabilities().can_gather, "no load was tried yet");
         assert!(device.load_gather_kernel(&NullStore).is_err() && !device.capabilities().can_gather);
     });
     gpu.fake.fail_module(0);
@@ -222,7 +223,7 @@ fn gather_is_one_launch_in_memorys_context() {
         let list = staging.ptr.cast::<GatherEntry>();
         let bytes = staging.ptr.wrapping_add(4096);
         let queue = device.acquire_stream().unwrap();
-        // SAFETY: staging memory is ours and as long as said; the stand-in copies at once.
+        // SAFETY: bounce buffers are ours and have the given length; the fake driver copies at once.
         unsafe {
             bytes.write_bytes(0x5a, 4096);
             for i in 0..3u64 {
@@ -235,7 +236,7 @@ fn gather_is_one_launch_in_memorys_context() {
             device.gather(queue, list, 3).unwrap();
             gpu.fake.capture(0);
         }
-        assert_eq!(gpu.fake.spoilt(), 0);
+        assert_eq!(gpu.fake.invalidated(), 0);
         device.synchronize(queue, WaitMode::Context).unwrap();
         device.release_stream(queue);
         let (piece, gap) = ([0x5a; 1000], [0; 1000]);
@@ -254,7 +255,7 @@ fn thread_without_context_uses_memorys_context() {
                 let found = find(at, 1).unwrap();
                 assert_eq!(found.device.id().to_string(), "cuda:1");
                 let bytes = [3u8; 100];
-                // SAFETY: the stand-in copies at once.
+                // SAFETY: the fake driver copies at once.
                 unsafe { found.device.copy_in(StreamId(0), DeviceAddr(at), bytes.as_ptr(), 100) }.unwrap();
                 found.device.synchronize(StreamId(0), WaitMode::Context).unwrap();
                 assert_eq!(gpu.driver.current(), Ok(Context(0)), "the thread is left as it was");
@@ -271,12 +272,12 @@ fn capture_is_never_invalidated() {
     let device = find(at, 1).unwrap().device;
     assert_eq!(device.app_stream(), (StreamId(0), false));
     gpu.fake.capture(1);
-    let handles_before = gpu.fake.spoilt();
+    let handles_before = gpu.fake.invalidated();
     let (queue, capturing) = device.app_stream();
     assert!(queue != StreamId(0) && capturing);
     assert_eq!(device.app_stream().0, queue);
     let bytes = [9u8; 10];
-    // SAFETY: the stand-in copies at once.
+    // SAFETY: the fake driver copies at once.
     unsafe { device.copy_in(queue, DeviceAddr(at), bytes.as_ptr(), 10) }.unwrap();
     device.synchronize(queue, WaitMode::Context).unwrap();
     device.synchronize(queue, WaitMode::Block).unwrap();
@@ -285,7 +286,7 @@ fn capture_is_never_invalidated() {
     device.wait(&fence, WaitMode::Context).unwrap();
     device.release_fence(fence);
     let staging = device.alloc_pinned(1 << 16).unwrap();
-    // SAFETY: staging memory stays mapped; it is registered already, which refuses the pin.
+    // SAFETY: bounce buffers stay mapped; the range is registered already, which refuses the pin.
     assert_eq!(unsafe { device.pin(staging.ptr, 4096) }.unwrap_err().kind, ErrorKind::PinRefused);
     device.free_pinned(staging);
     assert!(device.fence(StreamId(0)).is_err() && device.synchronize(StreamId(0), WaitMode::Block).is_err());
@@ -294,11 +295,11 @@ fn capture_is_never_invalidated() {
     let pin = unsafe { device.pin(pages.as_ptr().wrapping_add(4000), 200) }.unwrap();
     device.unpin(pin);
     assert!(find(at, 1).is_some());
-    assert_eq!(gpu.fake.spoilt(), handles_before);
+    assert_eq!(gpu.fake.invalidated(), handles_before);
     gpu.fake.capture(0);
     device.release_stream(queue);
     let lent = device.acquire_stream().unwrap();
-    assert_ne!(lent, queue, "the queue of captures is never lent");
+    assert_ne!(lent, queue, "the stream of captures is never acquired");
     device.release_stream(lent);
     assert_eq!(device.app_stream(), (StreamId(0), false));
     assert_eq!(peek(gpu, at, 10), [9; 10]);
@@ -319,7 +320,7 @@ fn thread_can_choose_its_stream() {
     gpu.fake.free(at);
 }
 
-/// The stand-in aborts where the real driver crashes: at any handle of a dead context.
+/// The fake driver aborts where the real one crashes: at any handle of a destroyed context.
 #[test]
 fn no_dead_handle_is_used_after_reset() {
     let Some((_turn, gpu)) = gpu() else { return };
@@ -334,7 +335,7 @@ fn no_dead_handle_is_used_after_reset() {
     gpu.fake.reset(0);
     assert!(find(at, 1).is_none(), "its memory died with the context");
     let again = gpu.driver.primary_retain(0).unwrap();
-    // SAFETY: the stand-in frees no context.
+    // SAFETY: the fake driver frees no context.
     unsafe { gpu.driver.set_current(again) }.unwrap();
     let gone = |e: spinio_device::DeviceError| assert_eq!(e.kind, ErrorKind::ContextLost);
     gone(old.query(&fence).unwrap_err());
@@ -365,7 +366,7 @@ fn unnoticed_reset_is_detected_by_next_lookup() {
     old.release_stream(old.acquire_stream().unwrap());
     gpu.fake.reset(0);
     let again = gpu.driver.primary_retain(0).unwrap();
-    // SAFETY: the stand-in frees no context.
+    // SAFETY: the fake driver frees no context.
     unsafe { gpu.driver.set_current(again) }.unwrap();
     let new = find_after_fault(gpu.fake.alloc(0, 4096, 0)).unwrap().device;
     let queue = new.acquire_stream().unwrap();

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use spinio_plan::geometry::{BlockStack, Stripe};
-use spinio_plan::shape::{DeviceExtent, StripeLayout};
+use spinio_plan::stripe_layout::{DeviceExtent, StripeLayout};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 

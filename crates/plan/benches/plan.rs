@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use spinio_plan::{Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, plan};
 
-/// Pages that are resident with this probability in percent, joined as a prober hands them over.
+/// Pages that are resident with this probability in percent, joined as the residency survey returns them.
 fn random(percent: u64, seed: u64) -> Vec<Extent> {
     let mut state = seed * 2 + 1;
     let mut extents: Vec<Extent> = Vec::new();

@@ -1,4 +1,4 @@
-//! A measured model, and the text it is kept in.
+//! A measured model and the text format that stores it.
 //!
 //! ```text
 //!   spinio model 1
@@ -14,27 +14,27 @@
 //!   writeback 0.33                          ns a byte, where it was measured
 //! ```
 //!
-//! Lines of a word and its values, in any order after the first. A line that begins with an unknown word
-//! belongs to a later version of the same format and is passed over; one that begins with a known word and
-//! says nonsense spoils the file, and whoever wanted it goes on with a default.
+//! Each line is a keyword and its values, in any order after the first line. A line with an unknown keyword belongs to
+//! a later version of the format and is skipped. A line with a known keyword and invalid values makes the file invalid;
+//! the caller then uses a default model.
 //!
-//! It is read inside other people's programs, where it costs a few microseconds; a table of numbers needs
-//! no library for that.
+//! The file is parsed inside other programs, where parsing costs a few microseconds; a table of numbers needs no
+//! library.
 //!
-//! Known flaw: a threads count other than the measured one is allowed for by a rule of thumb, see [`Calibration::model`].
+//! Known flaw: a thread count other than the measured one is corrected by a rule of thumb, see [`Calibration::model`].
 
 use std::fmt::{self, Write};
 
 use crate::cost::{Cost, Model, QueueCost};
 use crate::fit::Fit;
-use crate::words::Route;
+use crate::types::Route;
 
 /// First line of the text.
 const HEADER: &str = "spinio model 1";
-/// More is no model.
+/// A longer text is rejected.
 const MAX_LEN: usize = 64 << 10;
 
-/// What was measured of one route.
+/// The measurements of one route.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteFit {
     /// Which route.
@@ -48,31 +48,31 @@ pub struct RouteFit {
 /// A model as it was measured, for one storage, file system and device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
-    /// What is under the file system.
+    /// The storage under the file system.
     pub storage: String,
-    /// Its kind: `ext4`, `xfs` ...
+    /// The file system's type: `ext4`, `xfs` ...
     pub file_system: String,
     /// The accelerator.
     pub device: String,
-    /// When, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub measured_at: u64,
     /// Threads that copied for one request.
     pub threads: usize,
     /// Routes that could be measured, each once.
     pub routes: Vec<RouteFit>,
-    /// Nanoseconds a byte to write dirty pages back, where that was measured.
+    /// Nanoseconds per byte to write dirty pages back, if measured.
     pub writeback: Option<f64>,
 }
 
-/// A route whose costs are being read.
+/// A route that is being parsed.
 type PartialRoute = (Route, Option<Fit<Cost>>, Option<Fit<QueueCost>>);
 
-/// Why a text is no calibration.
+/// Why a text is not a valid calibration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// Line, counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub message: &'static str,
 }
 
@@ -85,14 +85,14 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 impl Calibration {
-    /// What was measured of a route.
+    /// The measurements of a route.
     pub fn route(&self, route: Route) -> Option<&RouteFit> {
         self.routes.iter().find(|m| m.route == route)
     }
 
-    /// The default with everything in it replaced that was measured. `storage`: the route on which this request
-    /// reaches storage; `threads`: how many copy for it. Fewer than were measured copy as much slower; more are
-    /// not believed to copy faster.
+    /// The default model with every measured value replaced. `storage`: the route on which this request
+    /// reaches storage; `threads`: the number of threads that copy for it. With fewer threads than were measured the
+    /// copy is slower in proportion; more threads are not assumed to be faster.
     pub fn model(&self, default: Model, storage: Route, threads: usize) -> Model {
         let mut model = default;
         if let Some(m) = self.route(Route::Copy) {
@@ -113,7 +113,7 @@ impl Calibration {
         model
     }
 
-    /// As text.
+    /// Formats the calibration as text.
     pub fn to_text(&self) -> String {
         let mut s = format!("{HEADER}\n");
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -133,15 +133,15 @@ impl Calibration {
         s
     }
 
-    /// From text.
+    /// Parses the text.
     pub fn parse(text: &str) -> Result<Calibration, ParseError> {
         let parse_error = |line, why| ParseError { line: line + 1, message: why };
         if text.len() > MAX_LEN {
-            return Err(parse_error(0, "longer than any model"));
+            return Err(parse_error(0, "longer than any model file"));
         }
         let mut lines = text.lines().enumerate();
         if lines.next().map(|(_, first)| first.trim()) != Some(HEADER) {
-            return Err(parse_error(0, "not a model of this version"));
+            return Err(parse_error(0, "not a model file of this version"));
         }
         let mut out = Calibration::default();
         let mut partial: Option<PartialRoute> = None;
@@ -154,7 +154,7 @@ impl Calibration {
                 "file-system" => out.file_system = rest.to_owned(),
                 "device" => out.device = rest.to_owned(),
                 "measured" => out.measured_at = number("no time")?,
-                "threads" => out.threads = number("no number of threads")? as usize,
+                "threads" => out.threads = number("not a number of threads")? as usize,
                 "writeback" => {
                     out.writeback = Some(
                         rest.parse().ok().filter(|t| is_plausible_time(*t)).ok_or(parse_error(i, "no time a byte"))?,
@@ -164,22 +164,22 @@ impl Calibration {
                     out.finish_route(partial.take()).map_err(|why| parse_error(i, why))?;
                     let route = Route::ALL.into_iter().find(|r| r.name() == rest).ok_or(parse_error(i, "no route"))?;
                     if out.route(route).is_some() {
-                        return Err(parse_error(i, "a route told twice"));
+                        return Err(parse_error(i, "duplicate route"));
                     }
                     partial = Some((route, None, None));
                 }
                 "cost" | "queue" | "flight" => {
-                    let (_, cost, flight) = partial.as_mut().ok_or(parse_error(i, "a cost of no route"))?;
-                    let [a, b, per_byte, r2, error] = numbers(rest).ok_or(parse_error(i, "not five numbers"))?;
+                    let (_, cost, flight) = partial.as_mut().ok_or(parse_error(i, "cost without a route"))?;
+                    let [a, b, per_byte, r2, error] = numbers(rest).ok_or(parse_error(i, "expected five numbers"))?;
                     let good = is_plausible_time(a) && (0.0..1e18).contains(&b) && (1e-9..1e9).contains(&per_byte);
                     if !(good && r2.is_finite() && is_plausible_time(error)) {
-                        return Err(parse_error(i, "numbers that make no cost"));
+                        return Err(parse_error(i, "invalid cost parameters, no cost"));
                     }
                     if word != "cost" {
                         *flight = Some(Fit { value: QueueCost { latency: a, per_command: b, per_byte }, r2, error });
                     } else {
                         let bandwidth = 1e9 / per_byte;
-                        // Numbers that were written and read again may break the rule by a rounding.
+                        // Formatting and parsing may violate the rule by a rounding error.
                         let least = b.trunc() * (1e9 / bandwidth);
                         let fixed = if a >= least * (1.0 - 1e-9) { a.max(least) } else { a };
                         let value =
@@ -207,7 +207,7 @@ impl Calibration {
     }
 }
 
-/// Whether nanoseconds, of anything, are believable: at most 30 years.
+/// Whether a time in nanoseconds is plausible: at most 30 years.
 fn is_plausible_time(nanos: f64) -> bool {
     (0.0..1e18).contains(&nanos)
 }
@@ -281,7 +281,7 @@ mod tests {
         assert!(with("colour green").is_ok());
         for (line, why) in [
             ("route warp", "no route"),
-            ("route copy", "told twice"),
+            ("route copy", "duplicate route"),
             ("route dma", "both of its costs"),
             ("cost 1 2 3", "five numbers"),
             ("cost 1 4096 1 1 1", "cutting"),

@@ -1,4 +1,4 @@
-//! Our objective: storage and page cache work at the same time, so the slower side is what counts.
+//! Our objective: storage and page cache work at the same time, so the slower side determines the time.
 //!
 //! ```text
 //!   storage side:  latency + Σ transfers (cost a command + bytes / BW)  ─┐
@@ -6,8 +6,8 @@
 //!   cache side:    latency + Σ runs      (cost a command + bytes / BW)  ─┘
 //! ```
 //!
-//! Absent runs always come from storage, so what lies between two of them is a *group* that can be
-//! decided by itself. For a group of one run there are two ways, which differ by
+//! Absent runs always come from storage, so the runs between two of them are a *group* that can be
+//! decided independently. For a group of one run there are two choices, which differ by
 //!
 //! ```text
 //!   storage side   + bytes / BW_storage - cost a command   (its neighbours join into one transfer)
@@ -17,14 +17,14 @@
 //! Short runs win on both sides; long ones trade one side for the other. To minimise the maximum is
 //! the partition problem, hard in general, so we do this:
 //!
-//! 1. Give a price to each side, and let every group take its cheaper way. With all weight on
+//! Give a price to each side, and let every group take its cheaper choice. With all weight on
 //!    storage this gives the least storage time S; if S is the slower side even so, it is the
-//!    answer. That is the usual case, and exact. The same with all weight on the cache.
-//! 2. Otherwise two answers lie on either side of the balance. Move the prices to where both cost
-//!    the same, until that finds nothing new (a few rounds: the lower hull of a small set of points).
-//! 3. Start from the answer that leaves more in the cache, and go over the groups once: move each in
-//!    which the two answers differ, if that lowers the maximum. Unless that is at the bound the
-//!    prices prove, try every combination of the longest runs, and last the others one by one.
+//!    solution. That is the usual case, and exact. The same with all weight on the cache.
+//! 2. Otherwise there are two solutions, one on each side of the balance. Change the prices to where both
+//!    cost the same, until that finds nothing new (a few rounds: the lower hull of a small set of points).
+//! 3. Start from the solution that leaves more in the cache, and visit the groups once: move each group in
+//!    which the two solutions differ, if that lowers the maximum. Unless that is at the bound that the
+//!    prices prove, try every combination of the longest runs, and then the other runs one by one.
 //!
 //! Distance to the optimum, tested: none up to 10 resident runs, by brute force, whatever the model
 //! (but for a thousandth). From 11 to 16, all resident: 0 to 2 % on average by model, 23 % the worst seen.
@@ -33,7 +33,7 @@
 //! Known flaws: long segments are cut into several commands when they run, and only the first is
 //! counted here; the sides share the bus to the device, and the model does not know it.
 
-use crate::possible::RouteConstraints;
+use crate::constraints::RouteConstraints;
 use crate::scratch::{Group, Run, Scratch};
 use crate::{Model, Residency};
 
@@ -57,26 +57,26 @@ impl SideTimes {
         SideTimes { storage: self.storage - other.storage, cache: self.cache - other.cache }
     }
 
-    /// The price of it.
+    /// The price of the side.
     fn priced(self, prices: SideTimes) -> f64 {
         self.storage * prices.storage + self.cache * prices.cache
     }
 }
 
-/// The price of the side that is as good as ignored: it only breaks ties.
+/// The price of a side that is practically ignored: it only breaks ties.
 const MIN_PRICE: f64 = 1e-6;
 /// Random requests need three.
 const MAX_ROUNDS: usize = 8;
-/// So near the bound it is not worth looking further.
+/// Stop searching when the result is this near to the bound.
 const TOLERANCE: f64 = 1.0 + 1e-3;
-/// Of so many runs every combination is tried.
+/// Try every combination of up to this many runs.
 const EXHAUSTIVE_MAX: usize = 10;
-/// Of so many otherwise, half a thousand combinations.
+/// With more runs, try this many combinations: half a thousand.
 const SAMPLED_RUNS: usize = 9;
-/// So many of those are the longest.
+/// The number of longest runs among them.
 const SAMPLED_LONGEST: usize = 7;
 
-/// What the groups are decided with.
+/// The inputs of the decision for the groups.
 struct Request<'a> {
     runs: &'a mut [Run],
     groups: &'a [Group],
@@ -184,7 +184,7 @@ impl Request<'_> {
         if now.slower() <= lower_bound * TOLERANCE { now } else { self.local_search(now) }
     }
 
-    /// The sides if every group takes its cheaper way.
+    /// The sides if every group takes its cheaper choice.
     fn evaluate_prices(&mut self, prices: SideTimes) -> SideTimes {
         let mut total = self.base;
         for group in self.groups {
@@ -193,7 +193,7 @@ impl Request<'_> {
         total
     }
 
-    /// The same, decided.
+    /// The same, and records the decisions.
     fn apply_prices(&mut self, prices: SideTimes) -> SideTimes {
         let mut total = self.base;
         for group in self.groups {
@@ -202,7 +202,7 @@ impl Request<'_> {
         total
     }
 
-    /// From the answer `less` towards that of the prices `more`, as far as the slower side gets faster.
+    /// Moves from the solution `less` towards that of the prices `more`, as long as the slower side gets faster.
     fn apply_between(&mut self, low: (SideTimes, SideTimes), high: SideTimes) -> SideTimes {
         let (less, mut now) = low;
         for group in self.groups {
@@ -217,7 +217,7 @@ impl Request<'_> {
         now
     }
 
-    /// How a group's cheaper way changes the sides, and, if asked, decides its runs that way.
+    /// How a group's cheaper choice changes the sides; optionally records the decisions of its runs.
     #[inline]
     fn cheaper_choice(&mut self, group: &Group, prices: SideTimes, apply: bool) -> SideTimes {
         if group.runs > 1 {
@@ -231,10 +231,10 @@ impl Request<'_> {
         if is_cheaper { delta } else { SideTimes::default() }
     }
 
-    /// The cheapest path through a group, a run a step: from storage or from the cache.
+    /// The cheapest path through a group, one run a step: from storage or from the cache.
     #[cold]
     fn cheapest_path(&mut self, group: &Group, prices: SideTimes, apply: bool) -> SideTimes {
-        // Finite, so that a price of 0 cannot make it no number.
+        // Finite, so that a price of 0 does not make it NaN.
         const INFEASIBLE: SideTimes = SideTimes { storage: 1e30, cache: 1e30 };
         const IN_TRANSFER: u32 = 1;
         let command = SideTimes { storage: self.model.storage_queue.per_command, cache: 0.0 };
@@ -245,7 +245,7 @@ impl Request<'_> {
         let (mut transfer, mut cache) =
             if group.absent_before { (SideTimes::default(), INFEASIBLE) } else { (INFEASIBLE, SideTimes::default()) };
         for run in &self.runs[range.clone()] {
-            // Bit 0: where the way to 'from storage' came from; bit 1: the way to 'from the cache'.
+            // Bit 0: the previous choice for 'from storage'; bit 1: the previous choice for 'from the cache'.
             let mut from_bits = 0;
             let new_transfer = cache.plus(command);
             let mut next_transfer = INFEASIBLE;
@@ -279,7 +279,7 @@ impl Request<'_> {
 
     /// Moves single runs to the other side: every combination of the longest, then one by one what lowers the maximum.
     fn local_search(&mut self, mut now: SideTimes) -> SideTimes {
-        // The longest first, for they decide the coarse balance; then whoever comes, for the fine.
+        // The longest runs first: they decide the coarse balance. Then the remaining runs, for the fine balance.
         let mut longest_runs = [(0, usize::MAX); EXHAUSTIVE_MAX];
         let mut resident_count = 0;
         let resident = |(_, run): &(usize, &Run)| run.residency.is_cached();
@@ -330,14 +330,14 @@ impl Request<'_> {
         best
     }
 
-    /// What moving a resident run to storage changes, but for the commands.
+    /// The change from moving a resident run to storage, without the commands.
     fn move_delta(&self, at: usize) -> SideTimes {
         let run = &self.runs[at];
         let from_cache = self.constraints.queued_cache_time(self.model, run.residency, run.len);
         SideTimes { storage: storage_bytes(self.model, run), cache: -from_cache }
     }
 
-    /// The sides if the run changed sides: it may begin a transfer, go on with one, or join two.
+    /// The sides if the run changed sides: it may begin a transfer, extend one, or join two.
     #[inline]
     fn after_toggle(&self, at: usize, mut moved: SideTimes, now: SideTimes) -> SideTimes {
         let is_storage_at = |at: usize| self.runs.get(at).map_or(0.0, |r| f64::from(u8::from(r.from_storage)));
@@ -346,8 +346,8 @@ impl Request<'_> {
         if self.runs[at].from_storage { now.minus(moved) } else { now.plus(moved) }
     }
 
-    /// A side's latency falls away with its last segment, which the steps before do not see: so the
-    /// two plainest plans are compared as they are. It also promises never to be worse than they.
+    /// A side's latency disappears with its last segment, which the steps before do not see: so the
+    /// two simplest plans are compared directly. This also guarantees that the result is never worse than either.
     fn compare_with_uniform(&mut self, now: SideTimes) {
         let queue = &self.model.storage_queue;
         let is_known = self.runs.iter().all(|r| r.residency != Residency::Unknown);

@@ -1,4 +1,4 @@
-//! What a transfer costs.
+//! The cost of a transfer.
 //!
 //! ```text
 //!   one after another: SPIN's Eq. 1              in flight together
@@ -11,13 +11,13 @@
 //! ```
 //!
 //! A fit of Eq. 1 must keep `C >= S_cutoff / BW`. Otherwise two transfers of half the size would be
-//! predicted cheaper than one, and every planner would cut where it should join.
+//! predicted cheaper than one, and every planner would split where it should merge.
 //!
-//! Times are nanoseconds in `f64`. A page costs hundreds of them and a request holds less than 2^40
-//! bytes, so sums lose nothing that matters; nothing compares two times for equality.
+//! Times are nanoseconds in `f64`. A page costs hundreds of them and a request has less than 2^40
+//! bytes, so sums lose no relevant precision; no code compares two times for equality.
 //!
 //! Known flaws: a dirty page's write-back is counted by bandwidth only, not by the latency of its
-//! command. The defaults describe no machine but their own; calibration (calibration.rs) replaces them.
+//! command. The defaults describe only the machines named; calibration (calibration.rs) replaces them.
 
 use std::fmt;
 
@@ -31,12 +31,12 @@ pub struct Cost {
     per_byte: f64,
 }
 
-/// Parameters that make no cost.
+/// Invalid cost parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CostError {
-    /// A bandwidth or time that is zero where it must not be, negative, infinite or no number.
+    /// A bandwidth or time that is zero where it must not be, negative, infinite or NaN.
     InvalidValue,
-    /// `C < S_cutoff / BW`: cutting a transfer in two would be 'cheaper'.
+    /// `C < S_cutoff / BW`: splitting a transfer in two would be 'cheaper'.
     SplittingIsCheaper,
 }
 
@@ -66,7 +66,7 @@ impl Cost {
         Ok(Cost { fixed, cutoff, per_byte })
     }
 
-    /// For the defaults, which are checked when this crate is compiled.
+    /// For the defaults, which are checked at compile time.
     const fn from_constants(fixed: f64, cutoff: u64, bandwidth: f64) -> Cost {
         match Cost::new(fixed, cutoff, bandwidth) {
             Ok(cost) => cost,
@@ -74,7 +74,7 @@ impl Cost {
         }
     }
 
-    /// Nanoseconds for one transfer; nothing costs nothing.
+    /// Nanoseconds for one transfer; 0 bytes cost 0.
     #[inline]
     pub fn time(&self, bytes: u64) -> f64 {
         if bytes == 0 { 0.0 } else { self.fixed + bytes.saturating_sub(self.cutoff) as f64 * self.per_byte }
@@ -113,14 +113,14 @@ impl QueueCost {
         QueueCost { latency, per_command, per_byte: 1e9 / bandwidth }
     }
 
-    /// One command's share, without the latency.
+    /// The cost of one command, without the latency.
     #[inline]
     pub fn command_time(&self, bytes: u64) -> f64 {
         self.per_command + bytes as f64 * self.per_byte
     }
 }
 
-/// What each kind of transfer costs for one pair of file system and device.
+/// The cost of each kind of transfer for one pair of file system and device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
     /// `copy`, one transfer at a time on one thread.
@@ -139,11 +139,11 @@ pub struct Model {
     pub cache_store_queue: QueueCost,
     /// `p2p` or `direct`, a queue full of commands.
     pub storage_queue: QueueCost,
-    /// Nanoseconds a byte to write dirty pages back, which storage must do before it can be read.
+    /// Nanoseconds per byte to write dirty pages back, which storage must do before they can be read.
     pub writeback: f64,
 }
 
-// Costs of the cache routes: measured on an H200 behind PCIe 5 x16, where nothing else is said.
+// Costs of the cache routes: measured on an H200 behind PCIe 5 x16, unless noted.
 const COPY: Cost = Cost::from_constants(2_400.0, 0, 6.3e9);
 const COPY_QUEUE: QueueCost = QueueCost::new(9_000.0, 3_000.0, 27e9);
 // 8 MiB whole in 575 us; of these 365 us are registration, DMA and unregistration by the byte.
@@ -228,7 +228,7 @@ mod tests {
         let storage = Model::virtual_disk().storage;
         for (bytes, measured) in [(4 << 10, 30e3), (64 << 10, 49e3), (1 << 20, 379e3)] {
             let relative_error = storage.time(bytes) / measured;
-            assert!((0.95..1.05).contains(&relative_error), "{bytes} bytes: {relative_error} of what was measured");
+            assert!((0.95..1.05).contains(&relative_error), "{bytes} bytes: {relative_error} of the measured time");
         }
     }
 

@@ -11,19 +11,19 @@
 //! ```
 //!
 //! Times of 512 B and of 64 MiB differ by four orders of magnitude, and a planner compares both. So
-//! what is minimised is the sum of the squares of the *relative* errors; plain least squares would fit
+//! the objective is the sum of the squares of the *relative* errors; plain least squares would fit
 //! the largest transfers and nothing else.
 //!
 //! **Eq. 1.** For a given cutoff, `C` and `1 / BW` are a straight line through the points, in closed
 //! form. The rule `C >= S_cutoff / BW` (cost.rs) is one linear constraint: where the best line breaks it, the
-//! best line on its edge, `T = max(s, S_cutoff) / BW`, is the answer. The cutoff itself is looked for on a
-//! grid, then between the neighbours of the best place. Of cutoffs that fit equally well the smallest is taken.
+//! best line on its edge, `T = max(s, S_cutoff) / BW`, is the solution. The cutoff itself is searched on a
+//! grid, then between the neighbours of the best one. Of cutoffs that fit equally well the smallest is taken.
 //!
-//! **In flight.** Least squares with three unknowns that may not be negative: the answer is the
+//! **In flight.** Least squares with three unknowns that may not be negative: the solution is the
 //! best of the plain least squares on each of the seven sets of unknowns that are not 0.
 //!
-//! Known flaws: outliers are not recognised; who measures gives the median of several runs. R^2 is of the
-//! times themselves, as in the paper, so the largest decide it; `error` says how the rest fits.
+//! Known flaws: outliers are not recognised; the caller passes the median of several runs. R^2 is of the
+//! times themselves, as in the paper, so the largest decide it; `error` shows how the rest fits.
 
 use std::fmt;
 
@@ -34,14 +34,14 @@ use crate::cost::{Cost, QueueCost};
 pub struct Sample {
     /// Its length.
     pub bytes: u64,
-    /// How long it took.
+    /// Its duration.
     pub nanos: f64,
 }
 
 /// Commands in flight together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueSample {
-    /// How many.
+    /// Number of commands.
     pub commands: u64,
     /// Their length in all.
     pub bytes: u64,
@@ -49,7 +49,7 @@ pub struct QueueSample {
     pub nanos: f64,
 }
 
-/// Parameters, and how well they explain what was measured.
+/// Fitted parameters, and how well they explain the measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit<T> {
     /// The parameters.
@@ -60,12 +60,12 @@ pub struct Fit<T> {
     pub error: f64,
 }
 
-/// Measurements that no line can be drawn through.
+/// Measurements that cannot be fitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitError {
     /// Fewer than two different lengths.
     TooFew,
-    /// A time that is not above 0, or infinite, or no number; or a transfer of no bytes.
+    /// A time that is not above 0, or infinite, or NaN; or a transfer of no bytes.
     InvalidTime,
 }
 
@@ -80,9 +80,9 @@ impl fmt::Display for FitError {
 
 impl std::error::Error for FitError {}
 
-/// Nanoseconds a byte below which no transfer is believed: 10^15 bytes a second. Keeps bandwidths finite.
+/// Nanoseconds per byte, as a lower limit of a plausible transfer: 10^15 bytes a second. Keeps bandwidths finite.
 const MIN_PER_BYTE: f64 = 1e-6;
-/// Cutoffs looked at in the first round, besides the lengths themselves, and in the second.
+/// Cutoffs tried in the first round, besides the lengths themselves, and in the second.
 const CUTOFF_GRID: usize = 256;
 
 /// `C`, `S_cutoff` and `BW` of Eq. 1.
@@ -124,12 +124,12 @@ pub fn fit_queue(batches: &[QueueSample]) -> Result<Fit<QueueCost>, FitError> {
     if batches.iter().any(|b| b.commands == 0) {
         return Err(FitError::InvalidTime);
     }
-    // Rows divided by their time: what is left is the relative error. Columns scaled to length 1.
+    // Rows divided by their time: the remainder is the relative error. Columns scaled to length 1.
     let rows: Vec<[f64; 3]> =
         batches.iter().map(|b| [1.0 / b.nanos, b.commands as f64 / b.nanos, b.bytes as f64 / b.nanos]).collect();
     let scale: [f64; 3] = std::array::from_fn(|i| rows.iter().map(|r| r[i] * r[i]).sum::<f64>().sqrt());
     let mut best: Option<(f64, [f64; 3])> = None;
-    // Bytes alone first, then with a latency, then with a cost a command: of equals the first stays.
+    // Bytes alone first, then with a latency, then with a cost a command: of equal results the first is kept.
     for set in [[2].as_slice(), &[0, 2], &[1, 2], &[0, 1, 2], &[0], &[1], &[0, 1]] {
         let Some(found) = solve(&rows, &scale, set) else { continue };
         let loss: f64 = rows.iter().map(|r| (r[0] * found[0] + r[1] * found[1] + r[2] * found[2] - 1.0).powi(2)).sum();
@@ -166,7 +166,7 @@ fn goodness_of_fit(predicted: impl Iterator<Item = (f64, f64)> + Clone) -> (f64,
     let all: f64 = predicted.clone().map(|(_, t)| (t - mean).powi(2)).sum();
     let left: f64 = predicted.clone().map(|(p, t)| (p - t).powi(2)).sum();
     let error = predicted.map(|(p, t)| (p / t - 1.0).abs()).sum::<f64>() / n;
-    // Times that are all equal leave nothing to explain.
+    // Equal times leave nothing to explain.
     let r2 = if all > 0.0 { 1.0 - left / all } else { f64::from(u8::from(left <= 1e-9 * mean * mean)) };
     (r2, error)
 }

@@ -3,19 +3,19 @@
 //! ```text
 //!   ... a ──┬── b ──┬── c ...      b resident; a: the storage transfer so far; c: absent
 //!
-//!   |a| + |b| < cutoff                      ride along: b is free
-//!   T(a + b + c) < T(a) + T_cache(b) + T(c) ride along: cheaper than a second transfer
-//!   otherwise                               from the cache, and a begins anew at c
+//!   |a| + |b| < cutoff                      merge: b is free
+//!   T(a + b + c) < T(a) + T_cache(b) + T(c) merge: cheaper than a second transfer
+//!   otherwise                               from the cache, and a new transfer begins at c
 //! ```
 //!
-//! Kept beside the exact planner, to compare with. Where the paper is silent: resident runs that
-//! touch (clean beside dirty) are one `b`; write-back of its dirty bytes counts against riding
-//! along; an unknown run among them keeps all of `b` in the cache; without an `a` only the second
-//! rule is asked, because the first speaks of joining something.
+//! Kept for comparison with the exact planner. Where the paper is silent: resident runs that
+//! touch (clean next to dirty) are one `b`; write-back of its dirty bytes counts against
+//! merging; an unknown run among them keeps all of `b` in the cache; without an `a` only the second
+//! rule applies, because the first is about merging with `a`.
 //!
 //! Known flaws: the paper's own, it never looks past `c`.
 
-use crate::possible::RouteConstraints;
+use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;
 use crate::{Model, Residency};
 

@@ -1,7 +1,7 @@
 //! The exact optimum of the paper's cost, in one pass.
 //!
 //! The paper adds up: each storage transfer costs Eq. 1 of its length, each run taken from the page
-//! cache costs its own time, and nothing overlaps. A resident run in the middle may ride along in a
+//! cache costs its own time, and nothing overlaps. A resident run in the middle may be merged into a
 //! storage transfer, to save a second one.
 //!
 //! ```text
@@ -12,18 +12,18 @@
 //! ```
 //!
 //! `f(i)` is the least cost of everything up to run `i`, given that `i` comes from the cache. The
-//! minimum over `j` is what `window.rs` finds in constant time, so the pass is linear. The paper
+//! minimum over `j` is what `sliding_min.rs` finds in constant time, so the pass is linear. The paper
 //! calls the exact solution too slow for every request; it is not, for a cost of this form.
 //!
-//! A dirty run that rides along is written back first. A run of unknown residency never rides
-//! along: transfers cannot reach across it.
+//! A dirty run that is merged is written back first. A run of unknown residency is never merged:
+//! transfers cannot span it.
 //!
-//! Known flaws: two neighbouring cache runs (clean beside dirty) are counted as two, though they
+//! Known flaws: two neighbouring cache runs (clean next to dirty) are counted as two, though they
 //! become one segment. Bytes cut off for alignment are not counted: two blocks a transfer at most.
 
-use crate::possible::RouteConstraints;
+use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;
-use crate::window::{Candidate, SlidingMin};
+use crate::sliding_min::{Candidate, SlidingMin};
 use crate::{Model, Residency};
 
 const START: u32 = u32::MAX;
@@ -35,7 +35,7 @@ pub(crate) fn decide(scratch: &mut Scratch, model: &Model, constraints: &RouteCo
     previous.clear();
     previous.resize(runs.len(), START);
 
-    // The last run that came from the cache. It is not in the window while nothing lies behind it.
+    // The last run that came from the cache. It is not in the window while no run follows it.
     let mut last = Candidate { end: 0.0, cost: 0.0, id: START };
     let mut contiguous = true;
     // Time to write back all dirty bytes so far.

@@ -1,13 +1,13 @@
-//! The entry: extents in, schedule out.
+//! The entry point: extents in, schedule out.
 
-use crate::possible::RouteConstraints;
+use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;
-use crate::{Extent, Model, Residency, Schedule, concurrent, greedy, lay, optimal};
+use crate::{Extent, Model, Residency, Schedule, concurrent, greedy, optimal, segments};
 
-/// What a plan is to be good at, and how hard to try.
+/// What a plan minimises, and how exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Objective {
-    /// Storage and page cache at the same time, commands in flight together: the slower side counts.
+    /// Storage and page cache work at the same time, with several commands in flight: the slower side counts.
     #[default]
     Concurrent,
     /// The paper's: one transfer after another. The exact optimum.
@@ -30,7 +30,7 @@ impl Objective {
     }
 }
 
-/// Plans a request whose extents lie end to end, into `out`.
+/// Plans a request, whose extents are contiguous, into `out`.
 pub fn plan(
     objective: Objective,
     extents: &[Extent],
@@ -49,10 +49,10 @@ pub fn plan(
             Objective::SerialGreedy => greedy::decide(scratch, model, constraints),
         }
     }
-    lay::build_segments(scratch, constraints, segments);
+    segments::build_segments(scratch, constraints, segments);
 }
 
-/// The usual request is all of one residency: two costs to compare at most. False if there is more.
+/// The common request has one residency: two costs to compare at most. False if there is more.
 fn plan_single_run(objective: Objective, scratch: &mut Scratch, model: &Model, constraints: &RouteConstraints) -> bool {
     let [run] = &mut scratch.runs[..] else { return false };
     run.from_storage = match run.residency {

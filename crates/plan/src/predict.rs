@@ -1,16 +1,16 @@
-//! What a schedule is expected to take, for `spinio explain` and for the tests.
+//! The predicted time of a schedule, for `spinio explain` and for the tests.
 
-use crate::possible::queued_segment_time;
+use crate::constraints::queued_segment_time;
 use crate::{Extent, Model, Objective, Residency, Route, Schedule, Segment};
 
 /// Expected times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prediction {
-    /// Of each segment by itself; where sides overlap, without the latency that they pay once.
+    /// Of each segment by itself; where sides overlap, without the latency that is paid once.
     pub segments: Vec<f64>,
-    /// Of all that comes from storage.
+    /// Of all bytes from storage.
     pub storage: f64,
-    /// Of all that comes from the page cache.
+    /// Of all bytes from the page cache.
     pub cache: f64,
     /// Of the request: the sum of both, or the slower of both.
     pub total: f64,
@@ -29,7 +29,7 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
         };
         let mut time = one(segment.route, segment.len);
         if segment.route.from_cache() {
-            // The kernel reads them into the page cache first, and nothing of it overlaps.
+            // The Linux kernel reads them into the page cache first, without overlap.
             time += model.storage.time(absent);
             // A registration's own latency is in its share; its DMA starts like any other.
             let starts = if segment.route == Route::Dma { Route::Copy } else { segment.route };
@@ -50,10 +50,10 @@ pub fn predict(objective: Objective, extents: &[Extent], schedule: &Schedule, mo
     out
 }
 
-/// Walks the extents beside the segments.
+/// Iterates over the extents in step with the segments.
 struct ExtentCursor<'a> {
     extents: &'a [Extent],
-    /// Where the first of them begins.
+    /// The offset of the first of them.
     at: u64,
 }
 

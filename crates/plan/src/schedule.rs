@@ -1,11 +1,11 @@
-//! The schedule: what a planner answers, with the memory it worked in.
+//! The schedule: the result of a planner, with its working memory.
 
 use crate::scratch::Scratch;
 use crate::{Reason, Route, Segment};
 
 /// Segments that cover a request, in order, without gap or overlap.
 ///
-/// Keep one and plan into it again and again: it also holds the planner's working memory, so only
+/// Reuse one for many plans: it also contains the planner's working memory, so only
 /// the first and the longest plans allocate.
 #[derive(Debug, Default)]
 pub struct Schedule {
@@ -25,7 +25,7 @@ impl Schedule {
         self.segments.last().map_or(0, |s| s.offset + s.len)
     }
 
-    /// Whether nothing is covered.
+    /// Whether no byte is covered.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
@@ -37,7 +37,7 @@ impl From<Vec<Segment>> for Schedule {
     }
 }
 
-// The working memory is no part of what a schedule says.
+// The working memory is not part of the schedule's value.
 
 impl Clone for Schedule {
     fn clone(&self) -> Schedule {

@@ -1,9 +1,9 @@
-//! The request as the planners see it, and the memory they work in.
+//! The request as the planners see it, and their working memory.
 //!
-//! Neighbouring extents of one residency are joined first, so a planner may take for granted that
-//! two neighbours differ. A decision is one bit a run: from storage, or from the page cache.
+//! Neighbouring extents of one residency are joined first, so a planner may assume that
+//! two neighbours differ. A decision is one bit per run: from storage, or from the page cache.
 
-use crate::window::Candidate;
+use crate::sliding_min::Candidate;
 use crate::{Extent, Residency};
 
 /// A maximal run of one residency.
@@ -22,20 +22,20 @@ impl Run {
     }
 }
 
-/// Runs between two absent ones (or an end of the request), and what moving them to storage changes.
+/// Runs between two absent ones (or an end of the request), and the effect of moving them to storage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     pub(crate) first: u32,
     pub(crate) runs: u32,
     pub(crate) absent_before: bool,
     pub(crate) absent_after: bool,
-    /// Nanoseconds that storage gains if the only run moves; groups of several runs are worked out each time.
+    /// Nanoseconds added to storage if the only run moves; groups of several runs are computed each time.
     pub(crate) storage: f64,
-    /// Nanoseconds that the page cache gains, never above 0.
+    /// Nanoseconds added to the page cache, never above 0.
     pub(crate) cache: f64,
 }
 
-/// Memory of the planners, kept from plan to plan.
+/// Memory of the planners, reused from plan to plan.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) runs: Vec<Run>,

@@ -1,22 +1,22 @@
-//! Which way a write goes.
+//! Chooses the route of a write.
 //!
 //! ```text
 //!   into the page cache     take + copy                  [+ command + write-back, if it is synchronous]
-//!   direct                  take + command + write       around the page cache, through a descriptor of its own
-//!   p2p                            command + write       out of the device's memory itself
+//!   direct                  take + command + write       bypasses the page cache, through a shadow descriptor
+//!   p2p                            command + write       directly from the device's memory
 //! ```
 //!
 //! A host `pwrite` leaves its bytes in the page cache, where the next reader finds them, and returns before storage has
-//! them. So the page cache is the rule, and the other ways have to be cheaper *for the caller*: where it waits for
-//! storage anyway (O_SYNC, O_DSYNC), where storage takes bytes faster than one thread copies them, and where the CPU would
-//! have to fetch every byte over the bus.
+//! them. So the page cache is the default, and the other routes have to be cheaper *for the caller*: where it waits for
+//! storage anyway (O_SYNC, O_DSYNC), where storage accepts bytes faster than one thread copies them, and where the CPU
+//! would have to fetch every byte over the bus.
 //!
-//! Known flaws: a write is planned whole, although a long one overlaps taking and writing. What reading costs a
-//! command stands for what writing does; bandwidth of writing is the model's `writeback`.
+//! Known flaws: a write is planned as a whole, although a long one overlaps taking and writing. The cost of a read
+//! command is used for a write command; the write bandwidth is the model's `writeback`.
 
 use crate::{Model, Reason, Route};
 
-/// A write, and what may be done with it.
+/// A write, and its constraints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WriteConstraints {
     /// Its length.
@@ -27,13 +27,13 @@ pub struct WriteConstraints {
     pub synchronous: bool,
     /// Pages of the range are in the page cache.
     pub cached: bool,
-    /// Whether it may go around the page cache.
+    /// Whether it may bypass the page cache.
     pub direct: Result<(), Reason>,
-    /// Whether storage may fetch it out of the device.
+    /// Whether storage may DMA from the device.
     pub p2p: Result<(), Reason>,
 }
 
-/// Where a write goes, and why.
+/// The route of a write, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteDecision {
     /// The route.
@@ -44,22 +44,22 @@ pub struct WriteDecision {
     pub refused: Option<Reason>,
 }
 
-/// Nanoseconds a byte out of the device by its DMA engine; measured on an H200.
+/// Nanoseconds per byte from the device by its DMA engine; measured on an H200.
 const DMA_OUT_PER_BYTE: f64 = 1.0 / 50.0;
 
-/// Nanoseconds a byte out of the device by CPU loads. Not measured: 16 bytes a load, each a round trip over PCI.
+/// Nanoseconds per byte from the device by CPU loads. Not measured: 16 bytes a load, each a round trip over PCI.
 const CPU_LOAD: f64 = 20.0;
 
 /// Nanoseconds to open and close a descriptor for one write.
 const REOPEN: f64 = 40_000.0;
 
-/// The cheapest way that is open.
+/// The cheapest open route.
 pub fn decide_write(case: &WriteConstraints, model: &Model) -> WriteDecision {
     let len = case.len as f64;
     let copy_out = len * if case.cache_route == Route::Store { CPU_LOAD } else { DMA_OUT_PER_BYTE };
     let store = model.storage.fixed() + len * model.writeback;
     let into_cache = copy_out + model.cache.time(case.len) + if case.synchronous { store } else { 0.0 };
-    // Cached pages are cheap to write, and who reads them goes on finding them.
+    // Cached pages are cheap to write, and later readers still find them.
     let direct = if case.cached { case.direct.and(Err(Reason::Cached)) } else { case.direct };
     let ways = [
         (
@@ -81,8 +81,8 @@ pub fn decide_write(case: &WriteConstraints, model: &Model) -> WriteDecision {
     }
 }
 
-/// Cuts a write of `len` bytes at `offset` where whole units of `unit` bytes begin and end: length of the front that is
-/// none, and of the middle that is. Without a whole unit, all is front.
+/// Splits a write of `len` bytes at `offset` at the boundaries of whole units of `unit` bytes: length of the unaligned
+/// head, and of the aligned middle. Without a whole unit, all is head.
 pub fn split_aligned(offset: u64, len: u64, unit: u64) -> (u64, u64) {
     let (first, end) = (offset.next_multiple_of(unit), (offset + len) / unit * unit);
     if first >= end { (len, 0) } else { (first - offset, end - first) }

@@ -1,4 +1,4 @@
-//! The regression finds what was planted, and survives what makes no sense.
+//! The regression recovers known parameters, and survives invalid input.
 
 use proptest::prelude::*;
 use spinio_plan::*;

@@ -1,4 +1,4 @@
-//! The function table against a stand-in driver: every symbol resolves and every prototype fits.
+//! The function table against a fake driver: every symbol resolves and every prototype fits.
 
 mod fake;
 
@@ -25,7 +25,7 @@ fn every_symbol_resolves_and_is_callable() {
     assert_eq!(driver.primary_is_active(device), Ok(false));
     let context = driver.primary_retain(device).unwrap();
     assert_eq!(driver.primary_is_active(device), Ok(true));
-    // SAFETY: the stand-in frees no context.
+    // SAFETY: the fake driver frees no context.
     unsafe {
         driver.push(context).unwrap();
         assert_eq!(driver.current(), Ok(context));
@@ -44,7 +44,7 @@ fn every_symbol_resolves_and_is_callable() {
 
     let mut host = vec![7u8; 8192];
     let mut back = vec![0u8; 8192];
-    // SAFETY: handles are alive and buffers as long as said; the stand-in copies at once.
+    // SAFETY: handles are alive and buffers have the given length; the fake driver copies at once.
     unsafe {
         driver.host_register(host.as_mut_ptr(), 8192, register::PORTABLE).unwrap();
         assert_eq!(driver.pointer_info(host.as_ptr() as u64).unwrap().kind, MemoryType::Host);

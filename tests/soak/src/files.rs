@@ -1,4 +1,4 @@
-//! The files, and what may be in them.
+//! The files, and their allowed contents.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use spinio_testkit::file;
 
-use crate::editions::{self, EDITIONS};
+use crate::versioned::{self, EDITIONS};
 
-/// Files whose bytes never change, though pages come and go.
+/// Files whose bytes never change, though their pages are evicted and read again.
 pub(crate) const STEADY: u64 = 6;
-/// Files that the vandal rewrites and truncates.
+/// Files that the mutator rewrites and truncates.
 pub(crate) const CHANGING: u64 = 4;
-/// Versions a changing file may be of: few, so that any other byte is found out.
+/// Versions of a changing file: few, so that any other byte is detected.
 pub(crate) const VERSIONS: u8 = 6;
 
 /// Bytes of a steady file: from less than a page to more than a window.
@@ -35,7 +35,7 @@ pub(crate) fn log(folder: &Path) -> PathBuf {
     folder.join("log")
 }
 
-/// Makes them all.
+/// Creates all of them.
 pub(crate) fn make(folder: &Path) -> Result<()> {
     for n in 0..STEADY {
         file::create_filled(&steady(folder, n), steady_len(n));
@@ -44,7 +44,7 @@ pub(crate) fn make(folder: &Path) -> Result<()> {
         file::create_filled(&changing(folder, n), CHANGING_LEN);
     }
     for n in 0..EDITIONS {
-        file::create_filled(&editions::path(folder, n), editions::len(n));
+        file::create_filled(&versioned::path(folder, n), versioned::len(n));
     }
     File::create(log(folder))?;
     Ok(())
@@ -55,12 +55,12 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<File> {
     file.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// The first byte that a steady file does not have there.
+/// The first byte that differs from the steady file's.
 pub(crate) fn first_bad_steady(offset: u64, seen: &[u8]) -> Option<u64> {
     (offset..).zip(seen).find(|&(at, &b)| b != file::byte(at, 0)).map(|(at, _)| at)
 }
 
-/// The first byte that no version of a changing file has; zeros are of a file that was truncated and grew again.
+/// The first byte that no version of a changing file has; zeros are of a file that was truncated and extended again.
 pub(crate) fn first_bad_changing(offset: u64, seen: &[u8]) -> Option<u64> {
     (offset..).zip(seen).find(|&(at, &b)| b != 0 && b.wrapping_sub(file::byte(at, 0)) >= VERSIONS).map(|(at, _)| at)
 }
@@ -68,7 +68,7 @@ pub(crate) fn first_bad_changing(offset: u64, seen: &[u8]) -> Option<u64> {
 /// Bytes before a record's payload.
 const HEADER: usize = 24;
 
-/// A record of the log: who, the how many-th of his, how long; then one byte again and again.
+/// A record of the log: writer, sequence number, length; then one byte repeated.
 pub(crate) fn record(writer: u64, sequence: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![(writer ^ sequence) as u8; HEADER + len];
     bytes[..8].copy_from_slice(&writer.to_le_bytes());
@@ -77,7 +77,7 @@ pub(crate) fn record(writer: u64, sequence: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads the log through: how many whole records each writer has, in the order of their numbers.
+/// Reads the whole log: the number of complete records of each writer, in sequence.
 pub(crate) fn read_log(path: &Path) -> Result<std::collections::HashMap<u64, u64>> {
     let bytes = std::fs::read(path)?;
     let mut counts = std::collections::HashMap::new();

@@ -1,12 +1,13 @@
-//! Sessions of NVMMU, while others open and write the very files that their results go to.
+//! NVMMU sessions, while other threads open and write the same output files.
 //!
 //! ```text
-//!   file      session's ......│ rival's │ nobody's ....│ session's │ rival's ....      anew for each session
-//!   stripes   │         │         │         │         │         │         │          some hold bytes of all three
+//!   file      session's ......│ rival's │ unused ......│ session's │ rival's ....      anew for each session
+//!   stripes   │         │         │         │         │         │         │          some contain bytes of all three
 //! ```
 //!
-//! Nobody writes a byte that is another's. So at the end each byte is known, however the lease of the session was broken,
-//! and whichever of its stripes were written whole. The rival writes as any program would, or is a session itself.
+//! No byte has two writers. So at the end each byte is known, however the lease of the session was broken, and
+//! whichever of its stripes were written as full stripes. The rival writes as any program would, or is a session
+//! itself.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -22,20 +23,20 @@ use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::{Direction, OutputMode, Report, Session, Ticket};
 use spinio_testkit::{Buffer, Rng, file};
 
-use crate::editions;
 use crate::files::{self, STEADY};
+use crate::versioned;
 use crate::worker::Worker;
 
-/// Bytes of an output at most.
+/// The largest output.
 const LEN: u64 = 2 << 20;
 
-/// Bytes of an upload at most, which come behind the output's in the buffer.
+/// The largest upload, which follows the output in the buffer.
 const UPLOAD: u64 = 300_000;
 
 /// Stripes as if an array were under the file.
 const WIDTH: u64 = 3 << 14;
 
-/// A runtime for sessions, which want one for ever, that goes all the same at the end of a worker.
+/// A runtime for sessions, which need `&'static`, that is dropped all the same at the end of a worker.
 pub(crate) struct SessionRuntime(NonNull<Runtime>);
 
 // SAFETY: a runtime is shared by threads.
@@ -50,18 +51,18 @@ impl SessionRuntime {
     }
 
     fn runtime(&self) -> &'static Runtime {
-        // SAFETY: there until `end`, when no session is left.
+        // SAFETY: alive until `end`, when no session is left.
         unsafe { self.0.as_ref() }
     }
 
     /// Every session has ended.
     pub(crate) fn end(self) {
-        // SAFETY: leaked by `new`, and used by nobody any more.
+        // SAFETY: leaked by `new`, and no longer in use.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
-/// A thread's output, and what must be in it.
+/// A thread's output, and its expected contents.
 pub(crate) struct Output {
     path: PathBuf,
     model: Vec<u8>,
@@ -81,7 +82,7 @@ impl Drop for Output {
     }
 }
 
-/// Who writes what of a file.
+/// The writer of each range of a file.
 struct FileShares {
     session: Vec<Range<u64>>,
     rival: Vec<Range<u64>>,
@@ -107,7 +108,7 @@ impl FileShares {
     }
 }
 
-/// Fills in what somebody writes.
+/// Records a write in the model.
 fn fill(model: &mut Vec<u8>, shares: &[Range<u64>], bytes: &[u8]) {
     for range in shares {
         let (start, end) = (range.start as usize, range.end as usize);
@@ -117,7 +118,7 @@ fn fill(model: &mut Vec<u8>, shares: &[Range<u64>], bytes: &[u8]) {
 }
 
 impl Worker<'_> {
-    /// A session that writes a part of the file, and at the same time somebody who writes another part.
+    /// A session that writes a part of the file, concurrently with a rival that writes another part.
     pub(crate) fn session(&self, output: &mut Output, rng: &mut Rng) -> Result<()> {
         if output.model.is_empty() || rng.chance(10) {
             output.model = file::bytes(rng.next_u64() >> 8, rng.below(LEN) as usize, 0);
@@ -158,7 +159,7 @@ impl Worker<'_> {
             let whose = match (of(&shares.session), of(&shares.rival)) {
                 (true, _) => "the session's",
                 (_, true) => "the rival's",
-                _ => "nobody's",
+                _ => "unused",
             };
             bail!("a wrong byte at {at} of an output, {whose}; rival {how}; {report:?}");
         }
@@ -168,7 +169,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Downloads into some ranges of a file, and uploads of others between them.
+    /// Downloads into several ranges of a file, and uploads of others between them.
     fn moves(
         &self,
         runtime: &'static Runtime,
@@ -189,7 +190,7 @@ impl Worker<'_> {
                 session.hint_range(share.start, share.end - share.start);
             }
         }
-        // As a kernel would take its time.
+        // Simulates the time of a GPU kernel.
         std::thread::sleep(Duration::from_micros(rng.below(2000)));
         let mut under_way: Vec<Ticket> = Vec::new();
         for share in shares {
@@ -211,7 +212,7 @@ impl Worker<'_> {
                 0..5 => session.flush()?,
                 5..10 => self.upload(&mut session, &buffer, queue, rng)?,
                 10 => {
-                    // What was written is there for the session itself, which is not alone with the file any more.
+                    // The session itself must see the written bytes, although it no longer has exclusive access.
                     let len = (share.end - share.start).min(UPLOAD);
                     session.move_range(path, at(LEN), share.start, len, Direction::Upload)?;
                     let seen = buffer.range_bytes(LEN as usize..(LEN + len) as usize);
@@ -227,7 +228,7 @@ impl Worker<'_> {
         Ok(session.end()?)
     }
 
-    /// Of a file that does not change.
+    /// An upload of a file that does not change.
     fn upload(&self, session: &mut Session, buffer: &Buffer, queue: Option<StreamId>, rng: &mut Rng) -> Result<()> {
         let n = rng.below(STEADY);
         let (path, len) = (files::steady(self.folder, n), 1 + rng.below(UPLOAD));
@@ -246,11 +247,11 @@ impl Worker<'_> {
     }
 }
 
-/// Writes a share as any program would. The session is not to keep it waiting.
+/// Writes a share as any program would. The session must not block it.
 fn write(path: &Path, shares: &[Range<u64>], bytes: &[u8], rng: &mut Rng) -> Result<()> {
     // Opened several times: each may break a lease.
     for shares in shares.chunks(1 + rng.below(8) as usize) {
-        let subject = editions::open_for_write(path, false, rng.chance(20))?;
+        let subject = versioned::open_for_write(path, false, rng.chance(20))?;
         for range in shares {
             subject.write_all_at(&bytes[range.start as usize..range.end as usize], range.start)?;
         }

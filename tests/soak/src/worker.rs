@@ -1,4 +1,4 @@
-//! One worker: threads that read and write device memory, and look at what they got.
+//! One worker: threads that read and write device memory, and check the results.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -16,12 +16,12 @@ use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, leak_check};
 
+use crate::counts::EventCounts;
 use crate::files::{self, CHANGING, CHANGING_LEN, STEADY};
 use crate::moves::{Output, SessionRuntime};
-use crate::tally::EventCounts;
 use crate::{Args, LAST_PROTECTED};
 
-/// Bytes of a thread's own file, and of its buffer.
+/// Bytes of a thread's private file, and of its buffer.
 const OWN_FILE_LEN: usize = 6 << 20;
 
 /// Growth of a process between the first minute and the last that counts as a leak.
@@ -36,15 +36,15 @@ pub(crate) struct Worker<'a> {
     pub(crate) session_runtimes: [SessionRuntime; 2],
     pub(crate) tally: EventCounts,
     log_records: AtomicU64,
-    /// Passed when each thread has its buffers. Threads free memory that is being read into, as no program should: what
-    /// still comes must not land in a buffer that somebody takes from there.
+    /// Passed when each thread has its buffers. Threads free memory that is being read into, as no program should: late
+    /// copies must not write to a buffer that is allocated at the same address.
     ready: Barrier,
     end: Instant,
 }
 
 pub(crate) fn run(args: &Args, folder: &Path, number: u64) -> Result<()> {
     let devices = [emulated("size=256M,bar=32M"), emulated("size=256M,bar=32M")];
-    // Helpers are started by the first request; what they open is theirs.
+    // Workers of the pool are started by the first request; their descriptors are their own.
     let descriptors = leak_check::thread_descriptors();
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let worker = Worker {
@@ -98,7 +98,7 @@ fn runtimes() -> Vec<Runtime> {
     ]
 }
 
-/// Bytes of memory of this process, without the files that it has mapped: held ones come and go.
+/// Bytes of memory of this process, without its file mappings: pinned ones change.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let of = |name: &str| {
@@ -109,7 +109,7 @@ fn resident() -> u64 {
 }
 
 impl Worker<'_> {
-    /// What one thread does until time is over.
+    /// The loop of one thread.
     fn run_thread(&self, me: u64, mut rng: Rng) -> Result<()> {
         let device = self.devices[me as usize % 2];
         let buffer =
@@ -192,7 +192,7 @@ impl Worker<'_> {
         Ok(buffer.range_bytes(0..got))
     }
 
-    /// Writes from the device, and looks at the file with the host's eyes.
+    /// Writes from the device, and checks the file by host reads.
     fn write_own(
         &self,
         runtime: &Runtime,
@@ -236,7 +236,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Frees device memory under a read: it may fail, nothing else may happen.
+    /// Frees device memory during a read: it may fail, without any other effect.
     fn free_while_reading(&self, runtime: &Runtime, device: &'static Emulated, rng: &mut Rng) -> Result<()> {
         let victim = Buffer::new(device, 4 << 20);
         let target = victim.target(0);
@@ -255,7 +255,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// The end: nothing may be left over.
+    /// The end: nothing may be leaked.
     fn check_leaks(self, descriptors: usize) -> Result<()> {
         on_close_range(0, u32::MAX);
         let Worker { devices: [one, two], session_device: mover, session_runtimes: movers, runtimes, .. } = self;
@@ -269,9 +269,9 @@ impl Worker<'_> {
             if left.iter().all(|o| *o == ResourceCounts::default()) && own <= descriptors {
                 return Ok(());
             }
-            // Pins and twins are let go of by helpers, a little later.
+            // Pins and shadow descriptors are released by workers, a little later.
             if begun.elapsed() > Duration::from_secs(60) {
-                bail!("left over: {left:?}; {own} descriptors, {descriptors} at the start");
+                bail!("leaked: {left:?}; {own} descriptors, {descriptors} at the start");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

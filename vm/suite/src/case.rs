@@ -1,4 +1,4 @@
-//! A case: a name, and code that holds or says why not.
+//! A case: a name, and a check that passes or returns the reason.
 
 use std::fmt::Debug;
 use std::ops::AddAssign;
@@ -9,9 +9,9 @@ use crate::place::Guest;
 /// Why a case did not pass.
 #[derive(Debug)]
 pub(crate) enum CaseError {
-    /// What was expected and what was seen.
+    /// The expected and the actual result.
     Failed(String),
-    /// What this machine lacks.
+    /// The missing feature of this machine.
     Skipped(String),
 }
 
@@ -29,7 +29,7 @@ impl Case {
     }
 }
 
-/// How many cases ended in which way.
+/// The number of cases per result.
 #[derive(Default)]
 pub(crate) struct CaseCounts {
     pub(crate) passed: usize,
@@ -45,7 +45,7 @@ impl AddAssign for CaseCounts {
     }
 }
 
-/// Runs the cases whose name holds one of `only` (all, if there is none), a line each.
+/// Runs the cases whose name contains one of `only` (all, if it is empty), one line each.
 pub(crate) fn run_all(cases: &[Case], guest: &Guest, only: &[String]) -> CaseCounts {
     let mut tally = CaseCounts::default();
     for case in cases {
@@ -74,17 +74,17 @@ pub(crate) fn run_all(cases: &[Case], guest: &Guest, only: &[String]) -> CaseCou
     tally
 }
 
-/// A failure, said with `what`.
+/// A failure with the message `what`.
 pub(crate) fn fail<T>(what: impl Into<String>) -> Result<T, CaseError> {
     Err(CaseError::Failed(what.into()))
 }
 
-/// Holds if `seen` is what was `expected`.
+/// Passes if `seen` is `expected`.
 pub(crate) fn expect<T: PartialEq + Debug>(what: &str, seen: T, expected: T) -> Outcome {
     if seen == expected { Ok(()) } else { fail(format!("{what}: {seen:?}, expected {expected:?}")) }
 }
 
-/// Holds if the bytes are the same; else says where they part.
+/// Passes if the bytes are equal; else reports where they differ.
 pub(crate) fn expect_bytes(what: &str, seen: &[u8], expected: &[u8]) -> Outcome {
     expect(&format!("{what}: length"), seen.len(), expected.len())?;
     match seen.iter().zip(expected).position(|(a, b)| a != b) {

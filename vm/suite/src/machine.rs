@@ -1,5 +1,5 @@
-//! What the machine itself does, by plain system calls: the ground that SPIN's `p2p` route stands on.
-//! When one of these fails, the kernel or the machine changed, not SPIN.
+//! The behaviour of the machine itself, by plain system calls: the basis of SPIN's `p2p` route.
+//! When one of these fails, the Linux kernel or the machine changed, not SPIN.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::case::{Case, Outcome, expect, expect_bytes, fail};
-use crate::loops::LoopDevice;
+use crate::loop_device::LoopDevice;
 use crate::memory::{Memory, P2pMemory, allocator, store_through_mapping};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
@@ -20,10 +20,10 @@ const MIB: usize = 1 << 20;
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = vec![Case::new("machine: device memory keeps what the CPU stores", |_| keeps())];
     for place in Place::REACHABLE {
-        all.push(Case::new(format!("machine: O_DIRECT read lands in device memory, {}", place.name()), move |g| {
+        all.push(Case::new(format!("machine: O_DIRECT read writes into device memory, {}", place.name()), move |g| {
             direct_read(g, place)
         }));
-        all.push(Case::new(format!("machine: O_DIRECT write leaves device memory, {}", place.name()), move |g| {
+        all.push(Case::new(format!("machine: O_DIRECT write reads from device memory, {}", place.name()), move |g| {
             direct_write(g, place)
         }));
         all.push(Case::new(format!("machine: O_DIRECT read sees dirty pages, {}", place.name()), move |g| {
@@ -45,7 +45,7 @@ pub(crate) fn cases() -> Vec<Case> {
     all
 }
 
-/// Run last: whoever used device memory, SPIN and its programs among them, gave it back.
+/// Run last: every user of device memory, SPIN and its programs included, has freed it.
 pub(crate) fn last_cases() -> Vec<Case> {
     let Ok(allocator) = allocator() else { return Vec::new() };
     vec![Case::new("machine: all device memory was given back", move |_| {
@@ -92,7 +92,7 @@ fn direct_write(guest: &Guest, place: Place) -> Outcome {
     let direct = open_direct(&path)?;
     let buffered = File::open(&path)?;
     let mut seen = vec![0; bytes.len()];
-    // In the page cache first, so that the write has something to drop.
+    // Cached first, so that the write has pages to drop.
     buffered.read_exact_at(&mut seen, 0)?;
     let mut memory = P2pMemory::allocate(MIB)?;
     memory.fill(0x33);
@@ -126,16 +126,16 @@ fn misaligned(guest: &Guest, place: Place) -> Outcome {
     let direct = open_direct(&path)?;
     let fd = direct.as_raw_fd();
     let Some(align) = linux::direct_io_align(fd)? else {
-        return fail("statx tells no alignment");
+        return fail("statx reports no alignment");
     };
     let mut memory = P2pMemory::allocate(MIB)?;
     expect("offset 1", memory.pread(fd, 0, 4096, 1), Err(Errno::INVAL))?;
     expect("length 1", memory.pread(fd, 0, 1, 0), Err(Errno::INVAL))?;
     expect("address 1", memory.pread(fd, 1, 4096, 0), Err(Errno::INVAL))?;
     let offset = u64::from(align.offset);
-    expect("half the offset statx asks for", memory.pread(fd, 0, 4096, offset / 2), Err(Errno::INVAL))?;
+    expect("half the offset alignment of statx", memory.pread(fd, 0, 4096, offset / 2), Err(Errno::INVAL))?;
     let address = align.memory as usize;
-    expect("the address statx asks for", memory.pread(fd, address, 4096, offset), Ok(4096))?;
+    expect("the address alignment of statx", memory.pread(fd, address, 4096, offset), Ok(4096))?;
     remove(&path);
     Ok(())
 }
@@ -182,7 +182,7 @@ fn half_reachable(guest: &Guest) -> Outcome {
     let (path, _) = guest.cold(Place::Half, "half", MIB)?;
     let direct = open_direct(&path)?;
     let mut memory = P2pMemory::allocate(MIB)?;
-    // Which chunk lies on which member depends on where the file system put the file.
+    // Which member stores which chunk depends on the position of the file's extents.
     let chunks: Vec<_> = (0..2)
         .map(|c| memory.pread(direct.as_raw_fd(), 0, 4096, c * (64 << 10)).map_err(|e| e == Errno::INVAL))
         .collect();

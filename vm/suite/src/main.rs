@@ -1,24 +1,25 @@
-//! The cases that run in the virtual machine (see `vm/README.md` for its picture).
+//! The cases that run in the virtual machine (see `vm/README.md` for a diagram).
 //!
-//! `spinio-vm-suite FOLDER [PART]...`: FOLDER is what `vm/guest/disks` laid out; with PARTs,
-//! only cases whose name holds one of them run. A line a case, a closing line, and status 1
+//! `spinio-vm-suite FOLDER [PART]...`: FOLDER is the directory that `vm/guest/disks` created; with PARTs,
+//! only cases whose name contains one of them run. One line per case, a summary, and status 1
 //! if any failed. A plain binary and not `#[test]`s: it is built on the host and run in the
 //! guest, where there is no cargo.
 //!
 //! ```text
-//!   machine   plain system calls: the ground to stand on
+//!   machine   plain system calls: the basis
 //!   spin      SPIN's reads into the p2pmem device
-//!   stacks    both, on everything that a file system can stand on
-//!   user      those that need no disk of their own, as an ordinary user
-//!   nvmmu     moves on arrays with parity, and what the members were asked for
+//!   stacks    both, on every block stack
+//!   user      the cases that need no disk of their own, as an ordinary user
+//!   nvmmu     moves on arrays with parity, and the requests to the members
 //!   preload   an unmodified program that reads into it, under LD_PRELOAD
-//!   after     the disks are sound
+//!   after     the disks are consistent
 //! ```
 //!
-//! Under a kernel that publishes no device memory only `stacks`, `nvmmu` and `after` have anything to show.
+//! With a Linux kernel that publishes no device memory only `stacks`, `nvmmu` and `after` have cases.
 
+mod as_user;
 mod case;
-mod loops;
+mod loop_device;
 mod machine;
 mod md;
 mod memory;
@@ -27,7 +28,6 @@ mod place;
 mod preload;
 mod spin;
 mod stacks;
-mod user;
 
 use std::process::ExitCode;
 
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     };
     let only: Vec<String> = args.collect();
     let guest = place::Guest::new(&folder);
-    if user::is_child() {
+    if as_user::is_child() {
         let mut cases = spin::cases_for_users();
         cases.extend(stacks::cases_for_users());
         return closing(&case::run_all(&cases, &guest, &only));
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         cases.extend(spin::cases());
         cases.extend(preload::cases());
         tally += case::run_all(&cases, &guest, &only);
-        if let Err(why) = user::rerun(&folder, &only, &mut tally) {
+        if let Err(why) = as_user::rerun(&folder, &only, &mut tally) {
             tally.failed += 1;
             println!("FAILED   user: {why:?}");
         }

@@ -1,4 +1,4 @@
-//! md arrays: made, broken, rebuilt and checked.
+//! md arrays: created, degraded, rebuilt and checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 use crate::case::{CaseError, fail};
 
-/// A resynchronisation under software emulation, with others on the machine. Only there to turn a hang into a failure.
+/// Time for a resynchronisation under software emulation on a busy machine. Only turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An array.
 pub(crate) struct Array {
     device: PathBuf,
-    /// Of one that a case made: what it is made of.
+    /// The members, if a case created the array.
     members: Vec<PathBuf>,
 }
 
 impl Array {
-    /// One that is there.
+    /// An existing array.
     pub(crate) fn at(device: PathBuf) -> Array {
         Array { device, members: Vec::new() }
     }
 
-    /// A new one, stopped and forgotten when dropped. The members' bytes are synchronised.
+    /// A new array, stopped and removed when dropped. The members' bytes are synchronised.
     pub(crate) fn make(number: u32, level: u32, members: Vec<PathBuf>) -> Result<Array, CaseError> {
         let device = PathBuf::from(format!("/dev/md{number}"));
         let mut command = Command::new("mdadm");
@@ -39,7 +39,7 @@ impl Array {
         Ok(array)
     }
 
-    /// Waits until all members hold what they must, for the first time.
+    /// Waits until all members are synchronised for the first time.
     fn synchronised(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         while self.ask("resync_start")? != "none" || self.degraded()? > 0 || self.ask("sync_action")? != "idle" {
@@ -55,25 +55,25 @@ impl Array {
         &self.device
     }
 
-    /// Takes a member away, as if it had died.
+    /// Removes a member, as if it had failed.
     pub(crate) fn fail(&self, member: &Path) -> Result<(), CaseError> {
         run(Command::new("mdadm").arg(&self.device).arg("--fail").arg(member))?;
-        // It is busy until the last request has left it.
+        // It is busy until the last request is done.
         retry(|| run(Command::new("mdadm").arg(&self.device).arg("--remove").arg(member)))
     }
 
-    /// Gives it a member that knows nothing: all of it has to be rebuilt.
+    /// Adds a blank member: all of it has to be rebuilt.
     pub(crate) fn add(&self, member: &Path) -> Result<(), CaseError> {
         run(Command::new("mdadm").arg("--zero-superblock").arg(member))?;
         run(Command::new("mdadm").arg(&self.device).arg("--add").arg(member))
     }
 
-    /// Members that are missing.
+    /// The number of missing members.
     pub(crate) fn degraded(&self) -> Result<u32, CaseError> {
         Ok(self.ask("degraded")?.parse().unwrap_or(0))
     }
 
-    /// Waits until nothing is rebuilt or checked.
+    /// Waits until no rebuild or check is running.
     pub(crate) fn idle(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         while self.ask("sync_action")? != "idle" {
@@ -85,7 +85,7 @@ impl Array {
         Ok(())
     }
 
-    /// Waits until all members are there and rebuilt.
+    /// Waits until all members are present and rebuilt.
     pub(crate) fn whole(&self) -> Result<(), CaseError> {
         let begun = Instant::now();
         loop {
@@ -112,9 +112,9 @@ impl Array {
         self.go("repair")
     }
 
-    /// Empties the cache of stripes that parity arrays keep.
+    /// Empties the stripe cache of a parity array.
     pub(crate) fn forget_stripes(&self) -> Result<(), CaseError> {
-        // Waits for those that are under way.
+        // Waits for requests in flight.
         for entries in ["17", "256"] {
             fs::write(self.file("stripe_cache_size"), entries)?;
         }
@@ -124,7 +124,7 @@ impl Array {
     fn go(&self, action: &str) -> Result<(), CaseError> {
         self.idle()?;
         fs::write(self.file("sync_action"), action)?;
-        // It begins in a thread of its own.
+        // It begins in another thread.
         let begun = Instant::now();
         while self.ask("last_sync_action")? != action {
             if begun.elapsed() > PATIENCE {
@@ -159,7 +159,7 @@ impl Drop for Array {
     }
 }
 
-/// Runs a command; what it said, if it fails.
+/// Runs a command; its output, if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<(), CaseError> {
     let ran = command.output()?;
     if ran.status.success() {
@@ -169,7 +169,7 @@ pub(crate) fn run(command: &mut Command) -> Result<(), CaseError> {
     fail(format!("{command:?}: {}: {}", ran.status, String::from_utf8_lossy(&said).trim()))
 }
 
-/// Tries again for five seconds: who used it last may not have let go yet.
+/// Retries for five seconds: the last user may not have released it yet.
 pub(crate) fn retry(mut what: impl FnMut() -> Result<(), CaseError>) -> Result<(), CaseError> {
     let mut last = Ok(());
     for _ in 0..100 {

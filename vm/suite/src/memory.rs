@@ -1,8 +1,8 @@
 //! Device memory: of the p2pmem device, mapped by hand or allocated by SPIN, and of the emulated device.
 //!
-//! What arrived in p2pmem memory is always looked at by CPU loads, not by SPIN's own copies, so that SPIN is not its
-//! own judge. The emulated device's memory can be seen through its copies alone, as a GPU's.
-//! Only this file holds unsafe code: mappings, and system calls into them.
+//! The contents of p2pmem memory are always read by CPU loads, not by SPIN's own copies, so that SPIN does not check
+//! itself. The emulated device's memory is accessible through its copies alone, like a GPU's.
+//! Only this file has unsafe code: mappings, and system calls into them.
 
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,9 +19,9 @@ use spinio_testkit::Buffer;
 
 use crate::case::CaseError;
 
-/// What requests of SPIN's fill and empty.
+/// The destination and source of SPIN's requests.
 pub(crate) trait Memory {
-    /// Where a request of SPIN's finds the byte `at`.
+    /// The address of byte `at` for a request.
     fn target(&self, at: usize) -> Result<Target, CaseError>;
 
     /// A copy of `len` bytes from `at`.
@@ -61,7 +61,7 @@ impl Memory for EmulatedMemory {
         assert!(at + bytes.len() <= self.1.len());
         let queue = self.0.app_stream().0;
         let to = self.1.addr().offset(at as u64);
-        // SAFETY: `bytes` stays until the drain returns.
+        // SAFETY: `bytes` lives until the drain returns.
         unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
         self.0.synchronize(queue, WaitMode::Block).expect("drain");
     }
@@ -74,7 +74,7 @@ pub(crate) struct P2pMemory {
     owner: Owner,
 }
 
-/// Who gives it back.
+/// The origin of the memory, for freeing it.
 #[derive(PartialEq, Eq)]
 enum Owner {
     Case,
@@ -104,7 +104,7 @@ impl P2pMemory {
         self.fill_range(0, self.len, byte);
     }
 
-    /// `pread` into it, wherever the kernel takes the bytes from.
+    /// `pread` into it, from the page cache or from storage.
     pub(crate) fn pread(&mut self, fd: RawFd, at: usize, len: usize, offset: u64) -> Result<usize, Errno> {
         assert!(at + len <= self.len);
         // SAFETY: the range is ours to write.
@@ -123,25 +123,25 @@ impl Memory for P2pMemory {
     fn target(&self, at: usize) -> Result<Target, CaseError> {
         let addr = DeviceAddr(self.start as u64 + at as u64);
         let allocation = registry::find(addr.0 as *const u8, self.len - at)
-            .ok_or_else(|| CaseError::Failed("the registry does not know its own memory".to_owned()))?;
+            .ok_or_else(|| CaseError::Failed("the registry does not find its own memory".to_owned()))?;
         Ok(Target { allocation, addr })
     }
 
     fn fill_range(&mut self, at: usize, len: usize, byte: u8) {
         assert!(at + len <= self.len);
-        // SAFETY: within the mapping, and `self` is borrowed alone.
+        // SAFETY: within the mapping, and `self` is borrowed exclusively.
         unsafe { std::ptr::write_bytes(self.start.add(at), byte, len) };
     }
 
     fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
-        // SAFETY: within the mapping, as just checked; nobody writes while we look.
+        // SAFETY: within the mapping, as just checked; no writer is active.
         unsafe { std::slice::from_raw_parts(self.start.add(at), len) }.to_vec()
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: within the mapping, and `bytes` is other memory.
+        // SAFETY: within the mapping, and `bytes` does not overlap it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
     }
 }

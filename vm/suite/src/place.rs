@@ -1,4 +1,4 @@
-//! Where the guest keeps its files: the folder that `vm/guest/disks` and `vm/guest/arrays` laid out.
+//! Where the guest's files are: the directory that `vm/guest/disks` and `vm/guest/arrays` created.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use linux_raw_sys::general as k;
 use spinio_sys::linux;
 
+use crate::as_user;
 use crate::case::CaseError;
-use crate::user;
 
-/// The guest's folder of disks and mounted file systems.
+/// The guest's directory of disks and mounted file systems.
 pub(crate) struct Guest {
     at: PathBuf,
 }
 
-/// A place where bytes can lie.
+/// A location of test data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A whole NVMe disk, without a file system.
@@ -37,7 +37,7 @@ pub(crate) enum Place {
     Raid5,
     /// ext4 on an md RAID-6 of four disks, in chunks of 64 KiB.
     Raid6,
-    /// ext4 on an LVM volume that runs from one disk to the next.
+    /// ext4 on an LVM volume that spans two disks.
     Linear,
     /// xfs on an LVM volume striped over four disks, 64 KiB each.
     Striped,
@@ -62,10 +62,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Where storage can DMA into the p2pmem device.
+    /// Places whose storage can DMA into the p2pmem device.
     pub(crate) const REACHABLE: [Place; 4] = [Place::Raw, Place::Ext4, Place::Xfs, Place::Raid0];
 
-    /// Block stacks: what a file system can stand on, made by md, LVM, dm-crypt, loop, partitions and a SATA disk.
+    /// Block stacks under a file system, made by md, LVM, dm-crypt, loop, partitions and a SATA disk.
     pub(crate) const STACKS: [Place; 11] = [
         Place::Part,
         Place::Raid0,
@@ -80,7 +80,7 @@ impl Place {
         Place::Sata,
     ];
 
-    /// Whether it is a block device and not a folder.
+    /// Whether it is a block device and not a directory.
     const fn is_disk(self) -> bool {
         matches!(self, Place::Raw | Place::FarRaw)
     }
@@ -110,7 +110,7 @@ impl Place {
         }
     }
 
-    /// Its entry in the guest's folder; of what is no file system there, none.
+    /// Its entry in the guest's directory; none without a file system there.
     pub(crate) const fn folder(self) -> Option<&'static str> {
         Some(match self {
             Place::Ext4 => "ext4",
@@ -139,13 +139,13 @@ impl Guest {
         Guest { at: at.into() }
     }
 
-    /// Where a place's file system is mounted.
+    /// The mount point of a place.
     pub(crate) fn mount(&self, place: Place) -> Result<PathBuf, CaseError> {
         let folder = place.folder().ok_or_else(|| CaseError::Failed(format!("{} is no file system", place.name())))?;
         Ok(self.at.join(folder))
     }
 
-    /// The block device of this name, as the kernel calls it: `/dev/md10`.
+    /// The block device of this name, under the Linux kernel's name: `/dev/md10`.
     pub(crate) fn disk(&self, name: &str) -> Result<PathBuf, CaseError> {
         Ok(fs::canonicalize(self.at.join("disk").join(name))?)
     }
@@ -155,17 +155,17 @@ impl Guest {
         self.partition(disk, 8)
     }
 
-    /// A partition of a member disk; `vm/guest/arrays` says what for.
+    /// A partition of a member disk; see `vm/guest/arrays` for its purpose.
     pub(crate) fn partition(&self, disk: &str, number: u32) -> Result<PathBuf, CaseError> {
         let mut name = self.disk(disk)?.into_os_string();
         name.push(format!("p{number}"));
         Ok(name.into())
     }
 
-    /// A file there, empty (a disk: as it is), open for reading and writing.
+    /// A file there, empty (a disk: unchanged), open for reading and writing.
     pub(crate) fn create(&self, place: Place, name: &str) -> Result<(PathBuf, File), CaseError> {
-        // A case that failed left its file behind, and users may not touch root's.
-        let name = if user::is_child() { format!("user-{name}") } else { name.to_owned() };
+        // A failed case left its file, and users cannot remove root's.
+        let name = if as_user::is_child() { format!("user-{name}") } else { name.to_owned() };
         let path = match (place, place.folder()) {
             (_, Some(folder)) => self.at.join(folder).join(name),
             (Place::FarRaw, _) => self.at.join("disk/far-raw"),
@@ -205,19 +205,19 @@ pub(crate) fn open_direct(path: &Path) -> Result<File, CaseError> {
     Ok(OpenOptions::new().read(true).write(true).custom_flags(k::O_DIRECT as i32).open(path)?)
 }
 
-/// Removes a file when its case is over, so that the next finds room.
+/// Removes a file at the end of its case, so that the next has room.
 pub(crate) fn remove(path: &Path) {
     if fs::metadata(path).is_ok_and(|m| m.is_file()) {
         let _ = fs::remove_file(path);
     }
 }
 
-/// Bytes that are different everywhere, and for every seed.
+/// Bytes that differ at every offset, and for every seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 8);
     let mut word = 0u64;
     while out.len() < len {
-        // SplitMix64: no two positions of a file look alike, so bytes from the wrong place show.
+        // SplitMix64: no two offsets of a file are alike, so bytes from a wrong offset are detected.
         let mut z = (word + (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

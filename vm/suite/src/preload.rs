@@ -9,18 +9,18 @@ use std::process::Command;
 use spinio_io::stats::Snapshot;
 use spinio_plan::Route;
 
+use crate::as_user::{DevicePermission, PROGRAMS, ordinary, publish};
 use crate::case::{Case, CaseError, Outcome, fail};
 use crate::place::{Guest, Place, remove};
 use crate::spin::MIB;
-use crate::user::{DevicePermission, PROGRAMS, ordinary, publish};
 
 const SIZE: usize = 20 * MIB + 333;
 
-/// Who runs the program.
+/// The user that runs the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RunAs {
     Root,
-    /// Nobody, who owns neither the file nor the disk.
+    /// The user `nobody`, which owns neither the file nor the disk.
     Ordinary,
 }
 
@@ -62,7 +62,7 @@ fn reader(guest: &Guest, place: Place, user: RunAs, memory: &str) -> Outcome {
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     if !ran.status.success() || !said.contains(&format!("equal_bytes={SIZE}")) {
         let complaint = String::from_utf8_lossy(&ran.stderr);
-        return fail(format!("{}, it said: {} {}", ran.status, said.trim().replace('\n', " "), complaint.trim()));
+        return fail(format!("{}, output: {} {}", ran.status, said.trim().replace('\n', " "), complaint.trim()));
     }
     let counted = fs::read(&stats).ok().and_then(|bytes| Snapshot::from_bytes(&bytes).ok()).unwrap_or_default();
     judge(place, memory, &counted, &programs)?;
@@ -70,11 +70,11 @@ fn reader(guest: &Guest, place: Place, user: RunAs, memory: &str) -> Outcome {
     Ok(())
 }
 
-/// Whether the bytes went the way they should.
+/// Whether the bytes took the expected route.
 fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Outcome {
     if memory == "mapped" && !exports(&programs.join("libspinio.so"), b"\0mmap\0")? {
         return Err(CaseError::Skipped(
-            "read right, but by the kernel alone: libspinio.so does not hook mmap".to_owned(),
+            "read correctly, but by the Linux kernel alone: libspinio.so does not hook mmap".to_owned(),
         ));
     }
     let by = |route| counted.rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum::<u64>();
@@ -83,10 +83,8 @@ fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Out
         return fail(format!("the library counted {} bytes of {SIZE}: {:?}", counted.read.bytes, counted.rows));
     }
     match place {
-        Place::Far if p2p > 0 => {
-            fail(format!("{p2p} bytes are said to have gone peer to peer from an unreachable disk"))
-        }
-        // The first of three requests settles whether the pair is to be trusted.
+        Place::Far if p2p > 0 => fail(format!("{p2p} bytes are counted as peer to peer from an unreachable disk")),
+        // The first of three requests decides whether the pair is trusted.
         Place::Ext4 | Place::Xfs | Place::Raid0 if p2p < 8 << 20 => {
             fail(format!("only {p2p} bytes went peer to peer: {:?}", counted.rows))
         }
@@ -98,10 +96,10 @@ fn exports(library: &Path, name: &[u8]) -> Result<bool, CaseError> {
     Ok(fs::read(library)?.windows(name.len()).any(|w| w == name))
 }
 
-/// The programs, copied to where every user may run them.
+/// The programs, copied to a directory where every user may run them.
 fn programs() -> Result<PathBuf, CaseError> {
     let built: OsString = std::env::var_os("VM_PROGRAMS")
-        .ok_or_else(|| CaseError::Skipped("VM_PROGRAMS does not say where the programs are".to_owned()))?;
+        .ok_or_else(|| CaseError::Skipped("VM_PROGRAMS does not name the directory of the programs".to_owned()))?;
     for name in ["libgpu.so", "libspinio.so", "reader"] {
         publish(&Path::new(&built).join(name), name)?;
     }

@@ -1,4 +1,4 @@
-//! `cargo x gpu-pack`: one folder that runs the GPU suite on a machine without cargo.
+//! `cargo x gpu-pack`: a directory that runs the GPU suite on a machine without cargo.
 //!
 //! ```text
 //!   pack/ ── libspinio.so, spinio, spinio-lab, spinio.h   release build, stripped
@@ -7,17 +7,17 @@
 //!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
-//!         ── stress-ng/                            this machine's, for `spinio-lab bench` (carried.rs)
+//!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
-//!         ── wheels/                               with --peers: KvikIO, fastsafetensors (carried.rs)
-//!         ── commit                                what all of it was made of
+//!         ── wheels/                               with --peers: KvikIO, fastsafetensors (vendored.rs)
+//!         ── commit                                the commit it was built from
 //!         ── run-gpu-suite                         runs all of it
 //! ```
 //!
 //! The C programs open the driver at run time, so they are built here, on a machine without CUDA.
 
-mod carried;
 mod rehearse;
+mod vendored;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,16 @@ use crate::tools;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where the folder goes
+    /// Target directory
     #[arg(long, default_value = "pack")]
     out: PathBuf,
-    /// The wheel of the Python module too, with its tests
+    /// Also the wheel of the Python module, with its tests
     #[arg(long)]
     python: bool,
-    /// Wheels of the libraries that are measured beside it, from PyPI
+    /// Wheels of the libraries that are compared with SPIN, from PyPI
     #[arg(long)]
     peers: bool,
-    /// Then run all of it here, tiny, on a stand-in for the CUDA driver
+    /// Then run all of it here, with small sizes, on a fake CUDA driver
     #[arg(long)]
     rehearse: bool,
 }
@@ -46,12 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = tools::root();
     let pack = root.join(&args.out);
     if pack.exists() {
-        // Only ever a folder that we have made ourselves.
-        ensure!(pack.join("run-gpu-suite").exists(), "{} is there already, and no pack", pack.display());
+        // Only ever a directory that this chore has created.
+        ensure!(pack.join("run-gpu-suite").exists(), "{} exists, and is not a pack", pack.display());
         fs::remove_dir_all(&pack)?;
     }
     fs::create_dir_all(&pack)?;
-    // First, so that a folder left half made counts as a pack.
+    // First, so that an incomplete directory counts as a pack.
     copy(&root.join("tests/gpu/run-gpu-suite"), &pack.join("run-gpu-suite"))?;
 
     tools::run(tools::cargo().args([
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         copy(&built.join(name), &pack.join(name))?;
         tools::run(tools::command("strip").arg("--strip-unneeded").arg(pack.join(name)))?;
     }
-    // Programs that were linked with it ask for it by that name.
+    // Programs that were linked with it load it by that name.
     std::os::unix::fs::symlink("libspinio.so", pack.join("libspinio.so.0"))?;
     for (from, to) in [
         ("crates/capi/include/spinio.h", "spinio.h"),
@@ -110,17 +110,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     {
         for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {
             let to = pack.join(file.strip_prefix(&root)?);
-            fs::create_dir_all(to.parent().context("a file in a folder")?)?;
+            fs::create_dir_all(to.parent().context("a file in a directory")?)?;
             copy(&file, &to)?;
         }
     }
     hooks(&root, &pack.join("hooks"))?;
-    carried::stress_ng(&pack.join("stress-ng"))?;
+    vendored::stress_ng(&pack.join("stress-ng"))?;
     if args.python {
         crate::python::copy_wheel_and_tests(&pack.join("python"))?;
     }
     if args.peers {
-        carried::peers(&pack.join("wheels"))?;
+        vendored::peers(&pack.join("wheels"))?;
     }
     fs::write(pack.join("commit"), tools::output(tools::command("git").args(["describe", "--always", "--dirty"]))?)?;
 

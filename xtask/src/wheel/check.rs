@@ -1,10 +1,10 @@
-//! What an installed wheel must do, in an environment that holds nothing else.
+//! The requirements on an installed wheel, in an environment with nothing else.
 //!
-//! Every program of it runs with a search path of the environment's own folder, so without a compiler, and with a home and
-//! a folder for temporary files that must be empty afterwards. When it is uninstalled, the environment must hold nothing
-//! that was not there before.
+//! Every program of it runs with the environment's directory as the only search path, so without a compiler, and with a
+//! home and a directory for temporary files that must be empty afterwards. After it is uninstalled, the environment
+//! must contain nothing that was not there before.
 //!
-//! Known flaw: uv leaves empty folders, of every package that has files outside of site-packages.
+//! Known flaw: uv leaves empty directories, of every package that has files outside of site-packages.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -38,7 +38,7 @@ int main(void)
 }
 "#;
 
-/// The environment's own Python installs and uninstalls; `what` is a wheel, or the folder of the sources.
+/// The environment's own Python installs and uninstalls; `what` is a wheel, or the directory of the sources.
 pub(super) fn with_pip(what: &Path) -> Result<()> {
     let environment = Environment::make("pip", |dir| {
         tools::run(tools::command("python3").args(["-m", "venv"]).arg(dir))
@@ -46,9 +46,9 @@ pub(super) fn with_pip(what: &Path) -> Result<()> {
     })?;
     let pip = || {
         let mut pip = tools::command(environment.program("python"));
-        // So that pip leaves no compiled modules of its own, which would count as left over.
+        // So that pip leaves no compiled modules of its own, which would count as leftovers.
         pip.env("PYTHONDONTWRITEBYTECODE", "1").args(["-m", "pip", "--quiet", "--disable-pip-version-check"]);
-        // Cargo's own variables would make maturin ask for another workspace.
+        // Cargo's own variables would make maturin use another workspace.
         pip.env_remove("CARGO_MANIFEST_DIR");
         pip
     };
@@ -61,7 +61,7 @@ pub(super) fn with_pip(what: &Path) -> Result<()> {
     Ok(())
 }
 
-/// uv installs and uninstalls, which is a module of `python`.
+/// uv, a module of `python`, installs and uninstalls.
 pub(super) fn with_uv(python: &Path, wheel: &Path) -> Result<()> {
     let cache = Scratch::make("uv-cache")?;
     let uv = || {
@@ -81,7 +81,7 @@ pub(super) fn with_uv(python: &Path, wheel: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder that goes when the check ends, however it ends.
+/// A directory that is removed when the check ends, however it ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -99,7 +99,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A fresh environment in `prefix`, beside the folders that its programs see.
+/// A fresh environment in `prefix`, with the other directories that its programs see.
 struct Environment {
     scratch: Scratch,
 }
@@ -122,7 +122,7 @@ impl Environment {
         self.prefix().join("bin").join(name)
     }
 
-    /// Runs a program of the environment as somebody would who has nothing else; returns what it printed.
+    /// Runs a program of the environment with nothing else installed; returns its output.
     fn output<S: AsRef<OsStr>>(&self, program: &str, args: &[S]) -> Result<String> {
         let at = |name: &str| self.scratch.0.join(name);
         let mut command = Command::new(self.program(program));
@@ -131,10 +131,10 @@ impl Environment {
         tools::output(command.args(args))
     }
 
-    /// Uses everything that was installed.
+    /// Uses all installed programs and files.
     fn works(&self) -> Result<()> {
         let version = self.output("spinio", &["--version"])?;
-        ensure!(version.contains(env!("CARGO_PKG_VERSION")), "spinio --version said {version}");
+        ensure!(version.contains(env!("CARGO_PKG_VERSION")), "spinio --version printed {version}");
         let demo = self.output("spinio", &["demo", "--size", "24M", "--device", "emulated"])?;
         ensure!(demo.contains("✓ every byte"), "spinio demo said\n{demo}");
 
@@ -145,7 +145,7 @@ impl Environment {
         let reader = tools::root().join("examples/python/read.py");
         let words: [&OsStr; 5] = ["run".as_ref(), "--".as_ref(), "python".as_ref(), reader.as_ref(), file.as_ref()];
         let said = self.output("spinio", &words)?;
-        ensure!(said.contains("equal to the file: True"), "spinio run -- python {} said\n{said}", reader.display());
+        ensure!(said.contains("equal to the file: True"), "spinio run -- python {} printed\n{said}", reader.display());
 
         let copy = work.join("copy");
         self.output("python", &["-c".as_ref(), MODULE.as_ref(), file.as_os_str(), copy.as_os_str()])?;
@@ -154,7 +154,7 @@ impl Environment {
         self.links(&work)?;
         for folder in ["home", "tmp"] {
             let left: Vec<_> = fs::read_dir(self.scratch.0.join(folder))?.flatten().map(|e| e.path()).collect();
-            ensure!(left.is_empty(), "left behind: {left:?}");
+            ensure!(left.is_empty(), "left over: {left:?}");
         }
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Environment {
         tools::run(&mut cxx)
     }
 
-    /// All files, folders and links under the prefix.
+    /// All files, directories and links under the prefix.
     fn entries(&self) -> Result<BTreeSet<PathBuf>> {
         let mut found = BTreeSet::new();
         let mut folders = vec![self.prefix()];
@@ -202,7 +202,7 @@ impl Environment {
 
     fn holds_only(&self, before: &BTreeSet<PathBuf>, but: impl Fn(&Path) -> bool) -> Result<()> {
         let left: Vec<_> = self.entries()?.difference(before).filter(|path| !but(path)).cloned().collect();
-        ensure!(left.is_empty(), "left behind by the uninstallation: {left:#?}");
+        ensure!(left.is_empty(), "left by the uninstallation: {left:#?}");
         Ok(())
     }
 }

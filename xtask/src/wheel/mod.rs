@@ -1,4 +1,4 @@
-//! `cargo x wheel`: the wheel that is handed out, and proof that it is whole.
+//! `cargo x wheel`: the wheel that is distributed, and the check that it is complete.
 //!
 //! ```text
 //!   cargo x stage, with zig ──> spinio._spinio.data/data ──┐
@@ -7,8 +7,8 @@
 //!                       pip, uv ──> fresh environments ──> everything used once ──> uninstalled: nothing is left
 //! ```
 //!
-//! What `pip install .` builds (packaging/spinio_build.py) holds the same files, linked with this machine's C library; it
-//! is checked the same way.
+//! The wheel built by `pip install .` (packaging/spinio_build.py) has the same files, linked with this machine's C
+//! library; it is checked the same way.
 
 mod check;
 mod zig;
@@ -20,20 +20,20 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{python, stage, tools};
 
-/// From it maturin takes what goes into the wheel besides the module; see packaging/spinio_build.py.
+/// maturin takes the wheel's other files from it; see packaging/spinio_build.py.
 const DATA: &str = "spinio._spinio.data";
 const REQUIREMENTS: &str = "packaging/requirements.txt";
 const TAG: &str = "cp310-abi3-manylinux_2_28_x86_64";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder for the wheel [default: wheel in cargo's target folder]
+    /// Directory for the wheel [default: wheel in cargo's target directory]
     #[arg(long)]
     out: Option<PathBuf>,
     /// Audit and check this wheel instead of building one
     #[arg(long, value_name = "WHEEL")]
     check: Option<PathBuf>,
-    /// Also build from source with `pip install .`, and check what that installs
+    /// Also build from source with `pip install .`, and check the installation
     #[arg(long)]
     source: bool,
 }
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A folder of the checkout that must not outlive the build: a later one would take what it holds.
+/// A directory of the checkout that must not outlive the build: a later build would include its files.
 struct Data(PathBuf);
 
 impl Drop for Data {
@@ -75,7 +75,7 @@ fn build(python: &Path, out: &Path) -> Result<PathBuf> {
     let mut maturin = tools::command(python);
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", "release", "--compatibility", "manylinux_2_28"]);
     maturin.arg("--out").arg(&made);
-    // Cargo's own variables would make maturin ask for another workspace.
+    // Cargo's own variables would make maturin use another workspace.
     tools::run(compilers.link(maturin.env_remove("CARGO_MANIFEST_DIR")))?;
     drop(data);
 
@@ -88,7 +88,7 @@ fn build(python: &Path, out: &Path) -> Result<PathBuf> {
     Ok(out.join(name))
 }
 
-/// Of every program and library in the wheel: maturin itself looks at the module only.
+/// Of every program and library in the wheel: maturin itself checks the module only.
 fn audit(python: &Path, wheel: &Path) -> Result<()> {
     let said = tools::output(tools::command(python).args(["-m", "auditwheel", "show"]).arg(wheel))?;
     // "... is consistent with the following platform tag: "manylinux_2_28_x86_64".", maybe over several lines.

@@ -1,12 +1,12 @@
-//! Compilers for an older C library: zig's, which brings the symbols of every glibc.
+//! Compilers for an older C library: zig's, which includes the symbols of every glibc.
 //!
-//! A program that is linked here asks for the newest symbols that this machine has. `zig cc -target ...gnu.2.28` links
-//! against a stand-in of glibc 2.28, and with it a program runs on every later one.
+//! A program that is linked here needs the newest symbols of this machine. `zig cc -target ...gnu.2.28` links
+//! against a stub of glibc 2.28, and with it a program runs on every later one.
 //!
-//! The unwinder stays the machine's. zig knows no libgcc_s and would link a libunwind of its own into each object, while
-//! `pthread_cancel` unwinds with the libgcc_s of the process, through frames of ours: a frame with a clean-up would hand the
-//! state of one unwinder to the other. No such frame is known (the tests of `pthread_cancel` pass either way), but
-//! libgcc_s is what every other build and test uses. Its old symbols are on every system.
+//! The unwinder stays the machine's. zig has no libgcc_s and would link its libunwind into each object, while
+//! `pthread_cancel` unwinds with the libgcc_s of the process, through frames of ours: a frame with a clean-up would
+//! pass the state of one unwinder to the other. No such frame is known (the tests of `pthread_cancel` pass either way),
+//! but libgcc_s is what every other build and test uses. Its old symbols are on every system.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ pub(super) const GLIBC: (u32, u32) = (2, 28);
 pub(super) fn compilers(python: &Path, folder: &Path, cache: &Path) -> Result<Compilers> {
     fs::create_dir_all(folder)?;
     let cc = folder.join("zig-cc");
-    // Options that zig would refuse or take otherwise stand here, nowhere else.
+    // Options that zig would refuse or interpret differently are only here.
     let script = format!(
         "#!/bin/sh
 # Written by cargo x wheel.
@@ -49,7 +49,7 @@ exec {python} -m ziglang cc -target x86_64-linux-gnu.{}.{} \"$@\"
     Ok(Compilers { cc, target: Some("x86_64-unknown-linux-gnu") })
 }
 
-/// The machine's libgcc_s, where its compiler finds it.
+/// The machine's libgcc_s, as found by its compiler.
 fn unwinder() -> Result<PathBuf> {
     let path = tools::output(tools::command("cc").arg("-print-file-name=libgcc_s.so.1"))?;
     let path = PathBuf::from(path.trim());

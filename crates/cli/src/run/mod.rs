@@ -23,7 +23,6 @@ use std::process::Command;
 
 use anyhow::Context;
 use clap::Args;
-use spinio_io::Settings;
 use spinio_io::settings;
 use spinio_io::stats::{Direction, Snapshot};
 

@@ -1,9 +1,9 @@
-//! Calls that must not spoil a graph capture.
+//! Calls that must not invalidate a graph capture.
 
 use spinio_sys::cuda::{CaptureMode, Driver};
 
-/// While it lives, the thread's own calls are not held against captures: it waits for, and registers, only what is
-/// its own and on no stream that is captured.
+/// While it lives, the thread's calls do not invalidate captures: it waits for, and registers, only its
+/// own objects, on no stream that is captured.
 pub(super) struct RelaxedCapture {
     driver: &'static Driver,
     previous: Option<CaptureMode>,

@@ -1,8 +1,8 @@
-//! Which device object stands for which context.
+//! The device object of each context.
 //!
-//! A context is known by its address *and* its number: a reset device gets its next context at the same address.
-//! Objects are leaked: somebody may still hold the one of a dead context. Its slot is used again, so that the table
-//! bounds the contexts alive at once, not those there have been.
+//! A context is identified by its address *and* its number: a reset device gets its next context at the same address.
+//! Objects are leaked: a caller may still use the one of a destroyed context. Its slot is reused, so that the table
+//! bounds the contexts alive at once, not all that ever existed.
 
 use std::sync::atomic::{
     AtomicPtr,
@@ -28,7 +28,7 @@ fn devices() -> impl Iterator<Item = &'static Cuda> {
     })
 }
 
-/// The object for a context that is alive, made now if there is none.
+/// The object for a living context, created now if there is none.
 pub(super) fn device_of_context(driver: &'static Driver, context: Context, ordinal: i32) -> Option<&'static Cuda> {
     // SAFETY: the driver has just named this context as the owner of living memory, or as current.
     let id = unsafe { driver.context_id(context) }.ok()?;
@@ -61,8 +61,8 @@ pub(super) fn device_of_ordinal(driver: &'static Driver, ordinal: i32) -> Option
     device_of_context(driver, active_primary(driver, ordinal).ok()??, ordinal)
 }
 
-/// The primary context of a device, if the program has one. Our own reference to it is given back at once: whether
-/// it lives on is the program's to say.
+/// The primary context of a device, if the program has one. Our own reference to it is released at once: the program
+/// decides how long it lives.
 fn active_primary(driver: &'static Driver, ordinal: i32) -> Result<Option<Context>, CuError> {
     let device = driver.device(ordinal)?;
     if !driver.primary_is_active(device)? {

@@ -10,8 +10,8 @@ use spinio_sys::linux;
 use super::capture::RelaxedCapture;
 use super::events::EventPools;
 use super::lookup;
-use super::queues::StreamPool;
 use super::registered::{MAX_PIN, PinSupport};
+use super::streams::StreamPool;
 use crate::{
     Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
     KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
@@ -32,7 +32,7 @@ pub(super) struct Cuda {
     pub(super) events: EventPools,
     pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
     pub(super) load_lock: Mutex<()>,
-    /// The device sees registered memory at the addresses that the host sees it at.
+    /// The device uses the host's addresses for registered memory.
     host_addresses_valid: bool,
 }
 
@@ -70,7 +70,8 @@ impl Cuda {
         let flags = driver.current_flags().unwrap_or(0);
         drop(entered);
         new.flags = flags;
-        // Read-only registration has an attribute of its own; a driver that does not know it says so at the first try.
+        // Read-only registration has its own attribute; a driver that does not support it reports that at the first
+        // try.
         new.pin_support.is_supported =
             driver.device_attribute(ordinal, attribute::HOST_REGISTER_SUPPORTED).unwrap_or(0) != 0;
         let same = attribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
@@ -82,20 +83,20 @@ impl Cuda {
         self.context == context && self.id == id && !self.lost.load(Relaxed)
     }
 
-    /// Whether its context is dead, noticed or not.
+    /// Whether its context is destroyed, noticed or not.
     pub(super) fn is_dead(&self) -> bool {
-        // SAFETY: asks only; the driver knows a dead context when it sees one.
+        // SAFETY: a query only; the driver recognises a destroyed context.
         self.lost.load(Relaxed) || unsafe { self.driver.context_id(self.context) } != Ok(self.id)
     }
 
-    /// Makes sure that the context lives, and that it is current until the guard is dropped.
+    /// Ensures that the context lives, and that it is current until the guard is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Result<ContextGuard> {
-        debug_assert!(!linux::in_shadow_table(), "the driver's descriptors are not in this thread's table");
+        debug_assert!(!linux::in_shadow_table(), "the driver's descriptors are not in this thread's fd table");
         if self.lost.load(Relaxed) {
             return Err(self.mark_lost());
         }
-        // SAFETY: asks only; the driver knows a dead context when it sees one.
+        // SAFETY: a query only; the driver recognises a destroyed context.
         match unsafe { self.driver.context_id(self.context) } {
             Ok(id) if id == self.id => {}
             Ok(_) => return Err(self.mark_lost()),
@@ -104,7 +105,7 @@ impl Cuda {
         match self.driver.current() {
             Ok(current) if current == self.context => Ok(ContextGuard { pushed: None }),
             Ok(_) => {
-                // SAFETY: alive, as its number has just shown.
+                // SAFETY: alive: its number was compared above.
                 unsafe { self.driver.push(self.context) }.map_err(|e| self.driver_error("cuCtxPushCurrent", e))?;
                 Ok(ContextGuard { pushed: Some(self.driver) })
             }
@@ -118,7 +119,7 @@ impl Cuda {
         DeviceError { kind: ErrorKind::ContextLost, operation: "context", code: CuError::CONTEXT_IS_DESTROYED.0 }
     }
 
-    /// The driver's error in the terms of a device.
+    /// Converts the driver's error to a device error.
     #[cold]
     pub(super) fn driver_error(&self, operation: &'static str, e: CuError) -> DeviceError {
         let kind = match e {
@@ -196,7 +197,7 @@ impl Device for Cuda {
     #[inline]
     unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         let _entered = self.enter()?;
-        // SAFETY: the memory is the caller's word; the queue belongs to this context, which lives.
+        // SAFETY: the caller guarantees the memory; the stream belongs to this context, which lives.
         unsafe { self.driver.copy_in(dst.0, src, len, Cuda::raw_stream(stream)) }
             .map_err(|e| self.copy_error("cuMemcpyHtoDAsync", e))
     }
@@ -215,7 +216,7 @@ impl Device for Cuda {
         argument: *mut c_void,
     ) -> Result<()> {
         let _entered = self.enter()?;
-        // SAFETY: the function is the caller's word; the queue belongs to this context, which lives.
+        // SAFETY: the caller guarantees the function; the stream belongs to this context, which lives.
         unsafe { self.driver.launch_host_func(Cuda::raw_stream(stream), function, argument) }
             .map_err(|e| self.driver_error("cuLaunchHostFunc", e))
     }
@@ -253,7 +254,7 @@ impl Device for Cuda {
         self.refuse_if_capturing(stream, "cuStreamSynchronize")?;
         let _relaxed = RelaxedCapture::enter(self.driver);
         if mode == WaitMode::Context {
-            // SAFETY: the queue belongs to this context, which lives.
+            // SAFETY: the stream belongs to this context, which lives.
             return unsafe { self.driver.stream_synchronize(Cuda::raw_stream(stream)) }
                 .map_err(|e| self.driver_error("cuStreamSynchronize", e));
         }
@@ -264,7 +265,7 @@ impl Device for Cuda {
     }
 
     unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<Pin> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.pin_pages(ptr, len) }
     }
 
@@ -277,7 +278,7 @@ impl Device for Cuda {
         len: usize,
     ) -> Result<()> {
         debug_assert!(offset + len <= pin.len);
-        // SAFETY: the pin keeps its range mapped and registered; the rest is the caller's word.
+        // SAFETY: the pin keeps its range mapped and registered; the caller guarantees the rest.
         unsafe { self.copy_in(stream, dst, pin.ptr.wrapping_add(offset), len) }
     }
 
@@ -312,13 +313,13 @@ impl Device for Cuda {
     unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         let list = self.device_ptr(list.cast())?;
         let _entered = self.enter()?;
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.launch_gather(stream, list, count) }
     }
 }
 
 impl Cuda {
-    /// A copy says "invalid value" when the device end is not (wholly) allocated any more.
+    /// A copy returns "invalid value" when its device range is not (wholly) allocated any more.
     #[cold]
     fn copy_error(&self, operation: &'static str, e: CuError) -> DeviceError {
         let error = self.driver_error(operation, e);

@@ -1,15 +1,15 @@
 //! Fences: events from two pools.
 //!
-//! Who waits for an ordinary event spins; who waits for a blocking one sleeps until an interrupt, which costs 22 us
-//! where spinning costs 8. Programs whose context blocks get blocking ones throughout; the others get them only under
-//! [`Wait::Sleep`], by way of a queue of ours that follows the fence.
+//! A wait for an ordinary event spins; a wait for a blocking one sleeps until an interrupt, which costs 22 us
+//! where spinning costs 8. Programs whose context blocks get blocking events throughout; the others get them only under
+//! [`Wait::Sleep`], through an internal stream that follows the fence.
 //!
-//! A fence holds the event's address; its lowest bit says which kind it is.
+//! A fence contains the event's address; its lowest bit is its kind.
 
 use spinio_sys::cuda::{Event, event};
 
 use super::device::Cuda;
-use super::handles::HandlePool;
+use super::handle_pool::HandlePool;
 use crate::{DeviceError, ErrorKind, Fence, StreamId, WaitMode};
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -40,7 +40,7 @@ fn is_blocking(fence: &Fence) -> bool {
 }
 
 impl Cuda {
-    /// An unused event as a fence that is nowhere yet. The context must be entered.
+    /// An unused event as a fence that is not recorded yet. The context must be entered.
     fn new_fence(&self, blocking: bool) -> Result<Fence> {
         let flags = event::DISABLE_TIMING | if blocking { event::BLOCKING_SYNC } else { 0 };
         let made = self.events.pool(blocking).acquire(|| self.driver.event_create(flags).map(|e| e.0));
@@ -50,10 +50,10 @@ impl Cuda {
         }
     }
 
-    /// A fence at the present end of a queue that is not captured. The context must be entered.
+    /// A fence at the present end of a stream that is not captured. The context must be entered.
     pub(super) fn record_fence(&self, stream: StreamId, blocking: bool) -> Result<Fence> {
         let fence = self.new_fence(blocking)?;
-        // SAFETY: the event is ours and alive, as its context is; the queue is the caller's.
+        // SAFETY: the event is ours and alive, as its context is; the stream is the caller's.
         match unsafe { self.driver.event_record(event_of(&fence), Cuda::raw_stream(stream)) } {
             Ok(()) => Ok(fence),
             Err(e) => {
@@ -63,14 +63,14 @@ impl Cuda {
         }
     }
 
-    /// Queue after fence. The context must be entered.
+    /// Makes the stream wait for the fence. The context must be entered.
     pub(super) fn stream_wait_fence(&self, stream: StreamId, fence: &Fence) -> Result<()> {
-        // SAFETY: the fence's event is alive until it is released, as its context is; the queue is the caller's.
+        // SAFETY: the fence's event is alive until it is released, as its context is; the stream is the caller's.
         unsafe { self.driver.stream_wait_event(Cuda::raw_stream(stream), event_of(fence)) }
             .map_err(|e| self.driver_error("cuStreamWaitEvent", e))
     }
 
-    /// Whether the fence has been passed. The context must be entered, relaxed.
+    /// Whether the fence is reached. The context must be entered, relaxed.
     pub(super) fn fence_query(&self, fence: &Fence) -> Result<bool> {
         // SAFETY: as above.
         unsafe { self.driver.event_query(event_of(fence)) }.map_err(|e| self.driver_error("cuEventQuery", e))
@@ -97,7 +97,7 @@ impl Cuda {
         sleeps
     }
 
-    /// Back to the pool.
+    /// Returns it to the pool.
     pub(super) fn recycle_fence(&self, fence: Fence) {
         self.events.pool(is_blocking(&fence)).release(event_of(&fence).0);
     }

@@ -1,19 +1,18 @@
-//! The gather kernel: where its code comes from, and its launch.
+//! The gather kernel: the source of its code, and its launch.
 //!
 //! ```text
-//!   kept from an earlier process ── no ──> NVRTC, if there is one: made for this GPU, and kept
+//!   cached by an earlier process ── no ──> NVRTC, if available: compiled for this GPU, and cached
 //!        │                                    │ no
-//!        │                                    ▼
 //!        │                                 gather.ptx: the driver translates it
 //!        ▼                                    ▼
-//!   a module of this context ── once a context; it goes with it
+//!   a module of this context ── once a context; destroyed with it
 //! ```
 //!
-//! What is kept is known by the source, the GPU's architecture and the compiler's version, so nothing old is ever
-//! loaded; what does not load is made again. Loading goes on in relaxed capture mode and launches go to queues of ours,
-//! so no capture of the program is spoilt.
+//! A cache entry is identified by the source, the GPU's architecture and the compiler's version, so nothing outdated is
+//! ever loaded; an entry that does not load is compiled again. Loading runs in relaxed capture mode and launches go to
+//! internal streams, so no capture of the program is invalidated.
 //!
-//! Known flaw: with lazy loading the driver may wait for running kernels as it loads the first time.
+//! Known flaw: with lazy loading the driver may wait for running GPU kernels at the first load.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{PoisonError, mpsc};
@@ -30,12 +29,12 @@ const PTX: &CStr = {
     const BYTES: &[u8] = concat!(include_str!("gather.ptx"), "\0").as_bytes();
     match CStr::from_bytes_with_nul(BYTES) {
         Ok(text) => text,
-        Err(_) => panic!("gather.ptx holds a NUL"),
+        Err(_) => panic!("gather.ptx contains a NUL"),
     }
 };
 const NAME: &CStr = c"spinio_gather";
 
-/// Threads of a block, as gather.cu is bounded, and pieces that one of its warps takes at a time.
+/// Threads per block, as bounded in gather.cu, and fragments that one of its warps takes at a time.
 const THREADS: u32 = 256;
 const ENTRIES_PER_WARP: usize = 8;
 
@@ -46,20 +45,20 @@ const MAX_BLOCKS: usize = 1056;
 const COMPILER_STACK: usize = 16 << 20;
 
 impl Cuda {
-    /// The kernel, made ready now if it was not.
+    /// The GPU kernel, loaded now if necessary.
     pub(super) fn load_or_compile(&self, store: &dyn KernelStore) -> Result<Function, DeviceError> {
         let failed = |e| self.driver_error("loading the gather kernel", e);
         if let Some(known) = self.kernel.get() {
             return known.map_err(failed);
         }
-        // By one thread; what others ask meanwhile waits for nobody.
+        // By one thread; concurrent callers do not wait.
         let _loading = self.load_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = self.kernel.get() {
             return known.map_err(failed);
         }
         let _entered = self.enter()?;
         let made = self.load(store);
-        // A context that is gone is no verdict on the code.
+        // A destroyed context does not count against the code.
         if !made.is_err_and(CuError::is_context_lost) {
             let _ = self.kernel.set(made);
         }
@@ -73,8 +72,8 @@ impl Cuda {
             (architecture(attribute::COMPUTE_CAPABILITY_MAJOR)?, architecture(attribute::COMPUTE_CAPABILITY_MINOR)?);
         let architecture = format!("sm_{major}{minor}");
         let _relaxed = RelaxedCapture::enter(driver);
-        // SAFETY: what is loaded is what a compiler wrote, whole, or our own PTX; of a damaged cubin the driver's own
-        // checks are what there is, and our checksum in front of it.
+        // SAFETY: the image is either complete output of a compiler or our own PTX; against a damaged cubin there are
+        // the driver's own checks, and our checksum before it.
         let load = |code: &[u8]| unsafe { driver.load_kernel(code, NAME) };
         if let Ok(compiler) = Compiler::open() {
             let (a, b) = compiler.version();
@@ -95,7 +94,7 @@ impl Cuda {
         load(PTX.to_bytes_with_nul())
     }
 
-    /// Queues the kernel. The context must be entered.
+    /// Enqueues the GPU kernel. The context must be entered.
     ///
     /// # Safety
     /// As [`crate::Device::gather`]; `list` as the device sees it.
@@ -107,14 +106,14 @@ impl Cuda {
         let warps = count.div_ceil(ENTRIES_PER_WARP);
         let blocks = warps.div_ceil((THREADS / 32) as usize).clamp(1, MAX_BLOCKS) as u32;
         let mut parameters: [*mut c_void; 2] = [(&raw mut list).cast(), (&raw mut pieces).cast()];
-        // SAFETY: the kernel belongs to this context, which is alive, as does the queue; it takes an address and a
-        // number; what it reads and writes is the caller's word.
+        // SAFETY: the GPU kernel belongs to this context, which is alive, as does the stream; it takes an address and a
+        // number; the caller guarantees what it reads and writes.
         unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::raw_stream(stream), &mut parameters) }
             .map_err(|e| self.driver_error("cuLaunchKernel", e))
     }
 }
 
-/// On a thread with room for a compiler's stack.
+/// On a thread with enough stack for a compiler.
 fn compile(compiler: Compiler, architecture: &str) -> Option<Vec<u8>> {
     let source = CString::new(SOURCE).ok()?;
     let architecture = architecture.to_owned();
@@ -135,7 +134,7 @@ fn with_checksum(code: &[u8]) -> Vec<u8> {
     [&hash(code).to_le_bytes(), code].concat()
 }
 
-/// The code of a kept file, if it is what was kept.
+/// The code in a cache file, if its checksum matches.
 fn verify_checksum(cached: &[u8]) -> Option<&[u8]> {
     let (sum, code) = cached.split_at_checked(8)?;
     (sum == hash(code).to_le_bytes() && !code.is_empty()).then_some(code)
@@ -174,7 +173,7 @@ mod tests {
         let source = format!("// Source: {:016x},", hash(SOURCE.as_bytes()));
         assert!(
             text.contains(&source),
-            "gather.cu has changed: make gather.ptx again, as its head says, with {source}"
+            "gather.cu has changed: rebuild gather.ptx as its first lines describe, with {source}"
         );
         assert!(SOURCE.contains("__launch_bounds__(256)") && THREADS == 256);
         assert!(SOURCE.contains(&format!("#define PIECES {ENTRIES_PER_WARP}u")));

@@ -1,4 +1,4 @@
-//! Is this address device memory?
+//! Looks up whether an address is device memory.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -8,15 +8,15 @@ use spinio_sys::linux::wipe_on_fork_word;
 
 use super::contexts::{device_of_context, device_of_ordinal};
 use super::device::Cuda;
-use super::granules::HostPageCache;
+use super::host_page_cache::HostPageCache;
 use crate::{Allocation, DeviceAddr};
 
 static HOST_PAGES: HostPageCache = HostPageCache::new();
 
-/// The driver has been seen in this process.
+/// The driver has been found in this process.
 static DRIVER_SEEN: AtomicBool = AtomicBool::new(false);
 
-/// This process, or one that it was forked from, has the driver at work ...
+/// This process, or one that it was forked from, uses the driver ...
 static DRIVER_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// ... and it is this very process: a fork leaves 0 here.
@@ -44,8 +44,8 @@ pub(super) fn find_after_fault(addr: u64, wanted: u64) -> Option<Allocation> {
     query_driver(usable_driver()?, addr, wanted)
 }
 
-/// `/dev/nvidia*` is opened by the driver's initialisation and by nothing that does not use a GPU. `/dev/dxg` stands for
-/// it under WSL.
+/// `/dev/nvidia*` is opened by the driver's initialisation and by nothing that does not use a GPU. Under WSL it is
+/// `/dev/dxg`.
 pub(super) fn hint_open(path: &[u8]) {
     if !path.starts_with(b"/dev/nvidia") && path != b"/dev/dxg" {
         return;
@@ -70,7 +70,7 @@ fn mark_driver_active() {
     DRIVER_ACTIVE.store(true, Relaxed);
 }
 
-/// The driver, unless it is one that only the parent of this process could use.
+/// The driver, unless only the parent of this process could use it.
 #[inline]
 fn usable_driver() -> Option<&'static Driver> {
     let driver = Driver::cached()?;
@@ -120,13 +120,13 @@ pub(super) fn device_for(driver: &'static Driver, info: &PointerInfo) -> Option<
     }
 }
 
-/// The allocation around `addr`, which the driver says is device memory of this device.
+/// The allocation around `addr`, which the driver reports as device memory of this device.
 pub(super) fn allocation_of(device: &'static Cuda, info: &PointerInfo, addr: u64, wanted: u64) -> Option<Allocation> {
     if info.context.0 != 0 {
         return Some(allocation(device, info.start, info.len, info.managed));
     }
-    // Of no context: a pool's, or mapped by the program. What the attributes call the range of a mapping is the
-    // whole reservation, holes included; only the address range ends where the memory does.
+    // Of no context: a pool's, or mapped by the program. For a mapping the attributes report the
+    // whole reservation, holes included; only the address range ends at the end of the memory.
     let _entered = device.enter().ok()?;
     let (start, mut len) = device.driver.address_range(addr).ok()?;
     let is_mapping = (info.start, info.len) != (start, len);
@@ -147,7 +147,7 @@ pub(super) fn allocation_of(device: &'static Cuda, info: &PointerInfo, addr: u64
     Some(allocation(device, start, len, info.managed))
 }
 
-/// The allocation in terms of the registry.
+/// Converts to the registry's allocation.
 fn allocation(device: &'static Cuda, start: u64, len: u64, managed: bool) -> Allocation {
     Allocation { device, start: DeviceAddr(start), len, host_mapped: managed, p2p_mapped: false }
 }

@@ -1,7 +1,7 @@
-//! Host memory that is registered with the driver: staging memory, and pins of pages that are somebody else's.
+//! Host memory that is registered with the driver: bounce buffers, and pins of page-cache pages.
 //!
-//! Registering holds a lock of the driver, so long ranges are pinned piece by piece. Whether read-only pages can be
-//! registered shows only where it is tried: after some refusals in a row it is given up.
+//! Registration holds a lock of the driver, so long ranges are pinned part by part. Whether read-only pages can be
+//! registered is only known after trying: after several refusals in a row pinning is disabled.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -14,7 +14,7 @@ use crate::{DeviceError, ErrorKind, Pin, PinnedBuffer};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
-/// Longer ranges are pinned piece by piece: a registration holds a lock of the driver while it runs.
+/// Longer ranges are pinned part by part: a registration holds a lock of the driver while it runs.
 pub(super) const MAX_PIN: u64 = 512 << 20;
 
 /// Refusals in a row after which pinning is not tried again.
@@ -23,9 +23,9 @@ const MAX_REFUSALS: u32 = 4;
 /// Whether pages can be pinned.
 #[derive(Default)]
 pub(super) struct PinSupport {
-    /// By what the driver says.
+    /// As reported by the driver.
     pub(super) is_supported: bool,
-    /// In a row, until now.
+    /// Refusals in a row.
     refusals: AtomicU32,
 }
 
@@ -36,15 +36,15 @@ impl PinSupport {
 }
 
 impl Cuda {
-    /// New staging memory.
+    /// Allocates a bounce buffer.
     pub(super) fn alloc_pinned_host(&self, len: usize) -> Result<PinnedBuffer> {
         use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
         let _entered = self.enter()?;
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
         // SAFETY: a fresh anonymous mapping replaces nothing.
         let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT, MAP, -1, 0) }.map_err(refused)?;
-        // SAFETY: advice on our own fresh mapping. Huge pages make registering cheaper; a forked child has no use for
-        // memory that a device writes, and shall not make the parent copy it.
+        // SAFETY: advice on our own fresh mapping. Huge pages make registration cheaper; a forked child cannot use
+        // memory that a device writes, and must not make the parent copy it.
         unsafe {
             let _ = linux::madvise(ptr, len, HUGEPAGE);
             let _ = linux::madvise(ptr, len, DONTFORK);
@@ -54,7 +54,7 @@ impl Cuda {
         match unsafe { self.driver.host_register(ptr, len, register::PORTABLE) } {
             Ok(()) => Ok(PinnedBuffer { ptr, len }),
             Err(e) => {
-                // SAFETY: nobody has seen the address yet.
+                // SAFETY: the address was not published yet.
                 let _ = unsafe { linux::munmap(ptr, len) };
                 let error = self.driver_error("cuMemHostRegister", e);
                 let kind = if error.kind == ErrorKind::Driver { ErrorKind::NoMemory } else { error.kind };
@@ -63,7 +63,7 @@ impl Cuda {
         }
     }
 
-    /// The other way round, where its context still lives.
+    /// The reverse, if its context still lives.
     pub(super) fn free_pinned_host(&self, memory: PinnedBuffer) {
         let unregistered = match self.enter() {
             Ok(_entered) => {
@@ -71,11 +71,11 @@ impl Cuda {
                 // SAFETY: registered by `make_staging`; by the contract no copy uses it any more.
                 unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
             }
-            // The registration, and every copy, died with the context.
+            // The registration, and every copy, ended with the context.
             Err(e) => e.kind == ErrorKind::ContextLost,
         };
         if unregistered {
-            // SAFETY: our own mapping, and nobody's any more.
+            // SAFETY: our own mapping, no longer in use.
             let _ = unsafe { linux::munmap(memory.ptr, memory.len) };
         }
     }
@@ -100,7 +100,7 @@ impl Cuda {
                 if error.kind == ErrorKind::ContextLost {
                     return Err(error);
                 }
-                // Memory that is short, or pinned by another request at the moment, says nothing about the next pin.
+                // A lack of memory, or a pin by another request at the moment, does not predict the next pin.
                 if !matches!(e, CuError::OUT_OF_MEMORY | CuError::HOST_MEMORY_ALREADY_REGISTERED) {
                     self.pin_support.refusals.fetch_add(1, Relaxed);
                 }
@@ -109,7 +109,7 @@ impl Cuda {
         }
     }
 
-    /// Gives them back.
+    /// Unregisters them.
     pub(super) fn unpin_pages(&self, pin: Pin) {
         let Ok(_entered) = self.enter() else { return }; // the registration died with its context
         let _relaxed = RelaxedCapture::enter(self.driver);

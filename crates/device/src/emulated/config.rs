@@ -1,4 +1,4 @@
-//! What an emulated device is like: `size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`.
+//! The configuration of an emulated device: `size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,15 +10,15 @@ pub struct Config {
     pub size: u64,
     /// Bytes of these that may be host-mapped.
     pub bar: u64,
-    /// The host-mapped part is P2P-mapped as well. True enough: a storage device can DMA into ordinary memory.
+    /// The host-mapped part is P2P-mapped as well: a storage device can DMA into ordinary memory.
     pub p2p: bool,
-    /// Bytes a second that the DMA engine moves; `None`: as fast as it can.
+    /// Bytes per second of the DMA engine; `None`: unlimited.
     pub bandwidth: Option<f64>,
-    /// From queueing a copy to its first byte.
+    /// From enqueueing a copy to its first byte.
     pub latency: Duration,
-    /// What registering a range takes.
+    /// The time to register a range.
     pub pin_latency: Duration,
-    /// What giving registered pages back takes, as beside a kernel that runs so long.
+    /// The time to unregister pages, as if a kernel of that length were running.
     pub unpin_latency: Duration,
 }
 
@@ -29,7 +29,7 @@ impl Default for Config {
     }
 }
 
-/// A description that makes no sense, in one sentence.
+/// An invalid description, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(String);
 
@@ -45,7 +45,7 @@ const PAGE: u64 = 4096;
 const MAX_SIZE: u64 = 1 << 40;
 
 impl Config {
-    /// Reads a description: parts in any order, each at most once, all optional; the empty text is the default.
+    /// Parses a description: parts in any order, each at most once, all optional; the empty text is the default.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         let mut keys_seen = Vec::new();
@@ -77,14 +77,14 @@ impl Config {
         }
         if config.bar > config.size {
             return Err(ConfigError(format!(
-                "Emulated device: bar={} is larger than size={}: it is a part of it",
+                "Emulated device: bar={} is larger than size={}: it is a part of size",
                 config.bar, config.size
             )));
         }
         Ok(config)
     }
 
-    /// How long the engine takes for `len` bytes.
+    /// The engine's time for `len` bytes.
     pub(super) fn transfer(&self, len: usize) -> Duration {
         self.bandwidth.map_or(Duration::ZERO, |b| Duration::from_secs_f64(len as f64 / b))
     }

@@ -1,4 +1,4 @@
-//! Which bytes of the device's memory are taken: first fit, in whole pages.
+//! The allocator of the device's memory: first fit, in whole pages.
 //!
 //! ```text
 //!   0                                      size
@@ -6,8 +6,8 @@
 //!             └ gap: the next allocation that fits
 //! ```
 //!
-//! A map of what is taken, by offset; gaps are what lies between. Linear in the number of allocations, which is
-//! small; a program that allocates a million buffers wants a pool of its own, as on a GPU.
+//! A map of the allocations, by offset; gaps are between them. Linear in the number of allocations, which is
+//! small; a program that allocates a million buffers needs a pool of its own, as on a GPU.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(super) struct FirstFit {
 }
 
 impl FirstFit {
-    /// Takes `len` bytes, at least one, inside `within`; both ends of it on a page.
+    /// Allocates `len` bytes, at least one, inside `within`; both ends of it on a page.
     pub(super) fn alloc(&mut self, within: Range<u64>, len: u64) -> Option<u64> {
         let room = round_up_to_pages(len)?;
         let mut at = within.start;
@@ -38,24 +38,24 @@ impl FirstFit {
         Some(at)
     }
 
-    /// Gives an allocation back: its length, or `None` if none starts there.
+    /// Frees an allocation: its length, or `None` if none starts there.
     pub(super) fn free(&mut self, start: u64) -> Option<u64> {
         self.allocated.remove(&start)
     }
 
-    /// The allocation that holds a byte: its start and length.
+    /// The allocation that contains a byte: its start and length.
     pub(super) fn find(&self, at: u64) -> Option<(u64, u64)> {
         let (&start, &len) = self.allocated.range(..=at).next_back()?;
         (at - start < len).then_some((start, len))
     }
 
-    /// How many allocations there are.
+    /// The number of allocations.
     pub(super) fn count(&self) -> usize {
         self.allocated.len()
     }
 }
 
-/// Rounded up to pages; `None` past the end of the world.
+/// Rounded up to pages; `None` on overflow.
 pub(super) fn round_up_to_pages(len: u64) -> Option<u64> {
     len.max(1).checked_next_multiple_of(PAGE as u64)
 }

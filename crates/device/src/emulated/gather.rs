@@ -1,7 +1,7 @@
-//! The gather of the emulated device: what a kernel does on a GPU, done by the DMA thread.
+//! The gather of the emulated device: the DMA thread does what a GPU kernel would do.
 //!
-//! The list is read when its turn has come, not when it is queued, and the bytes it names as well: who reuses a block
-//! too early sends the wrong bytes. A piece that goes outside an allocation fails the queue, as a kernel that faults.
+//! The list and the bytes it names are read when the gather runs, not when it is enqueued: a block that is reused
+//! too early transfers the wrong bytes. An entry outside an allocation fails the stream, as a faulting GPU kernel does.
 //!
 //! A pin has no address here, so its view is a number with the highest bit set: the pin's handle and the offset in it.
 
@@ -13,7 +13,7 @@ use crate::{DeviceAddr, DeviceError, GatherEntry};
 const PINNED: u64 = 1 << 63;
 const SHIFT: u32 = MAX_PIN.trailing_zeros() + 1;
 
-/// Where a gather finds the first byte of a pin.
+/// The address of a pin's first byte for a gather.
 pub(super) fn device_ptr_of(handle: u64) -> u64 {
     PINNED | handle << SHIFT
 }
@@ -21,17 +21,17 @@ pub(super) fn device_ptr_of(handle: u64) -> u64 {
 /// Bytes of a list.
 ///
 /// # Safety
-/// It must have `count` pieces.
+/// It must have `count` entries.
 pub(super) unsafe fn total_bytes(list: u64, count: usize) -> usize {
-    // SAFETY: passed on to the caller; the last reader of the list is this thread.
+    // SAFETY: guaranteed by the caller; the last reader of the list is this thread.
     let pieces = unsafe { core::slice::from_raw_parts(list as *const GatherEntry, count) };
     pieces.iter().map(|p| p.len as usize).sum()
 }
 
-/// Copies piece by piece; after one that cannot be, the rest is left alone.
+/// Copies entry by entry; after a failed entry the rest is skipped.
 ///
 /// # Safety
-/// The list must have `count` pieces, and what they name be there, until this returns.
+/// The list must have `count` entries, and the memory they name must stay valid until this returns.
 pub(super) unsafe fn run_gather(
     list: u64,
     count: usize,
@@ -48,7 +48,7 @@ pub(super) unsafe fn run_gather(
         }
         let dst = memory.engine_addr(DeviceAddr(to), len, "gather")?;
         if from & PINNED == 0 {
-            // SAFETY: the caller vouches for the source; the destination lies in an allocation, which is mapped.
+            // SAFETY: the caller guarantees the source; the destination is in an allocation, which is mapped.
             unsafe { copy_bytes(dst, from, len) };
             continue;
         }

@@ -1,17 +1,17 @@
-//! The device's memory: bytes that two ranges of addresses lead to.
+//! The device's memory, mapped at two ranges of addresses.
 //!
 //! ```text
-//!   device addresses   [ BAR: RW where allocated | PROT_NONE, always        ]  what the program passes
+//!   device addresses   [ BAR: RW where allocated | PROT_NONE, always        ]  passed by the program
 //!                            │ same bytes               │ same bytes
-//!   the engine's view  [ RW                                                 ]  nobody else knows it
+//!   the engine's view  [ RW                                                 ]  private to the engine
 //! ```
 //!
-//! So the kernel refuses a plain `pread` into device memory with EFAULT, as it does for a CUDA pointer, and a
-//! store by the CPU faults; but a host-mapped allocation can be stored to, as a BAR can. A kernel is CPU code: while one
-//! runs, the first range is open, and only then. The descriptor of the
-//! bytes is closed as soon as both ranges are mapped, on a thread whose table the program does not see.
+//! So the Linux kernel refuses a plain `pread` into device memory with EFAULT, as it does for a CUDA pointer, and a
+//! store by the CPU faults; but a host-mapped allocation can be stored to, as a BAR can. A GPU kernel is CPU code:
+//! while one runs, the first range is accessible, and only then. The descriptor of the memory is closed as soon as both
+//! ranges are mapped, on a thread with an unshared fd table.
 //!
-//! Fresh memory holds [`POISON`], not zeros, so that a byte nobody wrote is seen.
+//! Fresh memory contains [`POISON`], not zeros, so that an unwritten byte is detected.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,14 +21,14 @@ use super::first_fit::{FirstFit, round_up_to_pages};
 use crate::host_memory::{NONE, RW, SHARED, system_error};
 use crate::{DeviceAddr, DeviceError, ErrorKind};
 
-/// What fresh device memory holds.
+/// The contents of fresh device memory.
 pub const POISON: u8 = 0xA5;
 
 const MADV_REMOVE: u32 = 9;
 const MADV_DONTFORK: u32 = 10;
 const MADV_DONTDUMP: u32 = 16;
 
-/// Both ranges, and who has what of them.
+/// Both ranges, and their allocations.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: u64,
@@ -38,7 +38,7 @@ pub(super) struct Memory {
     allocator: Mutex<FirstFit>,
 }
 
-/// The memory is open to the CPU while this lives.
+/// The memory is accessible to the CPU while this lives.
 #[derive(Debug)]
 pub(super) struct CpuAccess<'a>(&'a Memory);
 
@@ -48,7 +48,7 @@ impl Drop for CpuAccess<'_> {
     }
 }
 
-/// An allocation, as the memory knows it.
+/// An allocation of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryAllocation {
     pub(super) start: DeviceAddr,
@@ -57,7 +57,7 @@ pub(super) struct MemoryAllocation {
 }
 
 impl Memory {
-    /// Maps both ranges; for a private thread, since it opens a descriptor.
+    /// Maps both ranges; for a thread with an unshared fd table, since it opens a descriptor.
     pub(super) fn map(size: u64, bar: u64) -> Result<Memory, DeviceError> {
         let len = size as usize;
         let fd = linux::memfd(c"spinio-emulated").map_err(|e| system_error("memfd_create", e))?;
@@ -98,7 +98,7 @@ impl Memory {
         }
         let at = self.lock_allocator().alloc(region, len).ok_or(full)?;
         let room = round_up_to_pages(len).unwrap_or(len) as usize;
-        // SAFETY: the pages are this allocation's, which nobody knows yet, and the view is mapped for ever.
+        // SAFETY: the pages are this allocation's, which is not published yet, and the view is mapped for ever.
         unsafe { core::ptr::write_bytes((self.alias + at) as *mut u8, POISON, room) };
         if host_mapped {
             // SAFETY: as above; more is permitted, nothing less.
@@ -111,15 +111,15 @@ impl Memory {
         Ok(DeviceAddr(self.base + at))
     }
 
-    /// Gives an allocation back; the engine must have nothing to do with it any more.
+    /// Frees an allocation; the engine must not use it any more.
     pub(super) fn free(&self, addr: DeviceAddr) -> Result<(), DeviceError> {
         let unknown = DeviceError::new(ErrorKind::BadAddress, "free on the emulated device");
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size).ok_or(unknown)?;
-        // The lock is held to the end, so that nobody is given the pages while they are still being closed.
+        // The lock is held to the end, so that the pages are not allocated again while they are being closed.
         let mut fit = self.lock_allocator();
         let len = fit.free(at).ok_or(unknown)?;
         let room = round_up_to_pages(len).unwrap_or(len) as usize;
-        // SAFETY: the pages belonged to the allocation just given back.
+        // SAFETY: the pages belonged to the allocation just freed.
         unsafe {
             if at < self.bar {
                 let _ = linux::mprotect(addr.0 as *mut u8, room, NONE);
@@ -129,14 +129,14 @@ impl Memory {
         Ok(())
     }
 
-    /// The allocation that holds an address.
+    /// The allocation that contains an address.
     pub(super) fn find(&self, addr: DeviceAddr) -> Option<MemoryAllocation> {
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size)?;
         let (start, len) = self.lock_allocator().find(at)?;
         Some(MemoryAllocation { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
     }
 
-    /// Where the engine finds a range of device memory, which must lie in one allocation.
+    /// The engine's address of a range of device memory, which must be in one allocation.
     pub(super) fn engine_addr(
         &self,
         addr: DeviceAddr,
@@ -151,23 +151,23 @@ impl Memory {
         Ok(self.alias + (addr.0 - self.base))
     }
 
-    /// Lets the CPU at all of it, under the device's addresses: for the time of a kernel. One at a time.
+    /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. One at a time.
     pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
         self.protect(RW).map(|()| CpuAccess(self))
     }
 
-    /// What the CPU may do with memory that is not host-mapped.
+    /// The CPU's access to memory that is not host-mapped.
     fn protect(&self, prot: u32) -> Result<(), DeviceError> {
         let len = (self.size - self.bar) as usize;
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: our own mapping; who relies on its being closed is the program's mistake that it shows.
+        // SAFETY: our own mapping; a program that relies on its protection has the error that this detects.
         unsafe { linux::mprotect((self.base + self.bar) as *mut u8, len, prot) }
             .map_err(|e| system_error("mprotect", e))
     }
 
-    /// How many allocations there are.
+    /// The number of allocations.
     pub(super) fn count(&self) -> usize {
         self.lock_allocator().count()
     }

@@ -1,30 +1,30 @@
 //! The emulated device: a software GPU, so that everything runs and is tested on any machine.
 //!
 //! ```text
-//!   program ── device address ── PROT_NONE: the kernel says EFAULT, a store faults
+//!   program ── device address ── PROT_NONE: the Linux kernel returns EFAULT, a store faults
 //!                  │
-//!   io ── copy_in, copy_out, copy_pinned ──> queues ──> engine thread ──> the bytes, through another mapping
-//!      └─ pin ──> helper thread ──> pipes that hold the page cache's own pages
+//!   io ── copy_in, copy_out, copy_pinned ──> streams ──> engine thread ──> the bytes, through another mapping
+//!      └─ pin ──> worker thread ──> pipes that reference the page cache's own pages
 //! ```
 //!
-//! It is made to be as unforgiving as a GPU. The CPU cannot touch its memory by accident; fresh memory holds
+//! It is as unforgiving as a GPU. The CPU cannot touch its memory by accident; fresh memory contains
 //! [`POISON`]; copies complete later, and read their source when they run; pins go stale; after `fork` the child
 //! has no device. [`Emulated::hold`] stalls the engine, so that a test which forgets to wait fails every time.
 //!
-//! Kernels are functions of the program, in stream order, for which the memory opens ([`Emulated::launch`]); the headers
-//! in `device/` make them out of CUDA C++.
+//! GPU kernels are functions of the program, in stream order, during which the memory is accessible
+//! ([`Emulated::launch`]); the headers in `device/` make them out of CUDA C++.
 //!
-//! Known to be wrong: peer and managed memory and graph capture do not exist here; one engine serves both directions;
-//! while a kernel runs, the CPU can touch the memory by accident; a freed range is refused at once, while a GPU may keep
-//! it mapped.
+//! Known differences: peer and managed memory and graph capture do not exist here; one engine serves both directions;
+//! while a kernel runs, the CPU can touch the memory by accident; a freed range is refused at once, while a GPU may
+//! keep it mapped.
 
 mod config;
 mod engine;
 mod first_fit;
 mod gather;
-mod helper;
 mod memory;
 mod pins;
+mod worker;
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -36,9 +36,9 @@ pub use self::config::{Config, ConfigError};
 pub use self::memory::POISON;
 
 use self::engine::{Engine, Kernel, Operation};
-use self::helper::Worker;
 use self::memory::Memory;
 use self::pins::{MAX_PIN, Pins, Scratch};
+use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
@@ -61,16 +61,16 @@ pub struct Emulated {
     pinned: HostMemoryPool,
 }
 
-/// What is lent and not given back; all zero when nothing leaks.
+/// Acquired and not released objects; all zero when nothing leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceCounts {
     /// Pins.
     pub pins: usize,
     /// Fences.
     pub fences: usize,
-    /// Leased queues.
+    /// Internal streams.
     pub streams: usize,
-    /// Blocks of staging memory.
+    /// Bounce buffers.
     pub pinned_blocks: usize,
     /// Allocations of device memory.
     pub allocations: usize,
@@ -79,12 +79,12 @@ pub struct ResourceCounts {
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Emulated {
-    /// Makes a device and tells the registry of it.
+    /// Creates a device and registers it.
     pub fn start(config: Config) -> Result<&'static Emulated> {
-        let no_thread = DeviceError::new(ErrorKind::Driver, "private thread of the emulated device");
+        let no_thread = DeviceError::new(ErrorKind::Driver, "shadow thread of the emulated device");
         let root = FdTableRoot::new().map_err(|_| no_thread)?;
-        let helper = Worker::start(&root, "spinio-emu-pin")?;
-        let memory = Arc::new(helper.run_blocking(|| Memory::map(config.size, config.bar))??);
+        let worker = Worker::start(&root, "spinio-emu-pin")?;
+        let memory = Arc::new(worker.run_blocking(|| Memory::map(config.size, config.bar))??);
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
         let (ready, reach) = mpsc::channel();
@@ -117,7 +117,7 @@ impl Emulated {
                 engine,
                 pins,
                 scratch_capacity: reach,
-                worker: helper,
+                worker,
                 pinned: staging,
             }))
         })?;
@@ -125,27 +125,27 @@ impl Emulated {
         Ok(device)
     }
 
-    /// New memory, full of [`POISON`].
+    /// Allocates memory, filled with [`POISON`].
     pub fn alloc(&self, len: usize, host_mapped: bool) -> Result<DeviceAddr> {
         self.check()?;
         self.memory.alloc(len as u64, host_mapped)
     }
 
-    /// Gives memory back, after everything queued on the device is done.
+    /// Frees memory, after all work enqueued on the device is done.
     pub fn free(&self, addr: DeviceAddr) -> Result<()> {
         self.check()?;
         self.engine.synchronize_all();
         self.memory.free(addr)
     }
 
-    /// A queue of the program's own, as a CUDA stream: ordered with queue 0 both ways. For
-    /// [`set_thread_queue`](crate::set_thread_queue).
+    /// A stream of the program's own, as a CUDA stream: ordered with stream 0 both ways. For
+    /// [`set_thread_stream`](crate::set_thread_stream).
     pub fn new_stream(&self) -> Result<StreamId> {
         self.check()?;
         Ok(StreamId(self.engine.new_app_stream()))
     }
 
-    /// Queues a call of `function`, for whose time the CPU can load and store in this device's memory.
+    /// Enqueues a call of `function`, during which the CPU can load and store in this device's memory.
     ///
     /// # Safety
     /// The function may be called with the argument, on another thread, until [`Emulated::finish`] has returned.
@@ -160,7 +160,7 @@ impl Emulated {
             .submit(stream.0, Operation::Kernel(Kernel { function, argument: argument as u64, maps_memory: true }))
     }
 
-    /// Waits for what is queued on a queue; on queue 0 for what is queued anywhere, as a device's synchronisation does.
+    /// Waits for all work on a stream; on stream 0 for all work anywhere, as a device's synchronisation does.
     pub fn wait_stream(&self, stream: StreamId) -> Result<()> {
         self.check()?;
         if stream.0 == 0 {
@@ -179,7 +179,7 @@ impl Emulated {
         self.engine.resume();
     }
 
-    /// For tests: what is lent now.
+    /// For tests: the acquired objects.
     pub fn resources_in_use(&self) -> ResourceCounts {
         let (queues, fences) = self.engine.in_use();
         ResourceCounts {
@@ -191,7 +191,7 @@ impl Emulated {
         }
     }
 
-    /// In a forked child the threads are gone, and locks may be held for ever: nothing works there.
+    /// In a forked child the threads do not exist, and locks may be held for ever: no operation works there.
     fn check(&self) -> Result<()> {
         if self.alive.load(Relaxed) == 1 {
             Ok(())
@@ -319,7 +319,7 @@ impl Device for Emulated {
         self.check()?;
         std::thread::sleep(self.config.pin_latency);
         let at = ptr as usize;
-        // SAFETY: the caller keeps the range mapped, and wants its pages as they are when they are copied.
+        // SAFETY: the caller keeps the range mapped, and expects its pages as they are when they are copied.
         let pinned = self.worker.run_blocking(|| unsafe { self.pins.pin(at as *const u8, len, self.scratch_capacity) });
         Ok(Pin { ptr, len, handle: pinned?? })
     }
@@ -364,7 +364,7 @@ impl Device for Emulated {
     }
 
     fn map_pin(&self, pin: &Pin) -> Result<u64> {
-        // Kernels run on the CPU: they read the mapping itself.
+        // GPU kernels run on the CPU: they read the mapping itself.
         Ok(pin.ptr as u64)
     }
 

@@ -1,4 +1,4 @@
-//! Pins: pipes that hold the pages of a file mapping.
+//! Pins: pipes that reference the pages of a file mapping.
 //!
 //! ```text
 //!   pin        page cache ──vmsplice──> [p][p][p]...   a pipe: references to the pages themselves
@@ -6,16 +6,16 @@
 //!   unpin      close the pipe
 //! ```
 //!
-//! A pipe that `vmsplice` filled holds the very pages of the page cache, as a driver's registration does: it sees
+//! A pipe that `vmsplice` filled references the very pages of the page cache, as a driver's registration does: it sees
 //! later stores to them, and when the file is truncated or written with O_DIRECT they become orphans that still
-//! show the past. That is what makes a stale pin a wrong byte here too.
+//! contain the old bytes. That is what makes a stale pin a wrong byte here too.
 //!
-//! `tee` leaves the pin whole, so a pin may be copied from in any order and as often as one likes.
+//! `tee` leaves the pin whole, so a pin may be copied from in any order and any number of times.
 //!
-//! Every function here that touches a descriptor is for a private thread.
+//! Every function here that uses a descriptor must run on a thread with an unshared fd table.
 //!
-//! Known flaws: the kernel bounds what pipes one ordinary user may have (64 MiB in all, then a few pages each), so
-//! pins are refused sooner than by a driver; and a copy from the middle of a pin reads past what it skips.
+//! Known flaws: the Linux kernel limits the pipes of an ordinary user (64 MiB in all, then a few pages each), so
+//! pins are refused sooner than by a driver; and a copy from the middle of a pin reads past the bytes it skips.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,9 +26,9 @@ use spinio_sys::linux::{self, Fd, PAGE};
 use crate::host_memory::system_error;
 use crate::{DeviceError, ErrorKind};
 
-/// Bytes one pin may cover.
+/// The largest pin in bytes.
 pub(super) const MAX_PIN: usize = 1 << 20;
-/// Pipes there may be at a time.
+/// The limit of pipes.
 const MAX_PIPES: usize = 64;
 
 /// A pipe; closed when dropped.
@@ -74,7 +74,7 @@ struct PinTable {
     pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
 }
 
-/// What copying out of pins needs: a pipe for a second reference, and a place for skipped bytes.
+/// The needs of copying from pins: a pipe for a second reference, and a buffer for skipped bytes.
 pub(super) struct Scratch {
     pipe: Pipe,
     skipped: Vec<u8>,
@@ -92,7 +92,7 @@ impl Scratch {
         Ok(Scratch { pipe, skipped })
     }
 
-    /// How much of a pin it can reach: a chunk holds no more.
+    /// The reachable part of a pin: a chunk is at most this long.
     pub(super) fn capacity(&self) -> usize {
         self.pipe.capacity
     }
@@ -102,7 +102,7 @@ impl Pins {
     /// Pins a range. `reach`: [`Scratch::capacity`].
     ///
     /// # Safety
-    /// The range must stay mapped until this returns, and its pages mean something until it is unpinned.
+    /// The range must stay mapped until this returns, and its pages must stay meaningful until it is unpinned.
     pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize, chunk_capacity: usize) -> Result<u64, DeviceError> {
         let refused = |errno: Errno| DeviceError {
             kind: ErrorKind::PinRefused,
@@ -128,7 +128,7 @@ impl Pins {
                 }
             };
             let room = (pipe.capacity.min(chunk_capacity) - into_page).min(len - at);
-            // SAFETY: the caller wants the pages as they are when they are read.
+            // SAFETY: the caller expects the pages as they are when they are read.
             let got = unsafe { linux::vmsplice(pipe.write_end, from, room) };
             let len = *got.as_ref().unwrap_or(&0);
             chunks.chunks.push(Chunk { pipe, len });
@@ -145,7 +145,7 @@ impl Pins {
         Ok(handle)
     }
 
-    /// Gives a pin back.
+    /// Removes a pin.
     pub(super) fn unpin(&self, handle: u64) {
         let removed = self.lock_table().pins.remove(&handle);
         if let Some(chunks) = removed {
@@ -153,19 +153,19 @@ impl Pins {
         }
     }
 
-    /// Whether the pin is held and has the range.
+    /// Whether the pin exists and contains the range.
     pub(super) fn contains_range(&self, handle: u64, offset: usize, len: usize) -> bool {
         let held = self.lock_table();
         let total = held.pins.get(&handle).map(|chunks| chunks.iter().map(|c| c.len).sum::<usize>());
         total.is_some_and(|total| offset.checked_add(len).is_some_and(|end| end <= total))
     }
 
-    /// How many pins are held.
+    /// The number of pins.
     pub(super) fn count(&self) -> usize {
         self.lock_table().pins.len()
     }
 
-    /// Copies out of a pin; on the thread of `scratch`.
+    /// Copies from a pin; on the thread of `scratch`.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes.
@@ -211,7 +211,7 @@ impl Pins {
     }
 }
 
-/// Chunks of a pin in the making; given back if it comes to nothing.
+/// Chunks of an unfinished pin; released on failure.
 struct PinBuilder<'a> {
     pins: &'a Pins,
     chunks: Vec<Chunk>,
@@ -230,7 +230,7 @@ impl Scratch {
         let fail = |e| system_error("copy from a pin", e);
         let available = linux::tee(chunk.pipe.read_end, self.pipe.write_end, skip + len).map_err(fail)?;
         if available < skip + len {
-            // What is in the scratch pipe would come out first next time.
+            // Bytes in the scratch pipe would come out first next time.
             self.pipe = Pipe::new(self.pipe.capacity).map_err(fail)?;
             return Err(fail(Errno::IO));
         }

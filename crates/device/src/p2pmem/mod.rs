@@ -1,5 +1,5 @@
-//! PCI memory that the kernel publishes for peer-to-peer DMA: an NVMe controller's memory buffer, or the BAR of any
-//! device whose driver says so.
+//! PCI memory that the Linux kernel publishes for peer-to-peer DMA: an NVMe controller's memory buffer, or the BAR of
+//! any device whose driver publishes it.
 //!
 //! ```text
 //!   /sys/bus/pci/devices/0000:03:00.0/p2pmem/{size,available,published,allocate}
@@ -9,18 +9,18 @@
 //! It has no engine: the CPU stores into it, and a storage device can DMA into it. So copies are done when the call
 //! returns, every fence is reached, and there is nothing to pin.
 //!
-//! **Only what is published.** The Linux kernel lets `allocate` be mapped whatever `published` says. On a machine armed for
-//! GPUDirect by P2PDMA the NVIDIA driver lists its GPU as a provider that is not published, whose pool is all of video
-//! memory, in use: what is mapped there belongs to running programs. So nothing is allocated of a provider that is not
-//! published, and a mapping of one is never taken for a device buffer.
+//! **Only published memory.** The Linux kernel lets `allocate` be mapped whatever `published` is. On a machine set up
+//! for GPUDirect by P2PDMA the NVIDIA driver lists its GPU as a provider that is not published, whose pool is all of
+//! video memory, in use: a mapping of it belongs to running programs. So nothing is allocated from a provider that is
+//! not published, and a mapping of one is never treated as a device buffer.
 //!
-//! A program may map `allocate` itself; the `mmap` hook tells of it, and the mapping is a device buffer like any other.
+//! A program may map `allocate` itself; the `mmap` hook reports it, and the mapping is a device buffer like any other.
 //!
 //! Known flaws: a copy into memory that the program unmaps meanwhile faults, as its own store would; a mapping made
-//! past the hooks is host memory to us, which is right but slower.
+//! without the hooks is treated as host memory, which is correct but slower.
 
+mod nontemporal;
 mod providers;
-mod stream;
 
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -28,9 +28,9 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, FdTableRoot, PAGE};
 
+use self::nontemporal::nontemporal_copy;
 pub use self::providers::Provider;
 use self::providers::{provider_at, providers_under};
-use self::stream::nontemporal_copy;
 use crate::host_memory::{HostMemoryPool, RW, SHARED, system_error};
 use crate::{
     Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
@@ -51,15 +51,15 @@ struct P2pmem {
     pinned: HostMemoryPool,
 }
 
-/// The devices made so far, by PCI address.
+/// The devices created so far, by PCI address.
 static DEVICES: Mutex<Vec<&'static P2pmem>> = Mutex::new(Vec::new());
 
-/// The providers of this machine, in the order of their PCI addresses; a device's ordinal counts them.
+/// The providers of this machine, in the order of their PCI addresses; a device's ordinal is the index.
 pub fn providers() -> Vec<Provider> {
     run_in_shadow_table(|| providers_under(ROOT)).unwrap_or_default()
 }
 
-/// New memory of a provider.
+/// Allocates memory of a provider.
 pub(crate) fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr> {
     alloc_under(ROOT, ordinal, len)
 }
@@ -104,13 +104,13 @@ pub(crate) fn register_mapping(addr: u64, len: u64) {
 fn note_under(root: &'static str, addr: u64, len: u64) {
     let Ok(Some(address)) = run_in_shadow_table(move || provider_at(addr)) else { return };
     let Ok(all) = run_in_shadow_table(|| providers_under(root)) else { return };
-    // One that is not published is its driver's own memory, whoever maps it: never a device buffer.
+    // One that is not published is its driver's own memory, whichever process maps it: never a device buffer.
     let Some(ordinal) = all.iter().position(|p| p.address == address && p.published) else { return };
     let Ok(device) = device(&address, ordinal as u32) else { return };
     let _ = registry::add_range(device.owner, DeviceAddr(addr), len.next_multiple_of(PAGE as u64));
 }
 
-/// A range of addresses means something else now.
+/// A range of addresses has another meaning now.
 pub(crate) fn unregister_mapping(addr: u64, len: u64) {
     let owners: Vec<u32> = devices().iter().map(|d| d.owner).collect();
     registry::remove_range(DeviceAddr(addr), len.next_multiple_of(PAGE as u64), |owner| owners.contains(&owner));
@@ -138,9 +138,9 @@ fn device(address: &str, ordinal: u32) -> Result<&'static P2pmem> {
     Ok(device)
 }
 
-/// Runs what opens descriptors where the program does not see them.
+/// Runs code that opens descriptors on a thread with an unshared fd table.
 fn run_in_shadow_table<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let failed = DeviceError::new(ErrorKind::Driver, "private thread for p2pmem");
+    let failed = DeviceError::new(ErrorKind::Driver, "shadow thread for p2pmem");
     let root = FdTableRoot::new().map_err(|_| failed)?;
     let (answer, result) = mpsc::channel();
     root.spawn("spinio-p2pmem", move || drop(answer.send(body())));
@@ -187,9 +187,9 @@ impl Device for P2pmem {
         let (start, len) = registry::range_of(self.owner, addr)?;
         let page = addr.0 & !(PAGE as u64 - 1);
         let mut resident = [0u8];
-        // SAFETY: whether the page is mapped is the question.
+        // SAFETY: queries whether the page is mapped.
         if unsafe { linux::mincore(page as *const u8, &mut resident) } == Err(Errno::NOMEM) {
-            // Unmapped behind the hooks' back.
+            // Unmapped without the hooks.
             unregister_mapping(start.0, len);
             return None;
         }
@@ -216,7 +216,7 @@ impl Device for P2pmem {
 
     unsafe fn copy_in(&self, _stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check(dst, len, "copy to p2pmem")?;
-        // SAFETY: `src` is the caller's promise; `dst` lies in a live mapping.
+        // SAFETY: the caller guarantees `src`; `dst` is in a live mapping.
         unsafe { nontemporal_copy(dst.0 as *mut u8, src, len) };
         Ok(())
     }
@@ -256,8 +256,8 @@ impl Device for P2pmem {
         function: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
     ) -> Result<()> {
-        // Everything queued is done.
-        // SAFETY: passed on to the caller.
+        // All enqueued work is done.
+        // SAFETY: guaranteed by the caller.
         unsafe { function(argument) };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Who publishes memory, and whose memory is mapped where: read from `/sys` and `/proc`, on a private thread.
+//! The providers, and the owner of a mapping: read from `/sys` and `/proc`, on a thread with an unshared fd table.
 
 use std::ffi::CString;
 
@@ -11,9 +11,9 @@ pub struct Provider {
     pub address: String,
     /// Bytes of memory in all.
     pub size: u64,
-    /// Bytes not allocated by anybody.
+    /// Free bytes.
     pub available: u64,
-    /// Whether its driver gives it to others. The Linux kernel does not check this when `allocate` is mapped; we do.
+    /// Whether its driver allows other users. The Linux kernel does not check this when `allocate` is mapped; we do.
     pub published: bool,
 }
 
@@ -45,7 +45,7 @@ fn read_all(path: &str) -> Option<Vec<u8>> {
     let fd = linux::open(&CString::new(path).ok()?, 0, 0).ok()?;
     let mut all = Vec::new();
     let mut buf = [0u8; 4096];
-    // SAFETY: `buf` takes as many bytes as the call is told.
+    // SAFETY: `buf` has the length passed to the call.
     while let Ok(got @ 1..) = unsafe { linux::read(fd, buf.as_mut_ptr(), buf.len()) } {
         all.extend_from_slice(&buf[..got]);
     }

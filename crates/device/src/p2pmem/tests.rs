@@ -131,7 +131,7 @@ fn unpublished_provider_is_refused_and_never_device_memory() {
     }
     fs::remove_file(&published).unwrap();
     assert!(alloc_under(path, 1, 4096).is_err());
-    // The other provider is served all the same, and so is this one once it is published.
+    // The other provider still works, and so does this one once it is published.
     let other = alloc_under(path, 0, 4096).unwrap();
     registry::free(other).unwrap();
     fs::write(&published, "1\n").unwrap();

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use spinio_device::DeviceAddr;
 use spinio_io::settings::NvmmuStripes;
 use spinio_io::{ParityArray, Part, Runtime, ShadowFile, StripeMap, Target, WriteLease};
-use spinio_plan::shape::StripePart;
+use spinio_plan::stripe_layout::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -266,7 +266,11 @@ impl Output {
     }
 
     /// The stripes of a range, looked up if they are not known.
-    fn survey(&mut self, array: ParityArray, range: Range<u64>) -> Result<spinio_plan::shape::StripeLayout, Error> {
+    fn survey(
+        &mut self,
+        array: ParityArray,
+        range: Range<u64>,
+    ) -> Result<spinio_plan::stripe_layout::StripeLayout, Error> {
         if let Some(surveyed) = &self.stripe_map
             && surveyed.range.start <= range.start
             && range.end <= surveyed.range.end
@@ -278,7 +282,7 @@ impl Output {
         let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, exclusive));
         // Where the file system does not say, everything is loose.
         let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
-            let shape = spinio_plan::shape::StripeLayout::new(array.width, array.phase, []);
+            let shape = spinio_plan::stripe_layout::StripeLayout::new(array.width, array.phase, []);
             (StripeMap { range: start..end, layout: shape }, false)
         });
         self.past_end |= beyond;

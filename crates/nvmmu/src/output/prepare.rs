@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rangemap::RangeSet;
 use spinio_io::{ParityArray, ShadowFile, StripeMap};
-use spinio_plan::shape::StripePart;
+use spinio_plan::stripe_layout::StripePart;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 

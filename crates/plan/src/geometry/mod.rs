@@ -1,72 +1,73 @@
-//! What lies under a file: layers of block devices down to disks, and where its stripes are.
+//! The storage under a file: layers of block devices down to disks, and the positions of its stripes.
 //!
 //! ```text
 //!   file
 //!   └─ ext4
 //!      └─ md0p1        partition from 1 MiB
-//!         └─ md0       raid5, 64 KiB x 3+1          read.rs    sysfs ──> tree
+//!         └─ md0       raid5, 64 KiB x 3+1          sysfs.rs    sysfs ──> tree
 //!            ├─ nvme0n1   NVMe, 0000:03:00.0        stripe.rs  tree ──> chunk, width, members of a range
 //!            ├─ nvme1n1   NVMe, 0000:04:00.0        p2p.rs     tree ──> may storage DMA into a device, why not
-//!            ├─ ...                                 picture.rs tree ──> text
+//!            ├─ ...                                 render.rs tree ──> text
 //! ```
 //!
-//! Why: whole stripes written to RAID-5 need no reads; a request cut where chunks end keeps each command on few disks;
+//! Why: full-stripe writes to RAID-5 need no reads; a request split at chunk ends keeps each command on few disks;
 //! a user who wonders why peer-to-peer is refused sees the layer that refuses it.
 //!
-//! sysfs tells all of this to everybody. It is read through [`Source`], so that the same code reads a machine, a test's
-//! table and a fuzzer's noise. Whatever stands there, nothing panics, and depth and number of layers are bounded.
+//! sysfs shows all of this to every user. It is read through [`SysfsReader`], so that the same code reads a machine, a
+//! test's table and a fuzzer's noise. No input causes a panic, and depth and number of layers are bounded.
 //!
-//! Known flaws: tables of the device mapper are for root alone, so its targets are inferred, from the name that LVM,
-//! cryptsetup or multipath gave and from the transfer sizes that the kernel derives from a table. Where on its member
-//! a linear volume begins is not told at all; LVM begins at whole MiB. An array of arrays shows its outer stripe only.
+//! Known flaws: only root can read the tables of the device mapper, so its targets are inferred, from the name that
+//! LVM, cryptsetup or multipath gave and from the transfer sizes that the Linux kernel derives from a table. The start
+//! of a linear volume on its member is unknown; LVM begins at whole MiB. An array of arrays shows its outer stripe
+//! only.
 
 pub mod overlay;
 mod p2p;
 mod parse;
-mod picture;
-mod read;
+mod render;
 mod stripe;
+mod sysfs;
 
 pub use p2p::P2pHint;
-pub use read::{SysfsReader, read_btrfs, read_device, without_device};
 pub use stripe::{Layout, Stripe};
+pub use sysfs::{SysfsReader, read_btrfs, read_device, without_device};
 
-/// A file system and what it lies on.
+/// A file system and the block devices under it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockStack {
     /// `ext4`, `tmpfs`; empty for a block device itself.
     pub file_system: String,
-    /// The uppermost block device; none where there is none (memory, network), or where it cannot be told.
+    /// The uppermost block device; none where there is none (memory, network), or where it is unknown.
     pub top: Option<Layer>,
 }
 
-/// A block device and what it is made of.
+/// A block device and its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// The kernel's name, such as `nvme0n1`.
+    /// The Linux kernel's name, such as `nvme0n1`.
     pub name: String,
-    /// Major and minor number; none where it could not be told.
+    /// Major and minor number; none if unknown.
     pub number: Option<(u32, u32)>,
-    /// What it does to a request.
+    /// Its function.
     pub kind: Kind,
-    /// Length in bytes; 0 where it is not told.
+    /// Length in bytes; 0 if unknown.
     pub bytes: u64,
-    /// What its queue says.
+    /// The limits of its queue.
     pub queue: QueueLimits,
-    /// How it takes part in the layer above.
+    /// Its role in the layer above.
     pub role: Role,
-    /// What it is made of; none for a disk.
+    /// Its members; none for a disk.
     pub members: Vec<Layer>,
 }
 
-/// What a layer does to a request.
+/// The function of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing is below it.
+    /// No layer is below it.
     Disk {
-        /// How the machine reaches it.
+        /// Its transport.
         transport: Transport,
-        /// Its PCI address, or that of the controller it hangs on.
+        /// Its PCI address, or that of its controller.
         pci: Option<String>,
     },
     /// Part of its only member.
@@ -76,9 +77,9 @@ pub enum Kind {
     },
     /// An array of the md driver.
     Md(Md),
-    /// Members, or parts of them, end to end: LVM's usual volume.
+    /// Members, or parts of them, concatenated: LVM's usual volume.
     Linear,
-    /// Chunks dealt out to the members by the device mapper.
+    /// Chunks distributed to the members by the device mapper.
     Striped {
         /// Bytes of a chunk.
         chunk: u64,
@@ -87,7 +88,7 @@ pub enum Kind {
     LvmRaid {
         /// Bytes of a chunk, 0 for mirrors.
         chunk: u64,
-        /// Members that hold data in each stripe.
+        /// Members that store data in each stripe.
         data: u32,
     },
     /// Encrypted.
@@ -96,7 +97,7 @@ pub enum Kind {
     Multipath,
     /// A thin volume of a pool.
     Thin,
-    /// Device mapper with a target that is not told.
+    /// Device mapper with an unknown target.
     Mapper,
     /// A file as a disk.
     Loop {
@@ -107,27 +108,27 @@ pub enum Kind {
     Bcache,
     /// btrfs over several devices.
     Btrfs {
-        /// How it stores data: `single`, `raid0`, ...; empty where it stores it in several ways.
+        /// The data profile: `single`, `raid0`, ...; empty if there are several.
         profile: String,
     },
-    /// Not told.
+    /// Unknown.
     Unknown,
 }
 
 /// An array of the md driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Md {
-    /// How it spreads data.
+    /// How it distributes data.
     pub level: Level,
     /// Bytes of a chunk; 0 where there are none.
     pub chunk: u64,
-    /// Disks it is made for.
+    /// Number of disks in the complete array.
     pub disks: u32,
-    /// Of these, missing.
+    /// Number of missing disks.
     pub degraded: u32,
-    /// The level's own variant, as the kernel numbers it.
+    /// The level's own variant, as numbered by md.
     pub layout: u32,
-    /// What it is doing: `idle`, `recover`, `resync`, ...
+    /// The current action: `idle`, `recover`, `resync`, ...
     pub action: String,
 }
 
@@ -142,12 +143,12 @@ pub enum Level {
     Raid5,
     Raid6,
     Raid10,
-    /// Another word of the kernel's.
+    /// Another level name.
     Other(String),
 }
 
 impl Level {
-    /// From the kernel's word.
+    /// From the name in sysfs.
     pub fn parse(word: &str) -> Level {
         match word {
             "linear" => Level::Linear,
@@ -161,7 +162,7 @@ impl Level {
         }
     }
 
-    /// The kernel's word.
+    /// The name in sysfs.
     pub fn name(&self) -> &str {
         match self {
             Level::Linear => "linear",
@@ -175,7 +176,7 @@ impl Level {
         }
     }
 
-    /// Disks of each stripe that hold parity.
+    /// Parity disks of each stripe.
     pub const fn parity(&self) -> u32 {
         match self {
             Level::Raid4 | Level::Raid5 => 1,
@@ -204,7 +205,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As it is shown.
+    /// The display name.
     pub const fn name(self) -> &'static str {
         match self {
             Transport::Nvme => "nvme",
@@ -222,32 +223,32 @@ impl Transport {
     }
 }
 
-/// What a queue says of itself; bytes, 0 where it is not told.
+/// The limits of a queue; bytes, 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Smallest unit of a request.
     pub logical: u64,
-    /// What a request should have at least; a chunk of an array.
+    /// Recommended minimum of a request; a chunk of an array.
     pub minimum: u64,
-    /// What one should have; a stripe of an array.
+    /// Recommended size of a request; a stripe of an array.
     pub optimal: u64,
-    /// Largest request; what is longer the kernel cuts.
+    /// Largest request; the Linux kernel splits longer ones.
     pub max_request: u64,
-    /// The kernel's read-ahead window.
+    /// The Linux kernel's read-ahead window.
     pub read_ahead: u64,
 }
 
-/// How a layer takes part in the one above.
+/// The role of a layer in the one above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Holds its share.
+    /// Stores its share.
     #[default]
     Active,
-    /// Being rebuilt: holds part of its share.
+    /// Being rebuilt: stores part of its share.
     Rebuilding,
-    /// Waits to take another's place.
+    /// Ready to replace another member.
     Spare,
-    /// Given up by the array.
+    /// Failed, no longer used by the array.
     Faulty,
 }
 
@@ -261,18 +262,18 @@ impl BlockStack {
         out
     }
 
-    /// Whether each byte of a write goes to one disk, and to nowhere else. Not so where nothing is told: a mirror
-    /// that one of its sides refuses a write may call it written (see `vm/README.md`).
+    /// Whether each byte of a write goes to exactly one disk. False if unknown: a mirror of which one side
+    /// refuses a write may report success (see `vm/README.md`).
     pub fn writes_single_disk(&self) -> bool {
         self.top.as_ref().is_some_and(Layer::writes_single_disk)
     }
 
-    /// Where stripes lie, if there are any.
+    /// The stripes, if there are any.
     pub fn stripe(&self) -> Option<Stripe> {
         self.top.as_ref().and_then(Stripe::from_layer)
     }
 
-    /// The kernel's read-ahead window; 0 where it is not told.
+    /// The Linux kernel's read-ahead window; 0 if unknown.
     pub fn read_ahead(&self) -> u64 {
         self.top.as_ref().map_or(0, |top| top.queue.read_ahead)
     }
@@ -310,7 +311,7 @@ impl Layer {
         }
     }
 
-    /// Members that hold data now.
+    /// Members that store data now.
     pub fn active(&self) -> impl Iterator<Item = &Layer> {
         self.members.iter().filter(|m| matches!(m.role, Role::Active | Role::Rebuilding))
     }

@@ -1,15 +1,15 @@
-//! Where an overlay keeps its files, from `/proc/self/mountinfo`.
+//! The directories of an overlay, from `/proc/self/mountinfo`.
 //!
 //! ```text
 //!   36 27 0:31 / /merged rw - overlay overlay rw,lowerdir=/lower2:/lower1,upperdir=/upper,workdir=/work
 //!              └ root  └ mount point                      └ upper first, then these, decide what /merged shows
 //! ```
 //!
-//! Known flaw: the paths are those of whoever mounted it. In a container they name nothing, or by bad luck something
-//! else, so who follows them has to compare what he finds.
+//! Known flaw: the paths are those of the process that mounted it. In a container they may not exist, or name
+//! another file, so the caller has to compare the file it finds.
 
-/// The folders that may hold a file of mount `id`, which is `path` as the process sees it: uppermost first, the path
-/// inside added.
+/// The directories that may contain a file of mount `id`, which is `path` as the process sees it: uppermost first,
+/// with the path inside appended.
 pub fn candidates(mountinfo: &str, id: u64, path: &str) -> Vec<String> {
     let line = mountinfo.lines().find(|l| l.split(' ').next().and_then(|n| n.parse().ok()) == Some(id));
     line.and_then(|line| parse_line(line, path)).unwrap_or_default()

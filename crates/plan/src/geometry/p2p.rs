@@ -1,7 +1,7 @@
-//! Whether storage may DMA into a device, as far as the layers tell: a hint and a reason. The canary read decides.
+//! Whether storage may DMA into a device, as far as the layers show: a hint and a reason. The P2P probe decides.
 //!
 //! ```text
-//!   passes it on                                  keeps it
+//!   forwards it                                   refuses it
 //!   partitions                                    md linear, -4, -5, -6: parity is computed by the CPU
 //!   md RAID-0, -1, -10 (Linux 7.2 and later)      the device mapper (LVM, dm-crypt, multipath), loop, bcache
 //!   NVMe on PCIe                                  every other kind of disk
@@ -9,14 +9,14 @@
 
 use super::{BlockStack, Kind, Layer, Level, Transport};
 
-/// What the layers say.
+/// The hint from the layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum P2pHint {
-    /// No layer is in the way.
+    /// No layer refuses it.
     Allowed,
-    /// An array that passes it on since Linux 7.2.
+    /// An array that forwards it since Linux 7.2.
     Array(String),
-    /// This layer keeps it, because.
+    /// This layer refuses it, with the reason.
     Blocked(String, &'static str),
 }
 
@@ -29,7 +29,7 @@ impl P2pHint {
         }
     }
 
-    /// Whether a canary read is worth its while.
+    /// Whether a probe is worthwhile.
     pub fn worth_probing(&self) -> bool {
         !matches!(self, P2pHint::Blocked(..))
     }
@@ -50,7 +50,11 @@ fn from_layer(layer: &Layer) -> P2pHint {
         let answers: Vec<P2pHint> = layer.active().map(from_layer).collect();
         let worst =
             answers.iter().find(|a| !a.worth_probing()).or_else(|| answers.iter().find(|a| **a != P2pHint::Allowed));
-        worst.cloned().unwrap_or(if answers.is_empty() { closed("its members are not told") } else { P2pHint::Allowed })
+        worst.cloned().unwrap_or(if answers.is_empty() {
+            closed("its members are not known")
+        } else {
+            P2pHint::Allowed
+        })
     };
     match &layer.kind {
         Kind::Disk { transport: Transport::Nvme, .. } => P2pHint::Allowed,

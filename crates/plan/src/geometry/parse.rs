@@ -1,8 +1,8 @@
-//! The few shapes that text in sysfs has. Each takes anything and answers `None` for what it does not know.
+//! The few formats of text in sysfs. Each parser accepts any input and returns `None` for an unknown format.
 
 use super::{Role, Transport};
 
-/// The number a text begins with: "65536\n", and "4 (3)" of an array that is being reshaped.
+/// The number at the start of a text: "65536\n", and "4 (3)" of an array that is being reshaped.
 pub(super) fn number(text: &str) -> Option<u64> {
     let text = text.trim_start();
     let end = text.bytes().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
@@ -15,14 +15,14 @@ pub(super) fn device_number(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What `/sys/dev/block/259:3` points to says of the disk: its transport, and its PCI address.
+/// The disk's transport and PCI address, from the target of `/sys/dev/block/259:3`.
 pub(super) fn disk_path(link: &str) -> (Transport, Option<String>) {
     let mut transport = None;
     let mut pci = None;
     let numbered = |part: &str, stem: &str| {
         part.strip_prefix(stem).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
     };
-    // From the root down: a nearer word says it better, but any word beats "virtual" and plain SCSI.
+    // From the root down: a nearer component is more specific, but any component beats "virtual" and plain SCSI.
     for part in link.split('/') {
         let found = match part {
             p if is_pci_address(p) => {
@@ -60,7 +60,7 @@ fn is_pci_address(text: &str) -> bool {
         && text.contains('.')
 }
 
-/// `md/dev-NAME/state` and `slot`: what the array makes of a disk.
+/// `md/dev-NAME/state` and `slot`: a disk's role in the array.
 pub(super) fn md_role(state: &str, slot: &str) -> Role {
     let has = |word: &str| state.trim().split(',').any(|w| w.trim() == word);
     match () {

@@ -1,4 +1,4 @@
-//! Where stripes begin, how wide they are, and which member holds what.
+//! Where stripes begin, how wide they are, and which member stores what.
 //!
 //! ```text
 //!   RAID-5 of 4, 64 KiB chunks, left-symmetric        bytes of the array
@@ -9,37 +9,38 @@
 //!                   └── chunk: what one command of one disk is cut at
 //! ```
 //!
-//! Offsets are those of the uppermost block device. A file's own offsets differ by where its extents lie; file systems
-//! that know the stripe begin large extents on it.
+//! Offsets are those of the uppermost block device. A file's own offsets differ by the positions of its extents; file
+//! systems that are aware of the stripe begin large extents on it.
 //!
-//! Reads are not dealt out to the members one by one: the kernel cuts a command at the chunks and has all members work
-//! on it at once, so many small commands only cost more. Tried on btrfs RAID-0 over four loop devices, each throttled:
-//! 128 MiB in commands of 2 MiB 270 MB/s, of one chunk each, dealt out by member, 228 MB/s, of one chunk in order 193;
-//! requests of 8 MiB 425, 228 and 198. What is left to do is to end a command where a chunk ends.
+//! Reads are not distributed to the members one by one: the Linux kernel splits a command at the chunks and has all
+//! members work on it at once, so many small commands only cost more. Tried on btrfs RAID-0 over four loop devices,
+//! each throttled: 128 MiB in commands of 2 MiB 270 MB/s, of one chunk each, distributed by member, 228 MB/s, of one
+//! chunk in order 193; requests of 8 MiB 425, 228 and 198. So the only useful step is to end a command where a chunk
+//! ends.
 //!
 //! Known flaws: zones of a RAID-0 whose members differ in length, md's far and offset layouts of RAID-10 and its rarer
-//! RAID-5 layouts are cut rightly, but nobody is told which member holds a chunk.
+//! RAID-5 layouts are split correctly, but the member that stores a chunk is not known.
 
 use super::{Kind, Layer, Level};
 
-/// How chunks are dealt out.
+/// How chunks are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One after the other: RAID-0, the device mapper's stripes, btrfs is not (it places each GiB anew).
+    /// Round-robin: RAID-0, the device mapper's stripes; not btrfs (it places each GiB anew).
     RoundRobin,
     /// Each chunk on this many neighbours: RAID-10, near.
     Near(u32),
-    /// Parity of so many disks moves left from stripe to stripe, and data begins behind it: RAID-5 and -6 as they are
-    /// made today.
+    /// The parity of this many disks moves left from stripe to stripe, and data begins after it: the default layout of
+    /// RAID-5 and -6 today.
     LeftSymmetric(u32),
-    /// Nobody knows which member holds a chunk.
+    /// It is not known which member stores a chunk.
     Unknown,
 }
 
 /// The stripes of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripe {
-    /// Bytes that lie together on a member; not 0.
+    /// Contiguous bytes on a member; not 0.
     pub chunk: u64,
     /// Chunks of data in a stripe; not 0.
     pub data: u32,
@@ -47,9 +48,9 @@ pub struct Stripe {
     pub members: u32,
     /// Chunks of parity in a stripe.
     pub parity: u32,
-    /// How the chunks are dealt out.
+    /// How the chunks are distributed.
     pub layout: Layout,
-    /// Where in a stripe byte 0 of the uppermost device lies; none where that is not told.
+    /// The position in a stripe of byte 0 of the uppermost device; none if unknown.
     pub phase: Option<u64>,
 }
 
@@ -87,11 +88,11 @@ impl Stripe {
             }
             Kind::LvmRaid { chunk, data } => {
                 let members = u32::try_from(layer.members.len() / 2).ok()?.max(*data);
-                // Mirrored stripes and parity look alike from outside; parity is what writers must know of.
+                // Mirrored stripes and parity look alike from outside; writers need to know about parity.
                 Stripe::new(*chunk, *data, members, members - *data, Layout::Unknown)
             }
             Kind::Linear | Kind::Crypt | Kind::Mapper | Kind::Thin | Kind::Multipath | Kind::Bcache => {
-                // LVM and cryptsetup begin at whole MiB, which is a whole stripe only if the stripe divides it.
+                // LVM and cryptsetup begin at whole MiB, which is a stripe boundary only if the stripe divides it.
                 only()
                     .map(|stripe| Stripe { phase: stripe.phase.filter(|_| (1 << 20) % stripe.width() == 0), ..stripe })
             }
@@ -111,7 +112,7 @@ impl Stripe {
         }
     }
 
-    /// None for what no driver would make.
+    /// None for values that no driver would produce.
     fn new(chunk: u64, data: u32, members: u32, parity: u32, layout: Layout) -> Option<Stripe> {
         let sane = (512..=1 << 32).contains(&chunk) && data > 0 && members >= data && members <= 4096;
         sane.then_some(Stripe { chunk, data, members, parity, layout, phase: Some(0) })
@@ -122,7 +123,8 @@ impl Stripe {
         self.chunk * self.data as u64
     }
 
-    /// Where a read that begins at `at` and may be `most` bytes long should end: with its last whole chunk, if it has one.
+    /// The preferred end of a read that begins at `at` and may be `most` bytes long: the end of its last whole chunk,
+    /// if any.
     pub fn end_at_chunk(&self, at: u64, max_len: u64) -> u64 {
         let phase = self.phase.unwrap_or(0);
         let limit = at.saturating_add(max_len.max(1));
@@ -131,7 +133,7 @@ impl Stripe {
         if end > at && max_len >= self.chunk { end } else { limit }
     }
 
-    /// The member that holds byte `at`: the one that is read, where there are copies.
+    /// The member that stores byte `at`: the one that is read, where there are copies.
     pub fn member(&self, at: u64) -> Option<u32> {
         let at = at.checked_add(self.phase?)?;
         let members = u64::from(self.members);
@@ -142,7 +144,7 @@ impl Stripe {
             Layout::LeftSymmetric(parity) => {
                 let (stripe, index) = (chunk / u64::from(self.data), chunk % u64::from(self.data));
                 let first = members - 1 - stripe % members;
-                // With one disk of parity data begins behind it, with two behind the second.
+                // With one parity disk data begins after it, with two after the second.
                 (first + u64::from(parity) + index) % members
             }
             Layout::Unknown => return None,
@@ -153,7 +155,7 @@ impl Stripe {
 fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
     let (near, far) = (layout & 0xff, layout >> 8 & 0xff);
     let copies = near.checked_mul(far).filter(|n| *n > 0)?;
-    // An odd number of disks still deals out as many chunks a turn as whole copies fit, on average.
+    // An odd number of disks still distributes as many chunks a round as whole copies fit, on average.
     let data = (disks / copies).max(1);
     let aligned = disks.is_multiple_of(copies);
     Some((if far == 1 && aligned { Layout::Near(near) } else { Layout::Unknown }, data))
@@ -163,7 +165,7 @@ fn raid10(layout: u32, disks: u32) -> Option<(Layout, u32)> {
 mod tests {
     use super::super::{Md, QueueLimits, Role};
     use super::*;
-    use crate::shape::{DeviceExtent, StripeLayout};
+    use crate::stripe_layout::{DeviceExtent, StripeLayout};
 
     fn layer(kind: Kind, members: Vec<Layer>) -> Layer {
         Layer {
@@ -203,7 +205,7 @@ mod tests {
         let whole =
             StripeLayout::new(stripe.width(), (1 << 20) % 196_608, [DeviceExtent { file: 0, device: 0, len: 1 << 30 }]);
         assert_eq!(whole.end_of_chunk(0, 196_608), Some(6 * 196_608 - (1 << 20)));
-        // Through LVM nobody tells, unless it makes no difference.
+        // Through LVM it is unknown, unless it makes no difference.
         let volume = layer(Kind::Linear, vec![md(Level::Raid5, 65536, 4, 2)]);
         assert_eq!(Stripe::from_layer(&volume).expect("striped").phase, None);
         let volume = layer(Kind::Linear, vec![md(Level::Raid0, 65536, 4, 0)]);
@@ -213,14 +215,14 @@ mod tests {
     #[test]
     fn left_symmetric_matches_kernel_layout() {
         let stripe = Stripe::from_layer(&md(Level::Raid5, 65536, 4, 2)).expect("striped");
-        let members: Vec<_> = (0..9).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        let members: Vec<_> = (0..9).map(|chunk| stripe.member(chunk * 65536).expect("a known member")).collect();
         assert_eq!(members, [0, 1, 2, 3, 0, 1, 2, 3, 0]);
         let stripe = Stripe::from_layer(&md(Level::Raid6, 65536, 4, 2)).expect("striped");
-        let members: Vec<_> = (0..6).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        let members: Vec<_> = (0..6).map(|chunk| stripe.member(chunk * 65536).expect("a known member")).collect();
         // P on 3 and Q on 0, then P on 2 and Q on 3, then P on 1 and Q on 2.
         assert_eq!(members, [1, 2, 0, 1, 3, 0]);
         let stripe = Stripe::from_layer(&md(Level::Raid10, 65536, 4, 0x102)).expect("striped");
-        let members: Vec<_> = (0..4).map(|chunk| stripe.member(chunk * 65536).expect("told")).collect();
+        let members: Vec<_> = (0..4).map(|chunk| stripe.member(chunk * 65536).expect("a known member")).collect();
         assert_eq!(members, [0, 2, 0, 2]);
     }
 }

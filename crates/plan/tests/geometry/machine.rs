@@ -11,7 +11,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A disk whose folder in /sys/devices is `path`.
+    /// A disk whose directory in /sys/devices is `path`.
     pub(crate) fn disk(mut self, number: &str, path: &str) -> Machine {
         let dir = format!("/sys/dev/block/{number}");
         self.links.insert(dir.clone(), format!("../../devices/{path}"));
@@ -28,7 +28,7 @@ impl Machine {
         self.disk(number, &format!("pci0000:00/0000:00:02.0/0000:03:00.0/nvme/{controller}/{name}"))
     }
 
-    /// A file in a device's folder.
+    /// A file in a device's directory.
     pub(crate) fn file(mut self, number: &str, name: &str, text: &str) -> Machine {
         self.texts.insert(format!("/sys/dev/block/{number}/{name}"), format!("{text}\n"));
         self
@@ -76,7 +76,7 @@ impl SysfsReader for Machine {
         let inside = self.texts.keys().filter_map(|p| p.strip_prefix(path)?.strip_prefix('/'));
         let mut names: Vec<String> = inside.filter_map(|p| p.split('/').next()).map(str::to_owned).collect();
         names.dedup();
-        // In no order that anybody may rely on.
+        // In an unspecified order.
         names.reverse();
         names
     }

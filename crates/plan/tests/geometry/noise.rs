@@ -1,9 +1,9 @@
-//! Whatever sysfs says, nothing panics and everything ends.
+//! For any contents of sysfs, no call panics and every call terminates.
 
 use proptest::prelude::*;
 use spinio_plan::geometry::{BlockStack, P2pHint, SysfsReader, overlay, read_btrfs, read_device};
 
-/// Answers from a list, by a hash of the path: the same question has the same answer.
+/// Texts from a list, chosen by a hash of the path: the same path has the same text.
 struct Noise(Vec<String>);
 
 impl Noise {

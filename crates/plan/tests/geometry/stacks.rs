@@ -1,4 +1,4 @@
-//! Machines as they are, and what is made of them.
+//! Real machines, and the stacks read from them.
 
 use spinio_plan::geometry::{
     BlockStack, Kind, Level, P2pHint, Role, Transport, read_btrfs, read_device, without_device,
@@ -111,7 +111,7 @@ fn member_without_p2p_blocks_array() {
     let stack = read_device(&machine, "ext4", (9, 0));
     assert!(!P2pHint::from_stack(&stack).worth_probing());
     assert!(P2pHint::from_stack(&stack).text().starts_with("sda refuses"), "{}", P2pHint::from_stack(&stack).text());
-    // A failed one is not asked.
+    // A failed one is ignored.
     let machine = machine.file("9:0", "md/dev-sda/state", "faulty");
     assert_eq!(P2pHint::from_stack(&read_device(&machine, "ext4", (9, 0))), P2pHint::Array("md0".into()));
 }

@@ -1,4 +1,4 @@
-//! Stripe arithmetic against what it means.
+//! Stripe arithmetic against its definition.
 
 use proptest::prelude::*;
 use spinio_plan::geometry::{Layout, Stripe};

@@ -66,7 +66,7 @@ fn near_optimal_with_many_resident_runs() {
     for (which, model) in models().into_iter().enumerate() {
         let (mut sum, cases) = (0.0, 60);
         for _ in 0..cases {
-            // Clean beside dirty, so that there are 14 to decide and no absent run parts them.
+            // Clean next to dirty, so that there are 14 decisions and no absent run between them.
             let extents: Vec<Extent> = (0..14)
                 .map(|i| extent(1 + random.below(2000), if i % 2 == 0 { Residency::Clean } else { Residency::Dirty }))
                 .collect();

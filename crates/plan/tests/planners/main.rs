@@ -1,10 +1,10 @@
-//! The planners against plans that were found by trying all.
+//! The planners against plans found by exhaustive search.
 //!
 //! ```text
-//!   oracle      what a plan costs, and the least of all plans, the slow and obvious way
+//!   oracle      the cost of a plan, and the best of all plans, by exhaustive search
 //!   serial      exact is exact; greedy never better
 //!   concurrent  how far from the optimum
-//!   schedule    covers the request, keeps what is possible, says why
+//!   schedule    covers the request, satisfies the constraints, gives reasons
 //! ```
 
 mod concurrent;

@@ -1,5 +1,5 @@
-//! Oracles for the planners: the cost of a plan, written as the objective reads, and the best of all
-//! plans, by trying each. Slow and obvious on purpose; nothing here shares code with the planners.
+//! Oracles for the planners: the cost of a plan, written as the objective is defined, and the best of all
+//! plans, by trying each. Slow and simple on purpose; nothing here shares code with the planners.
 
 use proptest::prelude::*;
 use spinio_plan::*;
@@ -38,7 +38,7 @@ pub(crate) fn decisions(runs: &[Extent], schedule: &Schedule) -> Vec<bool> {
                 .filter(|s| s.offset < end && s.offset + s.len > start)
                 .map(|s| !s.route.from_cache());
             let first = routes.next().expect("covered");
-            assert!(routes.all(|r| r == first), "a run is served from two sides");
+            assert!(routes.all(|r| r == first), "a run is served from both sides");
             start = end;
             first
         })
@@ -131,7 +131,7 @@ pub(crate) fn constraints_with_dma(route: Route, least: u64) -> RouteConstraints
     RouteConstraints { cache_large: Some((Route::Dma, least)), ..constraints(route) }
 }
 
-/// Models that differ in what is cheap.
+/// Models with different cheapest routes.
 pub(crate) fn models() -> Vec<Model> {
     let nvme = Model::nvme();
     let cost = |c, cutoff, bw| Cost::new(c, cutoff, bw).expect("a valid cost");
@@ -140,7 +140,7 @@ pub(crate) fn models() -> Vec<Model> {
         Model::virtual_disk(),
         // The paper's drive: 512 KiB, 584 us, and a cache that moves 249 pages meanwhile.
         Model { storage: cost(584e3, 512 << 10, 2.8e9), cache: cost(0.0, 0, 249.0 * 4096.0 / 584e-6), ..nvme },
-        // A cache that is slower than storage, so that riding along and balancing pay.
+        // A cache that is slower than storage, so that merging and balancing pay.
         Model {
             storage: cost(20e3, 16 << 10, 10e9),
             cache: cost(1e3, 4096, 5e9),
@@ -175,7 +175,7 @@ pub(crate) fn any_extents(max_runs: usize) -> impl proptest::strategy::Strategy<
     prop::collection::vec((pages, any_residency()).prop_map(|(p, r)| extent(p, r)), 1..=max_runs)
 }
 
-/// A model whose parts are drawn apart from each other.
+/// A model whose parts are drawn independently.
 pub(crate) fn any_model() -> impl proptest::strategy::Strategy<Value = Model> {
     let bandwidth = || prop_oneof![Just(1e9), 0.2e9..60e9];
     let cost = move || {

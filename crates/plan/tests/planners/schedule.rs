@@ -1,4 +1,4 @@
-//! What holds for every schedule: it covers the request, keeps what is possible, and says why.
+//! Properties of every schedule: it covers the request, satisfies the constraints, and gives reasons.
 
 use crate::oracle::*;
 use proptest::prelude::*;
@@ -76,7 +76,7 @@ proptest! {
                         Reason::Dirty => dirty > 0,
                         Reason::Unknown => unknown > 0,
                         Reason::Absent => absent > 0 && constraints.storage.is_none(),
-                        // An edge may be of a resident run that rode along.
+                        // An edge may be of a resident run that was merged.
                         Reason::Edge => absent + resident > 0 && constraints.storage == Some(Route::P2p),
                         _ => false,
                     };
@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn prediction_equals_minimised_cost(extents in any_extents(12), model in any_model()) {
-        // Clean beside dirty is one segment but two runs: then the prediction is the lower.
+        // Clean next to dirty is one segment but two runs: then the prediction is the lower.
         let (runs, constraints) = (join(&extents), constraints(Route::P2p));
         let mut out = Schedule::default();
         for objective in Objective::ALL {

@@ -79,7 +79,7 @@ proptest! {
 }
 
 /// The paper: 200,000 vectors of 8 MiB, greedy within 98.9 % of the optimum on average. That
-/// statistic is for later; this says that the rule is the paper's, not some other one.
+/// statistic is measured elsewhere; this checks that the rule is the paper's.
 #[test]
 fn greedy_is_near_optimal_on_papers_drive() {
     let model = models()[2];

@@ -80,7 +80,7 @@ fn limit_holds_for_any_ranges() {
     let mut set = OwnedPages::new(2 << 20);
     set.add('a', 0..10 << 20);
     assert_eq!(set.pop_over_limit(), [('a', 0..8 << 20)]);
-    // Used again: the other goes first.
+    // Used again: the other is removed first.
     set.add('b', 0..1 << 20);
     set.add('a', 8 << 20..9 << 20);
     assert_eq!(set.pop_over_limit(), [('a', 9 << 20..10 << 20)]);

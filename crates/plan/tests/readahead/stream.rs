@@ -1,4 +1,4 @@
-//! A reader beside a page cache that is kept page by page.
+//! A reader and a model of the page cache, page by page.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use spinio_plan::{Cost, Model, QueueCost, Route};
 
 const PAGE: u64 = 4096;
 
-/// Absent runs of a range, as the kernel tells them.
+/// Absent runs of a range, as the Linux kernel reports them.
 fn absent(resident: &BTreeSet<u64>, range: &Range<u64>) -> Vec<Range<u64>> {
     let mut out: Vec<Range<u64>> = Vec::new();
     for page in range.start / PAGE..range.end.div_ceil(PAGE) {
@@ -29,7 +29,7 @@ fn absent(resident: &BTreeSet<u64>, range: &Range<u64>) -> Vec<Range<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Readers read ahead of themselves, jump, and share the cache with somebody whose pages must never be claimed.
+    /// Readers read ahead, jump, and share the cache with another process whose pages must never be claimed.
     #[test]
     fn only_absent_pages_become_owned(
         foreign in proptest::collection::btree_set(0u64..2000, 0..200),
@@ -79,7 +79,7 @@ proptest! {
 #[test]
 fn forgotten_range_is_never_owned() {
     let mut ahead = SurveyWindow::default();
-    let asked = ahead.next_survey(0, 1 << 20).expect("nothing was asked yet");
+    let asked = ahead.next_survey(0, 1 << 20).expect("no survey yet");
     ahead.record_survey(asked.clone(), [asked]);
     ahead.forget(&(4096..8192));
     assert_eq!(ahead.advance(16384, 1 << 20), [0..4096, 8192..16384]);
@@ -106,7 +106,7 @@ fn readahead_needs_page_cache_as_fast_as_storage() {
         assert_eq!(max_profitable_request(1 << 20, &model, Route::Copy), 1 << 20);
         assert_eq!(max_profitable_request(0, &model, Route::Copy), 0);
     }
-    // A processor that copies 0.5 GB/s beside storage of 3.7 GB/s and 100 us: at 64 KiB 131 against 118 us.
+    // A processor that copies 0.5 GB/s with storage of 3.7 GB/s and 100 us: at 64 KiB 131 against 118 us.
     let slow = Model {
         cache: Cost::new(0.0, 0, 0.5e9).unwrap(),
         storage: Cost::new(100_000.0, 0, 3.7e9).unwrap(),

@@ -25,7 +25,7 @@ macro_rules! codes {
 codes! {
     /// This driver does not have the function at all (our own code, not the driver's).
     NO_SUCH_FUNCTION = -1, "function not in this driver";
-    /// Also what pointer queries say about memory that CUDA does not know.
+    /// Also what pointer queries return for memory that CUDA does not know.
     INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
     /// No memory left, on the device or pinned.
     OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
@@ -45,7 +45,7 @@ codes! {
     OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM";
     /// A handle of a dead or foreign context.
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
-    /// The work is not done yet: an answer, not a failure.
+    /// The work is not done yet: a result, not a failure.
     NOT_READY = 600, "CUDA_ERROR_NOT_READY";
     /// A kernel of the program touched a bad address; the context is lost.
     ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
@@ -65,7 +65,7 @@ codes! {
     NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
     /// The call is not possible while a stream captures.
     STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
-    /// An earlier call spoilt the capture.
+    /// An earlier call invalidated the capture.
     STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
     /// The call would have drawn the legacy default stream into a capture.
     STREAM_CAPTURE_IMPLICIT = 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT";

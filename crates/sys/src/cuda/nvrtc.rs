@@ -1,7 +1,7 @@
-//! NVRTC, the compiler for code that runs on the device: a library that a program may or may not have brought along.
+//! NVRTC, the compiler for code that runs on the device: a library that a program may or may not include.
 //!
-//! Frameworks ship it inside their own folders, so one that is loaded already is taken first, by the name inside; then
-//! one that the loader finds.
+//! Frameworks ship it inside their own directories, so one that is loaded already is taken first, by the name inside;
+//! then one that the loader finds.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Compiler {
 /// Why there is no code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompileError {
-    /// There is no NVRTC; the loader's own words.
+    /// There is no NVRTC; the loader's message.
     NoCompiler(String),
     /// It has not all the functions that are needed.
     MissingFunction(&'static str),
@@ -45,7 +45,7 @@ impl fmt::Display for CompileError {
         match self {
             CompileError::NoCompiler(why) => write!(f, "NVRTC could not be loaded: {why}"),
             CompileError::MissingFunction(name) => write!(f, "NVRTC lacks {name}"),
-            CompileError::Failed(code, log) => write!(f, "NVRTC answered {code}: {log}"),
+            CompileError::Failed(code, log) => write!(f, "NVRTC returned {code}: {log}"),
         }
     }
 }
@@ -60,7 +60,7 @@ impl Compiler {
     pub fn open() -> Result<Compiler, CompileError> {
         for flags in [libc::RTLD_NOLOAD | libc::RTLD_LAZY, libc::RTLD_LAZY | libc::RTLD_LOCAL] {
             for name in LIBRARIES {
-                // SAFETY: the name is NUL-terminated; running the constructors of a compiler is what is asked for.
+                // SAFETY: the name is NUL-terminated; running the constructors of a compiler is intended.
                 let library = unsafe { libc::dlopen(name.as_ptr(), flags) };
                 if !library.is_null() {
                     return Compiler::from_library(library);
@@ -129,7 +129,7 @@ impl Compiler {
             code => return Err(refused(code)),
         }
         let mut out = vec![0u8; len];
-        // SAFETY: `out` has as many bytes as the call before this has said.
+        // SAFETY: `out` is as long as the previous call reported.
         match unsafe { (self.cubin)(program, out.as_mut_ptr().cast()) } {
             0 => Ok(out),
             code => Err(refused(code)),
@@ -143,7 +143,7 @@ impl Compiler {
             return String::new();
         }
         let mut text = vec![0u8; len];
-        // SAFETY: `text` has as many bytes as the call before this has said.
+        // SAFETY: `text` is as long as the previous call reported.
         unsafe { (self.log)(program, text.as_mut_ptr().cast()) };
         String::from_utf8_lossy(&text).trim_end_matches(['\0', '\n']).to_owned()
     }

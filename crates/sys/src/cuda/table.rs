@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The driver of this process. One, shared by everybody, never closed.
+/// The driver of this process. One, shared by all threads, never closed.
 pub struct Driver {
     pub(super) f: Table,
 }
@@ -13,7 +13,7 @@ pub struct Driver {
 /// Why there is no driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The library could not be opened; the loader's own words.
+    /// The library could not be opened; the loader's message.
     Open(String),
     /// It opened, but lacks a function that every driver has.
     MissingFunction(&'static str),
@@ -41,7 +41,7 @@ impl Driver {
     /// The driver that the program has loaded, `None` while it has not. Loads nothing.
     /// Takes the loader's lock until it has found the driver once; afterwards it is a load.
     pub fn loaded() -> Option<&'static Driver> {
-        // Asked for a library that is not there, the loader looks for its file in every folder: five system calls.
+        // For a library that is not loaded, the loader searches every directory: five system calls.
         static COUNT_AT_MISS: AtomicU64 = AtomicU64::new(0);
         if let Some(driver) = DRIVER.get() {
             return Some(driver);
@@ -73,7 +73,7 @@ impl Driver {
 
     fn find(flags: c_int) -> Result<&'static Driver, LoadError> {
         // SAFETY: the name is NUL-terminated. With RTLD_NOLOAD no code of the library runs, and without it running
-        // the driver's constructors is what the caller asked for.
+        // the driver's constructors is intended by the caller.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), flags) };
         if library.is_null() {
             return Err(LoadError::Open(loader_error()));
@@ -130,7 +130,8 @@ macro_rules! table {
             fn of(library: *mut c_void) -> Result<Table, &'static str> {
                 Ok(Table {
                     $($need: {
-                        // SAFETY: the symbol is the driver's function of this name, whose C prototype this type repeats.
+                        // SAFETY: the symbol is the driver's function of this name, whose C prototype this type
+                        // repeats.
                         unsafe { function(library, concat!($need_symbol, "\0")) }.ok_or($need_symbol)?
                     },)+
                     $($opt: {

@@ -1,4 +1,4 @@
-//! What holds with and without a driver. The table itself is tested against a stand-in: `tests/cuda_table.rs`.
+//! Tests that hold with and without a driver. The table itself is tested against a fake driver: `tests/cuda_table.rs`.
 
 use super::*;
 

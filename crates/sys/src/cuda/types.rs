@@ -31,7 +31,7 @@ pub enum MemoryType {
     Other(u32),
 }
 
-/// What the driver says about an address.
+/// The driver's attributes of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
     /// Kind of memory.
@@ -40,19 +40,19 @@ pub struct PointerInfo {
     pub context: Context,
     /// Ordinal of its device, -1 where there is none.
     pub ordinal: i32,
-    /// First byte of the range it lies in.
+    /// First byte of its range.
     pub start: u64,
     /// Bytes of that range.
     pub len: u64,
     /// Managed memory.
     pub managed: bool,
-    /// Number of the buffer, never given twice in a process; 0 where there is none.
+    /// Number of the buffer, never reused in a process; 0 where there is none.
     pub buffer_id: u64,
 }
 
 /// `CU_POINTER_ATTRIBUTE_*`.
 pub mod pointer {
-    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names say it")]
+    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names")]
     pub const CONTEXT: i32 = 1;
     pub const MEMORY_TYPE: i32 = 2;
     pub const BUFFER_ID: i32 = 7;
@@ -66,7 +66,7 @@ pub mod pointer {
 
 /// `CU_DEVICE_ATTRIBUTE_*`.
 pub mod attribute {
-    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names say it")]
+    #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names")]
     pub const ASYNC_ENGINE_COUNT: i32 = 40;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
@@ -80,7 +80,7 @@ pub mod attribute {
 
 /// `CU_CTX_SCHED_*`: how a thread waits in a context.
 pub mod schedule {
-    /// The bits of the context's flags that say it.
+    /// The scheduling bits of the context's flags.
     pub const MASK: u32 = 7;
     /// Spin.
     pub const SPIN: u32 = 1;
@@ -106,13 +106,13 @@ pub mod stream {
 
 /// Flags of `cuEventCreate`.
 pub mod event {
-    /// Who waits sleeps.
+    /// A wait sleeps.
     pub const BLOCKING_SYNC: u32 = 1;
-    /// Only marks a place; cheaper.
+    /// Only marks a position; cheaper.
     pub const DISABLE_TIMING: u32 = 2;
 }
 
-/// `CUstreamCaptureMode`: which calls of a thread may spoil a capture.
+/// `CUstreamCaptureMode`: which calls of a thread may invalidate a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct CaptureMode(pub u32);

@@ -1,7 +1,7 @@
 //! Files and descriptors, one function a system call.
 //!
-//! Functions that take a pointer are `unsafe`: the memory must stay what the
-//! call needs it to be until it returns. The kernel checks that it is mapped.
+//! Functions that take a pointer are `unsafe`: the memory must stay valid
+//! for the call until it returns. The Linux kernel checks that it is mapped.
 
 use std::ffi::CStr;
 
@@ -14,7 +14,7 @@ use super::types::{DirectAlign, FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// A descriptor as the kernel knows it: a number in the calling thread's table.
+/// A descriptor number in the calling thread's table.
 pub type Fd = i32;
 
 pub use k::{O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT, O_DSYNC, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_SYNC, O_WRONLY};
@@ -27,7 +27,7 @@ const CLOSE_RANGE_UNSHARE: usize = 2;
 /// `buf` must be memory that the caller lets the kernel write, or an address it may refuse.
 #[inline]
 pub unsafe fn pread(fd: Fd, buf: *mut u8, len: usize, offset: u64) -> Result<usize> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_pread64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
 }
 
@@ -47,7 +47,7 @@ pub unsafe fn pread_flags(fd: Fd, buf: *mut u8, len: usize, offset: u64, flags: 
     }
 }
 
-/// `preadv2`: vectors of address and length; offset -1 stands for the descriptor's own.
+/// `preadv2`: vectors of address and length; offset -1 means the descriptor's own.
 ///
 /// # Safety
 /// As [`pread`], for each vector.
@@ -64,7 +64,7 @@ pub unsafe fn preadv(fd: Fd, vectors: &[[usize; 2]], offset: i64, flags: u32) ->
 /// As [`pread`].
 #[inline]
 pub unsafe fn read(fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_read, [fd as usize, buf as usize, len, 0, 0, 0]) }
 }
 
@@ -73,7 +73,7 @@ pub unsafe fn read(fd: Fd, buf: *mut u8, len: usize) -> Result<usize> {
 /// # Safety
 /// `buf` must be readable for `len` bytes, or an address the kernel may refuse.
 pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<usize> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_pwrite64, [fd as usize, buf as usize, len, offset as usize, 0, 0]) }
 }
 
@@ -82,7 +82,7 @@ pub unsafe fn pwrite(fd: Fd, buf: *const u8, len: usize, offset: u64) -> Result<
 /// # Safety
 /// As [`pwrite`].
 pub unsafe fn write(fd: Fd, buf: *const u8, len: usize) -> Result<usize> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_write, [fd as usize, buf as usize, len, 0, 0, 0]) }
 }
 
@@ -97,7 +97,7 @@ pub unsafe fn writev(fd: Fd, vectors: &[[usize; 2]]) -> Result<usize> {
     unsafe { syscall(k::__NR_writev, [fd as usize, at, count, 0, 0, 0]) }
 }
 
-/// `pwritev2`, or `pwritev` where there are no flags; offset -1 stands for the descriptor's own with flags only.
+/// `pwritev2`, or `pwritev` where there are no flags; offset -1 means the descriptor's own, with flags only.
 ///
 /// # Safety
 /// As [`pwrite`], for each vector.
@@ -122,8 +122,8 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
     match unsafe { syscall(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) } {
         Ok(_) => {}
         Err(Errno::BADF) => return Err(Errno::BADF),
-        // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which ask it for
-        // no attributes: what the kernel knew last is enough to say what kind of file it is.
+        // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which need no
+        // attributes of it: the attributes cached by the Linux kernel suffice for the kind of file.
         Err(refused) => return known_stat(fd).map_err(|_| refused),
     }
     let kind = kind_of(raw.st_mode);
@@ -142,7 +142,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
     })
 }
 
-/// `fstat` out of what the kernel knows, without asking a server.
+/// `fstat` from the Linux kernel's cache, without a request to a server.
 fn known_stat(fd: Fd) -> Result<Stat> {
     const AT_STATX_DONT_SYNC: u32 = 0x4000;
     // SAFETY: all-zero is a valid `struct statx`.
@@ -180,7 +180,7 @@ fn kind_of(mode: u32) -> FileKind {
     }
 }
 
-/// What O_DIRECT needs on this file; `None` where the kernel or file system does not say
+/// The alignment that O_DIRECT needs on this file; `None` where the Linux kernel or file system does not report it
 /// (before Linux 6.1) and `Some` with zeros where there is no direct I/O.
 pub fn direct_io_align(fd: Fd) -> Result<Option<DirectAlign>> {
     const STATX_DIOALIGN: u32 = 0x2000;
@@ -210,7 +210,7 @@ pub fn status_flags(fd: Fd) -> Result<i32> {
     unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_GETFL as usize, 0, 0, 0, 0]) }.map(|v| v as i32)
 }
 
-/// `pidfd_getfd`: the very descriptor `fd` of thread `tid` of this process, on a number of the calling thread's table.
+/// `pidfd_getfd`: duplicates descriptor `fd` of thread `tid` of this process into the calling thread's table.
 pub fn dup_from_thread(tid: u32, fd: Fd) -> Result<Fd> {
     const PIDFD_THREAD: usize = k::O_EXCL as usize;
     // SAFETY: no memory is involved in any of the three calls.
@@ -239,18 +239,18 @@ pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
 
 /// `close`.
 pub fn close(fd: Fd) -> Result<()> {
-    // SAFETY: no memory is involved; which table the number lives in is the caller's business.
+    // SAFETY: no memory is involved; the caller is responsible for which table the number is in.
     unsafe { syscall(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// `fcntl(F_DUPFD_CLOEXEC)`: the same on the lowest free number from `least` up.
+/// `fcntl(F_DUPFD_CLOEXEC)`: a duplicate on the lowest free number from `least` up.
 pub fn dup_at_least(fd: Fd, min_fd: Fd) -> Result<Fd> {
     // SAFETY: no memory is involved.
     unsafe { syscall(k::__NR_fcntl, [fd as usize, k::F_DUPFD_CLOEXEC as usize, min_fd as usize, 0, 0, 0]) }
         .map(|v| v as Fd)
 }
 
-/// `close_range` of everything from `first` up, in a descriptor table of this thread alone
+/// `close_range` of all descriptors from `first` up, in an unshared descriptor table of this thread
 /// (CLOSE_RANGE_UNSHARE): the rest of the process keeps its descriptors.
 pub fn close_range_unshare(first_fd: u32) -> Result<()> {
     // SAFETY: no memory is involved.
@@ -271,7 +271,7 @@ pub fn file_system_magic(fd: Fd) -> Result<u64> {
     fstatfs(fd).map(|raw| raw.f_type as u64)
 }
 
-/// Bytes that the file system has left for those who are not root (`fstatfs`).
+/// Bytes that the file system has available for users other than root (`fstatfs`).
 pub fn available_bytes(fd: Fd) -> Result<u64> {
     fstatfs(fd).map(|raw| raw.f_bavail.saturating_mul(raw.f_frsize as u64))
 }

@@ -1,6 +1,6 @@
-//! Magic numbers of file systems, as `fstatfs` says them (`f_type`), and what they are called.
+//! Magic numbers of file systems, as returned by `fstatfs` (`f_type`), and their names.
 //!
-//! One table: whoever tells file systems apart takes the numbers from here.
+//! One table: all code that distinguishes file systems takes the numbers from here.
 
 /// ext2, ext3 and ext4.
 pub const EXT4: u64 = 0xef53;
@@ -50,7 +50,7 @@ pub const CEPH: u64 = 0x00c3_6400;
 pub const GFS2: u64 = 0x0116_1970;
 /// OCFS2.
 pub const OCFS2: u64 = 0x7461_636f;
-/// Lustre, the super block's number; 0x0bd00bd3 is the one of its messages, which no `fstatfs` says.
+/// Lustre, the super block's number; 0x0bd00bd3 is that of its messages, which no `fstatfs` returns.
 pub const LUSTRE: u64 = 0x0bd0_0bd0;
 /// GPFS.
 pub const GPFS: u64 = 0x4750_4653;
@@ -58,10 +58,10 @@ pub const GPFS: u64 = 0x4750_4653;
 pub const ORANGEFS: u64 = 0x2003_0528;
 /// Coda.
 pub const CODA: u64 = 0x7375_7245;
-/// Shared folders of VirtualBox.
+/// Shared directories of VirtualBox.
 pub const VBOXSF: u64 = 0x786f_4256;
 
-/// What they are called in pictures and in the names of kept models.
+/// Their names in trees and in the file names of stored models.
 const NAMES: [(u64, &str); 29] = [
     (EXT4, "ext4"),
     (XFS, "xfs"),

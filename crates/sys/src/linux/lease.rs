@@ -1,9 +1,9 @@
-//! Read leases, and the other ways to know that nobody writes a file.
+//! Read leases, and the other ways to exclude writers of a file.
 //!
-//! A read lease (`F_SETLEASE`) is granted only while nobody has the file open for writing. Who then opens it for
-//! writing, or truncates it, waits in that very call until the lease is given back, or for
-//! `/proc/sys/fs/lease-break-time` seconds. The holder is told by a signal; here it goes to one thread that has it
-//! blocked and fetches it, so that no handler of the program ever runs for it.
+//! A read lease (`F_SETLEASE`) is granted only while no descriptor has the file open for writing. A process that then
+//! opens it for writing, or truncates it, waits in that very call until the lease is released, or for
+//! `/proc/sys/fs/lease-break-time` seconds. The lease's owner is notified by a signal; here it goes to one thread that
+//! has it blocked and fetches it, so that no handler of the program ever runs for it.
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
@@ -29,54 +29,54 @@ fn fcntl(fd: Fd, command: usize, argument: usize) -> Result<usize> {
     unsafe { syscall(k::__NR_fcntl, [fd as usize, command, argument, 0, 0, 0]) }
 }
 
-/// Whom the kernel sends the signal of a descriptor to: a thread, see [`await_break`].
+/// The receiver of a descriptor's signal: a thread, see [`await_break`].
 pub(super) fn set_signal_owner(fd: Fd, tid: u32) -> Result<()> {
     let owner = [F_OWNER_TID, tid as i32];
     fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
     fcntl(fd, F_SETSIG, SIGIO).map(drop)
 }
 
-/// Takes a read lease on a read-only descriptor; its break is told to thread `tid`, see [`await_break`].
-/// EAGAIN: somebody has the file open for writing. EACCES: not the owner's. EINVAL: no leases there.
+/// Takes a read lease on a read-only descriptor; thread `tid` is notified of its break, see [`await_break`].
+/// EAGAIN: the file is open for writing. EACCES: not the owner's. EINVAL: no leases on this file system.
 pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
     set_signal_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_RDLCK).map(drop)
 }
 
-/// Takes a write lease: granted only while nobody else has the file open at all, and only to its sole opening. Who opens it
-/// then waits as for a read lease. Nobody is told of a break: the signal stays pending on thread `tid`, which has it
-/// blocked, and [`has_write_lease`] is asked instead.
+/// Takes a write lease: granted only while no other open file description of the file exists. A process that opens it
+/// then waits as for a read lease. No thread is notified of a break: the signal stays pending on thread `tid`, which
+/// has it blocked, and [`has_write_lease`] is polled instead.
 pub fn take_write_lease(fd: Fd, tid: u32) -> Result<()> {
     set_signal_owner(fd, tid)?;
     fcntl(fd, F_SETLEASE, F_WRLCK).map(drop)
 }
 
-/// Whether the write lease is there and nobody wants it broken.
+/// Whether the write lease exists and is not being broken.
 pub fn has_write_lease(fd: Fd) -> bool {
     fcntl(fd, F_GETLEASE, 0) == Ok(F_WRLCK)
 }
 
-/// Whether there is a lease, of either kind, that need not be given back.
+/// Whether there is a lease, of either kind, that need not be released.
 pub fn has_lease(fd: Fd) -> bool {
     fcntl(fd, F_GETLEASE, 0).is_ok_and(|held| held != F_UNLCK)
 }
 
-/// Gives a lease back: who waits goes on.
+/// Releases a lease: waiting processes continue.
 pub fn release_lease(fd: Fd) -> Result<()> {
     fcntl(fd, F_SETLEASE, F_UNLCK).map(drop)
 }
 
-/// Whether the read lease is there and nobody wants it broken.
+/// Whether the read lease exists and is not being broken.
 pub fn has_read_lease(fd: Fd) -> bool {
     fcntl(fd, F_GETLEASE, 0) == Ok(F_RDLCK)
 }
 
-/// Seconds after which the kernel breaks a lease by force; `None`: never.
+/// Seconds after which the Linux kernel breaks a lease by force; `None`: never.
 pub fn lease_break_time() -> Option<u64> {
-    // What cannot be read counts as at once.
+    // An unreadable value counts as 0.
     let Ok(fd) = open(c"/proc/sys/fs/lease-break-time", k::O_RDONLY as i32, 0) else { return Some(0) };
     let mut text = [0u8; 24];
-    // SAFETY: `text` is as long as said.
+    // SAFETY: `text` has the given length.
     let got = unsafe { read(fd, text.as_mut_ptr(), text.len()) }.unwrap_or(0);
     let _ = close(fd);
     let seconds = core::str::from_utf8(&text[..got]).ok().and_then(|t| t.trim().parse::<i64>().ok());
@@ -90,25 +90,25 @@ pub fn lease_break_time() -> Option<u64> {
 /// The set with SIGIO in it.
 const SIGIO_SET: u64 = 1 << (SIGIO - 1);
 
-/// Waits for a break, or a nudge, or as long; true if there was one. For the thread that leases name; it must have
-/// SIGIO blocked, as [`super::spawn_quiet`] makes it.
+/// Waits for a break, a wake-up, or the timeout; true if there was one. For the thread that is notified of leases; it
+/// must have SIGIO blocked, as [`super::spawn_signals_blocked`] does.
 pub fn wait_lease_break(milliseconds: Option<u64>) -> bool {
     let set = SIGIO_SET;
     let time = milliseconds.map(|ms| [ms as i64 / 1000, (ms as i64 % 1000) * 1_000_000]);
     let at = time.as_ref().map_or(0, |t| t.as_ptr() as usize);
-    // SAFETY: `set` and `time` have the kernel's layouts and live across the call; no siginfo is asked for.
+    // SAFETY: `set` and `time` have the kernel's layouts and live across the call; no siginfo is requested.
     unsafe { syscall(k::__NR_rt_sigtimedwait, [&raw const set as usize, 0, at, 8, 0, 0]) }.is_ok()
 }
 
-/// Nanoseconds since the machine was started, those it slept included.
+/// Nanoseconds since boot, including suspend.
 pub fn boottime_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is alive across the call; libc answers without a system call where the kernel lets it.
+    // SAFETY: `now` is alive across the call; libc returns without a system call where the vDSO supports it.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Lets [`await_break`] of a thread of this process return; false where the signal is refused (seccomp).
+/// Makes [`await_break`] of a thread of this process return; false where the signal is refused (seccomp).
 pub fn wake_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved; the thread has the signal blocked.
     unsafe { syscall(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) }.is_ok()
@@ -137,7 +137,7 @@ pub fn is_superblock_read_only(fd: Fd) -> bool {
     if mount.stx_mask & STATX_MNT_ID_UNIQUE == 0 {
         return false;
     }
-    // struct mnt_id_req: size, spare, id, what.
+    // struct mnt_id_req: size, spare, id, mask.
     let request = [24u64, mount.stx_mnt_id, STATMOUNT_SB_BASIC];
     // struct statmount: size, mnt_opts, mask (u64), dev major, minor, magic (u64), sb_flags ...; 512 bytes.
     let mut answer = [0u32; 128];
@@ -193,8 +193,8 @@ mod tests {
             Ok(held) => {
                 assert!(held);
                 assert!(OpenOptions::new().write(true).custom_flags_nonblock().open(&path).is_err(), "EAGAIN");
-                assert!(answer.recv().unwrap().unwrap(), "the signal came, and the lease is on its way out");
-                // Waits until the thread has given it back.
+                assert!(answer.recv().unwrap().unwrap(), "the signal came, and the lease is being released");
+                // Waits until the thread has released it.
                 OpenOptions::new().write(true).open(&path).unwrap();
             }
         }

@@ -1,4 +1,4 @@
-//! Mappings, and what of the address space may be touched.
+//! Mappings, and which parts of the address space are accessible.
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
@@ -13,7 +13,7 @@ pub use k::{
     MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
 };
 
-/// Size of a page; x86-64 has no other for the page cache.
+/// Size of a page; x86-64 has only this one in the page cache.
 pub const PAGE: usize = 4096;
 
 /// `mmap`; `addr` is a hint unless MAP_FIXED is among the flags.
@@ -21,7 +21,7 @@ pub const PAGE: usize = 4096;
 /// # Safety
 /// With MAP_FIXED the range must be the caller's to replace.
 pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, offset: u64) -> Result<*mut u8> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         syscall(
             k::__NR_mmap,
@@ -34,31 +34,31 @@ pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, off
 /// `munmap`.
 ///
 /// # Safety
-/// Nothing may use the range any more.
+/// The range must no longer be used.
 pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<()> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_munmap, [addr as usize, len, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// `madvise`.
 ///
 /// # Safety
-/// The advice must not destroy what somebody else still needs.
+/// The advice must not destroy data that is still needed.
 pub unsafe fn madvise(addr: *mut u8, len: usize, advice: u32) -> Result<()> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { syscall(k::__NR_madvise, [addr as usize, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Whether `len` bytes from `addr` may be read. A kernel that will not say (seccomp) counts as yes.
+/// Whether `len` bytes from `addr` may be read. Yes if the Linux kernel does not allow the query (seccomp).
 pub fn is_readable(addr: *const u8, len: usize) -> bool {
-    // A byte of each page, fetched by the kernel, which answers EFAULT where a load would be a crash.
+    // One byte of each page, fetched by the Linux kernel, which returns EFAULT where a load would crash.
     let mut first = addr as usize;
     let Some(end) = first.checked_add(len) else { return false };
     while first < end {
         let mut byte = 0u8;
         let (local, remote) = ([&raw mut byte as usize, 1], [first, 1]);
         let vectors = [local.as_ptr() as usize, remote.as_ptr() as usize];
-        // SAFETY: both vectors and the byte live across the call; the kernel judges the remote address.
+        // SAFETY: both vectors and the byte live across the call; the Linux kernel validates the remote address.
         let got = unsafe { syscall(k::__NR_process_vm_readv, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) };
         if got == Err(Errno::FAULT) {
             return false;

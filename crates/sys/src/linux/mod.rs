@@ -1,47 +1,47 @@
 //! Linux, without libc's wrappers.
 //!
 //! Why not a slice-taking wrapper crate: a buffer here may be device memory,
-//! memory that another process changes, or an address the kernel is meant to
+//! memory that another process changes, or an address the Linux kernel is meant to
 //! refuse. None of these may become a Rust slice, so these calls take raw
-//! pointers and leave judging them to the kernel. `rustix` gives the errno type;
-//! its calls are used where a slice or an owned descriptor is honest.
+//! pointers and leave validation to the Linux kernel. `rustix` gives the errno type;
+//! its calls are used where a slice or an owned descriptor is correct.
 
+mod atomic_replace;
+mod block;
+mod dirfd;
 mod files;
-mod folder;
 pub mod fs_magic;
+mod inotify;
 mod lease;
-mod list;
 mod memory;
-mod notify;
 mod pipe;
-mod private;
 mod probe;
 mod process;
 mod raw;
-mod replace;
+mod read_dir;
 mod residency;
-mod shared;
-mod storage;
+mod shadow_table;
+mod shared_fd;
 mod types;
 mod uring;
 mod wipe;
 
+pub use atomic_replace::{atomic_replace, read_trusted};
+pub use block::*;
+pub use dirfd::*;
 pub use files::*;
-pub use folder::*;
-pub use lease::*;
-pub use list::read_dir;
-pub use memory::*;
-pub use notify::{
+pub use inotify::{
     InotifyEvent, inotify_events, inotify_init, inotify_signal, remove_watch, watch_modifications, watch_opens,
 };
+pub use lease::*;
+pub use memory::*;
 pub use pipe::*;
-pub use private::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
 pub use probe::io_uring;
 pub use process::*;
-pub use replace::{atomic_replace, read_trusted};
+pub use read_dir::read_dir;
 pub use residency::*;
-pub use shared::*;
-pub use storage::*;
+pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
+pub use shared_fd::*;
 pub use types::*;
 pub use uring::Ring;
 pub use wipe::wipe_on_fork_word;

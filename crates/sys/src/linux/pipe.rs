@@ -1,4 +1,4 @@
-//! Pipes, which can hold pages without copying them.
+//! Pipes, which can reference pages without copying them.
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
@@ -30,27 +30,27 @@ pub fn pipe_size(pipe: Fd) -> Result<usize> {
     unsafe { syscall(k::__NR_fcntl, [pipe as usize, k::F_GETPIPE_SZ as usize, 0, 0, 0, 0]) }
 }
 
-/// `vmsplice(SPLICE_F_NONBLOCK)` into a pipe: the pipe holds the pages themselves, not their bytes. Returns how many bytes
-/// the pipe now holds, fewer where it is full or a page cannot be had.
+/// `vmsplice(SPLICE_F_NONBLOCK)` into a pipe: the pipe references the pages themselves, not their bytes. Returns the
+/// number of bytes in the pipe, fewer where it is full or a page is not available.
 ///
 /// # Safety
-/// Who reads the pipe sees what is in the pages then: the caller must want that.
+/// A reader of the pipe sees the contents of the pages at that time: the caller must want that.
 pub unsafe fn vmsplice(pipe: Fd, from: *const u8, len: usize) -> Result<usize> {
     let iov = [from as usize, len];
     // SAFETY: `iov` has the layout of `struct iovec` and lives across the call; the pages are only read.
     unsafe { syscall(k::__NR_vmsplice, [pipe as usize, iov.as_ptr() as usize, 1, SPLICE_F_NONBLOCK, 0, 0]) }
 }
 
-/// `tee(SPLICE_F_NONBLOCK)`: the second pipe holds the first `len` bytes of the first pipe too.
+/// `tee(SPLICE_F_NONBLOCK)`: the second pipe references the first `len` bytes of the first pipe too.
 pub fn tee(from: Fd, to: Fd, len: usize) -> Result<usize> {
     // SAFETY: no memory is involved.
     unsafe { syscall(k::__NR_tee, [from as usize, to as usize, len, SPLICE_F_NONBLOCK, 0, 0]) }
 }
 
-/// `readv` into two places, one after the other.
+/// `readv` into two buffers, one after the other.
 ///
 /// # Safety
-/// Both must be memory that the caller lets the kernel write, or addresses it may refuse.
+/// Both must be memory that the caller lets the Linux kernel write, or addresses it may refuse.
 pub unsafe fn readv_pair(fd: Fd, first: (*mut u8, usize), second: (*mut u8, usize)) -> Result<usize> {
     let iov = [first.0 as usize, first.1, second.0 as usize, second.1];
     // SAFETY: `iov` has the layout of two `struct iovec` and lives across the call; the rest is the caller's.
@@ -67,13 +67,13 @@ mod tests {
         let (out, into) = pipe().unwrap();
         let (copy_out, copy_in) = pipe().unwrap();
         let mut page = vec![1u8; 4096];
-        // SAFETY: the test wants to see the page change under the pipe.
+        // SAFETY: the test expects the page to change under the pipe.
         assert_eq!(unsafe { vmsplice(into, page.as_ptr(), page.len()) }, Ok(4096));
         assert_eq!(tee(out, copy_in, 4096), Ok(4096));
         page.fill(2);
         let mut seen = vec![0u8; 4096];
         let at = seen.as_mut_ptr();
-        // SAFETY: both halves lie in `seen`.
+        // SAFETY: both halves are in `seen`.
         assert_eq!(unsafe { readv_pair(copy_out, (at, 96), (at.add(96), 4000)) }, Ok(4096));
         assert!(seen.iter().all(|&b| b == 2));
         // SAFETY: as above.

@@ -1,11 +1,11 @@
-//! This process, its threads, and the machine that it runs on.
+//! This process, its threads, and the machine.
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
 use super::raw::syscall;
 
-/// `getpid`, asked from the kernel each time.
+/// `getpid`, as a system call each time.
 pub fn getpid() -> u32 {
     // SAFETY: no memory is involved, and the call cannot fail.
     unsafe { syscall(k::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
@@ -17,13 +17,14 @@ pub fn gettid() -> u32 {
     unsafe { syscall(k::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// Whether a thread of this process has this number now.
+/// Whether a thread of this process has this TID now.
 pub fn is_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
     unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// Whether the kernel says that no thread of this process has this number now. False where a sandbox does not let us ask.
+/// Whether no thread of this process has this TID now, as confirmed by the Linux kernel. False where a sandbox refuses
+/// the query.
 pub fn is_no_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
     let asked = unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
@@ -39,16 +40,17 @@ pub struct AltStack {
     len: usize,
 }
 
-/// `sigaltstack`, asked only.
+/// `sigaltstack`, query only.
 pub fn alternate_stack() -> AltStack {
     let mut stack = AltStack::default();
-    // SAFETY: the kernel fills in a `stack_t`, whose layout `AltStack` has. Without it the answer is always the same.
+    // SAFETY: the Linux kernel fills in a `stack_t`, whose layout `AltStack` has. Without it the result is always the
+    // same.
     let _ = unsafe { syscall(k::__NR_sigaltstack, [0, (&raw mut stack) as usize, 0, 0, 0, 0]) };
     stack
 }
 
-/// Whether two threads of this process have one descriptor table. EPERM where a sandbox does not let us ask, ENOSYS on
-/// kernels without `kcmp`, ESRCH where one of them is gone.
+/// Whether two threads of this process share one descriptor table. EPERM where a sandbox refuses the query, ENOSYS on
+/// kernels without `kcmp`, ESRCH where one of them has exited.
 pub fn same_fd_table(tid: u32, other_tid: u32) -> Result<bool, Errno> {
     const KCMP_FILES: usize = 2;
     // SAFETY: no memory is involved.
@@ -61,13 +63,13 @@ pub fn geteuid() -> u32 {
     unsafe { syscall(k::__NR_geteuid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// Whether this program has gained rights by being executed (setuid, setgid, file capabilities).
+/// Whether this program has gained privileges by being executed (setuid, setgid, file capabilities).
 pub fn is_secure_exec() -> bool {
-    // SAFETY: reads a vector that the kernel has laid out before the program began.
+    // SAFETY: reads a vector that the Linux kernel has written before the program began.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// RLIMIT_FSIZE: the length that this process may give to a file; `u64::MAX` for any.
+/// RLIMIT_FSIZE: the largest file length allowed to this process; `u64::MAX` for any.
 pub fn file_size_limit() -> u64 {
     const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0u64; 2];
@@ -78,7 +80,7 @@ pub fn file_size_limit() -> u64 {
 
 /// The processor this thread runs on now.
 pub fn cpu() -> usize {
-    // SAFETY: no memory is involved; libc answers from memory the kernel shares, without a system call.
+    // SAFETY: no memory is involved; libc reads the vDSO's memory, without a system call.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 

@@ -1,12 +1,12 @@
 //! The `syscall` instruction and nothing else.
 //!
 //! No cancellation point, no errno in thread-local storage, no signal restart:
-//! what the kernel returns is what the caller gets.
+//! the caller gets exactly the Linux kernel's result.
 
 use rustix::io::Errno;
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("spinio-sys knows the system call convention of x86-64 only");
+compile_error!("spinio-sys supports the system call convention of x86-64 only");
 
 /// Makes system call `nr` with up to six arguments.
 ///
@@ -15,7 +15,7 @@ compile_error!("spinio-sys knows the system call convention of x86-64 only");
 #[inline(always)]
 pub(super) unsafe fn syscall(nr: u32, args: [usize; 6]) -> Result<usize, Errno> {
     let ret: isize;
-    // SAFETY: the kernel clobbers rcx and r11 only; the caller vouches for the arguments.
+    // SAFETY: the Linux kernel clobbers rcx and r11 only; the caller guarantees the arguments.
     unsafe {
         core::arch::asm!(
             "syscall",

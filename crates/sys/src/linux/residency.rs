@@ -1,4 +1,4 @@
-//! What of a file is in the page cache, and what shall be.
+//! Which parts of a file are in the page cache, and advice about it.
 
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
@@ -12,18 +12,18 @@ type Result<T> = core::result::Result<T, Errno>;
 
 /// `mincore`: one byte a page, bit 0 set when the page is resident.
 ///
-/// Believe it only on files that the caller owns or may write: for anybody else
-/// the kernel answers that all is resident.
+/// Reliable only on files that the caller owns or may write: for other users
+/// the Linux kernel reports every page as resident.
 ///
 /// # Safety
 /// `addr` must be the page-aligned start of a mapping of at least `out.len()` pages.
 pub unsafe fn mincore(addr: *const u8, out: &mut [u8]) -> Result<()> {
-    // SAFETY: `out` holds a byte for each page asked about.
+    // SAFETY: `out` has a byte for each queried page.
     unsafe { syscall(k::__NR_mincore, [addr as usize, out.len() * PAGE, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// How many of a file's first `len` bytes' pages are in the page cache, as [`mincore`] knows it: of one's own files, on any
-/// kernel, and nothing is brought in by the question.
+/// The number of pages of a file's first `len` bytes in the page cache, by [`mincore`]: reliable for one's own files,
+/// on any Linux kernel, and the query reads nothing in.
 pub fn resident_pages(fd: Fd, len: u64) -> Result<u64> {
     const PAGES_PER_CALL: usize = 1 << 16;
     let pages = (len as usize).div_ceil(PAGE);
@@ -42,12 +42,12 @@ pub fn resident_pages(fd: Fd, len: u64) -> Result<u64> {
         resident = result.and_then(|()| resident.map(|before| before + found));
         done += part.len();
     }
-    // SAFETY: mapped above, and used by nobody else.
+    // SAFETY: mapped above, and not used elsewhere.
     unsafe { munmap(start, pages * PAGE) }?;
     resident
 }
 
-/// `cachestat` (Linux 6.5): how much of a range is in the page cache. EPERM for who may not write the file.
+/// `cachestat` (Linux 6.5): the pages of a range in the page cache. EPERM without write permission for the file.
 pub fn cachestat(fd: Fd, offset: u64, len: u64) -> Result<CacheStat> {
     const NR_CACHESTAT: u32 = 451;
     let range = [offset, len];

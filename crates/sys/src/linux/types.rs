@@ -1,8 +1,8 @@
-//! What the calls return, and the flags they take.
+//! The results of the calls, and their flags.
 
 /// Reads only what is in the page cache; EAGAIN when the first byte is not.
 pub const RWF_NOWAIT: u32 = 0x8;
-/// Drops the pages this read brought in (Linux 6.14).
+/// Drops the pages this read cached (Linux 6.14).
 pub const RWF_DONTCACHE: u32 = 0x80;
 
 /// `posix_fadvise` advice.
@@ -21,14 +21,14 @@ pub enum Advice {
     DontNeed = 4,
 }
 
-/// What kind of file a descriptor names.
+/// The kind of file of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
     Regular,
     /// A block device.
     Block,
-    /// Anything that has no page cache of its own: pipe, socket, character device, directory.
+    /// A file without page cache: pipe, socket, character device, directory.
     Other,
 }
 
@@ -43,11 +43,11 @@ pub struct Stat {
     pub rdev: u64,
     /// Length in bytes (0 for a block device).
     pub size: u64,
-    /// What it takes on storage, in units of 512 bytes.
+    /// Its storage, in units of 512 bytes.
     pub blocks: u64,
     /// Owner.
     pub uid: u32,
-    /// No name leads to it.
+    /// No name refers to it.
     pub unlinked: bool,
     /// Raw `st_mode`.
     pub mode: u32,
@@ -55,11 +55,11 @@ pub struct Stat {
     pub mtime_ns: i128,
     /// Time of the last change of content or attributes, likewise.
     pub ctime_ns: i128,
-    /// What the descriptor names.
+    /// The kind of file.
     pub kind: FileKind,
 }
 
-/// What O_DIRECT asks for on a file (`STATX_DIOALIGN`); bytes.
+/// The alignment that O_DIRECT needs on a file (`STATX_DIOALIGN`); bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
     /// Alignment of the memory buffer.
@@ -68,7 +68,7 @@ pub struct DirectAlign {
     pub offset: u32,
 }
 
-/// Answer of `cachestat`, in pages.
+/// Result of `cachestat`, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CacheStat {

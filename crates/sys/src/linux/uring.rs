@@ -7,16 +7,17 @@
 //!   submission queue ──────> kernel, all at once ──> completion queue
 //! ```
 //!
-//! One thread makes a ring, uses it and drops it. Its descriptor lies in that thread's table, so a ring is for
-//! private threads. Probed, never inferred: where the kernel or a sysctl refuses, [`Ring::new`] says so.
+//! One thread makes a ring, uses it and drops it. Its descriptor is in that thread's table, so a ring is for
+//! shadow threads. Probed, never inferred: where the Linux kernel or a sysctl refuses, [`Ring::new`] returns the error.
 //!
-//! What flies writes into memory of whoever added it, and goes on when the ring is gone. So before that memory is used for
-//! anything else a ring is settled ([`Ring::settle`]), and who drops one that is not waits for what flies.
+//! A read in flight writes into the memory given by the caller that added it, and continues after the ring is closed.
+//! So before that memory is reused a ring is settled ([`Ring::settle`]), and dropping an unsettled one waits for its
+//! reads.
 //!
 //! Known flaws:
-//! - Reads only. Nothing else of SPIN's has enough of them in flight to need a ring.
-//! - Where the kernel lets nobody wait any more (a seccomp filter that a program installs in all its threads meanwhile),
-//!   nothing tells when a read has ended. Its memory is lost then; `settle` says so.
+//! - Reads only. No other part of SPIN has enough operations in flight to need a ring.
+//! - Where the Linux kernel no longer allows any wait (a seccomp filter that a program installs in all its threads
+//!   meanwhile), the end of a read is not observable. Its memory is leaked then; `settle` reports that.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -75,14 +76,14 @@ pub struct Ring {
     params: [u32; 12],
     mask: u32,
     cq_mask: u32,
-    /// Entries written and not yet given to the kernel.
+    /// Entries written and not yet submitted.
     unsubmitted: u32,
-    /// Given to the kernel, and their completions not yet taken.
+    /// Submitted, with completions not yet taken.
     in_flight: u32,
     tail: u32,
 }
 
-/// Places in [`Ring::params`].
+/// Offsets in [`Ring::params`].
 const SQ_HEAD: usize = 0;
 const SQ_TAIL: usize = 1;
 const SQ_ARRAY: usize = 2;
@@ -93,7 +94,7 @@ const CQES: usize = 5;
 impl Ring {
     /// A ring for up to `entries` reads in flight, a power of two.
     pub fn new(entries: u32) -> Result<Ring> {
-        // What spares the kernel interrupts of this thread came with 6.1 and 5.19; older ones refuse the flags.
+        // These flags avoid interrupts of this thread; they came with 6.1 and 5.19, and older versions refuse them.
         let flag_sets = [SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN, SETUP_COOP_TASKRUN, 0];
         let mut last = Errno::INVAL;
         for flags in flag_sets {
@@ -131,12 +132,12 @@ impl Ring {
         let second = match unsafe { mmap(null, entries, PROT_READ | PROT_WRITE, flags, fd, OFF_SQES) } {
             Ok(second) => second,
             Err(errno) => {
-                // SAFETY: mapped above, and nobody has seen it.
+                // SAFETY: mapped above, and not published yet.
                 let _ = unsafe { munmap(first, rings) };
                 return Err(close_and_return(errno));
             }
         };
-        // SAFETY: advice on our own mappings. A forked child has no use for them.
+        // SAFETY: advice on our own mappings. A forked child cannot use them.
         unsafe {
             let _ = madvise(first, rings, MADV_DONTFORK);
             let _ = madvise(second, entries, MADV_DONTFORK);
@@ -160,28 +161,28 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Reads that may still be added.
+    /// The number of reads that may still be added.
     pub fn free_slots(&self) -> u32 {
         (self.mask + 1).saturating_sub(self.unsubmitted + self.in_flight)
     }
 
-    /// Reads added or under way.
+    /// Reads added or in flight.
     pub fn outstanding(&self) -> u32 {
         self.unsubmitted + self.in_flight
     }
 
-    /// Adds a read; false if there is no room. Begins with the next [`Ring::submit`].
+    /// Adds a read; false if the ring is full. Begins with the next [`Ring::submit`].
     ///
     /// # Safety
-    /// `buf` must be memory that the kernel may write until the completion with `token` was taken, or [`Ring::settle`] said
-    /// that nothing flies, or an address that it may refuse.
+    /// `buf` must be memory that the Linux kernel may write until the completion with `token` was taken, or
+    /// [`Ring::settle`] returned that no read is in flight, or an address that it may refuse.
     pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, user_data: u64) -> bool {
         if self.free_slots() == 0 {
             return false;
         }
         let at = self.tail & self.mask;
         let entry = [OP_READ | (fd as u32 as u64) << 32, offset, buf as u64, u64::from(len), user_data, 0, 0, 0];
-        // SAFETY: `at` is below the number of entries, and the kernel has done with this one: as many as it has not
+        // SAFETY: `at` is below the number of entries, and the Linux kernel no longer uses this one: those it has not
         // taken are counted in `waiting`. The array has as many words.
         unsafe {
             self.entries.0.cast::<[u64; SQE_WORDS]>().add(at as usize).write(entry);
@@ -194,8 +195,8 @@ impl Ring {
         true
     }
 
-    /// Gives what was added to the kernel and waits for at least `wait` completions; fewer may come. After an error what was
-    /// given before may fly on: see [`Ring::settle`].
+    /// Submits the added reads and waits for at least `wait` completions; fewer may come. After an error reads
+    /// submitted before may still be in flight: see [`Ring::settle`].
     pub fn submit(&mut self, wait: u32) -> Result<()> {
         match self.io_uring_enter(self.unsubmitted, wait.min(self.outstanding())) {
             Ok(taken) => {
@@ -204,8 +205,8 @@ impl Ring {
                 Ok(())
             }
             Err(Errno::INTR) => Ok(()),
-            // No memory for requests. What lands makes room; asked again with the next call. Where nothing flies nothing
-            // would.
+            // No memory for requests. Completed reads free some; retried with the next call. Without reads in flight
+            // nothing would.
             Err(Errno::AGAIN | Errno::BUSY) if self.in_flight > 0 => {
                 match self.io_uring_enter(0, wait.min(self.in_flight)) {
                     Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -216,11 +217,11 @@ impl Ring {
         }
     }
 
-    /// Waits until everything that the kernel took has landed; what it has not taken never begins. The completions are
-    /// lost. False if the kernel lets nobody wait: what flies may be written at any time from now on.
+    /// Waits until every submitted read has completed; the others never begin. The completions are
+    /// lost. False if the Linux kernel allows no wait: reads in flight may write at any time from now on.
     #[must_use]
     pub fn drain(&mut self) -> bool {
-        // The kernel looks at the queue in `enter` only, and as far as it is told.
+        // The Linux kernel reads the queue in `enter` only, and only as many entries as given.
         self.tail = self.tail.wrapping_sub(core::mem::take(&mut self.unsubmitted));
         self.shared_word(SQ_TAIL).store(self.tail, Release);
         loop {
@@ -237,7 +238,7 @@ impl Ring {
 
     fn io_uring_enter(&self, submit: u32, wait: u32) -> Result<u32> {
         let args = [self.fd as usize, submit as usize, wait as usize, ENTER_GETEVENTS, 0, 0];
-        // SAFETY: the memory of each read is the word of who added it.
+        // SAFETY: the caller that added each read guarantees its memory.
         unsafe { syscall(NR_ENTER, args) }.map(|taken| taken as u32)
     }
 
@@ -258,18 +259,18 @@ impl Ring {
     }
 
     fn shared_word(&self, index: usize) -> &AtomicU32 {
-        // SAFETY: the kernel said that this word lies here; it is aligned, mapped as long as `self`, and only ever
-        // touched atomically.
+        // SAFETY: the Linux kernel reported this word's offset; it is aligned, mapped as long as `self`, and only ever
+        // accessed atomically.
         unsafe { &*self.rings.0.add(self.params[index] as usize).cast::<AtomicU32>() }
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What flies writes into memory that is not ours: it lands first. Where it cannot be waited for, who added it has
-        // been told, or never took its completions.
+        // Reads in flight write into memory that is not ours: wait for them. Where that is impossible, the caller that
+        // added them got an error, or never took its completions.
         let _ = self.drain();
-        // SAFETY: our own mappings, which nobody else knows.
+        // SAFETY: our own mappings, not used elsewhere.
         unsafe {
             let _ = munmap(self.entries.0, self.entries.1);
             let _ = munmap(self.rings.0, self.rings.1);
@@ -324,7 +325,7 @@ mod tests {
         assert_eq!(ring.outstanding(), 0);
     }
 
-    /// A ring, and a pipe: a read of it flies until somebody writes.
+    /// A ring, and a pipe: a read of it is in flight until a writer writes.
     fn with_pipe() -> Option<(Ring, Fd, Fd)> {
         let (out, into) = crate::linux::pipe().unwrap();
         match Ring::new(4) {
@@ -363,7 +364,7 @@ mod tests {
             } else {
                 assert!(ring.drain());
                 assert_eq!(ring.outstanding(), 0);
-                // As good as new.
+                // The ring is usable again.
                 // SAFETY: as above.
                 unsafe { assert!(ring.read(-1, untouched.as_mut_ptr(), 4, 0, 3)) };
                 ring.submit(1).unwrap();
@@ -382,7 +383,7 @@ mod tests {
     #[test]
     fn drain_reports_ring_that_cannot_be_waited_for() {
         let Some((mut ring, out, into)) = with_pipe() else { return };
-        // Never given back: that is what the answer means.
+        // Leaked: that is what the result requires.
         let memory: &'static mut [u8; 4] = Box::leak(Box::new([0; 4]));
         // SAFETY: it lives for ever.
         unsafe { assert!(ring.read(out, memory.as_mut_ptr(), 4, u64::MAX, 1)) };

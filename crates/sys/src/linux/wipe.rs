@@ -1,10 +1,10 @@
 //! A word that a forked child finds zero.
 //!
-//! `fork` copies locks that other threads hold and leaves those threads behind. So
-//! what SPIN built in the parent must not be used in the child. A page under
-//! MADV_WIPEONFORK tells the two apart with one load, without a hook on `fork`,
-//! and also for a raw `clone`. A `vfork` child shares the memory and rightly reads
-//! what the parent reads.
+//! `fork` copies locks that other threads hold, without those threads. So
+//! SPIN's state from the parent must not be used in the child. A page under
+//! MADV_WIPEONFORK distinguishes the two with one load, without a hook on `fork`,
+//! and also for a raw `clone`. A `vfork` child shares the memory and correctly reads
+//! the parent's value.
 
 use std::sync::atomic::AtomicU64;
 

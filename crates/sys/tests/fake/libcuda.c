@@ -44,7 +44,7 @@ static uint64_t reserved, reserved_len; /* the last reservation */
 static handle *captured; /* the stream being captured; other streams are affected if it is a blocking one */
 static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: its memsets, in order */
 static int nodes;
-static int capturing, spoilt, fail_register, fail_copy, fail_module, queries, sched;
+static int capturing, invalidated, fail_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 
 static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
@@ -62,8 +62,8 @@ static void at_home(void) {
     if (up && (fstat(descriptor, &now) || now.st_ino != identity.st_ino || now.st_dev != identity.st_dev)) die("a thread without the driver's descriptors");
 }
 static int legacy(handle *s) { return s == NULL || s == (handle *)1; }
-static int spoils(handle *s) { if (capturing && legacy(s)) { spoilt++; return 1; } return 0; }
-static int unsafe_in_capture(void) { if (capturing && capture_mode != 2) { spoilt++; return 1; } return 0; }
+static int spoils(handle *s) { if (capturing && legacy(s)) { invalidated++; return 1; } return 0; }
+static int unsafe_in_capture(void) { if (capturing && capture_mode != 2) { invalidated++; return 1; } return 0; }
 static char *at(uint64_t a) { return (char *)a >= base && (char *)a < base + SPAN ? bytes + (a - (uint64_t)base) : (char *)a; }
 static range *find(uint64_t a) {
     for (int i = 0; i < 256; i++) {
@@ -85,7 +85,7 @@ static void drop_context(context *c) {
 
 /* controls */
 void fake_capture(int on) { capturing = on; }
-int fake_spoilt(void) { return spoilt; }
+int fake_invalidated(void) { return invalidated; }
 void fake_fail_register(int code) { fail_register = code; }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }
@@ -304,10 +304,10 @@ int cuMemsetD8Async(uint64_t d, unsigned char byte, size_t n, handle *s) {
 int cuMemsetD8_v2(uint64_t d, unsigned char byte, size_t n) { return cuMemsetD8Async(d, byte, n, NULL); }
 int cuStreamBeginCapture_v2(handle *s, unsigned mode) {
     NEED();
-    captured = s, nodes = 0, spoilt = 0, capturing = !(s->flags & 1), capture_mode = mode;
+    captured = s, nodes = 0, invalidated = 0, capturing = !(s->flags & 1), capture_mode = mode;
     return OK;
 }
-int cuStreamEndCapture(handle *s, void **graph) { touch(s, 's'); captured = NULL, capturing = 0, capture_mode = 0; *graph = node; return spoilt ? 901 : OK; }
+int cuStreamEndCapture(handle *s, void **graph) { touch(s, 's'); captured = NULL, capturing = 0, capture_mode = 0; *graph = node; return invalidated ? 901 : OK; }
 int cuGraphInstantiateWithFlags(void **run, void *graph, unsigned long long f) { (void)f; *run = graph; return OK; }
 int cuGraphLaunch(void *run, handle *s) { (void)run; for (int i = 0; i < nodes; i++) cuMemsetD8Async(node[i].at, node[i].byte, node[i].n, s); return OK; }
 int cuGraphExecDestroy(void *run) { (void)run; return OK; }

@@ -1,10 +1,10 @@
-//! The stand-in driver, compiled on the spot and opened under the driver's own name.
+//! The fake driver, compiled on the spot and opened under the real driver's name.
 
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The stand-in's own controls.
+/// The fake driver's own controls.
 pub(crate) struct Fake {
     library: *mut c_void,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Fake {
 pub(crate) fn open() -> Option<Fake> {
     let dir = std::env::temp_dir().join(format!("spinio-fake-driver-{}", std::process::id()));
     let library = dir.join("libcuda.so.1");
-    std::fs::create_dir_all(&dir).expect("a temporary folder");
+    std::fs::create_dir_all(&dir).expect("a temporary directory");
     let source = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c"));
     let built = Command::new("cc")
         .args(["-O1", "-g", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
@@ -22,15 +22,15 @@ pub(crate) fn open() -> Option<Fake> {
         .status();
     match built {
         Err(e) => {
-            println!("skipped: no C compiler for the stand-in driver: {e}");
+            println!("skipped: no C compiler for the fake driver: {e}");
             return None;
         }
-        Ok(status) => assert!(status.success(), "the stand-in driver does not compile"),
+        Ok(status) => assert!(status.success(), "the fake driver does not compile"),
     }
     let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("a path without NUL");
     // SAFETY: our own library, whose constructors do nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    assert!(!library.is_null(), "the stand-in driver does not load");
+    assert!(!library.is_null(), "the fake driver does not load");
     let _ = std::fs::remove_dir_all(&dir);
     Some(Fake { library })
 }
@@ -44,9 +44,9 @@ macro_rules! controls {
                 // SAFETY: the library is open, the name ends in NUL.
                 let at = unsafe { libc::dlsym(self.library, name.as_ptr().cast()) };
                 assert!(!at.is_null(), "{name}");
-                // SAFETY: the stand-in's function of this name has this prototype.
+                // SAFETY: the fake driver's function of this name has this prototype.
                 let f: unsafe extern "C" fn($($type),*) $(-> $ret)? = unsafe { core::mem::transmute(at) };
-                // SAFETY: the tests pass addresses of the stand-in's own memory.
+                // SAFETY: the tests pass addresses of the fake driver's own memory.
                 unsafe { f($($arg),*) }
             })+
         }
@@ -56,8 +56,8 @@ macro_rules! controls {
 controls! {
     /// A blocking stream begins (1) or ends (0) a capture.
     fn capture(on: c_int);
-    /// Calls that would have spoilt the capture.
-    fn spoilt() -> c_int;
+    /// Calls that would have invalidated the capture.
+    fn invalidated() -> c_int;
     /// Registering fails with this code from now on.
     fn fail_register(code: c_int);
     /// Copies fail with this code from now on.
@@ -80,7 +80,7 @@ controls! {
     fn vmm(mib: u64, map: u32) -> u64;
     /// Frees any of these.
     fn free(addr: u64);
-    /// Reads device memory behind everybody's back.
+    /// Reads device memory without a driver call.
     fn peek(addr: u64, to: *mut u8, len: u64);
     /// A context of its own.
     fn context(device: c_int) -> usize;

@@ -1,15 +1,16 @@
-//! The paper's four microbenchmarks: 14 request sizes from 4 KiB to 32 MiB, random and sequential, up and down.
+//! The paper's four microbenchmarks: 14 request sizes from 4 KiB to 32 MiB, random and sequential, uploads and
+//! downloads.
 //!
 //! ```text
 //!   counters   begin      counters   move, move, move ... flush   counters   sync   counters
 //!                │ early                    │ waited                           │ late
-//!                └ a kernel computes        └ the program waits                └ who wants it to be on storage waits too
+//!                └ a kernel computes        └ the program waits                └ until the bytes are on storage
 //! ```
 //!
-//! What the members were asked for is exact; the times are those of an emulator. A file system writes for itself, too:
-//! its journal lies on the same array, and what it commits covers stripes in part. That shows in `late`.
+//! The counted requests to the members are exact; the times are those of an emulator. A file system writes for itself,
+//! too: its journal is on the same array, and its commits cover stripes partially. That is counted in `late`.
 //!
-//! Every fourth size is taken, or all with `vm/run --bench`.
+//! Every fourth size is run, or all with `vm/run --bench`.
 
 use std::fs::File;
 use std::ops::Range as Span;
@@ -72,7 +73,7 @@ fn size(number: usize) -> usize {
 /// Bytes of data in a stripe of the RAID-5 here.
 const STRIPE: usize = 192 << 10;
 
-/// Bytes of the file: room for three moves of the largest size, and for what lies before the first whole stripe.
+/// Bytes of the file: room for three moves of the largest size, and for the bytes before the first full stripe.
 fn file_size() -> usize {
     if all_sizes() { 108 * MIB } else { 60 * MIB }
 }
@@ -81,13 +82,13 @@ fn all_sizes() -> bool {
     std::env::var("VM_BENCH").is_ok_and(|value| value == "1")
 }
 
-/// Bytes that a file system reads for itself at most, to commit what it did for one benchmark.
+/// Limit of the bytes that a file system reads for itself, to commit the changes of one benchmark.
 const OWN: u64 = 128 << 10;
 
-/// Bytes of device memory between the sources of two moves, so that each has other bytes.
+/// Bytes of device memory between the sources of two moves, so that each moves different bytes.
 const STEP: usize = 4096;
 
-/// What is compared: a place, and a way to move.
+/// The configurations that are compared: a place, and a mode of moving.
 #[derive(Clone, Copy)]
 struct Setup {
     name: &'static str,
@@ -99,11 +100,11 @@ struct Setup {
     reads: fn(Bench, usize) -> Reads,
 }
 
-/// What must hold of the reads that members serve while the program waits.
+/// Requirements on the reads that members serve while the program waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reads {
     None,
-    /// The counters see what they are made to see.
+    /// A control: the counters count the reads of partial stripes.
     Some,
     Any,
 }
@@ -180,7 +181,7 @@ fn without_a_member(guest: &Guest, setup: Setup) -> Outcome {
 
 fn run(guest: &Guest, setup: Setup) -> Outcome {
     let (path, file) = guest.create(setup.place, "bench")?;
-    // As far as possible in one piece.
+    // Contiguous as far as possible.
     fallocate(&file, FallocateFlags::empty(), 0, file_size() as u64)?;
     let bytes = pattern(file_size(), 3);
     file.write_all_at(&bytes, 0)?;
@@ -192,7 +193,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
     };
     drop(file);
     let mut bed = TestSetup::new(guest, setup, path, bytes, within)?;
-    // The first transfers settle what can be trusted, by reading some things twice.
+    // The first transfers establish P2P trust, by reading some bytes twice.
     bed.measure(Bench::Sqrd, MIB)?;
     bed.measure(Bench::Sqwr, MIB)?;
     let mut table = Vec::new();
@@ -205,7 +206,7 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
             let row = bed.measure(bench, len)?;
             let mut wanted = if bench.is_download() { (setup.reads)(bench, len) } else { Reads::Any };
             if setup.wanted == NvmmuStripes::Aligned && row.bytes % STRIPE != 0 {
-                // The file lies in more pieces than it should: there was no room for whole stripes.
+                // The file has more extents than it should: there was no room for full stripes.
                 wanted = Reads::Any;
             }
             let (waited, late) = (row.waited, row.late);
@@ -235,11 +236,11 @@ fn run(guest: &Guest, setup: Setup) -> Outcome {
     if wrong.is_empty() { Ok(()) } else { fail(wrong.join("; ")) }
 }
 
-/// The longest range of the file that lies in one piece, from its first whole stripe on. The rest of a stripe that the
-/// file begins in belongs to somebody else, and nobody can write it whole.
+/// The longest contiguous range of the file, from its first full stripe on. The rest of a stripe that the
+/// file begins in belongs to another file, and no write can cover it as a full stripe.
 pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<usize>, CaseError> {
     let extents = linux::fiemap_extents(file.as_raw_fd(), 0, len, 64)?;
-    // Neighbours, although told apart (written and unwritten ones), are one piece.
+    // Adjacent extents, although separate (written and unwritten ones), are contiguous.
     let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
     for extent in &extents {
         match pieces.last_mut() {
@@ -256,11 +257,11 @@ pub(super) fn whole_stripes(file: &File, stripe: u64, len: u64) -> Result<Span<u
     Ok((logical + skip) as usize..(logical + len) as usize)
 }
 
-/// The file, what is in it, and memory to move from and to.
+/// The file, its contents, and memory to move from and to.
 struct TestSetup {
     path: PathBuf,
     model: Vec<u8>,
-    /// Where moves may go.
+    /// The range of moves.
     within: Span<usize>,
     source: Vec<u8>,
     memory: Box<dyn Memory>,
@@ -296,9 +297,9 @@ impl TestSetup {
         })
     }
 
-    /// Where the moves of a benchmark lie.
+    /// The offsets of the moves of a benchmark.
     fn ranges(&mut self, bench: Bench, len: usize) -> Vec<Range> {
-        // Whole stripes in all, and several moves even of the largest.
+        // Full stripes in all, and several moves even of the largest.
         let count = if bench.is_sequential() { (4 * STRIPE / len).max(3) } else { (8 * MIB / len).clamp(2, 8) };
         let mut slots: Vec<usize> = (0..self.within.len() / len).collect();
         if !bench.is_sequential() {
@@ -311,7 +312,7 @@ impl TestSetup {
 
     fn measure(&mut self, bench: Bench, len: usize) -> Result<Row, CaseError> {
         let moves = self.ranges(bench, len);
-        // Neither the page cache nor the array knows anything of it.
+        // Neither the page cache nor the array's stripe cache has any of it.
         chill(&File::open(&self.path)?)?;
         if let Some(array) = &self.array {
             array.forget_stripes()?;
@@ -325,7 +326,7 @@ impl TestSetup {
             if bench.is_download() {
                 self.moves.download(target, range)?;
             } else {
-                // Into the same place: the next move's bytes come over it.
+                // To the same offset: the next move overwrites it.
                 self.moves.upload(target, range)?;
             }
         }
@@ -357,9 +358,9 @@ impl TestSetup {
         })
     }
 
-    /// Holds if storage has these ranges, and a page before and behind each.
+    /// Passes if storage has these ranges, and a page before and after each.
     fn check(&self, ranges: &[Range]) -> Outcome {
-        // Nobody may have it open when a session wants to be alone with it.
+        // The file must not be open elsewhere when a session needs exclusive access.
         let file = File::open(&self.path)?;
         chill(&file)?;
         for &(offset, len) in ranges {

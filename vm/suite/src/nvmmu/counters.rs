@@ -1,4 +1,4 @@
-//! What the members of an array were asked for, from their `stat` files.
+//! The requests to the members of an array, from their `stat` files.
 
 use std::fs;
 use std::ops::Sub;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::case::{CaseError, fail};
 
-/// Requests and bytes since the machine started.
+/// Requests and bytes since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskCounters {
     pub(super) reads: u64,
@@ -28,7 +28,7 @@ impl Sub for DiskCounters {
     }
 }
 
-/// The disks, or partitions of disks, that a block device is made of; itself, if it is one.
+/// The disks, or partitions of disks, under a block device; the device itself, if it is one.
 pub(super) struct Members(Vec<PathBuf>);
 
 impl Members {

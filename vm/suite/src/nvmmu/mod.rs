@@ -1,25 +1,25 @@
-//! NVMMU's ground and its proof: moves between files and devices on arrays with parity.
+//! The basis and the proof of NVMMU: moves between files and devices on arrays with parity.
 //!
-//! The paper's problem: a download that covers a stripe only in part makes the array read old data and old parity
-//! before it can write, and the program waits for that. Two cures, both counted here at the members of the array:
+//! The paper's problem: a download that covers a stripe only partially makes the array read old data and old parity
+//! before it can write, and the program waits for that. Two remedies, both counted here at the members of the array:
 //!
 //! ```text
-//!   shaped       consecutive moves gather until they cover whole stripes: nothing has to be read
-//!   prepared     the neighbours of a part are read while the kernel still computes; then whole stripes again
+//!   aligned      consecutive moves are gathered into full stripes: no reads
+//!   preread      the filler of a partial stripe is read while the GPU kernel still computes; then full stripes again
 //! ```
 //!
 //! ```text
-//!   stripes    what the kernel's arrays do, by plain system calls
-//!   portions   large direct writes of SPIN's, which keep to stripes too
+//!   stripes    the behaviour of md arrays, by plain system calls
+//!   chunks     large direct writes of SPIN, which are aligned to stripes too
 //!   bench      the paper's four microbenchmarks
-//!   moves      the moves that they make
-//!   counters   what members were asked for
+//!   moves      their moves
+//!   counters   the requests to the members
 //! ```
 
 mod bench;
+mod chunks;
 mod counters;
 mod moves;
-mod portions;
 mod stripes;
 
 use crate::case::Case;
@@ -27,9 +27,9 @@ use crate::memory::has_p2p;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = stripes::cases();
-    // Once is enough: what is compared are ways to move, not kernels.
+    // With one Linux kernel only: the cases compare ways to move, not kernels.
     if has_p2p() {
-        all.extend(portions::cases());
+        all.extend(chunks::cases());
         all.extend(bench::cases());
     }
     all

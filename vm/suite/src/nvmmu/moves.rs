@@ -21,7 +21,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// What is done for an output on an array with parity.
+    /// The mode of an output on an array with parity.
     pub(super) fn new(wanted: NvmmuStripes) -> Moves {
         let settings = Settings { nvmmu_stripes: wanted, ..Settings::default() };
         Moves { runtime: Box::leak(Box::new(Runtime::new(settings))), session: None, file: PathBuf::new(), wanted }
@@ -34,7 +34,7 @@ impl Moves {
         expect("bytes moved", moved.map_err(|e| CaseError::Failed(e.to_string()))?, len as u64)
     }
 
-    /// What may happen before the first move, while a kernel computes; waits until it has.
+    /// Work before the first move, while a kernel computes; waits until it is done.
     pub(super) fn begin(&mut self, file: &Path, moves: &[Range]) -> Outcome {
         file.clone_into(&mut self.file);
         let output = (!moves.is_empty()).then_some(file);
@@ -50,7 +50,7 @@ impl Moves {
             _ => self.wanted == NvmmuStripes::Preread,
         };
         if !kept {
-            return fail(format!("{:?} was wanted, but the output is {promise}", self.wanted));
+            return fail(format!("{:?} was requested, but the output is {promise}", self.wanted));
         }
         self.session = Some(session);
         Ok(())
@@ -66,13 +66,13 @@ impl Moves {
         self.go(from, range, Direction::Download)
     }
 
-    /// The program is done: what was gathered is written.
+    /// The program is done: gathered bytes are written.
     pub(super) fn finish(&mut self) -> Outcome {
         let Some(session) = &mut self.session else { return fail("finished before it began") };
         session.flush().map_err(|e| CaseError::Failed(e.to_string()))
     }
 
-    /// Everything is on storage.
+    /// All bytes are on storage.
     pub(super) fn sync(&mut self) -> Outcome {
         let Some(mut session) = self.session.take() else { return fail("ended before it began") };
         session.sync().and_then(|()| session.end()).map(drop).map_err(|e| CaseError::Failed(e.to_string()))

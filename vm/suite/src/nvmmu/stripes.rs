@@ -1,10 +1,10 @@
-//! What the kernel's arrays ask of their members, by plain system calls: the ground that stripe shaping and
-//! preparation stand on.
+//! The requests of md arrays to their members, by plain system calls: the basis of full-stripe writes and
+//! preread.
 //!
 //! ```text
-//!   a whole stripe        D D D P     parity comes from the bytes at hand: nothing is read
-//!   a part of one         D . . P     old data and old parity are read first: the writer waits for that
-//!   its neighbours read   r r r       and then written with it, as a whole stripe: nothing is read while the writer waits
+//!   a full stripe         D D D P     parity comes from the data written: no reads
+//!   a partial stripe      D . . P     old data and old parity are read first: the writer waits for that
+//!   its filler preread    r r r       and then written with it, as a full stripe: no reads while the writer waits
 //! ```
 
 use std::fs;
@@ -25,7 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
         for missing in [false, true] {
             let how = if missing { "md RAID-{level} that lacks a member" } else { "md RAID-{level}" };
             let how = how.replace("{level}", &level.to_string());
-            all.push(Case::new(format!("machine: whole stripes are written without a read, {how}"), move |g| {
+            all.push(Case::new(format!("machine: full stripes are written without a read, {how}"), move |g| {
                 stripes(g, level, data, missing)
             }));
         }
@@ -45,7 +45,7 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
     let stripe = data * CHUNK;
     let mut host = AlignedBuf::new(stripe);
 
-    // Each asks for something else, and none may find it in the array's stripe cache.
+    // Each case uses other stripes, none of them in the array's stripe cache.
     array.forget_stripes()?;
     let before = counters.count()?;
     for number in 0..STRIPES {
@@ -53,10 +53,10 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
         host.write(&disk, stripe, (number * stripe) as u64)?;
     }
     let whole = counters.count()? - before;
-    expect("reads for whole stripes", whole.reads, 0)?;
+    expect("reads for full stripes", whole.reads, 0)?;
     let disks = (4 - usize::from(missing)) * CHUNK * STRIPES;
     if whole.written_bytes < disks as u64 {
-        return fail(format!("whole stripes: {} bytes written, at least {disks} expected", whole.written_bytes));
+        return fail(format!("full stripes: {} bytes written, at least {disks} expected", whole.written_bytes));
     }
 
     array.forget_stripes()?;
@@ -70,7 +70,7 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
         return fail(format!("{} reads for parts of {STRIPES} stripes: expected one and more each", part.reads));
     }
 
-    // What a preparation does: all reads first.
+    // A preread: all reads first.
     array.forget_stripes()?;
     let before = counters.count()?;
     let mut old = Vec::new();
@@ -101,7 +101,7 @@ fn stripes(guest: &Guest, level: u32, data: usize, missing: bool) -> Outcome {
     expect("sectors that do not match", array.mismatches()?, 0)
 }
 
-/// Host memory as direct I/O wants it.
+/// Host memory aligned for direct I/O.
 struct AlignedBuf {
     bytes: Vec<u8>,
     at: usize,

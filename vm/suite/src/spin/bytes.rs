@@ -1,4 +1,4 @@
-//! The bytes are right, whichever way they went: edges, holes, ends, writers beside.
+//! The bytes are correct on every route: edges, holes, ends, concurrent writers.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -45,7 +45,7 @@ fn misaligned(guest: &Guest, place: Place) -> Outcome {
         let offset = below(&mut random, 8) * 131_072 + *random.choose(&SIZES);
         let base = *random.choose(&[0, 4096, 65_536, MIB]);
         let len = (base + *random.choose(&SIZES)).max(1);
-        // Half of the time as far behind a sector as the offset is, so that P2P has a middle to serve.
+        // In half of the cases as far past a sector as the offset is, so that P2P has a middle to serve.
         let skew = if round % 2 == 0 { offset % 4096 } else { *random.choose(&SIZES) };
         let expected = &bytes[offset..offset + len];
         read_and_check(&runtime, &file, &mut memory, (offset as u64, skew, len), expected)?;
@@ -70,7 +70,7 @@ fn edges(guest: &Guest) -> Outcome {
     Ok(())
 }
 
-/// A payload behind a header of odd size, into a buffer that begins on a page: NVMe takes any address of whole words.
+/// A payload after a header of odd size, into a page-aligned buffer: NVMe takes any address of whole words.
 fn words(guest: &Guest) -> Outcome {
     let (path, bytes) = guest.cold(Place::Ext4, "words", 8 * MIB)?;
     let file = File::open(&path)?;
@@ -82,7 +82,7 @@ fn words(guest: &Guest) -> Outcome {
         let (offset, len) = (2 * MIB + header, 4 * MIB);
         let request = (offset as u64, skew, len);
         let stats = read_and_check(&runtime, &file, &mut memory, request, &bytes[offset..offset + len])?;
-        expect_p2p(&format!("behind {header} bytes"), &stats, 4 * MIB - 4096)?;
+        expect_p2p(&format!("after {header} bytes"), &stats, 4 * MIB - 4096)?;
     }
     remove(&path);
     Ok(())

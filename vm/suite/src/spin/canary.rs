@@ -1,7 +1,7 @@
-//! The canary: storage that says it read into the device, and did not, is found out before it is trusted.
+//! The P2P probe: storage that reports a read into the device, but did not do it, is detected before it is trusted.
 //!
-//! The machine's own peer-to-peer DMA is right, so a kernel in between makes it wrong: it flips one byte of what a
-//! `p2p` read delivers.
+//! The machine's own peer-to-peer DMA is correct, so a system call layer in between makes it wrong: it flips one byte
+//! of each `p2p` read.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,10 +17,10 @@ use crate::case::{Case, Outcome, expect, fail};
 use crate::place::{Guest, Place, chill, remove};
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("spin: a peer-to-peer read that lies is found out", lies)]
+    vec![Case::new("spin: a wrong peer-to-peer read is detected", wrong_p2p_is_detected)]
 }
 
-fn lies(guest: &Guest) -> Outcome {
+fn wrong_p2p_is_detected(guest: &Guest) -> Outcome {
     let (path, bytes) = guest.cold(Place::Ext4, "canary", 8 * MIB)?;
     let file = File::open(&path)?;
     let liar: &'static Liar = Box::leak(Box::new(Liar(AtomicU64::new(0))));
@@ -31,19 +31,19 @@ fn lies(guest: &Guest) -> Outcome {
         expect("bytes by p2p", by(&stats, Route::P2p), 0)?;
         chill(&file)?;
     }
-    let lies = liar.0.load(Relaxed);
-    if !(1..=4).contains(&lies) {
-        return fail(format!("{lies} reads were tried peer to peer, expected a few and then no more"));
+    let wrong = liar.0.load(Relaxed);
+    if !(1..=4).contains(&wrong) {
+        return fail(format!("{wrong} reads were tried peer to peer, expected a few and then no more"));
     }
     let reasons = explained(&runtime, &file, &memory)?;
     if !reasons.contains(&Reason::P2pUntrusted) {
-        return fail(format!("nothing says that the pair is not trusted: {reasons:?}"));
+        return fail(format!("no reason reports that the pair is not trusted: {reasons:?}"));
     }
     remove(&path);
     Ok(())
 }
 
-/// The kernel, but its peer-to-peer reads are wrong by one byte; counts them.
+/// The real system calls, but peer-to-peer reads are wrong by one byte; counts them.
 #[derive(Debug)]
 struct Liar(AtomicU64);
 
@@ -57,11 +57,11 @@ impl Syscalls for Liar {
         offset: u64,
         flags: u32,
     ) -> Result<usize, Errno> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         let got = unsafe { LinuxSyscalls.pread(route, fd, buf, len, offset, flags) };
         if route == Route::P2p && got.is_ok_and(|n| n > 0) {
             self.0.fetch_add(1, Relaxed);
-            // SAFETY: the kernel has just written this byte, and p2pmem can be stored to.
+            // SAFETY: the Linux kernel has just written this byte, and p2pmem can be stored to.
             unsafe { *buf.add(len / 2) ^= 1 };
         }
         got

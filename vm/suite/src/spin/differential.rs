@@ -1,5 +1,5 @@
-//! Random requests against a model of the file in host memory: the same count, the same bytes, nothing touched
-//! beyond them. Between the requests the file is written, mapped and stored to, truncated, punched, cached and
+//! Random requests against a model of the file in host memory: the same count, the same bytes, no byte changed
+//! outside them. Between the requests the file is written, mapped and stored to, truncated, punched, cached and
 //! dropped from the cache.
 
 use std::fs::File;
@@ -51,7 +51,7 @@ fn differential(guest: &Guest, place: Place) -> Outcome {
     Ok(())
 }
 
-/// Does something to the file, and the same to the model.
+/// Changes the file, and the model in the same way.
 fn disturb(file: &File, model: &mut Vec<u8>, random: &mut Rng, number: u64) -> Outcome {
     let at = below(random, model.len());
     let most = *random.choose(&[10, 5000, 100_000, MIB]);

@@ -1,17 +1,17 @@
-//! What SPIN makes of the machine: `Runtime::read` into memory of the p2pmem device, and `write` out of it.
+//! SPIN on this machine: `Runtime::read` into memory of the p2pmem device, and `write` from it.
 //!
 //! ```text
-//!   routes         which way the bytes went, and why
-//!   bytes          edges, holes, dirty pages, writers: the bytes are right whichever way they went
-//!   beside         reads while another thread writes, truncates or punches the file
-//!   canary         a transfer that goes wrong silently is found out
+//!   routes         the route of the bytes, and the reason
+//!   bytes          edges, holes, dirty pages, writers: the bytes are correct on every route
+//!   concurrent_writer   reads while another thread writes, truncates or punches the file
+//!   canary         a transfer that fails silently is detected
 //!   writes         the same for writes
 //!   differential   random requests against a plain pread of the same moment
 //! ```
 
-mod beside;
 mod bytes;
 mod canary;
+mod concurrent_writer;
 mod differential;
 mod routes;
 mod writes;
@@ -29,30 +29,30 @@ use crate::memory::{Memory, P2pMemory};
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// What no file of ours is full of.
+/// A byte value that none of our files is filled with.
 const UNTOUCHED: u8 = 0xee;
 
-/// Guard bytes looked at on both sides of what was read.
+/// Guard bytes checked on both sides of a read.
 const GUARD: usize = 4096;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = routes::cases();
     all.extend(bytes::cases());
-    all.extend(beside::cases());
+    all.extend(concurrent_writer::cases());
     all.extend(canary::cases());
     all.extend(differential::cases());
     all.extend(writes::cases());
     all
 }
 
-/// Those that an ordinary user can run: whole disks are not for users.
+/// The cases for an ordinary user: whole disks are not accessible to users.
 pub(crate) fn cases_for_users() -> Vec<Case> {
     let mut all = cases();
     all.retain(|case| ["raw NVMe", "one unreachable disk", "loop device"].iter().all(|disk| !case.name.contains(disk)));
     all
 }
 
-/// A runtime of its own: it trusts no pair of file system and device yet.
+/// A new runtime: it trusts no pair of file system and device yet.
 pub(crate) fn fresh() -> Runtime {
     Runtime::new(Settings::default())
 }
@@ -62,8 +62,8 @@ pub(crate) fn memory_for(len: usize) -> Result<P2pMemory, CaseError> {
     P2pMemory::of_spin(len + 4 * GUARD)
 }
 
-/// One read of `len` bytes at `offset`, to the device address that lies `skew` bytes behind a page's start.
-/// Holds if it returns as many bytes as are in `expected`, these bytes arrived, and nothing around them changed.
+/// One read of `len` bytes at `offset`, to the device address `skew` bytes past a page's start.
+/// Passes if it returns as many bytes as are in `expected`, these bytes arrived, and nothing around them changed.
 pub(crate) fn read_and_check(
     runtime: &Runtime,
     file: &File,
@@ -81,9 +81,9 @@ pub(crate) fn read_and_check(
     expect(&format!("{what}: bytes returned"), got, expected.len())?;
     expect_bytes(&what, &memory.bytes(at, got), expected)?;
     expect_bytes(&format!("{what}: before it"), &memory.bytes(0, at), &vec![UNTOUCHED; at])?;
-    // Beyond what was returned, not beyond what was asked for: a short read leaves the rest alone.
+    // Past the returned bytes, not past the requested ones: a short read leaves the rest unchanged.
     let rest = len - got + GUARD;
-    expect_bytes(&format!("{what}: behind it"), &memory.bytes(at + got, rest), &vec![UNTOUCHED; rest])?;
+    expect_bytes(&format!("{what}: past its end"), &memory.bytes(at + got, rest), &vec![UNTOUCHED; rest])?;
     Ok(runtime.stats().since(&before))
 }
 
@@ -92,12 +92,12 @@ fn below(random: &mut Rng, end: usize) -> usize {
     random.below(end as u64) as usize
 }
 
-/// Bytes that went by a route.
+/// Bytes served by a route.
 pub(crate) fn by(stats: &Snapshot, route: Route) -> u64 {
     stats.rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
-/// Every reason that `explain` gives for a read of the whole file, of what is done and of what is refused.
+/// Every reason that `explain` gives for a read of the whole file, both for routes taken and refused.
 pub(crate) fn explained(runtime: &Runtime, file: &File, memory: &dyn Memory) -> Result<Vec<Reason>, CaseError> {
     let allocation = memory.target(0)?.allocation;
     let buffer = Buffer::of(&allocation);
@@ -107,7 +107,7 @@ pub(crate) fn explained(runtime: &Runtime, file: &File, memory: &dyn Memory) -> 
     Ok(explained.schedule.segments.iter().flat_map(|s| [Some(s.reason), s.refused]).flatten().collect())
 }
 
-/// Holds if `bytes` went peer to peer, and says where they went if not.
+/// Passes if `bytes` went peer to peer, else reports their routes.
 pub(crate) fn expect_p2p(what: &str, stats: &Snapshot, bytes: usize) -> Outcome {
     if by(stats, Route::P2p) == bytes as u64 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Which way the bytes went, and why.
+//! The route of the bytes, and the reason.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use spinio_plan::{Reason, Route};
 
 use super::{MIB, by, expect_p2p, explained, fresh, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
-use crate::loops::LoopDevice;
+use crate::loop_device::LoopDevice;
 use crate::place::{Guest, Place, chill, open_direct, remove};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -20,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
         }));
     }
     all.push(Case::new("spin: below another root port: another route, and the reason", unreachable));
-    all.push(Case::new("spin: one unreachable disk does not spoil the others", no_spoiling));
+    all.push(Case::new("spin: one unreachable disk does not affect the others", others_unaffected));
     all.push(Case::new("spin: a loop device refuses: another route", refused));
     all.push(Case::new("spin: half a RAID-0 reachable: the bytes are right", half_reachable));
     all
@@ -31,7 +31,7 @@ fn cold(guest: &Guest, place: Place) -> Outcome {
     let file = File::open(&path)?;
     let runtime = fresh();
     let mut memory = memory_for(8 * MIB)?;
-    // The first request also settles whether the pair can be trusted, so its routes are not judged.
+    // The first request also decides whether the pair is trusted, so its routes are not checked.
     read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes[..8 * MIB])?;
     chill(&file)?;
     let stats = read_and_check(&runtime, &file, &mut memory, (8 << 20, 0, 8 * MIB), &bytes[8 * MIB..])?;
@@ -58,7 +58,7 @@ fn half_cached(guest: &Guest, place: Place) -> Outcome {
     let mut memory = memory_for(16 * MIB)?;
     read_and_check(&runtime, &file, &mut memory, (0, 0, 16 * MIB), &bytes)?;
     chill(&file)?;
-    // One half, then the other: runs long enough that no planner fetches cached bytes again.
+    // One half, then the other: runs long enough that no planner merges cached bytes.
     file.read_exact_at(&mut vec![0; 8 * MIB], 0)?;
     let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 16 * MIB), &bytes)?;
     let (stored, p2p) = (by(&stats, Route::Store), by(&stats, Route::P2p));
@@ -83,17 +83,17 @@ fn unreachable(guest: &Guest) -> Outcome {
     }
     let reasons = explained(&runtime, &file, &memory)?;
     if !reasons.contains(&Reason::P2pUnreachable) {
-        return fail(format!("nothing says that the disk is unreachable: {reasons:?}"));
+        return fail(format!("no reason reports that the disk is unreachable: {reasons:?}"));
     }
     remove(&path);
     Ok(())
 }
 
-fn no_spoiling(guest: &Guest) -> Outcome {
-    // Whole disks share one file system, devtmpfs: what is learnt of one must not be believed of another.
+fn others_unaffected(guest: &Guest) -> Outcome {
+    // Whole disks share one file system, devtmpfs: a result for one must not be applied to another.
     let (path, other) = guest.cold(Place::FarRaw, "far disk", 4 * MIB)?;
     let far = File::open(path)?;
-    let (path, bytes) = guest.cold(Place::Raw, "no spoiling", 8 * MIB)?;
+    let (path, bytes) = guest.cold(Place::Raw, "others unaffected", 8 * MIB)?;
     let near = File::open(&path)?;
     let runtime = fresh();
     let mut memory = memory_for(8 * MIB)?;
@@ -130,7 +130,7 @@ fn half_reachable(guest: &Guest) -> Outcome {
         read_and_check(&runtime, &file, &mut memory, (offset as u64, 0, len), expected)?;
         chill(&file)?;
     }
-    // And where the program opened it for direct I/O: the kernel stops at the first chunk that cannot be had.
+    // Also with the program's own O_DIRECT descriptor: the Linux kernel stops at the first chunk that cannot be read.
     let own = open_direct(&path)?;
     for (offset, len) in [(0, 4096), (64 << 10, 64 << 10), (0, 8 * MIB)] {
         let expected = &bytes[offset..offset + len];

@@ -1,4 +1,4 @@
-//! Which way written bytes went: out of the device by storage itself where it can, by the CPU where it cannot.
+//! The route of written bytes: from the device by storage itself where possible, by the CPU where not.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;

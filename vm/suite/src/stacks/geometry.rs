@@ -1,4 +1,4 @@
-//! What SPIN tells of the block devices under a file, and whether that is so. Anybody may ask.
+//! SPIN's report of the block devices under a file, and whether it is correct. Every user may query it.
 
 use std::os::fd::AsRawFd;
 
@@ -16,13 +16,15 @@ const CHUNK: u64 = 64 << 10;
 pub(super) fn cases() -> Vec<Case> {
     let mut all: Vec<Case> = Place::STACKS
         .into_iter()
-        .map(|place| Case::new(format!("spin: what lies under a file, {}", place.name()), move |g| under(g, place)))
+        .map(|place| {
+            Case::new(format!("spin: the block devices under a file, {}", place.name()), move |g| under(g, place))
+        })
         .collect();
-    all.push(Case::new("spin: what lies under a file, tmpfs", nothing));
+    all.push(Case::new("spin: the block devices under a file, tmpfs", nothing));
     all
 }
 
-/// What is there: file system, disks, and bytes of data in a stripe where there are stripes.
+/// The actual stack: file system, disks, and bytes of data in a stripe where there are stripes.
 fn truth(place: Place) -> (&'static str, usize, Option<u64>) {
     match place {
         Place::Raid0 => ("ext4", 4, Some(4 * CHUNK)),
@@ -58,18 +60,18 @@ fn is_right(place: Place, kind: &Kind) -> bool {
 
 fn under(guest: &Guest, place: Place) -> Outcome {
     let (path, stack) = storage(guest, place, &fresh())?;
-    let Some(top) = &stack.top else { return fail("no block device is told") };
+    let Some(top) = &stack.top else { return fail("no block device is reported") };
     let (file_system, disks, width) = truth(place);
     if !is_right(place, &top.kind) {
-        return fail(format!("the uppermost layer, {}, is told as {:?}", top.name, top.kind));
+        return fail(format!("the uppermost layer, {}, is reported as {:?}", top.name, top.kind));
     }
     expect("file system", &stack.file_system[..], file_system)?;
     // A loop device ends at its file.
-    let told = if place == Place::Loop { 1 } else { stack.disks().len() };
-    expect("disks", told, disks)?;
+    let disk_count = if place == Place::Loop { 1 } else { stack.disks().len() };
+    expect("disks", disk_count, disks)?;
     expect("bytes of a stripe", stack.stripe().map(|s| s.width()), width)?;
     if has_p2p() {
-        // The hint agrees with what the kernel does.
+        // The hint agrees with the Linux kernel's behaviour.
         let hint = P2pHint::from_stack(&stack);
         expect(&hint.text(), hint.worth_probing(), verdict(place).is_ok())?;
     }

@@ -1,4 +1,4 @@
-//! What the kernel itself does with direct I/O between a block stack and device memory.
+//! The Linux kernel's own direct I/O between a block stack and device memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -25,7 +25,7 @@ fn both(guest: &Guest, place: Place) -> Outcome {
     let (path, mut bytes) = guest.cold(place, "kernel", 4 * MIB)?;
     let direct = open_direct(&path)?;
     let mut memory = P2pMemory::allocate(4 * MIB)?;
-    // A page, a run over two chunks, whole stripes of any array here, everything.
+    // A page, a run over two chunks, full stripes of any array here, everything.
     for (offset, len) in [(4096, 4096), (60 << 10, 72 << 10), (384 << 10, 768 << 10), (0, 4 * MIB)] {
         memory.fill(0xee);
         let read = memory.pread(direct.as_raw_fd(), 0, len, offset as u64);
@@ -42,7 +42,7 @@ fn both(guest: &Guest, place: Place) -> Outcome {
         if wrote.is_ok() {
             bytes[offset..offset + len].copy_from_slice(&new);
         }
-        // From storage: what a cache would say is not asked.
+        // From storage: the cached contents do not matter.
         let file = File::open(&path)?;
         chill(&file)?;
         let mut seen = vec![0; bytes.len()];

@@ -1,12 +1,12 @@
 //! A mirror of two disks of which only one can reach the device.
 //!
 //! ```text
-//!   read       which leg serves it is the kernel's choice: EINVAL if it is the other one, and md does not try again
-//!   write      reaches one leg; md takes the other's refusal for success, and says so to the writer
-//! ```
+//!   read       the Linux kernel chooses the leg: EINVAL if it is the other one, and md does not retry
+//!   write      reaches one leg; md treats the other's refusal as success, and reports success to the writer
 //!
-//! The second is a flaw of the kernel (seen with 7.3.4): the legs differ from then on, and nobody is told until md
-//! checks the array. So nobody may write device memory to a mirror unless all of its legs are known to reach the device.
+//! The second is a flaw of the Linux kernel (seen with 7.3.4): the legs differ from then on, without any report until
+//! md checks the array. So device memory must not be written to a mirror unless all of its legs are known to reach the
+//! device.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -39,7 +39,7 @@ fn plain_reads(guest: &Guest) -> Outcome {
         memory.fill_range(0, len, 0xee);
         match memory.pread(direct.as_raw_fd(), 0, len, offset as u64) {
             Ok(n) => expect_bytes("device memory", &memory.bytes(0, n), &bytes[offset..offset + n])?,
-            // EIO is rare: md has tried again, and found no leg left to try.
+            // EIO is rare: md has retried, and found no leg left to try.
             Err(Errno::INVAL | Errno::IO) => {}
             Err(e) => return fail(format!("a read: {e}, expected EINVAL or EIO")),
         }
@@ -62,7 +62,7 @@ fn plain_write(guest: &Guest) -> Outcome {
     expect("sectors that do not match after the repair", array.mismatches()?, 0)?;
     if (wrote, lost, differ > 0) != (Ok(65_536), 0, true) {
         return fail(format!(
-            "the kernel's flaw is another one now: the write said {wrote:?}, {lost} members were lost, {differ} sectors \
+            "the Linux kernel's flaw has changed: the write returned {wrote:?}, {lost} members were lost, {differ} sectors \
              differ. What SPIN refuses on mirrors may be thought over"
         ));
     }
@@ -97,7 +97,7 @@ fn spin_writes(guest: &Guest) -> Outcome {
     let runtime = Runtime::new(Settings::default());
     let mut memory = memory_for(8 * MIB)?;
     for (number, to) in [&file, &own, &file, &own].into_iter().enumerate() {
-        // Reads have taught it that storage and device can reach each other.
+        // Reads have established that storage and device can reach each other.
         read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes)?;
         let (offset, len) = (number * MIB, 4 * MIB);
         let new = pattern(len, 40 + number as u64);

@@ -1,4 +1,4 @@
-//! Every block stack that a file can stand on, and what reading and writing device memory makes of it.
+//! Reads and writes of device memory on every block stack that can be under a file.
 //!
 //! ```text
 //!   file ── file system ── partition ─────────────────────────── NVMe          P2P passes
@@ -11,18 +11,18 @@
 //! ```
 //!
 //! ```text
-//!   kernel    plain system calls: which stack takes device memory, and what it says if not
-//!   geometry  what SPIN tells of a stack: layers, disks, stripes
-//!   reads     SPIN's reads over every route: bytes, route, reason
-//!   writes    SPIN's writes, against a model of the file
-//!   rebuild   members failed and rebuilt while SPIN reads and others write
-//!   mirror    a mirror whose legs do not all reach the device
-//!   after     what is on the disks when all is done: md's check, fsck
+//!   kernel         plain system calls: which stack accepts device memory, and the error otherwise
+//!   geometry       SPIN's report of a stack: layers, disks, stripes
+//!   reads          SPIN's reads over every route: bytes, route, reason
+//!   writes         SPIN's writes, against a model of the file
+//!   rebuild        members failed and rebuilt during SPIN's reads and concurrent writes
+//!   mirror         a mirror whose legs do not all reach the device
+//!   final_checks   the disks after all cases: md's check, fsck
 //! ```
 //!
 //! All but `kernel` and `mirror` also run under a kernel without peer-to-peer DMA, with the emulated device's memory.
 
-mod after;
+mod final_checks;
 mod geometry;
 mod kernel;
 mod mirror;
@@ -36,7 +36,7 @@ use crate::case::Case;
 use crate::memory::{EmulatedMemory, Memory, P2pMemory, has_p2p};
 use crate::place::Place;
 
-/// Cases of this machine. The last of all are apart: [`last_cases`].
+/// Cases of this machine. The final ones are separate: [`last_cases`].
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     if has_p2p() {
@@ -50,17 +50,17 @@ pub(crate) fn cases() -> Vec<Case> {
     all
 }
 
-/// Those that an ordinary user can run.
+/// The cases for an ordinary user.
 pub(crate) fn cases_for_users() -> Vec<Case> {
     geometry::cases()
 }
 
-/// To be run when nobody uses the file systems any more: they are unmounted and checked.
+/// Run after all other cases: the file systems are unmounted and checked.
 pub(crate) fn last_cases() -> Vec<Case> {
-    after::cases()
+    final_checks::cases()
 }
 
-/// What the kernel says of direct I/O between this place and device memory.
+/// The Linux kernel's result for direct I/O between this place and device memory.
 fn verdict(place: Place) -> Result<(), Errno> {
     match place {
         Place::Raid5 | Place::Raid6 | Place::Linear | Place::Striped | Place::Crypt | Place::Loop | Place::Sata => {
@@ -71,8 +71,8 @@ fn verdict(place: Place) -> Result<(), Errno> {
     }
 }
 
-/// Device memory that cases of a place use. Where there is peer-to-peer DMA the emulated device's is left to the other
-/// kernel, but for one array: the suite shall be over in minutes.
+/// The device memory for cases of a place. Where there is peer-to-peer DMA the emulated device's is left to the other
+/// Linux kernel, but for one array: the suite must finish in minutes.
 fn kinds_for(place: Place) -> &'static [MemoryKind] {
     match (has_p2p(), place) {
         (true, Place::Raid5) => &[MemoryKind::P2p, MemoryKind::Emulated],
@@ -81,7 +81,7 @@ fn kinds_for(place: Place) -> &'static [MemoryKind] {
     }
 }
 
-/// Device memory of the kind that this machine is here for.
+/// The main kind of device memory of this machine.
 pub(crate) fn kind() -> MemoryKind {
     if has_p2p() { MemoryKind::P2p } else { MemoryKind::Emulated }
 }

@@ -14,7 +14,7 @@ use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::place::{Guest, Place, chill, open_direct, remove};
 use crate::spin::{MIB, by, explained, read_and_check};
 
-/// Bytes of each read: some stripes, and more than the canary takes.
+/// Bytes of each read: several stripes, and more than the P2P probe takes.
 const LEN: usize = 6 * MIB;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -39,7 +39,7 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     for round in 0..2 {
         let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
         let p2p = by(&stats, Route::P2p);
-        // The first request also settles whether the pair can be trusted; how much of it goes which way is open.
+        // The first request also decides whether the pair is trusted; its routes are not fixed.
         match (passes, round) {
             (true, 0) => {}
             (true, _) => expect("bytes by p2p", p2p, LEN as u64)?,
@@ -58,11 +58,11 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     };
     let reasons = explained(&runtime, &file, &*memory)?;
     for reason in [Reason::NoP2pMapping, Reason::P2pUnreachable, Reason::P2pUntrusted] {
-        expect(&format!("'{reason}' is said"), reasons.contains(&reason), refused == Some(reason))?;
+        expect(&format!("'{reason}' is reported"), reasons.contains(&reason), refused == Some(reason))?;
     }
     chill(&file)?;
 
-    // By each route that serves cold bytes, alone: the first named is to take all.
+    // By each route that serves cold bytes, alone: the first named must serve all.
     let only = |routes: &[Route]| Runtime::new(Settings { routes: routes.to_vec(), ..Settings::default() });
     for route in [Route::Copy, Route::Direct] {
         let seen = instead(kind, route);
@@ -81,7 +81,7 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
         expect(&format!("cached bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
     }
 
-    // Misaligned, half cached, to the end: whatever it is made of.
+    // Misaligned, half cached, to the end: any mixture.
     for (number, (offset, skew, len)) in
         [(3, 0, MIB), (65_000, 65_000 % 4096, 3 * MIB), (LEN - 5000, 1, 9000), (MIB + 512, 512, 2 * MIB)]
             .into_iter()
@@ -107,7 +107,7 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
         expect_bytes("read at the file's own offset", &memory.bytes(0, len), expected)?;
         expect("the file's own offset", linux::lseek(own.as_raw_fd(), 0, 1)?, (offset + len) as u64)?;
     }
-    // To the end, which is not aligned. What the kernel leaves in the buffer behind the end is its own affair.
+    // To the end, which is not aligned. The Linux kernel's bytes in the buffer past the end are not checked.
     let last = LEN - MIB;
     let got = runtime.read(own.as_raw_fd(), Some(last as u64), memory.target(0)?, 2 * MIB);
     expect("bytes read up to the end", got.map_err(|e| CaseError::Failed(e.to_string()))?, MIB + 777)?;
@@ -120,12 +120,12 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     Ok(())
 }
 
-/// A device without a DMA engine has nothing to send staged bytes with: the CPU stores them.
+/// A device without a DMA engine cannot copy from bounce buffers: the CPU stores the bytes.
 fn instead(kind: MemoryKind, route: Route) -> Route {
     if kind == MemoryKind::P2p { Route::Store } else { route }
 }
 
-/// Where the bytes went.
+/// The routes of the bytes.
 fn said(stats: &Snapshot) -> String {
     let lines: Vec<String> = stats.rows.iter().map(|l| format!("{} {} ({})", l.bytes, l.route, l.reason)).collect();
     lines.join(", ")

@@ -1,5 +1,5 @@
-//! A member fails and is rebuilt while SPIN reads and a writer writes; then another one fails, so that what was rebuilt
-//! is what is read.
+//! A member fails and is rebuilt while SPIN reads and a writer writes; then another one fails, so that the rebuilt
+//! bytes are read.
 //!
 //! ```text
 //!   members    all ────── one fails ────── a blank one is added, rebuilt ────── another one fails
@@ -27,10 +27,10 @@ use crate::spin::{MIB, by, read_and_check};
 
 const FILE: usize = 3 * MIB;
 
-/// Only there to turn a hang into a failure.
+/// Only turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Device memory in flight, whose DMA the kernel passes through md RAID-1 and -10.
+/// Device memory in flight, whose DMA the Linux kernel passes through md RAID-1 and -10.
 const fn passes(level: u32) -> bool {
     level == 1 || level == 10
 }
@@ -79,13 +79,13 @@ fn rebuild(guest: &Guest, level: u32, kind: MemoryKind) -> Outcome {
         let joined = |thread: thread::ScopedJoinHandle<'_, Outcome>| thread.join().unwrap_or_else(|_| fail("a panic"));
         (outcome, joined(reader), joined(writer))
     });
-    // Who stopped first knows why.
+    // The thread that stopped first knows the reason.
     last.1?;
     last.2?;
     last.0?;
     expect("sectors that do not match", array.mismatches()?, 0)?;
 
-    // Now what was rebuilt is read: the other half of its mirror is gone, or parity is needed for another.
+    // Now the rebuilt bytes are read: the other half of its mirror is missing, or parity is needed for another.
     array.fail(&members[0])?;
     let runtime = Runtime::new(Settings::default());
     let mut memory = kind.memory(FILE)?;
@@ -104,7 +104,7 @@ fn rebuild(guest: &Guest, level: u32, kind: MemoryKind) -> Outcome {
     run(Command::new("e2fsck").args(["-f", "-n"]).arg(array.device()))
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct RebuildState {
     level: u32,
     kind: MemoryKind,
@@ -123,7 +123,7 @@ impl RebuildState {
         outcome
     }
 
-    /// Waits until both threads have done so many rounds more.
+    /// Waits until both threads have completed `rounds` more.
     fn rounds(&self, more: u64) -> Outcome {
         let (reads, writes) = (self.reads.load(Relaxed), self.writes.load(Relaxed));
         let begun = Instant::now();
@@ -141,7 +141,7 @@ impl RebuildState {
 
     fn read(&self, path: &Path, bytes: &[u8]) -> Outcome {
         let file = File::open(path)?;
-        // A runtime of its own: the array may have changed since the last verdict.
+        // A new runtime: the array may have changed since the last P2P probe.
         let runtime = Runtime::new(Settings::default());
         let mut memory = self.kind.memory(FILE)?;
         for (offset, len) in [(0, FILE), (100_000, MIB)] {
@@ -163,7 +163,7 @@ impl RebuildState {
         let runtime = Runtime::new(Settings::default());
         let mut memory = self.kind.memory(FILE)?;
         if self.kind == MemoryKind::P2p && passes(self.level) && version.is_multiple_of(2) {
-            // By the kernel alone, straight out of device memory.
+            // By the Linux kernel alone, directly from device memory.
             let mut memory = P2pMemory::allocate(FILE)?;
             memory.put(0, &new);
             expect("a direct write", memory.pwrite(open_direct(path)?.as_raw_fd(), 0, FILE, 0)?, FILE)?;
@@ -192,7 +192,7 @@ impl MountGuard {
     }
 
     fn end(self) -> Outcome {
-        // A runtime lets go of a file some seconds after its last read.
+        // A runtime closes a file some seconds after its last read.
         retry(|| run(Command::new("umount").arg(&self.0)))
     }
 }

@@ -1,8 +1,8 @@
-//! SPIN's writes out of device memory: what is in the file is what a `pwrite` of the same bytes would have left.
+//! SPIN's writes from device memory: the file has the bytes that a `pwrite` of the same data would have left.
 //!
-//! A model of the file in host memory is written beside it. After each write a buffered reader must see the model, and
-//! every so often it is read from storage. The descriptors differ: plain, O_DIRECT, O_DSYNC, O_APPEND. At the end of
-//! the run `after` has md and fsck look at what all these writes left behind.
+//! A model of the file in host memory is written in parallel. After each write a buffered reader must see the model,
+//! and from time to time it is read from storage. The descriptors differ: plain, O_DIRECT, O_DSYNC, O_APPEND. At the
+//! end of the run `after` checks the result with md and fsck.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -37,7 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-/// Storage fetches by itself what one disk alone has to get, and what it can.
+/// Storage fetches the bytes itself if exactly one disk has to receive them, and if it can.
 fn route(guest: &Guest, place: Place) -> Outcome {
     const LEN: usize = 4 * MIB;
     let (path, _) = guest.cold(place, "write route", LEN)?;
@@ -45,12 +45,12 @@ fn route(guest: &Guest, place: Place) -> Outcome {
     let runtime = fresh();
     let mut memory = MemoryKind::P2p.memory(LEN)?;
     let refused = match place {
-        // What has to reach several disks, or cannot be told, is refused before storage is asked.
+        // A write for several disks, or for an unknown number, is refused before storage is tried.
         Place::Raid1 | Place::Raid10 | Place::Raid5 | Place::Raid6 | Place::Loop => Some(Reason::P2pMirror),
         _ if verdict(place).is_ok() => None,
         _ => Some(Reason::P2pUnreachable),
     };
-    // The first write settles what can be trusted.
+    // The first write decides what is trusted.
     write(&runtime, &own, &mut *memory, (0, 0), &pattern(LEN, 1))?;
     let before = runtime.stats();
     let new = pattern(LEN, 2);
@@ -60,8 +60,8 @@ fn route(guest: &Guest, place: Place) -> Outcome {
     let p2p: u64 = stats.rows.iter().filter(by_p2p).map(|line| line.bytes).sum();
     expect("bytes by p2p", p2p, if refused.is_none() { LEN as u64 } else { 0 })?;
     if let Some(reason) = refused {
-        let told: Vec<Reason> = stats.refusals.iter().map(|refused| refused.reason).collect();
-        expect(&format!("{reason} is among {told:?}"), told.contains(&reason), true)?;
+        let refusals: Vec<Reason> = stats.refusals.iter().map(|refused| refused.reason).collect();
+        expect(&format!("{reason} is among {refusals:?}"), refusals.contains(&reason), true)?;
     }
     let file = File::open(&path)?;
     chill(&file)?;
@@ -129,7 +129,7 @@ fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
             read_and_check(&runtime, &file, &mut *memory, (from as u64, skew, len), expected)
                 .map_err(|e| said(&format!("read back after {what}"), e))?;
         }
-        // It grows by what is appended.
+        // It grows by the appended bytes.
         if model.len() > 12 * MIB {
             file.set_len(2 * MIB as u64)?;
             model.truncate(2 * MIB);
@@ -139,16 +139,16 @@ fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     Ok(())
 }
 
-/// Where, how far behind a page's start on the device, and what.
+/// Offset, distance past a page's start on the device, and contents.
 fn request(random: &mut Rng, how: OpenMode, size: usize, number: u64) -> (usize, usize, Vec<u8>) {
     let unit = if how == OpenMode::Direct { 4096 } else { *random.choose(&[1, 1, 512, 4096]) };
-    // Whole stripes of every array here among them.
+    // Full stripes of every array here among them.
     let most = *random.choose(&[100, 4096, 65_536, 384 << 10, MOST]) as u64;
     let len = (1 + random.below(most) as usize).next_multiple_of(unit).min(MOST);
-    // Sometimes behind the end, so that a hole is left.
+    // Sometimes past the end, so that a hole is left.
     let at = random.below(size as u64 + 20_000) as usize / unit * unit;
     let skew = if random.chance(50) { at % 4096 } else { random.below(4096) as usize };
-    // Direct I/O out of staging does not care for the device's address.
+    // Direct I/O from bounce buffers does not depend on the device's address.
     (at, skew, pattern(len, 2000 + number))
 }
 

@@ -1,29 +1,29 @@
-//! The DMA engine: one thread that runs the copies of all queues, and one beside it that runs kernels.
+//! The DMA engine: one thread that runs the copies of all streams, and one more that runs GPU kernels.
 //!
 //! ```text
-//!   queue 0   [c][k][c]───┐  waits for the program's queues, and they for it
+//!   stream 0  [c][k][c]───┐  waits for the program's streams, and they for it
 //!   program   [c]         ├──> the oldest that may run ── copy ────> engine ──────────> done
-//!   leased    [c][follow] ┘  waits only for what       └─ kernel ──> its own thread ──> done
-//!                            it was told to follow
+//!   internal  [c][follow] ┘  waits only for the       └─ kernel ──> its own thread ──> done
+//!                            fences it follows
 //! ```
 //!
-//! A queue is a counter of what was queued and a counter of what is done, so a place in it is a number, and it is
-//! reached once the second counter gets there (`queues.rs`). Source bytes are read when the copy runs, never when it is
-//! queued: who reuses a buffer too early sends the wrong bytes, as on a GPU.
+//! A stream is a counter of enqueued and a counter of finished work, so a position in it is a number, and it is reached
+//! once the second counter gets there (`streams.rs`). Source bytes are read when the copy runs, never when it is
+//! enqueued: a buffer that is reused too early transfers the wrong bytes, as on a GPU.
 //!
-//! Time: a copy begins `latency` after it was queued or when the one before it ends, whichever is later, and ends
-//! bytes / bandwidth after that; what the thread oversleeps is made up by the next copy.
+//! Time: a copy begins `latency` after it was enqueued or when the one before it ends, whichever is later, and ends
+//! bytes / bandwidth after that; the next copy makes up for oversleeping.
 //!
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
-//! allows happens at its beginning, not evenly over its time. Kernels run one at a time, whatever their queues.
+//! allows happens at its beginning, not evenly over its time. GPU kernels run one at a time, whatever their streams.
 
-mod queues;
+mod streams;
 
 use std::ffi::c_void;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::queues::{Command, EngineState, Mark, Role, StreamState};
+use self::streams::{Command, EngineState, Mark, Role, StreamState};
 use super::config::Config;
 use super::gather;
 use super::memory::Memory;
@@ -32,27 +32,27 @@ use crate::{DeviceError, ErrorKind};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
-/// Leased queues there may be at a time.
+/// The limit of internal streams.
 const MAX_STREAMS: usize = 64;
-/// Fences there may be at a time.
+/// The limit of fences.
 const MAX_FENCES: usize = 4096;
 /// Below this, waiting is spinning: a sleep would overshoot.
 const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
-/// What a copy does. Addresses, since the engine's thread owns none of the memory.
+/// The kind of a command. Addresses, since the engine's thread owns none of the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
     /// From memory to memory.
     Bytes { dst: u64, src: u64, len: usize },
     /// From a pin.
     Pinned { dst: u64, pin: u64, offset: usize, len: usize },
-    /// Piece by piece, from a list that is read when its turn has come.
+    /// Entry by entry, from a list that is read when the command runs.
     Gather { list: u64, count: usize },
-    /// No copy: a kernel.
+    /// A GPU kernel.
     Kernel(Kernel),
 }
 
-/// A function of the host, called in its turn.
+/// A host function, called in stream order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     pub(super) function: unsafe extern "C" fn(*mut c_void),
@@ -65,14 +65,14 @@ impl Operation {
     fn len(self) -> usize {
         match self {
             Operation::Bytes { len, .. } | Operation::Pinned { len, .. } => len,
-            // SAFETY: who queued the gather keeps the list until it is done.
+            // SAFETY: the caller that enqueued the gather keeps the list until it is done.
             Operation::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
             Operation::Kernel(_) => 0,
         }
     }
 }
 
-/// The queues and what the engine's thread shares with everybody.
+/// The streams and the state that the engine's thread shares with all callers.
 #[derive(Debug)]
 pub(super) struct Engine {
     config: Config,
@@ -88,36 +88,36 @@ impl Engine {
         Engine { config, state: Mutex::new(EngineState::new()), work, kernel_work, progress }
     }
 
-    /// A queue of the program's own, ordered with queue 0; it is never given back.
+    /// A stream of the program, ordered with stream 0; it is never released.
     pub(super) fn new_app_stream(&self) -> u64 {
         self.state().open(Role::App) as u64
     }
 
-    /// A queue ordered with nothing.
+    /// A stream that is ordered with no other.
     pub(super) fn acquire_stream(&self) -> Result<u64> {
         let mut state = self.state();
         if state.streams_in_use() == MAX_STREAMS {
-            return Err(DeviceError::new(ErrorKind::NoMemory, "lease of a queue"));
+            return Err(DeviceError::new(ErrorKind::NoMemory, "acquiring a stream"));
         }
         Ok(state.open(Role::Internal) as u64)
     }
 
-    /// Gives a queue back that was leased, or opened for the program. What is on it still runs.
+    /// Releases an internal stream or one of the program. Work on it still runs.
     pub(super) fn release_stream(&self, stream: u64) {
         let mut state = self.state();
         let queue = state.streams.get_mut(stream as usize).filter(|q| matches!(q.role, Role::Internal | Role::App));
-        debug_assert!(queue.is_some(), "a queue was returned that is not lent");
+        debug_assert!(queue.is_some(), "a stream was released that is not acquired");
         if let Some(queue) = queue {
             queue.role = Role::Idle;
         }
     }
 
-    /// Queues a copy.
+    /// Enqueues a copy.
     pub(super) fn submit(&self, stream: u64, copy: Operation) -> Result<()> {
         self.push(stream, Some(copy), Vec::new())
     }
 
-    /// What is queued from now on waits for the mark.
+    /// Work enqueued from now on waits for the mark.
     pub(super) fn wait_mark(&self, stream: u64, mark: Mark) -> Result<()> {
         self.push(stream, None, vec![mark])
     }
@@ -143,14 +143,14 @@ impl Engine {
         Ok(())
     }
 
-    /// The present end of a queue.
+    /// The present end of a stream.
     pub(super) fn mark(&self, stream: u64) -> Result<Mark> {
         let state = self.state();
         let queue = state.index_of(stream)?;
         Ok(Mark { stream: queue, seq: state.streams[queue].queued })
     }
 
-    /// A fence at the present end of a queue.
+    /// A fence at the present end of a stream.
     pub(super) fn fence(&self, stream: u64) -> Result<u64> {
         let mark = self.mark(stream)?;
         let mut state = self.state();
@@ -167,13 +167,13 @@ impl Engine {
         Ok(at as u64)
     }
 
-    /// Where a fence stands.
+    /// The position of a fence.
     pub(super) fn fence_mark(&self, fence: u64) -> Result<Mark> {
         let unknown = DeviceError::new(ErrorKind::BadAddress, "fence");
         self.state().fences.get(fence as usize).copied().flatten().ok_or(unknown)
     }
 
-    /// Gives a fence back.
+    /// Releases a fence.
     pub(super) fn release_fence(&self, fence: u64) {
         let mut state = self.state();
         let mark = state.fences.get_mut(fence as usize).and_then(Option::take);
@@ -181,7 +181,7 @@ impl Engine {
         state.fences_in_use -= usize::from(mark.is_some());
     }
 
-    /// Whether a mark is reached, and whether what led to it failed.
+    /// Whether a mark is reached, and whether work before it failed.
     pub(super) fn query(&self, mark: Mark) -> Result<bool> {
         let mut state = self.state();
         if state.reached(mark) { state.take_error(mark).map(|()| true) } else { Ok(false) }
@@ -196,7 +196,7 @@ impl Engine {
         state.take_error(mark)
     }
 
-    /// Waits for everything queued so far, whatever became of it.
+    /// Waits for all work enqueued so far, failed or not.
     pub(super) fn synchronize_all(&self) {
         let mut state = self.state();
         let order = state.order;
@@ -208,7 +208,7 @@ impl Engine {
         }
     }
 
-    /// No copy and no kernel starts any more; the one that runs is over when this returns.
+    /// No copy and no kernel starts any more; the running one has ended when this returns.
     pub(super) fn pause(&self) {
         let mut state = self.state();
         state.pauses += 1;
@@ -220,21 +220,21 @@ impl Engine {
     /// Ends one [`Engine::hold`].
     pub(super) fn resume(&self) {
         let mut state = self.state();
-        debug_assert!(state.pauses > 0, "resumed without being held");
+        debug_assert!(state.pauses > 0, "resume without hold");
         state.pauses = state.pauses.saturating_sub(1);
         drop(state);
         self.work.notify_all();
     }
 
-    /// Lent queues and lent fences.
+    /// Acquired streams and fences.
     pub(super) fn in_use(&self) -> (usize, usize) {
         let state = self.state();
         (state.streams_in_use(), state.fences_in_use)
     }
 
-    /// The thread. `ready` takes what this thread can reach of a pin.
+    /// The thread. `ready` receives the reachable part of a pin.
     pub(super) fn run(&self, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> ! {
-        // When the last copy ended by the engine's own clock.
+        // The end of the last copy by the engine's own clock.
         let mut clock = Instant::now();
         let mut state = self.state();
         loop {
@@ -256,7 +256,7 @@ impl Engine {
                 let begin = clock.max(command.not_before);
                 sleep_until(begin);
                 let len = copy.len();
-                // SAFETY: who queued the copy vouches for its memory until it is done.
+                // SAFETY: the caller that enqueued the copy guarantees its memory until it is done.
                 outcome = unsafe { execute(copy, memory, pins, scratch) };
                 clock = begin + self.config.transfer(len);
                 sleep_until(clock);
@@ -272,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// The thread of the kernels and of host functions. The memory is the CPU's while a kernel runs.
+    /// The thread of GPU kernels and host functions. The CPU can access the memory while a kernel runs.
     pub(super) fn run_kernels(&self, memory: &Memory) -> ! {
         let mut state = self.state();
         loop {
@@ -283,7 +283,7 @@ impl Engine {
             drop(state);
             let cpu_access = if kernel.maps_memory { memory.grant_cpu_access().map(Some) } else { Ok(None) };
             let outcome = cpu_access.map(|open| {
-                // SAFETY: who launched it vouches for the function and its argument until it is done.
+                // SAFETY: the caller that launched it guarantees the function and its argument until it is done.
                 unsafe { (kernel.function)(kernel.argument as *mut c_void) };
                 drop(open);
             });
@@ -304,7 +304,7 @@ impl Engine {
     }
 }
 
-/// Sleeps, then spins for the last bit.
+/// Sleeps, then spins for the last part.
 fn sleep_until(when: Instant) {
     loop {
         let remaining = when.saturating_duration_since(Instant::now());
@@ -320,28 +320,28 @@ fn sleep_until(when: Instant) {
 }
 
 /// # Safety
-/// The addresses of the copy must be good until this returns.
+/// The addresses of the copy must be valid until this returns.
 unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
     match copy {
         Operation::Bytes { dst, src, len } => {
-            // SAFETY: passed on to the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { copy_bytes(dst, src, len) };
             Ok(())
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         Operation::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins, scratch) },
         Operation::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         Operation::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
     }
 }
 
 /// One instruction rather than a Rust copy, since other threads and processes may change the source meanwhile.
 ///
-/// # Safety
+/// Both must be valid for `len` bytes until this returns.
 /// Both must be good for `len` bytes until this returns.
 pub(super) unsafe fn copy_bytes(dst: u64, src: u64, len: usize) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         core::arch::asm!(
             "rep movsb",

@@ -1,7 +1,7 @@
-//! The device as the rest sees it: its memory here, what is queued on it and what it pins in files of their own.
+//! The device as its users see it: its memory here, enqueued work and pins of file pages in separate files.
 
+mod ordering;
 mod pins;
-mod queued;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What the driver knows of an address.
+//! Queries about an address.
 
 use std::ffi::c_void;
 
@@ -8,12 +8,12 @@ use crate::cuda::table::Driver;
 use crate::cuda::types::{Context, MemoryType, PointerInfo, pointer};
 
 impl Driver {
-    /// The number of the buffer that holds `addr`: it is never given again, so an unchanged number means that the
+    /// The number of the buffer that contains `addr`: it is never reused, so an unchanged number means that the
     /// very same allocation is still there.
     #[inline]
     pub fn buffer_id(&self, addr: u64) -> Result<u64> {
         let mut id = 0u64;
-        // SAFETY: `id` has the size of this attribute and lives across the call; any address may be asked about.
+        // SAFETY: `id` has the size of this attribute and lives across the call; any address may be queried.
         unsafe { cu!(self.pointer_attribute((&raw mut id).cast(), pointer::BUFFER_ID, addr)) }.map(|()| id)
     }
 
@@ -24,7 +24,7 @@ impl Driver {
         unsafe { cu!(self.pointer_attribute((&raw mut pool).cast(), pointer::MEMPOOL_HANDLE, addr)) }.map(|()| pool)
     }
 
-    /// All that decides whose an address is. [`CuError::INVALID_VALUE`] where CUDA does not know it.
+    /// The attributes that decide the owner of an address. [`CuError::INVALID_VALUE`] where CUDA does not know it.
     pub fn pointer_info(&self, addr: u64) -> Result<PointerInfo> {
         const WHICH: [i32; 7] = [
             pointer::MEMORY_TYPE,
@@ -59,7 +59,7 @@ impl Driver {
         Ok(PointerInfo { kind, context: Context(context), ordinal, start, len: len as u64, managed, buffer_id: id })
     }
 
-    /// The allocation that holds `addr`: first byte and length. Needs a current context.
+    /// The allocation that contains `addr`: first byte and length. Needs a current context.
     pub fn address_range(&self, addr: u64) -> Result<(u64, u64)> {
         let (mut start, mut len) = (0u64, 0usize);
         // SAFETY: both live across the call.

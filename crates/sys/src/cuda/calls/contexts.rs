@@ -14,7 +14,7 @@ impl Driver {
         unsafe { cu!(self.ctx_current(&mut context)) }.map(|()| Context(context))
     }
 
-    /// Makes a context current, in place of the one that is.
+    /// Makes a context current, instead of the present one.
     ///
     /// # Safety
     /// The context must not have been freed by the driver.
@@ -65,7 +65,7 @@ impl Driver {
     /// As [`Driver::set_current`].
     pub unsafe fn context_id(&self, context: Context) -> Result<u64> {
         let mut id = 0;
-        // SAFETY: `id` lives across the call; the context is the caller's word.
+        // SAFETY: `id` lives across the call; the caller guarantees the context.
         unsafe { cu!(self.ctx_id(context.0, &mut id)) }.map(|()| id)
     }
 

@@ -34,7 +34,7 @@ impl Driver {
     /// Its name.
     pub fn device_name(&self, device: i32) -> Result<String> {
         let mut text = [0u8; 128];
-        // SAFETY: `text` lives across the call and is as long as said; the driver ends it with NUL.
+        // SAFETY: `text` lives across the call and has the given length; the driver ends it with NUL.
         unsafe { cu!(self.device_name(text.as_mut_ptr().cast(), text.len() as i32, device)) }?;
         Ok(c_string(&text))
     }

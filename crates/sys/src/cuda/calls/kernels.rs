@@ -12,10 +12,10 @@ impl Driver {
     /// context.
     ///
     /// # Safety
-    /// `code` must be whole: the driver reads as much as its headers say.
+    /// `code` must be complete: the driver reads as much as its headers specify.
     pub unsafe fn load_kernel(&self, code: &[u8], name: &CStr) -> Result<Function> {
         let (mut module, mut function) = (0, 0);
-        // SAFETY: `module` lives across the call; the code is the caller's word.
+        // SAFETY: `module` lives across the call; the caller guarantees the code.
         unsafe { cu!(self.module_load?(&mut module, code.as_ptr().cast())) }?;
         // SAFETY: loaded in the line above; the name is NUL-terminated.
         unsafe { cu!(self.module_function?(&mut function, module, name.as_ptr())) }.map(|()| Function(function))
@@ -38,8 +38,8 @@ impl Driver {
     /// Queues a kernel: `blocks` of `threads`.
     ///
     /// # Safety
-    /// The function and the stream must be alive, and each parameter point to what the kernel takes in that place;
-    /// what the kernel does with memory is the caller's word.
+    /// The function and the stream must be alive, and each parameter point to a value of the GPU kernel's parameter
+    /// type; the caller guarantees the GPU kernel's memory accesses.
     pub unsafe fn launch(
         &self,
         function: Function,

@@ -61,7 +61,7 @@ impl Driver {
     /// Frees device memory.
     ///
     /// # Safety
-    /// It must come from [`Driver::alloc`] and be in use by nobody.
+    /// It must come from [`Driver::alloc`] and no longer be in use.
     pub unsafe fn free(&self, at: u64) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { cu!(self.mem_free(at)) }

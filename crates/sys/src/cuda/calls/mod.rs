@@ -1,6 +1,6 @@
 //! One method a driver function.
 //!
-//! Safe are the calls that only ask, and take nothing that the driver would believe unchecked. The others are
+//! Calls are safe that only query, and take no argument that the driver would use unchecked. The others are
 //! `unsafe`: handles must be alive, memory must be what the copy needs.
 
 use super::CuError;
@@ -12,7 +12,7 @@ fn check(code: i32) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(CuError(code)) }
 }
 
-/// Calls a function of the table and makes a Result of its answer.
+/// Calls a function of the table and converts its status to a Result.
 macro_rules! cu {
     ($self:ident.$f:ident($($arg:expr),*)) => {
         check(($self.f.$f)($($arg),*))
@@ -25,7 +25,7 @@ macro_rules! cu {
     };
 }
 
-// Behind the macro: it holds in what follows.
+// After the macro: it is used in the following modules.
 mod addresses;
 mod contexts;
 mod devices;

@@ -16,7 +16,7 @@ impl Driver {
     /// Destroys a stream once its work is done.
     ///
     /// # Safety
-    /// The stream must be alive and nobody use it any more.
+    /// The stream must be alive and no longer in use.
     pub unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { cu!(self.stream_destroy(stream.0)) }
@@ -49,15 +49,15 @@ impl Driver {
         unsafe { cu!(self.stream_wait_event(stream.0, event.0, 0)) }
     }
 
-    /// Whether work on the stream would be captured, or (an error) spoil a capture. Never spoils one itself.
-    /// A driver without graphs says no.
+    /// Whether work on the stream would be captured, or (an error) invalidate a capture. The query invalidates none
+    /// itself. A driver without graphs returns no.
     ///
     /// # Safety
     /// The stream must be alive.
     #[inline]
     pub unsafe fn stream_is_capturing(&self, stream: Stream) -> Result<bool> {
         let mut status = 0;
-        // SAFETY: `status` lives across the call; the stream is the caller's word.
+        // SAFETY: `status` lives across the call; the caller guarantees the stream.
         match unsafe { cu!(self.stream_is_capturing?(stream.0, &mut status)) } {
             Ok(()) => Ok(status != 0),
             Err(CuError::NO_SUCH_FUNCTION) => Ok(false),
@@ -71,11 +71,11 @@ impl Driver {
     /// The stream must be alive.
     pub unsafe fn stream_context(&self, stream: Stream) -> Result<Context> {
         let mut context = 0;
-        // SAFETY: `context` lives across the call; the stream is the caller's word.
+        // SAFETY: `context` lives across the call; the caller guarantees the stream.
         unsafe { cu!(self.stream_ctx?(stream.0, &mut context)) }.map(|()| Context(context))
     }
 
-    /// Sets how this thread's calls are checked against captures under way; returns what held before.
+    /// Sets how this thread's calls are checked against captures in progress; returns the previous mode.
     /// `None` in a driver that has no such thing.
     #[inline]
     pub fn exchange_capture_mode(&self, mode: CaptureMode) -> Option<CaptureMode> {
@@ -121,14 +121,14 @@ impl Driver {
     /// Destroys the event.
     ///
     /// # Safety
-    /// The event must be alive and nobody use it any more.
+    /// The event must be alive and no longer in use.
     pub unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { cu!(self.event_destroy(event.0)) }
     }
 }
 
-/// "Not ready" is an answer.
+/// "Not ready" is a result, not an error.
 fn query_result(answer: Result<()>) -> Result<bool> {
     match answer {
         Ok(()) => Ok(true),

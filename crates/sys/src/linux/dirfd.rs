@@ -1,0 +1,126 @@
+//! Files in a directory: complete before they get a name, locked while their creator lives.
+
+use std::ffi::{CStr, CString};
+
+use linux_raw_sys::general as k;
+use rustix::io::Errno;
+
+use super::files::Fd;
+use super::raw::syscall;
+use super::read_dir::getdents;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// `mkdir`.
+pub fn mkdir(path: &CStr, mode: u32) -> Result<()> {
+    // SAFETY: `path` is NUL-terminated and lives across the call.
+    unsafe { syscall(k::__NR_mkdir, [path.as_ptr() as usize, mode as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `openat` with O_CLOEXEC.
+pub fn openat(dirfd: Fd, name: &CStr, flags: i32, mode: u32) -> Result<Fd> {
+    let flags = flags | k::O_CLOEXEC as i32;
+    let dirfd = dirfd as isize as usize;
+    // SAFETY: `name` is NUL-terminated and lives across the call.
+    unsafe { syscall(k::__NR_openat, [dirfd, name.as_ptr() as usize, flags as usize, mode as usize, 0, 0]) }
+        .map(|v| v as Fd)
+}
+
+/// `unlinkat`.
+pub fn unlinkat(dirfd: Fd, name: &CStr) -> Result<()> {
+    // SAFETY: `name` is NUL-terminated and lives across the call.
+    unsafe { syscall(k::__NR_unlinkat, [dirfd as isize as usize, name.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// `unlink`.
+pub fn unlink(path: &CStr) -> Result<()> {
+    unlinkat(k::AT_FDCWD, path)
+}
+
+/// Gives a file without a name (O_TMPFILE) one, which must be free. `fd` is in the calling thread's table.
+pub fn link_tmpfile(dirfd: Fd, fd: Fd, name: &CStr) -> Result<()> {
+    let from = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
+    let at = k::AT_FDCWD as isize as usize;
+    let (from, to) = (from.as_ptr() as usize, name.as_ptr() as usize);
+    // SAFETY: both names are NUL-terminated and live across the call.
+    unsafe { syscall(k::__NR_linkat, [at, from, dirfd as isize as usize, to, k::AT_SYMLINK_FOLLOW as usize, 0]) }
+        .map(drop)
+}
+
+/// `flock(LOCK_EX | LOCK_NB)`: true if acquired, false if another process has it. It is released with the last
+/// descriptor of this open file description, so at the latest with the process, however that ends.
+pub fn try_lock_exclusive(fd: Fd) -> Result<bool> {
+    let operation = k::LOCK_EX | k::LOCK_NB;
+    // SAFETY: no memory is involved.
+    match unsafe { syscall(k::__NR_flock, [fd as usize, operation as usize, 0, 0, 0, 0]) } {
+        Ok(_) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// The names in an open directory, from the descriptor's position, without `.` and `..`.
+pub fn read_dirfd(dirfd: Fd) -> Result<Vec<CString>> {
+    getdents(dirfd)
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, which all processes share.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// Nanoseconds since 1970.
+pub fn realtime_ns() -> u64 {
+    clock_ns(libc::CLOCK_REALTIME)
+}
+
+fn clock_ns(clock_id: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is alive across the call; libc returns without a system call where the vDSO supports it.
+    unsafe { libc::clock_gettime(clock_id, &raw mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+pub use k::{O_DIRECTORY, O_EXCL, O_TMPFILE};
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use k::O_NOFOLLOW;
+
+    use super::super::files::{O_RDONLY, O_RDWR, close, open};
+    use super::*;
+
+    #[test]
+    fn tmpfile_is_linked_when_ready_and_lock_ends_with_fd() {
+        let dir_path = std::env::temp_dir().join(format!("spinio-folder-{}", std::process::id()));
+        let path = CString::new(dir_path.as_os_str().as_bytes()).unwrap();
+        mkdir(&path, 0o700).unwrap();
+        assert_eq!(mkdir(&path, 0o700), Err(Errno::EXIST));
+        let dir = open(&path, (O_RDONLY | O_DIRECTORY) as i32, 0).unwrap();
+        match openat(dir, c".", (O_RDWR | O_TMPFILE) as i32, 0o600) {
+            Ok(made) => {
+                assert_eq!(try_lock_exclusive(made), Ok(true));
+                link_tmpfile(dir, made, c"1").unwrap();
+                assert_eq!(link_tmpfile(dir, made, c"1"), Err(Errno::EXIST));
+                assert_eq!(read_dirfd(dir).unwrap(), [c"1".to_owned()]);
+                let other_fd = openat(dir, c"1", (O_RDONLY | O_NOFOLLOW) as i32, 0).unwrap();
+                assert_eq!(try_lock_exclusive(other_fd), Ok(false));
+                close(made).unwrap();
+                assert_eq!(try_lock_exclusive(other_fd), Ok(true));
+                close(other_fd).unwrap();
+                unlinkat(dir, c"1").unwrap();
+            }
+            Err(e) => eprintln!("skipped: no files without a name (O_TMPFILE) here: {e}"),
+        }
+        close(dir).unwrap();
+        std::fs::remove_dir(&dir_path).unwrap();
+    }
+
+    #[test]
+    fn clocks_are_monotonic() {
+        let (a, b) = (monotonic_ns(), monotonic_ns());
+        assert!(a > 0 && b >= a && realtime_ns() > 1_600_000_000_000_000_000);
+    }
+}

@@ -1,0 +1,71 @@
+//! Third-party programs that a GPU machine may lack: stress-ng with its libraries, and the wheels of the peers.
+//!
+//! `spinio-lab bench` starts `stress-ng` from PATH, so the pack has a directory for PATH: the program, its libraries,
+//! and a script of its name. The C library is omitted: a newer one there serves programs of an older one here.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::copy;
+use crate::tools;
+
+/// The GPU machine's Python.
+const PYTHON: &str = "3.12";
+
+/// The libraries that the rows of benches/gpu and benches/safetensors compare with SPIN.
+const PEERS: [&str; 4] = ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors"];
+
+/// Of the C library: these must be the loader's.
+const SYSTEM: [&str; 8] = ["libc", "libm", "libpthread", "librt", "libdl", "libresolv", "libutil", "ld-linux-x86-64"];
+
+const START: &str = "#!/bin/sh
+here=$(cd \"$(dirname \"$0\")\" && pwd)
+LD_LIBRARY_PATH=$here/lib exec \"$here/program\" \"$@\"
+";
+
+/// This machine's stress-ng, if installed.
+pub(super) fn stress_ng(folder: &Path) -> Result<()> {
+    let Some(program) = in_path("stress-ng") else {
+        println!("no stress-ng here: `spinio-lab bench` will have no background load there");
+        return Ok(());
+    };
+    let lib = folder.join("lib");
+    fs::create_dir_all(&lib)?;
+    copy(&program, &folder.join("program"))?;
+    for line in tools::output(tools::command("ldd").arg(&program))?.lines() {
+        // "\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f...)"
+        let Some((name, found)) = line.trim().split_once(" => ") else { continue };
+        let path = found.split(" (").next().unwrap_or(found);
+        if !SYSTEM.iter().any(|s| name.starts_with(&format!("{s}.so"))) {
+            copy(Path::new(path), &lib.join(name))?;
+        }
+    }
+    let start = folder.join("stress-ng");
+    fs::write(&start, START)?;
+    fs::set_permissions(&start, fs::Permissions::from_mode(0o755))?;
+    // A script that does not start here does not start there.
+    tools::output(tools::command(&start).arg("--version")).map(drop)
+}
+
+fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Wheels for the GPU machine's Python, independent of this machine's.
+pub(super) fn peers(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut pip = tools::command("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]);
+    pip.args(["--python-version", PYTHON, "--dest"]).arg(folder);
+    for glibc in ["2_28", "2_27", "2_24", "2_17"] {
+        pip.args(["--platform", &format!("manylinux_{glibc}_x86_64")]);
+    }
+    tools::run(pip.args(["--platform", "manylinux2014_x86_64"]).args(PEERS))?;
+    let made = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?.count();
+    ensure!(made == PEERS.len(), "{made} wheels instead of {}", PEERS.len());
+    Ok(())
+}
