@@ -201,9 +201,11 @@ impl ReadaheadCache {
         drop(state);
         if start_worker {
             let tid = linux::gettid();
-            self.run_on_worker(share_key(&stat), move |cache, shadow| match kept.get_here(sys, shadow, tid, fd, stat) {
-                Ok(file) => cache.commit(shadow, &file, Vec::new()),
-                Err(_) => cache.ignore(key),
+            self.run_on_worker(share_key(&stat), move |cache, shadow| {
+                match kept.get_here(sys, shadow, tid, fd, stat) {
+                    Ok(file) => cache.commit(shadow, &file, Vec::new()),
+                    Err(_) => cache.ignore(key),
+                }
             });
         }
     }

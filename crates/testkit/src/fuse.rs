@@ -224,12 +224,18 @@ impl Files {
     }
 
     fn entry(&self, id: u64) -> Answer {
-        let head = Words::default().u64s(&[id, 0, FOREVER, FOREVER]).u32s(&[0, 0]);
+        let head = Words::default().u64s(&[id, 0, FOREVER, self.attributes_valid(id)]).u32s(&[0, 0]);
         Ok(self.attribute(head, id)?.0)
     }
 
     fn attributes(&self, id: u64) -> Answer {
-        Ok(self.attribute(Words::default().u64s(&[FOREVER, 0]), id)?.0)
+        Ok(self.attribute(Words::default().u64s(&[self.attributes_valid(id), 0]), id)?.0)
+    }
+
+    /// Seconds for which the kernel may answer `fstat` by itself. Of files that hang it asks each time, as it does of most
+    /// servers after a second: then `fstat` fails once the server has ended.
+    fn attributes_valid(&self, id: u64) -> u64 {
+        if self.hanging.contains(&id) { 0 } else { FOREVER }
     }
 
     fn attribute(&self, head: Words, id: u64) -> Result<Words, i32> {

@@ -70,7 +70,8 @@ impl WriteQuery<'_> {
             direct: aligned_or_chunked.and(atomic).and(direct),
             p2p: aligned_or_chunked.and(self.p2p).and(self.shadow),
         };
-        let model = self.ctx.files.cost_entry(self.file, self.device).model(&self.ctx.files.ctx, self.file, Route::Direct);
+        let model =
+            self.ctx.files.cost_entry(self.file, self.device).model(&self.ctx.files.ctx, self.file, Route::Direct);
         decide_write(&case, &model)
     }
 

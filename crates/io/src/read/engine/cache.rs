@@ -61,11 +61,8 @@ impl EngineCtx<'_> {
         for _ in 0..TRIES {
             let identity = FdIdentity::of(self.request.fd);
             let filled = self.read_piece(piece, into);
-            match kernel.fstat(self.request.fd) {
-                Ok(stat) if (stat.dev, stat.ino) == key => {}
-                // A file server that is gone answers neither a read nor this call: the read said how the piece ends.
-                Err(errno) if errno != Errno::BADF && identity.is_unchanged() => return Some(filled),
-                _ => break,
+            if !kernel.is_file(self.request.fd, key) {
+                break;
             }
             if identity.is_unchanged() {
                 return Some(filled);
@@ -76,6 +73,7 @@ impl EngineCtx<'_> {
 
     /// Reads the piece from the right file after all, through a shadow descriptor, unless that has failed already.
     fn fd_replaced(&mut self, piece: Piece) {
+        // Else the two routes would take turns for ever where storage fails, or its server is gone.
         let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::Fallback;
         if can_read_direct && self.request.device().capabilities().has_dma_engine {
             return self.request.reroute(piece, 0, Route::Direct, Reason::Fallback);
