@@ -8,12 +8,12 @@ impl SplitMix64 {
     /// One of a family: neighbouring numbers of one seed have nothing in common.
     pub fn new(seed: u64, number: u64) -> SplitMix64 {
         let mut first = SplitMix64(seed);
-        let mut second = SplitMix64(first.next() ^ number);
-        SplitMix64(second.next())
+        let mut second = SplitMix64(first.next_u64() ^ number);
+        SplitMix64(second.next_u64())
     }
 
     /// 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,12 +23,12 @@ impl SplitMix64 {
 
     /// From 0 up to, not including, 1.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Below `bound`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 }
 
@@ -40,7 +40,7 @@ mod tests {
     fn sequence_depends_on_seed_only() {
         let few = |seed, number| {
             let mut r = SplitMix64::new(seed, number);
-            [r.next(), r.next(), r.next()]
+            [r.next_u64(), r.next_u64(), r.next_u64()]
         };
         assert_eq!(few(1, 2), few(1, 2));
         assert_ne!(few(1, 2), few(1, 3));

@@ -75,7 +75,9 @@ fn old_and_new_names_of_a_setting_reach_the_program_alike() {
         let mut command = spinio();
         // The caller's value: `--set` replaces it, under either name.
         command.env("SPINIO_HOLD", "3M").arg("run");
-        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        for set in sets {
+            command.args(["--set", set]);
+        }
         let assert = command.args(["--", "sh", "-c", "echo $SPINIO_PIN_LIMIT,$SPINIO_HOLD"]).assert().success();
         (stdout(&assert), stderr(&assert))
     };

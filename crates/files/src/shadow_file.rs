@@ -311,12 +311,12 @@ impl ShadowFile {
 
     /// Drops the state that reads of the file created.
     pub fn evict_state(&self) {
-        if let Ok(stat) = self.files.ctx.sys.fstat(self.fd()) {
-            if let Some(file) = self.files.table.forget(stat.dev, stat.ino) {
-                let key = file.storage;
-                drop(file);
-                self.files.ctx.drain_for_close(Some(key));
-            }
+        if let Ok(stat) = self.files.ctx.sys.fstat(self.fd())
+            && let Some(file) = self.files.table.forget(stat.dev, stat.ino)
+        {
+            let key = file.storage;
+            drop(file);
+            self.files.ctx.drain_for_close(Some(key));
         }
     }
 }

@@ -107,7 +107,9 @@ pub fn prepare(
     let mut command = Command::new(&program);
     command.arg0(name).args(args);
     let (set, removed) = environment(settings);
-    removed.into_iter().for_each(|old| drop(command.env_remove(old)));
+    for old in removed {
+        command.env_remove(old);
+    }
     command.envs(set);
     if !finding.is_some_and(|f| f.is_harmful()) {
         let library = library::find().map_err(as_refused)?;

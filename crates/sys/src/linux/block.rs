@@ -128,6 +128,31 @@ pub fn dev_and_inode(path: &CStr) -> Result<(u64, u64)> {
     Ok((raw.st_dev, raw.st_ino))
 }
 
+/// The name of the storage under a device number. The calling thread opens files of sysfs.
+pub fn storage_name(dev: u64) -> String {
+    let (major, minor) = (super::files::major(dev), super::files::minor(dev));
+    let base = format!("/sys/dev/block/{major}:{minor}");
+    let text = |leaf: &str| {
+        let path = CString::new(format!("{base}/{leaf}")).ok()?;
+        let read = String::from_utf8(read_file(&path, 4096).ok()?).ok()?;
+        let read = read.split_whitespace().collect::<Vec<_>>().join(" ");
+        (!read.is_empty()).then_some(read)
+    };
+    let up = if text("partition").is_some() { "../" } else { "" };
+    for leaf in ["dm/uuid", "md/uuid", "wwid", "device/wwid", "device/serial", "serial"] {
+        if let Some(name) = text(&format!("{up}{leaf}")) {
+            return name;
+        }
+    }
+    let mut target = [0u8; 512];
+    let link = CString::new(base).ok().and_then(|path| readlink(&path, &mut target).ok());
+    let link = String::from_utf8_lossy(&target[..link.unwrap_or(0)]).into_owned();
+    let mut parts = link.rsplit('/').filter(|p| !p.is_empty());
+    let own = parts.next();
+    let name = if up.is_empty() { own } else { parts.next().or(own) };
+    name.map_or_else(|| "no block device".to_owned(), str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
@@ -158,29 +183,4 @@ mod tests {
             assert_ne!(uuid, [0; 16]);
         }
     }
-}
-
-/// The name of the storage under a device number. The calling thread opens files of sysfs.
-pub fn storage_name(dev: u64) -> String {
-    let (major, minor) = (super::files::major(dev), super::files::minor(dev));
-    let base = format!("/sys/dev/block/{major}:{minor}");
-    let text = |leaf: &str| {
-        let path = CString::new(format!("{base}/{leaf}")).ok()?;
-        let read = String::from_utf8(read_file(&path, 4096).ok()?).ok()?;
-        let read = read.split_whitespace().collect::<Vec<_>>().join(" ");
-        (!read.is_empty()).then_some(read)
-    };
-    let up = if text("partition").is_some() { "../" } else { "" };
-    for leaf in ["dm/uuid", "md/uuid", "wwid", "device/wwid", "device/serial", "serial"] {
-        if let Some(name) = text(&format!("{up}{leaf}")) {
-            return name;
-        }
-    }
-    let mut target = [0u8; 512];
-    let link = CString::new(base).ok().and_then(|path| readlink(&path, &mut target).ok());
-    let link = String::from_utf8_lossy(&target[..link.unwrap_or(0)]).into_owned();
-    let mut parts = link.rsplit('/').filter(|p| !p.is_empty());
-    let own = parts.next();
-    let name = if up.is_empty() { own } else { parts.next().or(own) };
-    name.map_or_else(|| "no block device".to_owned(), str::to_owned)
 }
