@@ -1,5 +1,7 @@
 //! The functions of a runtime that batches add.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use spinio_device::Allocation;
 use spinio_io::Runtime;
 use spinio_sys::Errno;

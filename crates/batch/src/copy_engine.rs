@@ -12,6 +12,8 @@
 //! more than one device. Many fragments are read by the batch readers (batch_readers.rs). What is not in the page cache
 //! the Linux kernel reads: everything that another route could not deliver is read so, too.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;

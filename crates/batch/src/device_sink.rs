@@ -12,6 +12,8 @@
 //!
 //! If a device has no such kernel, or its code could not be loaded, each fragment is a copy.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 

@@ -7,6 +7,8 @@
 //!
 //! A million operations are looked at one after another in a few milliseconds, so reading one costs a load each and no call.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use spinio_sys::linux::Fd;
 
 /// One read of a batch, and what became of it. The layout is that of `struct spinio_read_op`.

@@ -12,6 +12,8 @@
 //! Within a part fragments are in any order. Very many are distributed by all threads, into a new vector: every chunk
 //! counts how many of its fragments go to each part, and so knows slots that only it writes.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 

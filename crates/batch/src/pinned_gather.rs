@@ -12,6 +12,8 @@
 //! What was gathered counts if its file was still pinned when everything had arrived; if not, the whole batch is read
 //! once more, on other routes.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::sync::Arc;
 use std::time::Instant;
 

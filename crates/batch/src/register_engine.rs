@@ -15,6 +15,8 @@
 //! Fragments so dense that copying would hardly be faster come first, and only the caller takes those. What cannot be
 //! registered is copied afterwards.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -12,6 +12,8 @@
 //!
 //! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none does.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::sync::Arc;
 
 use spinio_plan::Route;

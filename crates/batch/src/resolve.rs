@@ -9,6 +9,8 @@
 //!   fragments    slow path | by all threads, each into its slot | and so on
 //! ```
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};

@@ -1,5 +1,7 @@
 //! A batch from its operations to its results: resolved, and then each fragment on its route.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::sync::Arc;
 
 use spinio_device::{Allocation, WaitMode};

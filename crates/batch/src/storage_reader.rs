@@ -26,6 +26,8 @@
 //!   buffers are lost, 32 MiB at most and once in a process's life. P2P reads in flight may still be written when the batch
 //!   returns: the same bytes again, unless the program uses that memory for something else at once.
 
+#![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

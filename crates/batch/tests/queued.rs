@@ -1,5 +1,7 @@
 //! Reads and writes that wait for a stream which waits for the program: no other thread waits for them.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::{CString, c_void};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

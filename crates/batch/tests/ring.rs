@@ -4,6 +4,8 @@
 //! The refusal is a seccomp filter on the shadow worker that made the ring. It stays with that thread, so these tests have a
 //! process of their own.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use spinio_batch::{Batches, ReadOp};

@@ -1,5 +1,7 @@
 //! Batches of reads, for programs that link the library.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_batch::{Arg, BatchHandle, BatchResult, Batches, ReadArrays, ReadOp};

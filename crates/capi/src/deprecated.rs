@@ -1,5 +1,7 @@
 //! C names of earlier releases; the next release no longer has them (docs/deprecated.md).
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_void};
 
 use crate::nvmmu::nvmmu_hint_range;

@@ -1,5 +1,7 @@
 //! Kernels of the emulated GPU: what the headers in `device/` call.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_device::emulated::Emulated;

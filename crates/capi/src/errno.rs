@@ -1,5 +1,7 @@
 //! libc's errno, which a hook may change only to report a failure.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::c_int;
 
 /// The calling thread's errno.

@@ -4,6 +4,8 @@
 //! lock: a call to the next function never runs in here, and since a driver may come across a cancellation point of its
 //! own, cancellation is put off until the device call is over.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{self, AssertUnwindSafe};

@@ -2,6 +2,8 @@
 //!
 //! A fixed buffer without destructor, so that a thread that dies, or is cancelled, has nothing to tear down.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::cell::UnsafeCell;
 use std::ffi::c_char;
 use std::fmt::{Display, Write};

@@ -21,6 +21,8 @@
 //! Every function reports a failure as POSIX does, with -1 or NULL and errno, and stores a message for `spinio_last_error`.
 //! `SPINIO_DISABLE` turns off the hooks, not these functions: a program that calls them means them.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 mod batch;
 mod deprecated;
 mod emulated;

@@ -1,5 +1,7 @@
 //! Memory of devices that have no allocator of their own.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, WaitMode, registry};

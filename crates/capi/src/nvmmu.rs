@@ -1,5 +1,7 @@
 //! Moves between files and device memory, declared in `include/nvmmu.h`.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Pinned files, for programs that link the library.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_uint, c_void};
 
 use spinio_device::registry;

@@ -1,5 +1,7 @@
 //! Reads for programs that link us.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{StreamId, set_thread_stream};

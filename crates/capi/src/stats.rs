@@ -1,5 +1,7 @@
 //! What has happened: counters, version, the last error.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_char, c_int};
 
 use spinio_io::runtime;

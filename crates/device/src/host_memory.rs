@@ -1,5 +1,7 @@
 //! Host memory for devices that need no driver to pin it, and functions to map it.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::{Mutex, PoisonError};
 
 use spinio_sys::Errno;

@@ -12,6 +12,8 @@
 //!            └ returns once        internal:        └follow, copy copy ─ fence ─ wait
 //!              enqueued
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::ffi::c_void;
 use std::fmt;
 

@@ -3,6 +3,8 @@
 //!
 //! The real driver is tested on a GPU: `tests/gpu/` at the top of the tree.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 #[path = "../../sys/tests/fake/mod.rs"]
 mod fake;
 

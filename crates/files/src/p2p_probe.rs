@@ -13,6 +13,8 @@
 //! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the device;
 //! the engine finds that later (the read fails) and the trust is revoked.
 
+#![expect(unsafe_code, reason = "system calls into buffers, mappings")]
+
 use std::sync::Arc;
 
 use spinio_plan::Route;

@@ -14,6 +14,8 @@
 //! Known flaw: a probe of an absent page makes the Linux kernel read that one page. After many cold reads of one range
 //! enough of them are cached for a wrong guess; the read is correct all the same.
 
+#![expect(unsafe_code, reason = "system calls into buffers, mappings")]
+
 use std::ops::Range;
 
 use spinio_plan::{Extent, Residency, Route};

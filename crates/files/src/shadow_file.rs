@@ -16,6 +16,8 @@
 //!
 //! Known flaw: a call that is passed on costs two wake-ups if the shadow workers sleep, about 10 us. Transfers are large.
 
+#![expect(unsafe_code, reason = "system calls into buffers, mappings")]
+
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};

@@ -10,6 +10,8 @@
 //! moves meanwhile. Passes touch memory, and neither a device nor a descriptor, so the batch readers, which the batch needs
 //! anyway, can take part. Where they are busy the caller does it alone.
 
+#![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
+
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

@@ -5,6 +5,8 @@
 //! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that cannot
 //! be reopened.
 
+#![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
+
 use std::ffi::{CStr, CString};
 
 use spinio_plan::Route;

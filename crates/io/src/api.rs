@@ -1,6 +1,8 @@
 //! The runtime: one a process, made at the first device request. Every function of it that programs, hooks and languages
 //! call is in this file; what they do is in the modules that have the names of the work.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};

@@ -1,5 +1,7 @@
 //! Host memory to the device and out of it again: for streams that the hooks buffer, tools that compare, and the C API.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;

@@ -1,5 +1,7 @@
 //! What device reads leave in the page cache, and what they leave alone.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

@@ -4,6 +4,8 @@
 //! used again would show the past. Here a writer of each kind works between reads and beside them, on every file
 //! system; the bytes say which version they are of.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

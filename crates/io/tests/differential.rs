@@ -4,6 +4,8 @@
 //! machine and user can have, through several settings: the same bytes, the same count, the same errno, the same file
 //! offset afterwards, and nothing written past what was reported.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;

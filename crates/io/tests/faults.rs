@@ -1,6 +1,8 @@
 //! What breaks under the engines must not break the caller: the call finishes on another route or returns the true
 //! error; it never hangs, never reports bytes it did not deliver, and leaks neither pin nor descriptor.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;

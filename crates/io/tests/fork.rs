@@ -1,5 +1,7 @@
 //! What forks, executes, locks and closes must not notice SPIN.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Stored models and trials, through the whole runtime.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;

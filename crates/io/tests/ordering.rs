@@ -2,6 +2,8 @@
 //!
 //! The engine of the device is held, so that whatever does not wait is caught, every time.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

@@ -1,5 +1,7 @@
 //! Files that SPIN opened itself: read and written as any other, seen by nobody.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,7 @@
 //! A panic in the middle of a large read: when it arrives at the caller, nobody uses his memory or his descriptors.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;

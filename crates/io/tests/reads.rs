@@ -1,5 +1,7 @@
 //! Reads through the whole runtime into the emulated device: every route, every residency.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;

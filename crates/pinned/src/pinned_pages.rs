@@ -8,6 +8,8 @@
 //!   contiguous    where the program's own GPU kernels find a range, if its chunks have consecutive addresses for them
 //! ```
 
+#![expect(unsafe_code, reason = "registered mappings")]
+
 use std::sync::Arc;
 
 use spinio_device::{Device, DeviceAddr, DeviceError, ErrorKind, Pin, StreamId};

@@ -15,6 +15,8 @@
 //! Known flaws: a verdict outlives the object it was made for, so code that later lies at the same address inherits it
 //! (drivers stay loaded). A file that the driver reads through a library of someone else's counts as the program's.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 

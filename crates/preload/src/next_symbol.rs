@@ -4,6 +4,8 @@
 //! `dlsym` takes the loader's lock and so must not run inside `read` in a signal handler or a forked child. A call
 //! that comes before the constructor (another library's constructor, while there is one thread) looks up its own.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};

@@ -1,5 +1,7 @@
 //! DLPack, both ways: arrays of any framework in, memory of the emulated device out.
 
+#![expect(unsafe_code, reason = "buffers of other Python objects")]
+
 use std::cell::Cell;
 use std::ffi::c_void;
 

@@ -1,5 +1,7 @@
 //! Memory of the emulated device, for tests and for machines without a GPU.
 
+#![expect(unsafe_code, reason = "buffers of other Python objects")]
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};

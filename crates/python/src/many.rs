@@ -1,5 +1,7 @@
 //! Many reads of one file by one call.
 
+#![expect(unsafe_code, reason = "buffers of other Python objects")]
+
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use spinio_runtime::client::{self, Each};

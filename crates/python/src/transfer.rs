@@ -1,5 +1,7 @@
 //! Bytes between a file and a Python object's memory, without the GIL.
 
+#![expect(unsafe_code, reason = "buffers of other Python objects")]
+
 use std::time::Instant;
 
 use pyo3::exceptions::PyOSError;

@@ -3,6 +3,8 @@
 //! The protocol is part of Python's stable ABI since 3.11. The functions and the structure are the same in 3.10, which
 //! exports them too, so they are declared here and one wheel serves all versions.
 
+#![expect(unsafe_code, reason = "buffers of other Python objects")]
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 

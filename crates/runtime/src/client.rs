@@ -1,5 +1,7 @@
 //! The runtime of this process, for who asks it through the table: safe, and the same whoever's table it is.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;

@@ -13,6 +13,8 @@
 //!
 //! An existing file is never opened for writing, and a file is removed only if it looks like one of ours.
 
+#![expect(unsafe_code, reason = "counters in shared memory")]
+
 use std::ffi::{CStr, CString};
 
 use spinio_sys::Errno;

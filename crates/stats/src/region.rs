@@ -12,6 +12,8 @@
 //! A shadow worker opens the file and maps it, so that no descriptor is ever in the program's table. A program that makes
 //! no device request has no file. A forked child that makes requests has a separate runtime, and so a separate file.
 
+#![expect(unsafe_code, reason = "counters in shared memory")]
+
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,7 @@
 //! The memory of a table: words that several threads, and with a file several processes, add to.
 
+#![expect(unsafe_code, reason = "counters in shared memory")]
+
 use core::ops::Deref;
 use core::ptr::NonNull;
 use std::sync::atomic::AtomicU64;

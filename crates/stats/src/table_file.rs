@@ -1,5 +1,7 @@
 //! A table of counters in a file: its disk space and its header.
 
+#![expect(unsafe_code, reason = "counters in shared memory")]
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;

@@ -1,5 +1,7 @@
 //! The function table against a fake driver: every symbol resolves and every prototype fits.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 mod fake;
 
 use spinio_sys::cuda::{Context, CuError, Driver, MemoryType, Stream, event, register, stream};

@@ -3,6 +3,8 @@
 //! Root may query anything about any file; most users may not. A test program that calls [`rerun_as_nobody`] in one of its
 //! tests runs all its other tests again in a child without privileges.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

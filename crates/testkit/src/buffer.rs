@@ -1,5 +1,7 @@
 //! Memory of an emulated device, as a test sees it.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::ops::Range;
 
 use spinio_device::Target;

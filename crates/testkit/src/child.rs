@@ -1,5 +1,7 @@
 //! A forked child of a test.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::time::{Duration, Instant};
 
 use crate::deadline::TIMEOUT;

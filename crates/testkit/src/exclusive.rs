@@ -10,6 +10,8 @@
 //! long as another test of the process takes to start a program. A test that needs exclusive access to a file waits for that
 //! first; a refusal afterwards is a defect.
 
+#![cfg_attr(test, expect(unsafe_code, reason = "C calls of tests"))]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;

@@ -5,6 +5,8 @@
 //! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and no work of that context
 //! runs any more.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};

@@ -1,5 +1,7 @@
 //! A kernel that fails, shortens or refuses chosen calls, and is otherwise the kernel.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,7 @@
 //! Files of chosen shape and residency.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;

@@ -11,6 +11,8 @@
 //! protocol (version 7.31) to create, read, write, truncate and remove files in one directory; other requests are answered
 //! with ENOSYS, as the protocol requires. It ends when the file system is unmounted, or with the test.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Reads of a file server that does not answer.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 

@@ -1,5 +1,7 @@
 //! Finds leaks: descriptors of every table of the process, mappings of a file.
 
+#![expect(unsafe_code, reason = "C calls of tests")]
+
 use std::fs;
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! Ordinary host memory for requests that must not use the bounce buffer pool, or find it empty.
 
+#![expect(unsafe_code, reason = "memory that a device copies from or into")]
+
 use spinio_device::{DeviceError, ErrorKind};
 use spinio_sys::linux;
 

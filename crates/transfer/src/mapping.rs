@@ -1,5 +1,7 @@
 //! Shared read-only mappings of files, out of which devices copy, and their page tables.
 
+#![expect(unsafe_code, reason = "memory that a device copies from or into")]
+
 use std::ops::Range;
 
 use spinio_sys::linux;

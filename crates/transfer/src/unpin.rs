@@ -28,6 +28,8 @@
 //! Known flaw: with a kernel that never ends, the first of these waits never ends either,
 //! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
 
+#![expect(unsafe_code, reason = "memory that a device copies from or into")]
+
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},

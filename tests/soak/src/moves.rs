@@ -9,6 +9,8 @@
 //! whichever of its stripes were written as full stripes. The rival writes as any program would, or is a session
 //! itself.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

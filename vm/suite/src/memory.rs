@@ -4,6 +4,8 @@
 //! itself. The emulated device's memory is accessible through its copies alone, like a GPU's.
 //! Only this file has unsafe code: mappings, and system calls into them.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;

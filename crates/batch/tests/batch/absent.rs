@@ -1,5 +1,7 @@
 //! Pieces that storage has to bring: when their reads begin, and what they need.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;

@@ -1,5 +1,7 @@
 //! Batches against the `pread`s that they stand for: every residency, every form, every fault.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 mod absent;
 mod faults;
 mod panics;

@@ -1,5 +1,7 @@
 //! A panic on the calling thread: when it arrives at the caller, no thread uses its memory any more.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;

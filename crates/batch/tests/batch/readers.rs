@@ -1,5 +1,7 @@
 //! Batches of so many operations that threads with unshared fd tables read them.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;

@@ -1,5 +1,7 @@
 //! Batches that go on by themselves, of threads whose descriptors are not the program's.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;

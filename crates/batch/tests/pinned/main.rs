@@ -1,5 +1,7 @@
 //! Pinned files: reads out of registered pages, writers that get through, and that no read returns old bytes.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 mod maps;
 mod refused;
 mod writers;

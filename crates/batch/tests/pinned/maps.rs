@@ -1,5 +1,7 @@
 //! A pinned file as memory of the program's own GPU kernels.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::OpenOptions;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,5 +1,7 @@
 //! Files that are pinned without a lease, and files that cannot be pinned.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

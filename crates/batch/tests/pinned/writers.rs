@@ -1,5 +1,7 @@
 //! Writers of a pinned file: they get through, and no read returns old bytes.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::Command;

@@ -4,6 +4,8 @@
 //! Objects are leaked: a caller may still use the one of a destroyed context. Its slot is reused, so that the table
 //! bounds the contexts alive at once, not all that ever existed.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::atomic::{
     AtomicPtr,
     Ordering::{Acquire, Release},

@@ -1,5 +1,7 @@
 //! One CUDA context as a device.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};

@@ -6,6 +6,8 @@
 //!
 //! A fence contains the event's address; its lowest bit is its kind.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use spinio_sys::cuda::{Event, event};
 
 use super::device::Cuda;

@@ -14,6 +14,8 @@
 //!
 //! Known flaw: with lazy loading the driver may wait for running GPU kernels at the first load.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{PoisonError, mpsc};
 

@@ -3,6 +3,8 @@
 //! Registration holds a lock of the driver, so long ranges are pinned part by part. Whether read-only pages can be
 //! registered is only known after trying: after several refusals in a row pinning is disabled.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use spinio_sys::cuda::{CuError, register};

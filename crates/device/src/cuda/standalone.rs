@@ -2,6 +2,8 @@
 //!
 //! The preloaded library never uses this: it loads no driver, initialises none, and creates no context.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::{Mutex, PoisonError};
 
 use spinio_sys::cuda::{CuError, Driver, LoadError};

@@ -7,6 +7,8 @@
 //!        └─ else ──> it
 //! ```
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::OnceLock;
 
 use spinio_sys::cuda::{CuError, Stream, stream};

@@ -5,6 +5,8 @@
 //!
 //! A pin has no address here, so its view is a number with the highest bit set: the pin's handle and the offset in it.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use crate::emulated::engine::copy_bytes;
 use crate::emulated::memory::Memory;
 use crate::emulated::pins::{MAX_PIN, Pins, Scratch};

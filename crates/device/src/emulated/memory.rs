@@ -13,6 +13,8 @@
 //!
 //! Fresh memory contains [`POISON`], not zeros, so that an unwritten byte is detected.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_sys::linux;

@@ -18,6 +18,8 @@
 //! while a kernel runs, the CPU can touch the memory by accident; a freed range is refused at once, while a GPU may
 //! keep it mapped.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 mod config;
 mod engine;
 mod first_fit;

@@ -17,6 +17,8 @@
 //! Known flaws: the Linux kernel limits the pipes of an ordinary user (64 MiB in all, then a few pages each), so
 //! pins are refused sooner than by a driver; and a copy from the middle of a pin reads past the bytes it skips.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,7 @@
 //! A thread with an unshared fd table that runs jobs for callers, which wait for the result.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::sync::mpsc;
 
 use spinio_sys::linux::FdTableRoot;

@@ -19,6 +19,8 @@
 //! Known flaws: a copy into memory that the program unmaps meanwhile faults, as its own store would; a mapping made
 //! without the hooks is treated as host memory, which is correct but slower.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 mod nontemporal;
 mod providers;
 

@@ -1,5 +1,7 @@
 //! Non-temporal copies.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 /// Copies with non-temporal stores of 16 bytes: on uncached PCI memory a bytewise copy, which the string
 /// instructions may become, is a transaction per byte.
 ///

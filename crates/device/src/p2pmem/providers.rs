@@ -1,5 +1,7 @@
 //! The providers, and the owner of a mapping: read from `/sys` and `/proc`, on a thread with an unshared fd table.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 use std::ffi::CString;
 
 use spinio_sys::linux;

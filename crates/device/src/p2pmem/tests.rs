@@ -1,3 +1,4 @@
+#![expect(unsafe_code, reason = "driver calls and device memory")]
 use std::fs;
 use std::path::Path;
 

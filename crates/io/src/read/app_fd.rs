@@ -2,6 +2,8 @@
 //! opened again, processes without helpers. Block by block through staging, on the
 //! caller's thread.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::time::Instant;
 
 use spinio_device::{Device, StreamId, WaitMode};

@@ -1,5 +1,7 @@
 //! System calls on the program's own descriptor that several kinds of reads share.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::Route;
 use spinio_sys::Errno;

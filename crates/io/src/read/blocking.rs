@@ -9,6 +9,8 @@
 //! Nothing that other reads need is held while the kernel waits (wait_buffer.rs). The copy is ordered after what the program
 //! has queued by the time the bytes are there, as where it reads into host memory and calls `cudaMemcpy`.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::time::Instant;
 
 use spinio_device::{DeviceError, ErrorKind, WaitMode};

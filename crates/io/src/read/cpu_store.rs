@@ -10,6 +10,8 @@
 //! reach the device: what an array, a volume or a bridge refuses fails with EREMOTEIO or EINVAL, or ends early where
 //! only a part of the range lies on a member that reaches it. A host buffer would have been filled.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};

@@ -1,5 +1,7 @@
 //! Large reads of files: twins, residency, plan, engines.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -12,6 +12,8 @@
 //! that names by now, with nothing to validate. That the stream is cold is a hint (files/src/streams.rs), which a check
 //! every 512 KiB renews.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;

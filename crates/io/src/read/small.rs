@@ -14,6 +14,8 @@
 //!
 //! Known flaw: a positioned read of a character device that keeps its reader waiting holds its slot meanwhile.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;

@@ -18,6 +18,8 @@
 //! Known flaw: a signal handler that switches to another user-level stack (`swapcontext`) in the middle of such a read, and
 //! reads from a stream there, at a higher address, gets the same buffer.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::sync::Mutex;
 
 use spinio_sys::linux::{self, AltStack};

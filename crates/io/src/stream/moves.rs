@@ -21,6 +21,8 @@
 //! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its
 //! memory is in use still: it fails with EIO. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};

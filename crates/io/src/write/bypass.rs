@@ -26,6 +26,8 @@
 //! Known flaws: two peer-to-peer writes that overlap may be mixed. Reading back needs permission to read the file. inotify reports IN_CLOSE_WRITE for the twin, while the
 //! program still has the file open.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -12,6 +12,8 @@
 //! A gatherer holds blocks while it takes more, so it never waits for them for ever: what the ring does not give within
 //! 10 ms is replaced by memory of its own, unpinned and slower. What is queued waits for no block at all.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -41,6 +41,8 @@
 //! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
 //!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 mod bypass;
 mod chunked;
 mod decide;

@@ -28,6 +28,8 @@
 //! - While a server (NFS, FUSE) does not answer, one write keeps up to six of the eight keepers waiting, and two keep all;
 //!   reads of other files then wait too.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -11,6 +11,8 @@
 //! Ranges that may be written only while something holds (a lease, for bytes of others) ask for it one by one, each just
 //! before its call. So when it ends, what is under way is one request a keeper, and what was not begun stays unwritten.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

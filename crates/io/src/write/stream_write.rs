@@ -18,6 +18,8 @@
 //! Known flaws: a keeper takes no signals, so a write beyond RLIMIT_FSIZE says EFBIG without SIGXFSZ. If the context of
 //! the device dies before the stream gets there, the driver never calls: the memory is lost and the result never comes.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

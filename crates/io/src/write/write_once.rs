@@ -1,5 +1,7 @@
 //! A write of a file in one call of the kernel.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::time::Instant;
 
 use spinio_files::share_key;

@@ -1,5 +1,7 @@
 //! When a write has returned, every reader sees it, however it reads; and a write takes what the device had when it began.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

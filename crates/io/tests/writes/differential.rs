@@ -4,6 +4,8 @@
 //! far behind the end, and between them truncation and holes. One file is written from a device. After each step count,
 //! errno and file offset are the same, and so is every byte of the files.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;

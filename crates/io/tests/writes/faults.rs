@@ -1,6 +1,8 @@
 //! What breaks under a write must not break the caller: the count is what is in the file, the error is the true one,
 //! nothing hangs and nothing leaks.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -1,5 +1,7 @@
 //! Portions of long direct writes that are under way side by side: where that may be, and what is left when one fails.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

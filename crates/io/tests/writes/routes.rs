@@ -1,5 +1,7 @@
 //! Which way a write goes, and that its bytes are there whichever it takes.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};

@@ -1,5 +1,7 @@
 //! Writes in the order of a stream.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicIsize, Ordering::Acquire};

@@ -1,6 +1,8 @@
 //! Large direct writes end their portions where the stripes of an array end, which is a matter of where the file lies:
 //! told here by a kernel that invents an array and places on it.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;

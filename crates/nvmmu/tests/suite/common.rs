@@ -1,5 +1,7 @@
 //! Device memory and bytes for the tests of this folder.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::c_void;
 use std::sync::OnceLock;
 

@@ -1,5 +1,7 @@
 //! Moves of a session: the right bytes, the right count, a clear error.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs;
 use std::path::Path;
 

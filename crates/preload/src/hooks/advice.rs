@@ -11,6 +11,8 @@
 //! The kernel hears it first. Only what it has taken is noted; NORMAL, RANDOM and SEQUENTIAL, which stay, also before any
 //! device is in use.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::c_int;
 
 use spinio_device::registry;

@@ -15,6 +15,8 @@
 //!
 //! `open` tells its news once the kernel has opened the path: only then is the path known to be readable memory.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use spinio_device::registry;

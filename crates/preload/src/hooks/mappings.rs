@@ -7,6 +7,8 @@
 //! Known flaw: a mapping made through a descriptor that no `open` of ours has seen (inherited, received), or moved by
 //! `mremap`, is not known as what it is. It is read into as host memory: correct, but never peer-to-peer.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

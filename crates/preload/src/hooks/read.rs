@@ -1,5 +1,7 @@
 //! `read` and `pread`, under every name that programs import.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_device::Allocation;

@@ -10,6 +10,8 @@
 //! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
 //!   EIO, but `ferror` does not know. Nor does it if the device fails under an `fwrite`.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::c_void;
 
 use libc::FILE;

@@ -16,6 +16,8 @@
 //!   offset back.
 //! - From a pipe or a socket, one call brings at most 1 MiB into device parts and ends there: short, as these may be.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::c_int;
 
 use libc::iovec;

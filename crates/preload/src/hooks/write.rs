@@ -3,6 +3,8 @@
 //! A write out of memory that nobody announced fails with EFAULT before it has changed anything, so asking then and
 //! writing again is safe, on sockets too.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_device::Allocation;

@@ -8,6 +8,8 @@
 //! Known flaw: a part of device memory that nobody announced, behind host parts, ends the call short; asked again with
 //! the rest, as after any short write, the kernel says EFAULT, and then it is known.
 
+#![expect(unsafe_code, reason = "interposed C functions")]
+
 use std::ffi::c_int;
 
 use libc::iovec;

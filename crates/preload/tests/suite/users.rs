@@ -1,5 +1,7 @@
 //! Processes that become another user, and programs that have more privileges than the user who starts them.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,7 @@
 //! The counters, as JSON. Keys may be added; a client ignores the ones that it does not know.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use serde_json::{Map, Value, json};
 use spinio_io::runtime;
 use spinio_io::stats::{Direction, Gauge};

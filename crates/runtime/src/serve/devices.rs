@@ -1,5 +1,7 @@
 //! Whose memory it is, the stream of a thread, and the emulated device.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::c_int;
 
 use spinio_device::emulated::Emulated;

@@ -1,5 +1,7 @@
 //! Files that stay registered.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{Device, registry};

@@ -3,6 +3,8 @@
 //! Nothing unwinds out of them, and nothing here has the name of an exported symbol: which copy of a function is called
 //! follows from the table alone.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 mod counters;
 mod devices;
 mod files;

@@ -1,5 +1,7 @@
 //! Sessions of NVMMU and their tickets.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::ffi::{OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Bytes between files, devices and the host.
 
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! Frameworks ship it inside their own directories, so one that is loaded already is taken first, by the name inside;
 //! then one that the loader finds.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 

@@ -1,5 +1,7 @@
 //! The driver's functions, each looked up once.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::sync::OnceLock;

@@ -3,6 +3,8 @@
 //! Its directory may be writable by other users. So a file is trusted only if no other user can have written it, and an
 //! existing file is never written into.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, CString};
 
 use linux_raw_sys::general as k;

@@ -1,5 +1,7 @@
 //! What files and file systems report about the storage under them, to every user.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, CString};
 
 use linux_raw_sys::general as k;

@@ -1,5 +1,7 @@
 //! Files in a directory: complete before they get a name, locked while their creator lives.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, CString};
 
 use linux_raw_sys::general as k;

@@ -3,6 +3,8 @@
 //! Functions that take a pointer are `unsafe`: the memory must stay valid
 //! for the call until it returns. The Linux kernel checks that it is mapped.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::CStr;
 
 use linux_raw_sys::general as k;

@@ -5,6 +5,8 @@
 //! `/proc/sys/fs/lease-break-time` seconds. The lease's owner is notified by a signal; here it goes to one thread that
 //! has it blocked and fetches it, so that no handler of the program ever runs for it.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 

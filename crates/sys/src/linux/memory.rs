@@ -1,5 +1,7 @@
 //! Mappings, and which parts of the address space are accessible.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 

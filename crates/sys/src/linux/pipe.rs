@@ -1,5 +1,7 @@
 //! Pipes, which can reference pages without copying them.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 

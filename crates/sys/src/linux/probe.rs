@@ -1,5 +1,7 @@
 //! Probes features of the Linux kernel without side effects.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use rustix::io::Errno;
 
 use super::files::{Fd, close};

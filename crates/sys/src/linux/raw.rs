@@ -3,6 +3,8 @@
 //! No cancellation point, no errno in thread-local storage, no signal restart:
 //! the caller gets exactly the Linux kernel's result.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use rustix::io::Errno;
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -1,5 +1,7 @@
 //! The names in a directory.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::CString;
 
 use linux_raw_sys::general as k;

@@ -1,5 +1,7 @@
 //! Which parts of a file are in the page cache, and advice about it.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 

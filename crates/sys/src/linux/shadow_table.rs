@@ -23,6 +23,8 @@
 //! Known flaw: needs Linux 5.11; before that, `spawn` returns the Linux kernel's error
 //! and SPIN does without shadow threads.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use std::cell::Cell;

@@ -1,5 +1,7 @@
 //! Memory with a descriptor, and memory protection.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::CStr;
 
 use linux_raw_sys::general as k;

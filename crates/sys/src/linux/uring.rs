@@ -19,6 +19,8 @@
 //! - Where the Linux kernel no longer allows any wait (a seccomp filter that a program installs in all its threads
 //!   meanwhile), the end of a read is not observable. Its memory is leaked then; `settle` reports that.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Acquire, Relaxed, Release},

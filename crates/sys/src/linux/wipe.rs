@@ -6,6 +6,8 @@
 //! and also for a raw `clone`. A `vfork` child shares the memory and correctly reads
 //! the parent's value.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::sync::atomic::AtomicU64;
 
 use linux_raw_sys::general as k;

@@ -1,5 +1,7 @@
 //! The fake driver, compiled on the spot and opened under the real driver's name.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::ffi::{CString, c_int, c_void};
 use std::path::PathBuf;
 use std::process::Command;

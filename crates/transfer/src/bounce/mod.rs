@@ -28,6 +28,8 @@
 //! Known flaws: a buffer serves one stream at a time, so a program that spreads small reads over many streams on one
 //! processor fills buffers only partly. Slabs are never returned to the driver while the process lives.
 
+#![expect(unsafe_code, reason = "memory that a device copies from or into")]
+
 #[cfg(all(test, loom))]
 mod interleavings;
 

@@ -3,6 +3,8 @@
 //! The machine's own peer-to-peer DMA is correct, so a system call layer in between makes it wrong: it flips one byte
 //! of each `p2p` read.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -17,6 +17,8 @@
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
 //! allows happens at its beginning, not evenly over its time. GPU kernels run one at a time, whatever their streams.
 
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
 mod streams;
 
 use std::ffi::c_void;

@@ -1,5 +1,7 @@
 //! The device as its users see it: its memory here, enqueued work and pins of file pages in separate files.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 mod ordering;
 mod pins;
 

@@ -1,5 +1,7 @@
 //! Enqueued work: its order, its time, and that it is read when it runs.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::time::{Duration, Instant};
 
 use super::*;

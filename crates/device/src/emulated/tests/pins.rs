@@ -1,5 +1,7 @@
 //! Pins: the pages of a file, as they are when they are copied.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::os::unix::fs::FileExt;
 
 use super::*;

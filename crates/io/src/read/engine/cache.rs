@@ -5,6 +5,8 @@
 //!   store   page cache ──pread────────────────────────> host-mapped device memory
 //! ```
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};

@@ -11,6 +11,8 @@
 //! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
 //! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 

@@ -4,6 +4,8 @@
 //! and what it has under way. An engine puts bytes under way and returns; `settle` waits
 //! for the device and tells the job what arrived. Nothing is told before it arrived.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 mod cache;
 mod dma;
 mod storage;

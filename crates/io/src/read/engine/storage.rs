@@ -11,6 +11,8 @@
 //! A read that comes back short, or fails, is finished through the page cache: there the
 //! kernel says what a plain `pread` says.
 
+#![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
+
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};

@@ -1,5 +1,7 @@
 //! Leases that go while a session writes.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 use std::cell::Cell;
 use std::fs;
 use std::sync::Mutex;

@@ -1,6 +1,8 @@
 //! Outputs on an array with parity, as far as that can be had without one: the same code over the extents of an ordinary
 //! file, with stripes of an invented width. The virtual machine has the arrays.
 
+#![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
+
 mod leases;
 mod model;
 

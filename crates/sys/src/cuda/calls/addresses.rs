@@ -1,5 +1,7 @@
 //! Queries about an address.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::c_void;
 
 use super::{Result, check};

@@ -1,5 +1,7 @@
 //! Contexts: which one is current, which one it is, and the primary one of a device.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use super::{Result, check};
 use crate::cuda::CuError;
 use crate::cuda::table::Driver;

@@ -1,5 +1,7 @@
 //! The driver itself, and its devices.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use super::{Result, check};
 use crate::cuda::table::Driver;
 

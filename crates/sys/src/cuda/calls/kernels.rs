@@ -1,5 +1,7 @@
 //! Kernels and host functions, in a stream's order. All need a current context.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use std::ffi::{CStr, c_void};
 
 use super::{Result, check};

@@ -1,5 +1,7 @@
 //! Memory: pinned, seen, copied, allocated. All need a current context.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use super::{Result, check};
 use crate::cuda::CuError;
 use crate::cuda::table::Driver;

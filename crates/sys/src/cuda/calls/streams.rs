@@ -1,5 +1,7 @@
 //! Streams, events and captures. All need a current context.
 
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
 use super::{Result, check};
 use crate::cuda::CuError;
 use crate::cuda::table::Driver;
