@@ -81,7 +81,7 @@ impl fmt::Display for PinError {
             PinError::NotReopened => {
                 "Cannot pin the file: it cannot be opened a second time through /proc/thread-self/fd"
             }
-            PinError::LimitExceeded => "Cannot pin the file: with it more would be pinned than SPINIO_HOLD allows",
+            PinError::LimitExceeded => "Cannot pin the file: with it more would be pinned than SPINIO_PIN_LIMIT allows",
             PinError::NoWorkers => "Cannot pin the file: no worker threads",
             PinError::PinRefused => "Cannot pin the file: the device refused to register its pages",
             PinError::NoDevice => "Cannot pin the file: no device is in use that reads host memory",

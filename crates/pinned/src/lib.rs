@@ -17,7 +17,7 @@
 //! bytes. So a file is pinned only while something excludes writers, and that is checked before each use and after it:
 //! bytes that were read when it no longer held are read again on another route.
 //!
-//! Absent pages are read in while the file is registered: all of a pinned file is in memory, and `SPINIO_HOLD` limits how
+//! Absent pages are read in while the file is registered: all of a pinned file is in memory, and `SPINIO_PIN_LIMIT` limits how
 //! much that may be.
 //!
 //! A forked child has no pinned files: it makes a runtime of its own. Its copy of the program's descriptors has no part in
