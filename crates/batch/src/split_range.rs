@@ -10,6 +10,8 @@
 //! else is ordered by it: the fragments were written before any thread saw the range, and the thread that takes some has
 //! them alone.
 
+#![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
+
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,6 +1,8 @@
 //! Which threads are at work on part of a batch, and when they are done: workers enter at any time, and the batch returns
 //! when all that entered have left. A large read that panics uses one too.
 
+#![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
+
 use std::sync::PoisonError;
 
 use crate::sync::{Condvar, Mutex, lock};

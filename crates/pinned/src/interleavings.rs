@@ -3,6 +3,8 @@
 //!
 //! A pin is a cell: a use reads it, unpinning writes it, and loom fails where the two may meet.
 
+#![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
+
 use std::sync::Arc as Shared;
 
 use loom::cell::UnsafeCell;
