@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use spinio_plan::{
-    Cost, Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, plan, predict,
+    Cost, Extent, Model, Objective, QueueCost, Reason, Residency, Route, RouteConstraints, Schedule, plan, predict,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -43,9 +43,13 @@ fuzz_target!(|bytes: &[u8]| {
         cache_refused: input.large.is_none().then_some(Reason::PinRefused),
     };
     let mut model = if input.fast { Model::nvme() } else { Model::virtual_disk() };
-    for (route, factor) in Route::ALL.into_iter().zip(input.slow) {
-        model.scale(route, 0.05 + f64::from(factor) / 8.0);
-    }
+    let slow = input.slow.map(|factor| 0.05 + f64::from(factor) / 8.0);
+    let queue = |route: Route| QueueCost::new(1e5 * slow[route as usize], 1e3, 2e10 / slow[route as usize]);
+    let cost = |route: Route| Cost::new(1e5 * slow[route as usize], 0, 1e10 / slow[route as usize]).unwrap();
+    (model.cache, model.cache_queue) = (cost(Route::Copy), queue(Route::Copy));
+    (model.cache_dma, model.cache_dma_queue) = (cost(Route::Dma), queue(Route::Dma));
+    (model.cache_store, model.cache_store_queue) = (cost(Route::Store), queue(Route::Store));
+    (model.storage, model.storage_queue) = (cost(Route::Direct), queue(Route::Direct));
     let whole: u64 = extents.iter().map(|e| e.len).sum();
     let mut schedule = Schedule::default();
     for objective in Objective::ALL {
