@@ -79,8 +79,6 @@ pub struct Settings {
     pub stats: Option<String>,
     /// `SPINIO_COST_MODEL_DIR`: directory of the calibrations; none: defaults only
     pub cost_model_dir: Option<String>,
-    /// Whether costs follow what is measured; no setting changes it.
-    pub adaptive_costs: bool,
     /// `SPINIO_TRACE`
     pub trace: bool,
     /// XDG_RUNTIME_DIR, where the counters are without a setting
@@ -108,7 +106,6 @@ impl Default for Settings {
             nvmmu_stripes: NvmmuStripes::Preread,
             stats: None,
             cost_model_dir: None,
-            adaptive_costs: true,
             trace: false,
             runtime_dir: None,
         }
@@ -364,7 +361,7 @@ mod tests {
             Some("/models")
         );
         let (s, warnings) = read(&[("SPINIO_COST_MODEL_DIR", "here"), ("SPINIO_CORRECTION", "off")]);
-        assert_eq!((s.cost_model_dir, s.adaptive_costs, warnings.len()), (None, true, 1), "the second has no effect");
+        assert_eq!((s.cost_model_dir, warnings.len()), (None, 1), "the second has no effect");
     }
 
     #[test]

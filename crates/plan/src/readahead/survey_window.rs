@@ -89,11 +89,6 @@ impl SurveyWindow {
         !self.surveyed.is_empty() && self.absent.is_empty()
     }
 
-    /// The end of the surveyed range.
-    pub fn surveyed_end(&self) -> u64 {
-        self.surveyed.end
-    }
-
     /// Whether any surveyed page is absent.
     pub fn any_absent(&self) -> bool {
         !self.absent.is_empty()
