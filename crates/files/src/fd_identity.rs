@@ -7,11 +7,22 @@
 //!
 //! Each system call looks its number up again, so a read that takes several could return bytes of two files. `fstat` before
 //! and after finds a number that refers to another file *by then*. It does not find one that referred to another file in
-//! between. So the hooks of `close`, `dup2` and similar calls count here, before they pass the call on, how often a number
-//! was reassigned, and data that was read while the count changed is read again.
+//! between. So the hooks of `close`, `dup2` and similar calls count here how often a number was reassigned, and data that was
+//! read while the count changed is read again.
 //!
-//! A count is one word, in memory that Linux allocates when its page is first used. Numbers from [`NUMBERS`] on share the
-//! words of others, which costs a second read if both are in use.
+//! A change is counted before the system call and ends after it, because a read may begin between the count and the call:
+//!
+//! ```text
+//!   program   count, dup2(B)      count ─────────── dup2(A)
+//!   reader                              of(fd), read: B     is_still(A)?   the count is the same, and the file is A
+//! ```
+//!
+//! So a number of which a change has begun and not ended is not trusted either. A word holds both: how many changes have
+//! begun, and how many of them have not ended. It lies in memory that Linux allocates when its page is first used. Numbers
+//! from [`NUMBERS`] on share the words of others, which costs a second read if both are in use.
+//!
+//! Known flaw: a signal handler that jumps out of `close` or `dup2` leaves the change without an end. Reads by this number
+//! are then correct and slow (through the shadow descriptor), and those of pipes and devices end after one buffer.
 //!
 //! Known flaw: calls without a hook are not counted: raw system calls, `fclose`, io_uring, a program without the hooks
 //! (Python, or one that links the C API and is not preloaded). There a number that is reassigned and restored between two
@@ -19,7 +30,8 @@
 //! reference of the open file (`pidfd_getfd`) by threads with an unshared descriptor table, which costs a hand-over for each
 //! request.
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use spinio_sys::linux::Fd;
 
@@ -30,23 +42,42 @@ use crate::shadow_file::is_shadow;
 /// Numbers that are counted separately.
 const NUMBERS: usize = 1 << 16;
 
-static CHANGES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
+/// Adds a change that has begun and not ended. The low 16 bits of a word count those that have not ended.
+const BEGIN: u64 = (1 << 16) + 1;
+const IN_PROGRESS: u64 = (1 << 16) - 1;
 
-/// The program is about to close or reassign the numbers from `first` to `last`. To be called before the system call, from
-/// any context: it takes no lock.
-pub fn fds_change(first: u32, last: u32) {
-    if first > last {
-        return;
+static CHANGES: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
+
+/// A change of descriptor numbers by the program, from before the system call that closes or reassigns them until this is
+/// dropped. May be created and dropped in any context: it takes no lock.
+#[must_use]
+pub struct FdChange {
+    words: Range<usize>,
+}
+
+impl FdChange {
+    /// Of the numbers from `first` to `last`.
+    pub fn begin(first: u32, last: u32) -> FdChange {
+        let (from, to) = (first as usize, last as usize);
+        let words = match to.checked_sub(from) {
+            None => 0..0,
+            Some(0) => from % NUMBERS..from % NUMBERS + 1,
+            Some(_) if to < NUMBERS => from..to + 1,
+            // Numbers above the limit share the words of those below.
+            Some(_) => 0..NUMBERS,
+        };
+        for word in &CHANGES[words.clone()] {
+            word.fetch_add(BEGIN, SeqCst);
+        }
+        FdChange { words }
     }
-    let (from, to) = (first as usize, last as usize);
-    let words = match to - from {
-        0 => from % NUMBERS..from % NUMBERS + 1,
-        _ if to < NUMBERS => from..to + 1,
-        // Numbers above the limit share the words of those below.
-        _ => 0..NUMBERS,
-    };
-    for count in &CHANGES[words] {
-        count.fetch_add(1, SeqCst);
+}
+
+impl Drop for FdChange {
+    fn drop(&mut self) {
+        for word in &CHANGES[self.words.clone()] {
+            word.fetch_sub(1, SeqCst);
+        }
     }
 }
 
@@ -54,11 +85,11 @@ pub fn fds_change(first: u32, last: u32) {
 #[derive(Clone, Copy, Debug)]
 pub struct FdIdentity {
     fd: Fd,
-    changes: u32,
+    changes: u64,
 }
 
 impl FdIdentity {
-    /// Counts changes from now on. To be created before the first check of the file.
+    /// Counts changes from now on.
     pub fn of(fd: Fd) -> FdIdentity {
         FdIdentity { fd, changes: changes(fd) }
     }
@@ -68,15 +99,14 @@ impl FdIdentity {
         sys.is_file(self.fd, key) && self.is_unchanged()
     }
 
-    /// Whether the number was not reassigned since. To be checked last, of a number that refers to the right file: a number
-    /// that was restored was counted before that.
+    /// Whether no change of the number has been in progress since. To be checked last.
     pub fn is_unchanged(&self) -> bool {
-        changes(self.fd) == self.changes
+        self.changes & IN_PROGRESS == 0 && changes(self.fd) == self.changes
     }
 }
 
 /// Shadow files have numbers that no call of the program changes.
-fn changes(fd: Fd) -> u32 {
+fn changes(fd: Fd) -> u64 {
     if is_shadow(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
 }
 
@@ -88,13 +118,22 @@ mod tests {
     fn numbers_are_counted_separately_and_in_ranges() {
         // Numbers that no other test of this process uses.
         let [below, first, last, above] = [60_000, 60_001, 60_010, 60_011].map(FdIdentity::of);
-        fds_change(60_001, 60_001);
+        drop(FdChange::begin(60_001, 60_001));
         assert!(below.is_unchanged() && !first.is_unchanged() && last.is_unchanged());
         let first = FdIdentity::of(60_001);
-        fds_change(60_001, 60_010);
+        drop(FdChange::begin(60_001, 60_010));
         assert!(below.is_unchanged() && !first.is_unchanged() && !last.is_unchanged() && above.is_unchanged());
-        fds_change(2, 1);
-        fds_change(100_000, u32::MAX);
+        drop(FdChange::begin(2, 1));
+        drop(FdChange::begin(100_000, u32::MAX));
         assert!(!above.is_unchanged() && FdIdentity::of(-1).is_unchanged());
+    }
+
+    #[test]
+    fn number_is_not_trusted_while_a_change_is_in_progress() {
+        let change = FdChange::begin(60_020, 60_020);
+        let during = FdIdentity::of(60_020);
+        assert!(!during.is_unchanged());
+        drop(change);
+        assert!(!during.is_unchanged() && FdIdentity::of(60_020).is_unchanged());
     }
 }

@@ -35,7 +35,7 @@ mod table;
 pub mod write_lease;
 
 pub use ctx::FilesCtx;
-pub use fd_identity::{FdIdentity, fds_change};
+pub use fd_identity::{FdChange, FdIdentity};
 pub use files::Files;
 pub use lease_watcher::lease_valid_until;
 pub use p2p_trust::{P2pTrust, P2pTrustMap};

@@ -78,42 +78,38 @@ unsafe fn after_open(fd: c_int, path: *const c_char) {
     }
 }
 
-/// A number is about to name nothing, or something else.
+/// These numbers are about to name nothing, or something else. What is returned lives until the call has returned.
+///
+/// The change is no hint: it is counted in handlers too; but not for a child, whose table is another one even where its
+/// memory is not.
 #[inline]
-fn before_close(fd: c_int) {
-    if registry::any_device() && fd >= 0 && !disabled::is_disabled() {
-        changing(fd as c_uint, fd as c_uint);
-        guard::run_hint(|| spinio_io::on_close(fd));
+fn before_close_range(first: c_uint, last: c_uint) -> Option<spinio_io::FdChange> {
+    if !registry::any_device() || first > last || disabled::is_disabled() {
+        return None;
     }
+    let change = spinio_capi::fork_guard::has_device_calls().then(|| spinio_io::FdChange::begin(first, last));
+    guard::run_hint(|| {
+        if first == last { spinio_io::on_close(first as c_int) } else { spinio_io::on_close_range(first, last) }
+    });
+    change
 }
 
-/// Reads by these numbers that are under way have to look at what they read. Not a hint: counted in handlers too; but not
-/// for a child, whose table is another one even where its memory is not.
-fn changing(first: c_uint, last: c_uint) {
-    if spinio_capi::fork_guard::has_device_calls() {
-        spinio_io::fds_change(first, last);
-    }
-}
-
-/// Many numbers are.
 #[inline]
-fn before_close_range(first: c_uint, last: c_uint) {
-    if registry::any_device() && first <= last && !disabled::is_disabled() {
-        changing(first, last);
-        guard::run_hint(|| spinio_io::on_close_range(first, last));
-    }
+fn before_close(fd: c_int) -> Option<spinio_io::FdChange> {
+    let fd = c_uint::try_from(fd).ok()?;
+    before_close_range(fd, fd)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    before_close(fd);
+    let _change = before_close(fd);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE.get()(fd) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
-    before_close(fd);
+    let _change = before_close(fd);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_UNDERSCORED.get()(fd) }
 }
@@ -122,43 +118,35 @@ unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in a table of this thread's own: for all others,
     // of which there are some wherever SPIN keeps anything, the numbers stay. Other flags the kernel refuses.
-    if flags == 0 {
-        before_close_range(first, last);
-    }
+    let _change = if flags == 0 { before_close_range(first, last) } else { None };
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_RANGE.get()(first, last, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    before_close_range(first.max(0) as c_uint, c_uint::MAX);
+    let _change = before_close_range(first.max(0) as c_uint, c_uint::MAX);
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSEFROM.get()(first) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
-    if old != new {
-        before_close(new);
-    }
+    let _change = if old != new { before_close(new) } else { None };
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2.get()(old, new) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
-    if old != new {
-        before_close(new);
-    }
+    let _change = if old != new { before_close(new) } else { None };
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2_UNDERSCORED.get()(old, new) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new {
-        before_close(new);
-    }
+    let _change = if old != new { before_close(new) } else { None };
     // SAFETY: the program's own arguments.
     unsafe { next::DUP3.get()(old, new, flags) }
 }
