@@ -17,13 +17,13 @@ pub(crate) extern "C" fn spinio_pin_file(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_unpin_file(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().release(fd).map_err(pin_failure));
+    let done = guard::run(|| runtime().unpin_file(fd).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_is_pinned(fd: c_int) -> c_int {
-    guard::run(|| Ok(runtime().is_held(fd))).map_or(-1, c_int::from)
+    guard::run(|| Ok(runtime().is_pinned(fd))).map_or(-1, c_int::from)
 }
 
 #[unsafe(no_mangle)]
@@ -34,7 +34,7 @@ extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> 
             return Err(Failure::Errno(libc::EINVAL));
         }
         let device = registry::current_device().ok_or_else(|| pin_failure(PinError::NoDevice))?;
-        runtime().map_kept(fd, offset, size as u64, device).map_err(pin_failure)
+        runtime().map_until_unmap(fd, offset, size as u64, device).map_err(pin_failure)
     });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }
@@ -50,7 +50,7 @@ extern "C" fn spinio_unmap(address: *const c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_map_revoked(address: *const c_void) -> c_int {
-    let revoked = guard::run(|| runtime().is_wanted_back(address as u64).ok_or(Failure::Errno(libc::EINVAL)));
+    let revoked = guard::run(|| runtime().revoke_requested(address as u64).ok_or(Failure::Errno(libc::EINVAL)));
     revoked.map_or(-1, c_int::from)
 }
 

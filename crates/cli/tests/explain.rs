@@ -91,7 +91,7 @@ fn file_pinned_by_another_process_is_reported() {
     assert!(text.contains(&format!("({}): large reads of that process come out of", std::process::id())), "{text}");
     let text = stdout(&spinio().args(["explain", "--device", "emulated", "--write"]).arg(&path).assert().success());
     assert!(text.contains("waits until it is unpinned"), "{text}");
-    spinio_io::runtime().release(fd).unwrap();
+    spinio_io::runtime().unpin_file(fd).unwrap();
     assert_eq!(explained()["pinned_by"], serde_json::json!([]));
 }
 

@@ -69,7 +69,7 @@ pub fn runtime() -> &'static Runtime {
         // SAFETY: leaked above, never freed.
         Ok(_) => unsafe { &*created },
         Err(_) => {
-            // SAFETY: nobody else has seen it.
+            // SAFETY: no other thread has seen it.
             drop(unsafe { Box::from_raw(created) });
             runtime()
         }
@@ -345,34 +345,34 @@ impl Runtime {
 
 /// Pinned files.
 impl Runtime {
-    /// Holds the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
-    /// stay so until [`Runtime::release`], or until somebody opens it for writing. May be asked for more than once.
+    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
+    /// stay so until [`Runtime::unpin_file`], or until a process opens it for writing. A file may be pinned more than once.
     pub fn pin_file(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), PinError> {
         let done = self.pinned.pin(fd, device);
         self.update_gauges();
         done
     }
 
-    /// Lets the file go, once for each time that it was held; after the last its pages are given
-    /// back when this returns, unless it is mapped: then when it is unmapped.
-    pub fn release(&self, fd: Fd) -> core::result::Result<(), PinError> {
+    /// Unpins the file, once for each time that it was pinned; after the last its pages are unregistered
+    /// when this returns, unless it is mapped: then when it is unmapped.
+    pub fn unpin_file(&self, fd: Fd) -> core::result::Result<(), PinError> {
         let done = self.pinned.unpin_file(fd);
         self.update_gauges();
         done
     }
 
-    /// Whether the file is held, and nobody wants it back.
-    pub fn is_held(&self, fd: Fd) -> bool {
+    /// Whether the file is pinned, and no process waits to write it.
+    pub fn is_pinned(&self, fd: Fd) -> bool {
         self.pinned.is_pinned(fd)
     }
 
-    /// Bytes of held files that are registered now.
-    pub fn held_bytes(&self) -> u64 {
+    /// Bytes of pinned files that are registered now.
+    pub fn pinned_bytes(&self) -> u64 {
         self.pinned.pinned_bytes()
     }
 
-    /// Maps a range of a held file for a device; held now if it was not, for as long as the runtime lives or somebody
-    /// wants to write it.
+    /// Maps a range of a pinned file for a device; pins the file if it was not, for as long as the runtime lives or until a
+    /// process waits to write it.
     pub fn map(
         &self,
         fd: Fd,
@@ -384,7 +384,7 @@ impl Runtime {
     }
 
     /// As [`Runtime::map`], until [`Runtime::unmap`] of the address.
-    pub fn map_kept(
+    pub fn map_until_unmap(
         &self,
         fd: Fd,
         offset: u64,
@@ -399,8 +399,8 @@ impl Runtime {
         self.pinned.unmap(address)
     }
 
-    /// Whether somebody waits to write the file of a map; `None` if there is none at this address.
-    pub fn is_wanted_back(&self, address: u64) -> Option<bool> {
+    /// Whether a process waits to write the file of a map; `None` if there is none at this address.
+    pub fn revoke_requested(&self, address: u64) -> Option<bool> {
         self.pinned.revoke_requested(address)
     }
 }

@@ -14,19 +14,19 @@ use crate::failure;
 #[pyo3(signature = (fd, like=None))]
 pub(crate) fn pin_file(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let device = device_of(like)?;
-    py.detach(|| client::hold(fd, device)).map_err(|e| failure::request_error(&e))
+    py.detach(|| client::pin_file(fd, device)).map_err(|e| failure::request_error(&e))
 }
 
 /// Undoes one `pin_file`.
 #[pyfunction]
 pub(crate) fn unpin_file(py: Python<'_>, fd: i32) -> PyResult<()> {
-    py.detach(|| client::release(fd)).map_err(|e| failure::request_error(&e))
+    py.detach(|| client::unpin_file(fd)).map_err(|e| failure::request_error(&e))
 }
 
 /// Whether the file is pinned, and no process waits to write it.
 #[pyfunction]
 pub(crate) fn is_pinned(py: Python<'_>, fd: i32) -> bool {
-    py.detach(|| client::is_held(fd))
+    py.detach(|| client::is_pinned(fd))
 }
 
 /// A range of a pinned file, at an address that GPU kernels read.
@@ -60,7 +60,7 @@ impl DeviceMapping {
     /// Whether a process waits to write the file.
     #[getter]
     fn revoke_requested(&self) -> PyResult<bool> {
-        self.with_mapping(Map::is_wanted_back)
+        self.with_mapping(Map::revoke_requested)
     }
 
     /// Unmaps. In a forked child only the child's record of the mapping is dropped; the parent keeps using it.

@@ -248,20 +248,20 @@ fn memory(like: Option<&Target>) -> *const Memory {
 }
 
 /// Pins a file for the device of some memory, or for the device in use.
-pub fn hold(fd: c_int, like: Option<Target>) -> Result<(), Error> {
+pub fn pin_file(fd: c_int, like: Option<Target>) -> Result<(), Error> {
     // SAFETY: null, or filled in by `find`.
-    counted(|report| unsafe { (table().hold)(fd, memory(like.as_ref()), report) }).map(drop)
+    counted(|report| unsafe { (table().pin_file)(fd, memory(like.as_ref()), report) }).map(drop)
 }
 
-/// Ends one hold.
-pub fn release(fd: c_int) -> Result<(), Error> {
+/// Unpins a file, once for each time that it was pinned.
+pub fn unpin_file(fd: c_int) -> Result<(), Error> {
     // SAFETY: takes numbers only.
-    counted(|report| unsafe { (table().release)(fd, report) }).map(drop)
+    counted(|report| unsafe { (table().unpin_file)(fd, report) }).map(drop)
 }
 
 /// Whether a file is pinned, and no process waits to write it.
-pub fn is_held(fd: c_int) -> bool {
-    (table().is_held)(fd) != 0
+pub fn is_pinned(fd: c_int) -> bool {
+    (table().is_pinned)(fd) != 0
 }
 
 /// A range of a pinned file, at an address that GPU kernels read.
@@ -298,7 +298,7 @@ impl Map {
     }
 
     /// Whether a process waits to write the file.
-    pub fn is_wanted_back(&self) -> bool {
+    pub fn revoke_requested(&self) -> bool {
         // SAFETY: it is there until it is dropped.
         unsafe { (table().map_is_wanted)(self.0.as_ptr()) != 0 }
     }
@@ -526,7 +526,7 @@ pub mod emulated {
         counted(|report| unsafe { (table().emulated_hold)(report) }).map(drop)
     }
 
-    /// Ends one hold.
+    /// Unpins a file, once for each time that it was pinned.
     pub fn resume() -> Result<(), Error> {
         // SAFETY: takes the report only.
         counted(|report| unsafe { (table().emulated_resume)(report) }).map(drop)

@@ -160,9 +160,9 @@ pub struct Table {
     read_many: unsafe extern "C" fn(pieces: *const Pieces, report: Report) -> i64,
 
     // Files that stay registered, with the device of some memory, or (null) the one in use.
-    hold: unsafe extern "C" fn(fd: c_int, like: *const Memory, report: Report) -> i64,
-    release: unsafe extern "C" fn(fd: c_int, report: Report) -> i64,
-    is_held: extern "C" fn(fd: c_int) -> c_int,
+    pin_file: unsafe extern "C" fn(fd: c_int, like: *const Memory, report: Report) -> i64,
+    unpin_file: unsafe extern "C" fn(fd: c_int, report: Report) -> i64,
+    is_pinned: extern "C" fn(fd: c_int) -> c_int,
     map: unsafe extern "C" fn(fd: c_int, offset: u64, len: u64, like: *const Memory, report: Report) -> *mut c_void,
     map_address: unsafe extern "C" fn(map: *const c_void) -> u64,
     map_len: unsafe extern "C" fn(map: *const c_void) -> u64,

@@ -131,7 +131,7 @@ impl Worker<'_> {
             self.tally.add("hold", 1);
             // A file that is not unpinned here stays pinned until the mutator opens it.
             if rng.chance(70) {
-                match runtime.release(fd) {
+                match runtime.unpin_file(fd) {
                     Ok(()) | Err(PinError::NotPinned) => {}
                     Err(refused) => bail!("releasing {which:?}: {refused}"),
                 }
@@ -264,7 +264,7 @@ impl Worker<'_> {
             }
         });
         if held {
-            let _ = runtime.release(fd);
+            let _ = runtime.unpin_file(fd);
         }
         self.tally.add("free", 1);
         Ok(())

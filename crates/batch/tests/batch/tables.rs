@@ -115,7 +115,7 @@ fn pinned_ops_use_fd_table_of_submitting_thread() {
             let routes = runtime.stats();
             let held = routes.rows.iter().any(|l| l.route == Route::Gather && l.bytes > 0);
             assert!(held, "{what}: nothing was gathered");
-            runtime.release(number).unwrap();
+            runtime.unpin_file(number).unwrap();
         });
     }
 }

@@ -112,7 +112,7 @@ fn pinned_reads_and_batches() {
         return;
     }
     let pins = device.resources_in_use().pins;
-    assert!(pins >= 3 && runtime.is_held(subject.fd()) && runtime.held_bytes() >= SIZE as u64);
+    assert!(pins >= 3 && runtime.is_pinned(subject.fd()) && runtime.pinned_bytes() >= SIZE as u64);
     let buffer = Buffer::new(device, 4 << 20);
     for (offset, len) in [(0, SIZE), (1, 1 << 20), ((1 << 20) - 5000, 300_000), (SIZE - 70_000, 100_000)] {
         let got = runtime.read(subject.fd(), Some(offset as u64), buffer.target(0), len).unwrap();
@@ -144,12 +144,12 @@ fn pinned_reads_and_batches() {
     assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
     // As often as it was pinned.
     runtime.pin_file(subject.fd(), None).unwrap();
-    runtime.release(subject.fd()).unwrap();
-    assert!(runtime.is_held(subject.fd()));
-    runtime.release(subject.fd()).unwrap();
-    assert!(!runtime.is_held(subject.fd()));
-    assert_eq!((device.resources_in_use().pins, runtime.held_bytes()), (0, 0), "unpinned when the call returns");
-    assert_eq!(runtime.release(subject.fd()), Err(PinError::NotPinned));
+    runtime.unpin_file(subject.fd()).unwrap();
+    assert!(runtime.is_pinned(subject.fd()));
+    runtime.unpin_file(subject.fd()).unwrap();
+    assert!(!runtime.is_pinned(subject.fd()));
+    assert_eq!((device.resources_in_use().pins, runtime.pinned_bytes()), (0, 0), "unpinned when the call returns");
+    assert_eq!(runtime.unpin_file(subject.fd()), Err(PinError::NotPinned));
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     assert_ne!(explained.schedule.segments[0].reason, Reason::Pinned);
 }
@@ -179,7 +179,7 @@ fn pinned_gather_falls_back() {
         check(&batch, &buffer, 0);
         let got = runtime.read(subject.fd(), Some(9), to, SIZE).unwrap();
         assert!(buffer.range_bytes(0..got) == file::bytes(9, SIZE - 9, 0), "{operation:?}");
-        runtime.release(subject.fd()).unwrap();
+        runtime.unpin_file(subject.fd()).unwrap();
         wait_no_pins(inner);
     }
 }

@@ -79,7 +79,7 @@ fn mapping_is_readable_and_delays_writers() {
     assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), PinError::OutOfRange);
     let other = Runtime::new(settings());
     assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), PinError::OutOfRange);
-    assert!(!other.is_held(subject.fd()), "pinned for nothing");
+    assert!(!other.is_pinned(subject.fd()), "pinned for nothing");
     let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
     assert!(!mapped.revoke_requested());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
@@ -101,8 +101,8 @@ fn mapping_is_readable_and_delays_writers() {
     });
     assert!(writer_done.load(SeqCst));
     wait_no_pins(device);
-    let address = runtime.map_kept(subject.fd(), 0, 100, device).unwrap();
-    assert_eq!(runtime.is_wanted_back(address), Some(false));
+    let address = runtime.map_until_unmap(subject.fd(), 0, 100, device).unwrap();
+    assert_eq!(runtime.revoke_requested(address), Some(false));
     assert!(runtime.unmap(address) && !runtime.unmap(address));
-    assert_eq!(runtime.is_wanted_back(address), None);
+    assert_eq!(runtime.revoke_requested(address), None);
 }

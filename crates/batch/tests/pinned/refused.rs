@@ -38,7 +38,7 @@ fn concurrent_pins_share_the_limit() {
             println!("skipped: no leases here");
             return;
         }
-        assert!(runtime.held_bytes() <= limit, "{} bytes, {results:?}", runtime.held_bytes());
+        assert!(runtime.pinned_bytes() <= limit, "{} bytes, {results:?}", runtime.pinned_bytes());
         assert!(results.iter().all(|held| matches!(held, Ok(()) | Err(PinError::LimitExceeded))), "{results:?}");
         assert!(results.contains(&Ok(())), "{results:?}");
         drop(runtime);
@@ -88,7 +88,7 @@ fn pin_errors() {
     let runtime = Runtime::new(settings());
     assert_eq!(runtime.pin_file(subject.fd(), Some(faulty)), Err(PinError::PinRefused));
     wait_no_pins(device);
-    assert!(!runtime.is_held(subject.fd()));
+    assert!(!runtime.is_pinned(subject.fd()));
     drop(runtime);
     assert_eq!(device.resources_in_use().pins, 0);
 }
@@ -153,7 +153,7 @@ fn unwritable_files_need_no_lease() {
         std::fs::write(&subject.path, file::bytes(0, SIZE, version)).unwrap();
         assert!(chattr("+i"));
         let got = runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE);
-        let still = runtime.is_held(subject.fd());
+        let still = runtime.is_pinned(subject.fd());
         assert!(chattr("-i"));
         assert_eq!((got.unwrap(), still), (SIZE, false), "changes are reported: {told}");
         assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, version), "changes are reported: {told}");
@@ -220,7 +220,7 @@ fn read_only_mount_must_cover_file_system() {
     std::fs::write(&path, file::bytes(0, SIZE, 7)).unwrap();
     wait_no_writer(&File::open(&path).unwrap());
     remount("remount,ro");
-    assert_eq!((read(), runtime.is_held(fd)), (SIZE, false));
+    assert_eq!((read(), runtime.is_pinned(fd)), (SIZE, false));
     assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 7));
     wait_no_pins(device);
 }

@@ -42,7 +42,7 @@ fn writers_proceed_and_reads_are_fresh() {
             }
             let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
             assert_eq!(device.resources_in_use().pins, 0, "open for writing while pages were pinned");
-            assert!(!runtime.is_held(subject.fd()));
+            assert!(!runtime.is_pinned(subject.fd()));
             writer.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
             // Not while the writer has it open.
             assert_eq!(runtime.pin_file(subject.fd(), Some(device)), Err(PinError::OpenForWriting));
@@ -87,7 +87,7 @@ fn truncation_without_lease_break_unpins() {
         // Whether the change was reported yet or not.
         assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), 0);
         with_deadline("the news", || {
-            while runtime.is_held(subject.fd()) || map.as_ref().is_some_and(|map| !map.revoke_requested()) {
+            while runtime.is_pinned(subject.fd()) || map.as_ref().is_some_and(|map| !map.revoke_requested()) {
                 std::thread::yield_now();
             }
         });
@@ -205,7 +205,7 @@ fn writer_waits_for_running_batch() {
             std::thread::sleep(Duration::from_millis(60));
             assert!(!writer_done.load(SeqCst), "the device still reads the old pages");
             // A read that comes now does not use them.
-            assert!(!runtime.is_held(subject.fd()));
+            assert!(!runtime.is_pinned(subject.fd()));
             device.resume();
             assert_eq!(ticket.wait().failed, 0);
         });

@@ -23,18 +23,18 @@ unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
     }
 }
 
-pub(super) unsafe extern "C" fn hold(fd: c_int, like: *const Memory, report: Report) -> i64 {
+pub(super) unsafe extern "C" fn pin_file(fd: c_int, like: *const Memory, report: Report) -> i64 {
     // SAFETY: `like` is null or was filled in by `find`; the report is the caller's.
     unsafe { count(report, || Ok(runtime().pin_file(fd, device(like)).map(|()| 0)?)) }
 }
 
-pub(super) unsafe extern "C" fn release(fd: c_int, report: Report) -> i64 {
+pub(super) unsafe extern "C" fn unpin_file(fd: c_int, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(runtime().release(fd).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(runtime().unpin_file(fd).map(|()| 0)?)) }
 }
 
-pub(super) extern "C" fn is_held(fd: c_int) -> c_int {
-    runtime().is_held(fd).into()
+pub(super) extern "C" fn is_pinned(fd: c_int) -> c_int {
+    runtime().is_pinned(fd).into()
 }
 
 pub(super) unsafe extern "C" fn map(
