@@ -185,10 +185,16 @@ fn reused_stream_id_is_harmless() {
     device.redirect(old, new);
     let late = up(3, old);
     kernel.finish();
-    with_deadline("the queues", || {
-        assert_eq!(late.wait(), Err(Errno::IO));
+    // The late one takes over the buffers of the upload before it in the old stream. The new stream may be first: then they
+    // are in use, and the upload fails; or the old one, and it succeeds.
+    let late = with_deadline("the streams", || {
         assert!(others.iter().all(|m| m.wait() == Ok(1 << 20)));
+        late.wait()
     });
+    assert!(matches!(late, Err(Errno::IO) | Ok(0x10_0000)), "{late:?}");
+    if late.is_ok() {
+        assert!(buffers[3].bytes() == file::bytes(0, 1 << 20, 0));
+    }
     for buffer in &buffers[..3] {
         assert!(buffer.bytes() == file::bytes(0, 1 << 20, 0));
     }
