@@ -98,12 +98,18 @@ impl SequentialDetector {
     /// Whether a read at `at` follows the last one of this descriptor, and that it goes to `end`.
     pub fn is_next(&self, fd: Fd, at: u64, end: u64) -> bool {
         let entry = self.entry(fd);
-        let sequential = entry.fd.load(Relaxed) == fd as u64 + 1 && entry.next.load(Relaxed) == at;
+        let sequential = self.follows(fd, at);
         if !sequential {
             entry.reset(fd, self.first_check);
         }
         entry.next.store(end, Relaxed);
         sequential
+    }
+
+    /// The same, and changes nothing.
+    pub fn follows(&self, fd: Fd, at: u64) -> bool {
+        let entry = self.entry(fd);
+        entry.fd.load(Relaxed) == fd as u64 + 1 && entry.next.load(Relaxed) == at
     }
 
     /// `bytes` of a stream that `is_next` has seen were read through the page cache; true when a check is due.

@@ -23,7 +23,8 @@ use spinio_sys::linux::{self, Fd};
 use spinio_transfer::{BouncePools, DeferredUnpin, Error};
 
 use crate::ctx::{Reader, Writer};
-use crate::explain::{Buffer, Explanation};
+use crate::decide::Buffer;
+use crate::explain::Explanation;
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
 use crate::read::app_fd_calls::{release_offset, reserve_offset};

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use spinio_device::Target;
 use spinio_files::Files;
 use spinio_pinned::PinnedFiles;
-use spinio_plan::Route;
 use spinio_transfer::BouncePools;
 
 use crate::policy::RoutePolicy;
@@ -33,9 +31,4 @@ pub struct Writer {
     pub bounce: Arc<BouncePools>,
     /// What is allowed.
     pub policy: Arc<RoutePolicy>,
-}
-
-/// The route of cached bytes where nothing better can be had.
-pub fn cache_route(to: Target) -> Route {
-    if to.allocation.device.capabilities().has_dma_engine { Route::Copy } else { Route::Store }
 }

@@ -1,42 +1,26 @@
-//! What a read would do, without doing it.
+//! What a read would do, without doing it: the decision of decide.rs, printed.
 //!
-//! Known flaw: what a lease of a held file is worth is found out by using it, so a hold that is about to end is taken at its
-//! word.
+//! Known flaws: whether writers of a pinned file are still excluded shows only when its pages are used, so the file counts as
+//! pinned here. A read may assume from former reads that a file is cached, and survey only what turns out absent; here all
+//! of the range is surveyed.
 
 use std::sync::Arc;
 
-use spinio_device::{Allocation, Capabilities, Device};
 use spinio_plan::geometry::BlockStack;
-use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, plan, predict};
+use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, predict};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use crate::read::plan_range;
-use spinio_files::ResidencyAccess;
-use spinio_files::residency::Survey;
+use crate::decide::{
+    Buffer, ByFile, by_descriptor, by_file, cache_route, constraints, p2p_possible, plan_extents, readahead_limit,
+    unsurveyed, unsurveyed_route,
+};
+use crate::read::plan_range::{plan_ranges, survey};
+use spinio_files::{FileState, ResidencyAccess, sequential};
 use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_host::syscalls::Syscalls;
 use spinio_transfer::Error;
-
-/// The buffer a read would go to.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffer {
-    /// Its device.
-    pub device: &'static dyn Device,
-    /// Of its device.
-    pub abilities: Capabilities,
-    /// The kernel can make a storage device DMA into it.
-    pub p2p_mapped: bool,
-}
-
-impl Buffer {
-    /// One in this allocation.
-    pub fn of(allocation: &Allocation) -> Buffer {
-        let Allocation { device, p2p_mapped, .. } = *allocation;
-        Buffer { device, abilities: device.capabilities(), p2p_mapped }
-    }
-}
 
 /// What a read of a range would do, and why.
 #[derive(Clone, Debug)]
@@ -45,7 +29,7 @@ pub struct Explanation {
     pub offset: u64,
     /// Bytes up to the end of the file.
     pub len: u64,
-    /// How the residency was asked.
+    /// How the residency was queried.
     pub residency_source: &'static str,
     /// Where the bytes are.
     pub extents: Vec<Extent>,
@@ -64,100 +48,116 @@ pub struct Explanation {
 impl Reader {
     /// Explains a `pread` of `len` bytes at `offset` into a buffer.
     pub fn explain(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
-        let ctx = self;
-        let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
-        let app_fd_plan = |len, reason| {
-            let route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
-            let schedule = if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() };
-            Explanation {
-                offset,
-                len,
-                residency_source: "not at all: this read goes through the page cache whatever is there",
-                extents: if len > 0 { vec![Extent { len, residency: Residency::Unknown }] } else { vec![] },
-                schedule,
-                prediction: Prediction::default(),
-                model: "none".to_owned(),
-                storage: self.files.storage(fd).unwrap_or_default(),
-                advice: vec![],
+        let stat = stat_seekable(self.files.sys(), fd, offset, len)?;
+        let flags = self.files.sys().status_flags(fd).map_err(|e| Error::kernel(e, "explain", offset, len))?;
+        let within = if stat.kind == FileKind::Regular { len.min(stat.size.saturating_sub(offset)) } else { len };
+        let whole = |len, route, reason| self.explain_unsurveyed(fd, (offset, len), route, reason);
+        if let Some(reason) = unsurveyed(self, fd, Some(offset), usize::try_from(len).unwrap_or(usize::MAX)) {
+            let (route, reason) = unsurveyed_route(buffer.abilities, reason);
+            return Ok(whole(within, route, reason).with_advice(&stat));
+        }
+        let by_app_fd = |len, reason| whole(len, cache_route(buffer.abilities), reason).with_advice(&stat);
+        if let Some(by) = by_descriptor(&stat, flags, Some(offset)) {
+            return Ok(by_app_fd(within, by.reason));
+        }
+        match by_file(self, fd, &stat, offset, len) {
+            ByFile::AppFd(reason) => Ok(by_app_fd(within, reason)),
+            ByFile::Planned(file, within) if self.pinned.can_serve(file.key(), stat.size, buffer.device) => {
+                Ok(Explanation {
+                    residency_source: "not at all: the file is pinned, so all of it is in memory",
+                    extents: vec![Extent { len: within, residency: Residency::Clean }],
+                    ..whole(within, Route::Dma, Reason::Pinned)
+                })
             }
-        };
-        let regular = stat.kind == FileKind::Regular;
-        let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
-        let Some(shadow) = ctx.files.shadow_workers() else { return Ok(app_fd_plan(within, Reason::NoWorkers)) };
-        let file = match ctx.files.get(fd, stat) {
-            Ok(file) => file,
-            Err(reason) => return Ok(app_fd_plan(within, reason)),
-        };
-        let within = if regular { within } else { len.min(file.size.saturating_sub(offset)) };
-        if within == 0 {
-            return Ok(app_fd_plan(0, Reason::Small));
+            ByFile::Planned(file, within) => Ok(self
+                .explain_planned((fd, &stat), &file, (offset, within), buffer)
+                .unwrap_or_else(|reason| by_app_fd(within, reason))),
         }
-        if within > SMALL_REQUEST_MAX as u64 && ctx.pinned.can_serve(file.key(), stat.size, buffer.device) {
-            return Ok(Explanation {
-                residency_source: "not at all: the file is held, so all of it is in memory",
-                extents: vec![Extent { len: within, residency: Residency::Clean }],
-                schedule: Schedule::single(within, Route::Dma, Reason::Pinned),
-                storage: Arc::clone(file.block_stack()),
-                ..app_fd_plan(within, Reason::Pinned)
-            });
+    }
+
+    /// A read that takes one route, whatever is cached.
+    fn explain_unsurveyed(&self, fd: Fd, (offset, len): (u64, u64), route: Route, reason: Reason) -> Explanation {
+        Explanation {
+            offset,
+            len,
+            residency_source: "not at all: this read goes through the page cache whatever is there",
+            extents: if len > 0 { vec![Extent { len, residency: Residency::Unknown }] } else { vec![] },
+            schedule: if len > 0 { Schedule::single(len, route, reason) } else { Schedule::default() },
+            prediction: Prediction::default(),
+            model: "none".to_owned(),
+            storage: self.files.storage(fd).unwrap_or_default(),
+            advice: vec![],
         }
-        let p2p = match buffer.p2p_mapped {
-            false => Err(Reason::NoP2pMapping),
-            true if !ctx.policy.allows(Route::P2p) => Err(Reason::BySetting),
-            true => match &file.direct_fd {
-                Ok(_) => ctx.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err),
-                Err(reason) => Err(*reason),
-            },
-        };
-        let (sys, nonce, file_ref) = (ctx.files.sys(), ctx.files.probe_nonce(), Arc::clone(&file));
-        let survey = move || {
-            let (kernel, fd) = (sys, file_ref.cached.get());
-            match file_ref.residency_access {
-                ResidencyAccess::InMemory => vec![Extent { len: within, residency: Residency::Clean }],
-                ResidencyAccess::NotPermitted => {
-                    Survey { sys: kernel, fd, mapping: None }.by_probes(offset, within, plan_range::PROBE_SPAN, nonce)
-                }
-                _ => {
-                    let mapping = file_ref.mapping(kernel, offset + within);
-                    Survey { sys: kernel, fd, mapping: mapping.as_deref() }.by_cachestat(offset, within)
-                }
-            }
-        };
-        let access = file.residency_access;
-        let Some(extents) = shadow.for_key(file.storage).run_blocking(survey) else {
-            return Ok(app_fd_plan(within, Reason::NoWorkers));
-        };
-        let constraints = plan_range::constraints(ctx, &file, buffer.abilities, p2p, ctx.policy.may_register(), offset);
-        let known = ctx.files.cost_entry(&file, buffer.device);
-        let model = known.model(&ctx.files.ctx, &file, constraints.storage.unwrap_or(Route::Direct));
-        let mut schedule = Schedule::default();
-        plan(Objective::Concurrent, &extents, &model, &constraints, &mut schedule);
-        if within <= SMALL_REQUEST_MAX as u64 {
-            schedule = Schedule::single(within, constraints.cache, Reason::Small);
+    }
+
+    /// A read that is surveyed and planned, in the ranges in which the read itself is.
+    fn explain_planned(
+        &self,
+        (fd, stat): (Fd, &Stat),
+        file: &Arc<FileState>,
+        (offset, len): (u64, u64),
+        buffer: Buffer,
+    ) -> Result<Explanation, Reason> {
+        let trust = || self.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err);
+        let p2p = p2p_possible(self, file, buffer.p2p_mapped).and_then(|()| trust());
+        let dma = self.policy.may_register();
+        let costs = self.files.cost_entry(file, buffer.device);
+        let model = |storage| costs.model(&self.files.ctx, file, storage);
+        let storage = if p2p.is_ok() { Route::P2p } else { Route::Direct };
+        let stream = (sequential::advice_for(fd, stat), self.files.sequential.follows(fd, offset));
+        let limit = readahead_limit(self, file, stream, len, &costs, storage, buffer.abilities);
+        let readahead = limit.is_some_and(|limit| len <= limit);
+        let (mut extents, mut segments, mut refused) = (Vec::new(), Vec::new(), None);
+        for range in plan_ranges(offset, len) {
+            let at = offset + range.offset;
+            let found = self.survey_by_worker(file, at, range.len).ok_or(Reason::NoWorkers)?;
+            let constraints = constraints(self, file, buffer.abilities, p2p, dma, at);
+            refused = constraints.refused;
+            let mut planned = plan_extents(&found, constraints, readahead, model).segments;
+            planned.iter_mut().for_each(|s| s.offset += range.offset);
+            segments.append(&mut planned);
+            extents.extend(found);
         }
-        let prediction = predict(Objective::Concurrent, &extents, &schedule, &model);
-        let size = if regular { stat.size } else { file.size };
-        let file_continues = size > offset + within;
-        let advice = advice(&extents, &schedule, &constraints.refused, access, (within, file_continues));
+        let schedule = Schedule::from(segments);
+        let cost_model = model(if refused.is_none() { storage } else { Route::Direct });
+        let size = if stat.kind == FileKind::Regular { stat.size } else { file.size };
         Ok(Explanation {
             offset,
-            len: within,
-            residency_source: match access {
-                ResidencyAccess::NotPermitted => "a byte every 64 KiB (RWF_NOWAIT): the file belongs to somebody else",
+            len,
+            residency_source: match file.residency_access {
+                ResidencyAccess::NotPermitted => "a byte every 64 KiB (RWF_NOWAIT): the file has another owner",
                 ResidencyAccess::InMemory => "not at all: this file system keeps its files in memory",
-                _ => "cachestat, and mincore where a step is mixed",
+                ResidencyAccess::Permitted => "cachestat, and mincore where a step is mixed",
             },
+            prediction: predict(Objective::Concurrent, &extents, &schedule, &cost_model),
+            model: costs.describe(file),
+            storage: Arc::clone(file.block_stack()),
+            advice: advice(&extents, &schedule, refused, file.residency_access, size > offset + len, len),
             extents,
             schedule,
-            prediction,
-            model: known.describe(&file),
-            storage: Arc::clone(file.block_stack()),
-            advice,
         })
+    }
+
+    /// The exact residency, queried by a shadow worker: the same as the read does, but that the caller needs no rights.
+    fn survey_by_worker(&self, file: &Arc<FileState>, at: u64, len: u64) -> Option<Vec<Extent>> {
+        let (files, state) = (Arc::clone(&self.files), Arc::clone(file));
+        let survey = move || {
+            let mapping = || state.mapping(files.sys(), at + len);
+            survey(&files, &state, state.cached.get(), mapping, at, len)
+        };
+        self.files.shadow_workers()?.for_key(file.storage).run_blocking(survey)
     }
 }
 
-/// What a descriptor names, if that has offsets.
+impl Explanation {
+    fn with_advice(self, stat: &Stat) -> Explanation {
+        let more = stat.kind == FileKind::Regular && stat.size > self.offset + self.len;
+        let advice = advice(&[], &self.schedule, None, ResidencyAccess::Permitted, more, self.len);
+        Explanation { advice, ..self }
+    }
+}
+
+/// The attributes of a file that has offsets.
 pub(crate) fn stat_seekable(sys: &dyn Syscalls, fd: Fd, offset: u64, len: u64) -> Result<Stat, Error> {
     const S_IFMT: u32 = 0o170_000;
     const S_IFDIR: u32 = 0o040_000;
@@ -168,17 +168,18 @@ pub(crate) fn stat_seekable(sys: &dyn Syscalls, fd: Fd, offset: u64, len: u64) -
     checked.map_err(|e| Error::kernel(e, "explain", offset, len))
 }
 
-/// What would make it faster, most useful first. `more`: the file goes on behind these `len` bytes.
+/// What would make it faster, most useful first. `more`: the file continues after these `len` bytes.
 fn advice(
     extents: &[Extent],
     schedule: &Schedule,
-    refused: &Option<Reason>,
+    refused: Option<Reason>,
     access: ResidencyAccess,
-    (len, file_continues): (u64, bool),
+    more: bool,
+    len: u64,
 ) -> Vec<String> {
     let bytes = |r: Residency| extents.iter().filter(|e| e.residency == r).map(|e| e.len).sum::<u64>();
     let mut out = Vec::new();
-    if len <= SMALL_REQUEST_MAX as u64 && file_continues {
+    if len <= SMALL_REQUEST_MAX as u64 && more {
         out.push("read more at once: a call of a byte pays for as many driver calls as one of 64 KiB".to_owned());
     }
     let absent = bytes(Residency::Absent);
@@ -194,7 +195,7 @@ fn advice(
         ));
         match refused {
             Some(Reason::NoP2pMapping) => {
-                out.push("storage cannot write into this buffer itself: `spinio doctor` tells what P2P needs".into());
+                out.push("storage cannot write into this buffer itself: `spinio doctor` shows what P2P needs".into());
             }
             Some(reason) => out.push(format!("a faster way from storage was refused: {reason}")),
             None => {}
@@ -204,7 +205,9 @@ fn advice(
         out.push("dirty pages are written back before storage is read: fsync beforehand would spare it".into());
     }
     if access == ResidencyAccess::NotPermitted {
-        out.push("the owner of the file, or who may write it, can be told its residency exactly and faster".into());
+        out.push(
+            "for the owner of the file, or a user who may write it, residency is exact and faster to query".into(),
+        );
     }
     if schedule.segments.len() > 64 {
         out.push(format!("{} segments: the cached pages lie scattered among absent ones", schedule.segments.len()));

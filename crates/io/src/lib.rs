@@ -17,6 +17,7 @@
 
 mod api;
 pub mod ctx;
+mod decide;
 mod explain;
 mod host_copy;
 mod policy;
@@ -26,7 +27,8 @@ mod trial;
 mod write;
 
 pub use api::{Runtime, apply_advice, check_settings, on_close, on_close_range, record_advice, runtime};
-pub use explain::{Buffer, Explanation};
+pub use decide::Buffer;
+pub use explain::Explanation;
 pub use policy::RoutePolicy;
 pub use spinio_device::Target;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};

@@ -17,7 +17,8 @@ use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::Reader;
 use crate::read::large;
-use crate::read::request::{ReadParams, ReadRequest};
+use crate::read::params::ReadParams;
+use crate::read::request::ReadRequest;
 use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::cost::ModelKey;
@@ -140,7 +141,7 @@ impl MeasuredRead<'_> {
         let in_flight = ctx.files.unpin().begin_request();
         let begun = Instant::now();
         let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
-        let job = Arc::new(ReadRequest::new(ReadParams {
+        let request = Arc::new(ReadRequest::new(ReadParams {
             span,
             ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),
@@ -155,10 +156,10 @@ impl MeasuredRead<'_> {
             readahead_limit: 0,
             costs: self.cost_entry(),
         }));
-        job.unpin_range();
-        job.queue_segments(0, segments, false);
-        job.wake_workers();
-        let got = job.finish();
+        request.unpin_range();
+        request.queue_segments(segments);
+        request.wake_workers();
+        let got = request.finish();
         ctx.files.stats().end(&span, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let spent = begun.elapsed();
         drop(in_flight);
@@ -167,7 +168,7 @@ impl MeasuredRead<'_> {
             return Err(fail(Errno::IO));
         }
         // What fell back was not measured.
-        if job.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
+        if request.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
     }
 
     /// Drops what is cached of a range.

@@ -1,19 +1,20 @@
 //! Reads: file to device.
 //!
 //! ```text
-//!   Runtime::read
+//!   Runtime::read ── decide.rs: which of these
 //!     │ up to 64 KiB                           small.rs             one page-cache read into a bounce slice, one queued copy
 //!     │ sequential and absent, up to 1 MiB     sequential_small.rs  the same, and wait for the copy
-//!     │ unseekable files, app's O_DIRECT ...   app_fd.rs            block by block through the program's descriptor
+//!     │ unseekable files, app's O_DIRECT ...   app_fd.rs            buffer by buffer through the program's descriptor
 //!     │   of these, what may wait unbounded    blocking.rs          into memory of its own (wait_buffer.rs)
 //!     │   of these, host-mapped destinations   cpu_store.rs
 //!     │ the rest                               large.rs
 //!     ▼
-//!   request/         one large read: state and completion; queue.rs: next work; dispatch.rs: loops and wake-ups
-//!   plan_range.rs    residency ─> plan ─> segments, one range at a time
-//!   prefault.rs      page tables filled ahead of the thread that registers
-//!   work.rs          pieces that the caller, copy workers and shadow workers take
+//!   params.rs        one large read, as it came
+//!   request/         its state and completion; queue.rs: pieces in, work out; dispatch.rs: loops and wake-ups
+//!   plan_range.rs    residency ─> plan ─> pieces, one range at a time
+//!   work.rs          what a thread takes from the queues, and what came of it
 //!   engine/          moves a piece: cache (copy, store), dma, storage (direct, p2p)
+//!   prefault.rs      page tables filled ahead of the thread that registers
 //!   app_fd_calls.rs  system calls on the program's descriptor that several of these share
 //! ```
 //!
@@ -25,6 +26,7 @@ mod blocking;
 mod cpu_store;
 mod engine;
 pub(crate) mod large;
+pub(crate) mod params;
 pub(crate) mod plan_range;
 mod prefault;
 pub(crate) mod request;
@@ -44,9 +46,9 @@ use spinio_sys::linux::{Fd, FileKind};
 
 use self::app_fd::AppFdRead;
 use crate::ctx::Reader;
+use crate::decide::unsurveyed;
 use spinio_device::Target;
 use spinio_files::FileState;
-use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
@@ -59,11 +61,14 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
     let len = len.min(usize::try_from(available).unwrap_or(usize::MAX));
-    if len <= SMALL_REQUEST_MAX {
-        return small::read(ctx, fd, at, to, len);
-    }
-    if let Some(got) = sequential_small::read(ctx, fd, at, to, len) {
-        return got;
+    match unsurveyed(ctx, fd, at, len) {
+        Some(Reason::ReadAhead) => {
+            if let Some(got) = sequential_small::read(ctx, fd, at, to, len) {
+                return got;
+            }
+        }
+        Some(_) => return small::read(ctx, fd, at, to, len),
+        None => {}
     }
     let stats = ctx.files.stats();
     let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
@@ -79,9 +84,9 @@ impl Reader {
         read(self, fd, at, to, len)
     }
 
-    /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
-    /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
-    /// beyond it the queue has to move.
+    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets that
+    /// far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the stream has to
+    /// move.
     pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: StreamId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.bytes_left(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_capturing(stream) {
@@ -107,18 +112,18 @@ impl Reader {
         got
     }
 
-    /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
+    /// Moves the offset of a descriptor forward by `len` for a later read; returns the old offset.
     pub fn reserve_offset(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
         app_fd_calls::reserve_offset(self.files.sys(), fd, len)
     }
 
-    /// Gives back what a reserved read did not use.
+    /// Moves the offset back by what a reserved read did not use.
     pub fn release_offset(&self, fd: Fd, unused: u64) {
         app_fd_calls::release_offset(self.files.sys(), fd, unused);
     }
 
-    /// Whether storage of this file may DMA into this buffer for this request. `captured`: the program's queue is, so
-    /// that nothing can be ordered behind it.
+    /// Whether storage of this file may DMA into this buffer for this request. `captured`: the stream of the program is, so
+    /// that nothing can be ordered after what it has queued.
     pub fn p2p(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -130,8 +135,8 @@ impl Reader {
         large::check_p2p(self, file, to, offset, len, captured)
     }
 
-    /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size
-    /// says nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says nothing
+    /// (procfs). A second call after a full one waits for nothing that one call would not have waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         const KIND: u32 = 0o170_000;
         const CHARACTERS: u32 = 0o020_000;

@@ -1,22 +1,22 @@
-//! Page tables filled ahead of the thread that registers.
+//! Page tables filled ahead of the thread that registers pages.
 //!
 //! ```text
 //!   request   ── given to the driver ──┬── being registered ──┬── filled ──┬─ being filled ─┬── queued ──>
-//!                                      │ caller, piece by piece            │ mates, a chunk each
+//!                                      │ caller, piece by piece            │ copy workers, a chunk each
 //! ```
 //!
 //! Before pages can be registered, the kernel has to put each of them into the page tables of the mapping. Where the page
 //! cache holds the file in large folios that is nothing, 1 to 4 ns a page. In folios of one page each it costs as much as
-//! registering: 80 to 200 ns. A file comes to lie in those when it is read at random, and even when it is read
-//! in sequence while one page in a hundred is there already. Registering is for one thread at a time (the driver's lock);
-//! filling page tables is not. So the caller looks how long the first pieces take him, and if that is long, helpers do it
-//! ahead of him, and he finds nothing left to do but the driver's part.
+//! registering: 80 to 200 ns. A file gets such folios when it is read at random, and even when it is read in sequence while
+//! one page in a hundred is there already. One thread at a time can register (the driver's lock); several can fill page
+//! tables. So the caller measures how long the first pieces take, and if that is long, copy workers fill page tables ahead
+//! of it, and only the driver's part is left to the caller.
 //!
-//! It is advice. A chunk that nobody came to is filled by the caller, as is one that a mate has in hand; one whose file
-//! was cut short meanwhile stays empty, and registering it fails as it would have.
+//! It is advice. A chunk that no worker has filled is filled by the caller, as is one that a worker is filling; one whose
+//! file was truncated meanwhile stays empty, and registering it fails as it would have.
 //!
-//! Known flaw: where two segments meet within a chunk, whoever fills the first has the second pass for filled; the driver
-//! then fills it, under its lock.
+//! Known flaw: where two segments meet within a chunk, filling the first marks the second as filled too; the driver then
+//! fills it, under its lock.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,10 +24,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use crate::read::work::{Chunk, Piece};
 
-/// What a mate fills at a time, at a multiple of this in the file.
+/// What a worker fills at a time, at a multiple of this in the file.
 pub(crate) const CHUNK: u64 = 16 << 20;
 
-/// More mates than this have nothing to win: together they are faster than the driver.
+/// More workers than this gain nothing: together they are faster than the driver.
 const MAX_WORKERS: usize = 2;
 
 const UNTOUCHED: u8 = 0;
@@ -44,14 +44,14 @@ pub(crate) struct Prefault {
 }
 
 impl Prefault {
-    /// For a request of `len` bytes at `base` of the file; shorter ones than `least` are over before a mate is awake.
+    /// For a request of `len` bytes at `base` of the file; requests up to `min_len` are over before a worker is awake.
     pub(crate) fn new(base: u64, len: u64, min_len: u64) -> Prefault {
         let chunks = if len > min_len { (base + len).div_ceil(CHUNK) - base / CHUNK } else { 0 };
         let chunks = (0..chunks).map(|_| AtomicU8::new(UNTOUCHED)).collect();
         Prefault { base, chunks, slow: AtomicBool::new(false) }
     }
 
-    /// Filling takes the caller long; true if there is work for mates, and nobody has said so before.
+    /// Filling takes the caller long; true at the first call, if there is work for workers.
     pub(crate) fn mark_slow(&self) -> bool {
         !self.chunks.is_empty() && !self.slow.swap(true, Relaxed)
     }
@@ -73,19 +73,19 @@ impl Prefault {
         chunks.filter(|chunk| self.chunks[chunk.index].load(Relaxed) == UNTOUCHED)
     }
 
-    /// The next chunk for a mate, of what is queued to be registered.
+    /// The next chunk for a worker, of what is queued to be registered.
     pub(crate) fn take_chunk(&self, queued: &VecDeque<Piece>) -> Option<Chunk> {
         let chunk = self.untouched(queued).next()?;
         self.chunks[chunk.index].store(TAKEN, Relaxed);
         Some(chunk)
     }
 
-    /// How many mates could fill something.
+    /// How many workers could fill something.
     pub(crate) fn useful_workers(&self, queued: &VecDeque<Piece>) -> usize {
         self.untouched(queued).take(MAX_WORKERS).count()
     }
 
-    /// A mate has filled its chunk.
+    /// A worker has filled its chunk.
     pub(crate) fn mark_done(&self, chunk: &Chunk) {
         self.chunks[chunk.index].store(DONE, Relaxed);
     }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn workers_take_each_chunk_once_and_caller_fills_rest() {
-        // From the middle of a chunk of the file to the middle of the fourth behind it.
+        // From the middle of a chunk of the file to the middle of the fourth after it.
         let (base, len) = (CHUNK / 2 + 4096, 4 * CHUNK);
         let prefault = slow_prefault(base, len);
         let first = CHUNK / 2 - 4096;

@@ -1,18 +1,17 @@
-//! Small reads: one kernel call into staging, one queued copy, return.
+//! Small reads: one system call into a bounce buffer, one queued copy, return.
 //!
 //! ```text
-//!   pread(program's descriptor) ──> slot of this processor's lane ──> copy queued ──> return
+//!   pread(program's descriptor) ──> slice of this processor's bounce buffer ──> copy queued ──> return
 //! ```
 //!
-//! The program's own descriptor is read, so whatever the kernel says about it, its offset,
-//! its locks, its read-ahead and its errors is what the program hears; nothing is kept
-//! about the file but a hint (files/src/streams.rs), and nothing needs validating. The bytes are safe when the call returns
-//! (CUDA's rule for pageable memory), not yet in the device.
+//! The program's own descriptor is read, so its offset, locks, read-ahead and errors are those of the kernel. Nothing is kept
+//! about the file but a hint (files/src/sequential.rs), and nothing needs validating. When the call returns, the bytes are
+//! in the bounce buffer and their copy is queued (CUDA's rule for pageable memory); they are not in the device yet.
 //!
-//! A slot keeps its block from being lent again, so what may wait without bound (a pipe, a socket) is read into other memory
-//! first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
+//! A slice keeps its buffer from being used again, so files that may wait without bound (a pipe, a socket) are read into
+//! other memory first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
 //!
-//! Known flaw: a positioned read of a character device that keeps its reader waiting holds its slot meanwhile.
+//! Known flaw: a positioned read of a character device that makes its reader wait keeps its slice meanwhile.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -21,6 +20,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
+use crate::decide::unsurveyed_route;
 use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
 use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
@@ -28,13 +28,17 @@ use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
-/// A `read` or `pread` of at most [`spinio_host::settings::SMALL`] bytes, all of them inside the allocation.
+/// A `read` or `pread` of at most [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the allocation.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = ctx.files.stats();
     let span = stats.begin_small(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
-    let mut decision = (Route::Copy, Reason::Small);
-    let got = read_staged(ctx, fd, at, to, len, &mut decision);
-    stats.end_small(&span, decision.0, decision.1, &Error::outcome(&got));
+    let (route, mut reason) = unsurveyed_route(to.allocation.device.capabilities(), Reason::Small);
+    let got = match route {
+        // SAFETY: host-mapped device memory inside its allocation.
+        Route::Store => unsafe { cpu_store::read(ctx, fd, at, to, len) },
+        _ => read_staged(ctx, fd, at, to, len, &mut reason),
+    };
+    stats.end_small(&span, route, reason, &Error::outcome(&got));
     if span.is_timed() {
         ctx.files.ctx.home.update_gauges();
     }
@@ -42,35 +46,29 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
     got
 }
 
-/// How many bytes came; `way`: how, and why so, if not as most do.
+/// The bytes delivered. `reason` changes where there is no pinned memory.
 fn read_staged(
     ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
     len: usize,
-    decision: &mut (Route, Reason),
+    reason: &mut Reason,
 ) -> Result<usize, Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
     let device_error = |e| Error::device(e, "read", offset, len as u64);
-    if !device.capabilities().has_dma_engine {
-        // SAFETY: host-mapped device memory inside its allocation.
-        let got = unsafe { cpu_store::read(ctx, fd, at, to, len) }?;
-        *decision = (Route::Store, Reason::HostMapped);
-        return Ok(got);
-    }
     if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
-        return blocking::small(ctx, fd, to, len, &mut decision.1);
+        return blocking::small(ctx, fd, to, len, reason);
     }
     let (stream, capturing) = device.app_stream();
     let staging = ctx.bounce.sync(device);
     let slice = staging.acquire_slice(len, stream).map_err(device_error)?;
     if !slice.pinned {
-        decision.1 = Reason::NoPinnedMemory;
+        *reason = Reason::NoPinnedMemory;
     }
-    // SAFETY: the slot has `len` bytes.
+    // SAFETY: the slice has `len` bytes.
     let got = match unsafe { read_fd(ctx, fd, at, slice.ptr, len) } {
         Ok(got) => got,
         Err(e) => {
@@ -79,11 +77,11 @@ fn read_staged(
         }
     };
     if got > 0 {
-        // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
+        // SAFETY: the buffer of the slice is released after this copy and not used again before it is done.
         let copied = unsafe { device.copy_in(stream, to.addr, slice.ptr, got) };
         staging.release_slice(slice);
         if copied.is_err() && at.is_none() {
-            // The kernel has moved the offset for bytes that nobody gets.
+            // The kernel has moved the offset for bytes that the program does not get.
             release_offset(ctx.files.sys(), fd, got as u64);
         }
         copied.map_err(device_error)?;

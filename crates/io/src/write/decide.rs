@@ -9,8 +9,9 @@ use spinio_sys::linux::{self, Fd};
 
 use super::max_single_call;
 use crate::ctx::Writer;
+use crate::decide::Buffer;
+use crate::explain::Explanation;
 use crate::explain::stat_seekable;
-use crate::explain::{Buffer, Explanation};
 use spinio_files::FileState;
 use spinio_transfer::Error;
 

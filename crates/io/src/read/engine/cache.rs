@@ -1,7 +1,7 @@
 //! `copy` and `store`: bytes of the page cache, moved by the CPU.
 //!
 //! ```text
-//!   copy    page cache ──pread──> staging block ──DMA──> device
+//!   copy    page cache ──pread──> bounce buffer ──DMA──> device
 //!   store   page cache ──pread────────────────────────> host-mapped device memory
 //! ```
 
@@ -13,28 +13,29 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::RWF_NOWAIT;
 
-use super::EngineCtx;
-use crate::read::work::Piece;
+use super::Engine;
+use crate::read::work::{Outcome, Piece};
 use spinio_files::FdIdentity;
 use spinio_transfer::Error;
+use spinio_transfer::bounce::BounceBuffer;
 
-/// How often a piece is read while its descriptor is given away and comes back.
+/// How often a piece is read while its descriptor is replaced and restored.
 const TRIES: usize = 4;
 
 /// How reading a piece through the page cache ended.
 enum ReadEnd {
     /// All bytes are there.
     Full,
-    /// The next byte is not in the page cache (only where the piece was presumed cached).
+    /// The next byte is not in the page cache (only where the piece was assumed to be cached).
     NotCached,
     /// End of file, or the kernel's error.
     Short(Option<Errno>),
 }
 
-impl EngineCtx<'_> {
+impl Engine<'_> {
     /// Reads a piece into memory, front to back.
     fn read_piece(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
-        let (kernel, fd) = (self.request.ctx.files.sys(), self.cached_fd());
+        let (kernel, fd) = (self.request.sys(), self.request.cached_fd(self.role));
         let (len, offset) = (piece.len as usize, self.request.offset + piece.offset);
         let flags = if piece.assumed_cached { RWF_NOWAIT } else { 0 };
         let mut got = 0;
@@ -56,55 +57,51 @@ impl EngineCtx<'_> {
         (got, ReadEnd::Full)
     }
 
-    /// The same; `None` if the bytes may be those of another file: the program may have given the descriptor away under its
-    /// own read, which the kernel would have gone on serving. Where it means the right file again the piece is read again.
-    fn fill_from_the_file(&self, piece: Piece, into: *mut u8) -> Option<(usize, ReadEnd)> {
-        let (kernel, key) = (self.request.ctx.files.sys(), self.request.file.key());
+    /// The same; `None` if the bytes may be those of another file, because the program replaced the descriptor during its
+    /// own read. The kernel would have finished a read with the first file. A piece is read again where the descriptor
+    /// refers to the right file again.
+    fn read_verified(&self, piece: Piece, into: *mut u8) -> Option<(usize, ReadEnd)> {
+        let (sys, key) = (self.request.sys(), self.request.file.key());
         for _ in 0..TRIES {
             let identity = FdIdentity::of(self.request.fd);
-            let filled = self.read_piece(piece, into);
-            if !kernel.is_file(self.request.fd, key) {
+            let read = self.read_piece(piece, into);
+            if !sys.is_file(self.request.fd, key) {
                 break;
             }
             if identity.is_unchanged() {
-                return Some(filled);
+                return Some(read);
             }
         }
         None
     }
 
-    /// Reads the piece from the right file after all, through a shadow descriptor, unless that has failed already.
+    /// The descriptor was replaced: reads the piece from the right file through a shadow descriptor, unless that has failed
+    /// already.
     fn fd_replaced(&mut self, piece: Piece) {
         // Else the two routes would take turns for ever where storage fails, or its server is gone.
         let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::Fallback;
         if can_read_direct && self.request.device().capabilities().has_dma_engine {
-            return self.request.reroute(piece, 0, Route::Direct, Reason::Fallback);
+            return self.reroute(piece, 0, Route::Direct, Reason::Fallback);
         }
         let at = self.request.offset + piece.offset;
-        self.fail_piece(piece, 0, Error::kernel(Errno::BADF, "read", at, piece.len));
+        self.fail_piece(piece, Error::kernel(Errno::BADF, "read", at, piece.len));
     }
 
-    pub(super) fn copy(&mut self, piece: Piece) {
-        let started = Instant::now();
-        let block = match self.acquire_buffer() {
-            Ok(block) => block,
-            Err(e) => return self.fail_piece(piece, 0, self.device_error(e, piece)),
-        };
-        let Some((got, ended)) = self.fill_from_the_file(piece, block.ptr()) else {
-            self.request.staging.release(block);
+    pub(crate) fn copy(&mut self, piece: Piece, buffer: BounceBuffer, started: Instant) {
+        let Some((got, ended)) = self.read_verified(piece, buffer.ptr()) else {
+            self.request.staging.release(buffer);
             return self.fd_replaced(piece);
         };
-        let reason = if block.pinned { piece.reason } else { Reason::NoPinnedMemory };
-        if let Err(error) = self.copy_to_device(piece, block, 0, got) {
-            return self.fail_piece(piece, 0, error);
+        let reason = if buffer.pinned { piece.reason } else { Reason::NoPinnedMemory };
+        if let Err(error) = self.copy_to_device(piece, buffer, 0, got) {
+            return self.fail_piece(piece, error);
         }
         self.record(piece, Route::Copy, reason, got as u64, started);
         self.finish_cached(piece, got as u64, ended);
     }
 
-    pub(super) fn store(&mut self, piece: Piece) {
-        let started = Instant::now();
-        let Some((got, ended)) = self.fill_from_the_file(piece, self.address(piece.offset).0 as *mut u8) else {
+    pub(super) fn store(&mut self, piece: Piece, started: Instant) {
+        let Some((got, ended)) = self.read_verified(piece, self.request.address(piece.offset).0 as *mut u8) else {
             return self.fd_replaced(piece);
         };
         self.record(piece, Route::Store, piece.reason, got as u64, started);
@@ -118,9 +115,7 @@ impl EngineCtx<'_> {
                 if got > 0 {
                     self.pending.push((piece.offset, got, got, None));
                 }
-                self.request.resurvey(piece.offset + got, piece.len - got);
-                // Of somebody else's file only a keeper can ask.
-                self.request.wake_workers();
+                self.outcomes.push(Outcome::Resurvey { offset: piece.offset + got, len: piece.len - got });
             }
             ReadEnd::Short(errno) => {
                 let at = self.request.offset + piece.offset + got;

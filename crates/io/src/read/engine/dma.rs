@@ -1,15 +1,14 @@
 //! `dma`: the device reads the page cache itself.
 //!
 //! ```text
-//!   mapping ──populate──> page tables ──pin──> device reads the pages ──> pins.rs
-//!      several pieces under way: one is pinned while the others are read; by the caller, the driver pins one at a time.
-//!      Page tables that take long are filled by mates, ahead of him
+//!   mapping ──prefault──> page tables ──pin──> device reads the pages ──> transfer/src/unpin.rs
+//!      several pieces in flight: one is pinned while others are read; by the caller, because the driver pins one range at
+//!      a time. Copy workers fill page tables ahead of it where that takes long.
 //! ```
 //!
-//! A pin holds the pages that are in the page cache now. It serves this request alone
-//! (pins.rs gives it back soon after): used again, it would show pages that a direct write
-//! or a truncation has since replaced. Nobody touches the mapping with the CPU, so a file
-//! that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
+//! A pin covers the pages that are in the page cache now. It serves this request alone, and is released soon after it:
+//! used again, it would show pages that a direct write or a truncation has since replaced. The CPU never touches the
+//! mapping, so a file that shrinks meanwhile raises no signal: pinning fails, and the piece is copied.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -20,17 +19,16 @@ use spinio_device::{ErrorKind, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
-use super::{EngineCtx, PinnedDma};
-use crate::read::work::{Chunk, LONG_REQUEST, Piece};
+use super::{Engine, PinnedDma};
+use crate::read::work::{Chunk, LONG_REQUEST, Outcome, Piece};
 use spinio_transfer::Mapping;
 
-/// Pieces under way: enough that nobody waits for one before the last is registered, or nearly.
+/// Pieces in flight: enough that the caller rarely waits for one before the last is registered.
 const MAX_IN_FLIGHT: usize = 16;
 
-impl EngineCtx<'_> {
-    pub(super) fn dma(&mut self, piece: Piece) {
-        let started = Instant::now();
-        let fall_back = |engine: &Self| engine.request.reroute(piece, 0, Route::Copy, Reason::PinRefused);
+impl Engine<'_> {
+    pub(super) fn dma(&mut self, piece: Piece, started: Instant) {
+        let fall_back = |engine: &mut Self| engine.reroute(piece, 0, Route::Copy, Reason::PinRefused);
         let from = self.request.offset + piece.offset;
         let first = from / PAGE as u64 * PAGE as u64;
         let len = ((from + piece.len - first) as usize).next_multiple_of(PAGE);
@@ -43,10 +41,10 @@ impl EngineCtx<'_> {
         self.prefault_missing(&mapping, piece);
         let pins = &self.request.ctx.files.unpin();
         pins.unpin_overlapping(ptr, len);
-        // SAFETY: the mapping lives until the pin is given back: `Pinned` and then `Pins` hold it.
+        // SAFETY: the mapping lives until the pin is released: `PinnedDma` and then `DeferredUnpin` own it.
         let pin = || unsafe { device.pin(ptr, len) };
         let pin = match pin() {
-            // Pins that only wait to be given back may be what is in the way.
+            // Pins that only wait to be released may use up the driver's limit.
             Err(e) if e.kind == ErrorKind::PinRefused && !pins.is_empty() => {
                 pins.unpin_all();
                 pin()
@@ -67,7 +65,7 @@ impl EngineCtx<'_> {
             unsafe {
                 device.copy_pinned(
                     stream,
-                    self.address(piece.offset),
+                    self.request.address(piece.offset),
                     &pin,
                     (from - first) as usize,
                     piece.len as usize,
@@ -97,49 +95,49 @@ impl EngineCtx<'_> {
         }
     }
 
-    /// What mates have not filled of a piece.
-    fn prefault_missing(&self, mapping: &Mapping, piece: Piece) {
+    /// Fills what copy workers have not filled of the page tables of a piece.
+    fn prefault_missing(&mut self, mapping: &Mapping, piece: Piece) {
         let (started, mut bytes) = (Instant::now(), 0);
         let tables = &self.request.file.prefault;
-        for range in self.request.prefault.missing(piece.offset..piece.offset + piece.len) {
+        for range in self.prefault.missing(piece.offset..piece.offset + piece.len) {
             let range = self.request.offset + range.start..self.request.offset + range.end;
             if !tables.covers(mapping, &range) {
                 bytes += range.end - range.start;
                 mapping.prefault(range);
             }
         }
-        if tables.record(bytes, started.elapsed()) && self.request.prefault.mark_slow() {
-            self.request.wake_workers();
+        if tables.record(bytes, started.elapsed()) && self.prefault.mark_slow() {
+            self.outcomes.push(Outcome::WakeWorkers);
         }
     }
 
-    /// What a mate does ahead of that.
-    pub(super) fn prefault_chunk(&mut self, chunk: &Chunk) {
+    /// Fills a chunk of page tables ahead of the caller.
+    pub(crate) fn prefault_chunk(&mut self, chunk: &Chunk) {
         if let Some(mapping) = self.request.mapping(self.role) {
             let (from, to) = (chunk.range.start, chunk.range.end);
             mapping.prefault(self.request.offset + from..self.request.offset + to);
         }
-        self.request.prefault.mark_done(chunk);
+        self.prefault.mark_done(chunk);
     }
 
-    /// Waits for the oldest pin, leaves it to be given back and tells the job.
+    /// Waits for the oldest pin in flight, and leaves it to be released later.
     pub(super) fn finish_oldest_pin(&mut self) {
         let Some(oldest) = self.pinned.front() else { return };
         let device = self.request.device();
         // A short transfer ends sooner than a sleeper wakes.
         let wait = if self.request.len <= LONG_REQUEST { WaitMode::Context } else { WaitMode::Block };
         let waited = device.wait(&oldest.fence, wait);
-        let Some(PinnedDma { pin, mapping, fence, piece, started: begun }) = self.pinned.pop_front() else { return };
+        let Some(PinnedDma { pin, mapping, fence, piece, started }) = self.pinned.pop_front() else { return };
         device.release_fence(fence);
         self.request.ctx.files.unpin().defer(device, pin, mapping);
         match waited {
             Ok(()) => {
-                self.record(piece, Route::Dma, piece.reason, piece.len, begun);
-                self.request.complete(piece.offset, piece.len, piece.len, None);
+                self.record(piece, Route::Dma, piece.reason, piece.len, started);
+                self.done(piece.offset, piece.len, piece.len, None);
             }
             Err(e) => {
                 let error = self.device_error(e, piece);
-                self.request.complete(piece.offset, piece.len, 0, Some(error));
+                self.done(piece.offset, piece.len, 0, Some(error));
             }
         }
     }

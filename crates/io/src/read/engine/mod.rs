@@ -1,8 +1,16 @@
-//! Engines: one a route, each moving one piece.
+//! Engines: each moves pieces by one route, and returns what came of it.
 //!
-//! [`Hands`] is what a thread holds while it works on a job: its queue on the device,
-//! and what it has under way. An engine puts bytes under way and returns; `settle` waits
-//! for the device and tells the job what arrived. Nothing is told before it arrived.
+//! ```text
+//!   piece ──> copy, store   cache.rs      ┐
+//!             dma           dma.rs        ├──> Outcome, applied by the request
+//!             direct, p2p   storage.rs    ┘
+//! ```
+//!
+//! [`Engine`] is what a thread has while it works on a request: its streams on the device, and what is in flight there. An
+//! engine starts a transfer and returns; `drain` waits for the device. A byte is reported only after it has arrived.
+//!
+//! Engines know the request's parameters and nothing of its queues. To add one: a file here, its route in `move_piece`, and
+//! its conditions in `decide.rs`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -11,22 +19,20 @@ mod dma;
 mod storage;
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, StreamId, WaitMode};
+use spinio_device::{DeviceError, Fence, Pin, StreamId, WaitMode};
 use spinio_plan::{Reason, Route};
-use spinio_sys::linux::Fd;
 
-use crate::read::plan_range;
-use crate::read::request::ReadRequest;
-use crate::read::work::{LONG_REQUEST, Piece, Role, Work};
+use super::params::ReadParams;
+use super::prefault::Prefault;
+use super::work::{LONG_REQUEST, Outcome, Piece, Role};
 use spinio_transfer::Error;
 use spinio_transfer::Mapping;
 use spinio_transfer::bounce::BounceBuffer;
 
-/// A DMA out of the page cache that is under way.
+/// A DMA out of the page cache in flight.
 struct PinnedDma {
     pin: Pin,
     mapping: Arc<Mapping>,
@@ -35,74 +41,73 @@ struct PinnedDma {
     started: Instant,
 }
 
-/// A thread at work on a job.
-pub(crate) struct EngineCtx<'a> {
-    request: &'a Arc<ReadRequest>,
+/// The engines of one thread at work on a request.
+pub(crate) struct Engine<'a> {
+    request: &'a ReadParams,
+    prefault: &'a Prefault,
     role: Role,
-    /// The second one is for blocks while pages are under way: a block is empty sooner if it does not wait behind many.
+    /// The second one is for buffers while pages are in flight: a buffer is free sooner if it does not wait for many.
     streams: [Option<StreamId>; 2],
-    /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
+    /// Copies in flight, reported when their stream is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
+    outcomes: Vec<Outcome>,
 }
 
-impl<'a> EngineCtx<'a> {
-    pub(crate) fn new(request: &'a Arc<ReadRequest>, role: Role) -> EngineCtx<'a> {
-        EngineCtx { request, role, streams: [None; 2], pending: Vec::new(), pinned: VecDeque::new() }
-    }
-
-    /// Does one thing.
-    pub(crate) fn run_work(&mut self, work: Work) {
-        match work {
-            Work::Piece(piece) => match piece.route {
-                Route::Copy | Route::Gather => self.copy(piece),
-                Route::Store => self.store(piece),
-                Route::Dma => self.dma(piece),
-                // Keepers get it with a block; nobody else is given one.
-                Route::Direct => self.request.reroute(piece, 0, Route::Copy, Reason::Fallback),
-                Route::P2p => self.p2p(piece),
-            },
-            Work::PlanRange(offset, len, recheck) => {
-                plan_range::plan_range(self.request, self.role, offset, len, recheck);
-                self.request.wake_workers();
-            }
-            Work::FillBuffer(piece, block) => self.direct(piece, block),
-            Work::CopyToDevice(filled) => self.copy_filled(filled),
-            Work::Prefault(chunk) => self.prefault_chunk(&chunk),
+impl<'a> Engine<'a> {
+    pub(crate) fn new(request: &'a ReadParams, prefault: &'a Prefault, role: Role) -> Engine<'a> {
+        Engine {
+            request,
+            prefault,
+            role,
+            streams: [None; 2],
+            pending: Vec::new(),
+            pinned: VecDeque::new(),
+            outcomes: Vec::new(),
         }
     }
 
-    /// Waits for everything under way and tells the job.
+    /// Moves a piece that needs no bounce buffer.
+    pub(crate) fn move_piece(&mut self, piece: Piece, started: Instant) {
+        match piece.route {
+            Route::Store => self.store(piece, started),
+            Route::Dma => self.dma(piece, started),
+            Route::P2p => self.p2p(piece, started),
+            // Shadow workers get direct pieces together with a buffer, and no other thread gets one.
+            Route::Copy | Route::Gather | Route::Direct => self.reroute(piece, 0, Route::Copy, Reason::Fallback),
+        }
+    }
+
+    /// What came of the work so far. Empties the list.
+    pub(crate) fn outcomes(&mut self) -> impl Iterator<Item = Outcome> + '_ {
+        self.outcomes.drain(..)
+    }
+
+    /// Waits for everything in flight.
     pub(crate) fn drain(&mut self) {
         if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
-            // While the last DMA runs there is nothing better to do than to give back what earlier requests pinned.
+            // The last DMA takes as long as unregistering what earlier requests registered.
             self.request.ctx.files.unpin().unpin_all();
         }
         while !self.pinned.is_empty() {
             self.finish_oldest_pin();
         }
-        if self.streams != [None; 2] {
-            let mut drained = Ok(());
-            for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
-                drained = drained.and(self.request.device().synchronize(stream, WaitMode::Context));
-                self.request.device().release_stream(stream);
-            }
-            for (offset, len, got, error) in self.pending.drain(..) {
-                match drained {
-                    Ok(()) => self.request.complete(offset, len, got, error),
-                    Err(e) => {
-                        let error = Error::device(e, "copy", self.request.offset + offset, len);
-                        self.request.complete(offset, len, 0, Some(error));
-                    }
+        let mut drained = Ok(());
+        for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
+            drained = drained.and(self.request.device().synchronize(stream, WaitMode::Context));
+            self.request.device().release_stream(stream);
+        }
+        for (offset, len, got, error) in std::mem::take(&mut self.pending) {
+            match drained {
+                Ok(()) => self.done(offset, len, got, error),
+                Err(e) => {
+                    self.done(offset, len, 0, Some(Error::device(e, "copy", self.request.offset + offset, len)));
                 }
             }
         }
-        for (offset, len, got, error) in self.pending.drain(..) {
-            self.request.complete(offset, len, got, error);
-        }
     }
 
-    /// A queue of this thread's, ordered behind what the program had queued when the request began.
+    /// A stream of this thread, ordered after what the program had queued when the request began.
     fn stream(&mut self, which: usize) -> Result<StreamId, DeviceError> {
         if let Some(stream) = self.streams[which] {
             return Ok(stream);
@@ -119,80 +124,58 @@ impl<'a> EngineCtx<'a> {
         Ok(stream)
     }
 
-    /// A block to fill. While none is free this thread does what frees one: it may be that its own job holds them.
-    fn acquire_buffer(&mut self) -> Result<BounceBuffer, DeviceError> {
-        loop {
-            if let Some(block) = self.request.staging.try_acquire()? {
-                return Ok(block);
-            }
-            if let Some(block) = self.request.take_back() {
-                return Ok(block);
-            }
-            match self.request.take_filled() {
-                Some(filled) => self.copy_filled(filled),
-                None => self.request.staging.wait_for_release(),
-            }
-        }
-    }
-
-    /// Queues `len` bytes of a filled block, from `skip` on, for the start of a piece; gives the block up either way.
-    fn copy_to_device(&mut self, piece: Piece, block: BounceBuffer, skip: usize, len: usize) -> Result<(), Error> {
+    /// Queues the copy of `len` bytes of a filled buffer, from `skip` on, to the start of a piece. Releases the buffer in
+    /// any case.
+    fn copy_to_device(&mut self, piece: Piece, buffer: BounceBuffer, skip: usize, len: usize) -> Result<(), Error> {
         let staging = &self.request.staging;
         if len == 0 {
-            staging.release(block);
+            staging.release(buffer);
             return Ok(());
         }
         let copied = self.stream(usize::from(!self.pinned.is_empty())).and_then(|stream| {
-            // SAFETY: the block is retired behind the copy and not lent before it is done; the request's bytes lie
-            // inside the allocation.
+            // SAFETY: the buffer is released after the copy; the request's bytes lie inside the allocation.
             let copied = unsafe {
-                let from = block.ptr().wrapping_add(skip);
-                self.request.device().copy_in(stream, self.address(piece.offset), from, len)
+                let from = buffer.ptr().wrapping_add(skip);
+                self.request.device().copy_in(stream, self.request.address(piece.offset), from, len)
             };
             copied.map(|()| stream)
         });
         match copied {
             Ok(stream) => {
-                staging.release_after(block, stream);
+                staging.release_after(buffer, stream);
                 Ok(())
             }
             Err(e) => {
-                staging.release(block);
+                staging.release(buffer);
                 Err(self.device_error(e, piece))
             }
         }
     }
 
-    /// The descriptor to read through the page cache with.
-    fn cached_fd(&self) -> Fd {
-        match self.role {
-            Role::Caller | Role::CopyWorker => self.request.fd,
-            Role::ShadowWorker => self.request.file.cached.get(),
-        }
+    fn done(&mut self, offset: u64, len: u64, got: u64, error: Option<Error>) {
+        self.outcomes.push(Outcome::Done { offset, len, got, error });
     }
 
-    fn address(&self, offset: u64) -> DeviceAddr {
-        self.request.dest.addr.offset(offset)
+    fn reroute(&mut self, piece: Piece, done: u64, route: Route, reason: Reason) {
+        self.outcomes.push(Outcome::Reroute { piece, done, route, reason });
     }
 
     /// Ends a piece that could not be moved by any route.
-    fn fail_piece(&mut self, piece: Piece, got: u64, error: Error) {
-        self.pending.push((piece.offset, piece.len, got, Some(error)));
+    fn fail_piece(&mut self, piece: Piece, error: Error) {
+        self.pending.push((piece.offset, piece.len, 0, Some(error)));
+    }
+
+    /// As [`Engine::fail_piece`], with an error of the device.
+    pub(crate) fn fail_on_device(&mut self, piece: Piece, source: DeviceError) {
+        self.fail_piece(piece, self.device_error(source, piece));
     }
 
     /// The first `bytes` of a piece have moved.
-    fn record(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, begun: Instant) {
-        self.request.ctx.files.stats().record_piece(&self.request.span, route, reason, piece.offset, bytes, begun);
+    fn record(&self, piece: Piece, route: Route, reason: Reason, bytes: u64, started: Instant) {
+        self.request.ctx.files.stats().record_piece(&self.request.span, route, reason, piece.offset, bytes, started);
     }
 
     fn device_error(&self, source: DeviceError, piece: Piece) -> Error {
         Error::device(source, "copy", self.request.offset + piece.offset, piece.len)
-    }
-}
-
-impl Drop for EngineCtx<'_> {
-    fn drop(&mut self) {
-        // Only after a panic there is anything: copies that may still be stored, pages that may still be read.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
     }
 }

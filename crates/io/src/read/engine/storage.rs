@@ -1,15 +1,14 @@
-//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it, by keepers.
+//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it, by shadow workers.
 //!
 //! ```text
-//!   direct   storage ──O_DIRECT──> staging block ──DMA──> device
+//!   direct   storage ──O_DIRECT──> bounce buffer ──DMA──> device
 //!   p2p      storage ──O_DIRECT─────────────────────────> P2P-mapped device memory
 //! ```
 //!
 //! `direct` reads the aligned range around its piece, so it takes any offset and length.
-//! `p2p` has nowhere to put the surplus, so the router cuts edges off first.
+//! `p2p` has nowhere to put the surplus, so the planner cuts edges off first.
 //!
-//! A read that comes back short, or fails, is finished through the page cache: there the
-//! kernel says what a plain `pread` says.
+//! A read that comes back short, or fails, is finished through the page cache: there the result is that of a plain `pread`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -18,17 +17,16 @@ use std::time::Instant;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
-use super::EngineCtx;
-use crate::ctx::cache_route;
-use crate::read::work::{FilledBuffer, Piece};
+use super::Engine;
+use crate::decide::cache_route;
+use crate::read::work::{FilledBuffer, Outcome, Piece};
 use spinio_files::P2pTrust;
 use spinio_transfer::bounce::BounceBuffer;
 
-impl EngineCtx<'_> {
-    pub(super) fn direct(&mut self, piece: Piece, block: BounceBuffer) {
-        let started = Instant::now();
+impl Engine<'_> {
+    pub(crate) fn direct(&mut self, piece: Piece, buffer: BounceBuffer, started: Instant) {
         let Ok(shadow) = &self.request.file.direct_fd else {
-            return self.request.submit_filled(FilledBuffer { piece, block, skip: 0, len: 0, started });
+            return self.outcomes.push(Outcome::Filled(FilledBuffer { piece, buffer, skip: 0, len: 0, started }));
         };
         let unit = u64::from(self.request.file.direct_align.offset);
         let from = self.request.offset + piece.offset;
@@ -36,12 +34,12 @@ impl EngineCtx<'_> {
         let wanted = (from + piece.len).next_multiple_of(unit) - first;
         let mut got = 0;
         while got < wanted {
-            // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the block.
+            // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the buffer.
             let n = unsafe {
-                self.request.ctx.files.sys().pread(
+                self.request.sys().pread(
                     Route::Direct,
                     shadow.get(),
-                    block.ptr().wrapping_add(got as usize),
+                    buffer.ptr().wrapping_add(got as usize),
                     (wanted - got) as usize,
                     first + got,
                     0,
@@ -60,63 +58,57 @@ impl EngineCtx<'_> {
             }
         }
         let filled_len = got.saturating_sub(from - first).min(piece.len);
-        self.request.submit_filled(FilledBuffer {
-            piece,
-            block,
-            skip: (from - first) as usize,
-            len: filled_len,
-            started,
-        });
+        let skip = (from - first) as usize;
+        self.outcomes.push(Outcome::Filled(FilledBuffer { piece, buffer, skip, len: filled_len, started }));
     }
 
     /// Queues the copy of what a shadow worker read; what it could not read takes the page cache.
-    pub(super) fn copy_filled(&mut self, filled: FilledBuffer) {
-        let FilledBuffer { piece, block, skip, len, started: begun } = filled;
-        let delivered = self.copy_to_device(piece, block, skip, len as usize);
-        self.request.buffer_returned();
+    pub(crate) fn copy_filled(&mut self, filled: FilledBuffer) {
+        let FilledBuffer { piece, buffer, skip, len, started } = filled;
+        let delivered = self.copy_to_device(piece, buffer, skip, len as usize);
+        self.outcomes.push(Outcome::BufferReturned);
         if let Err(error) = delivered {
-            return self.fail_piece(piece, 0, error);
+            return self.fail_piece(piece, error);
         }
         if len > 0 {
-            self.record(piece, piece.route, piece.reason, len, begun);
+            self.record(piece, piece.route, piece.reason, len, started);
             self.pending.push((piece.offset, len, len, None));
         }
         if len < piece.len {
-            self.request.reroute(piece, len, Route::Copy, Reason::Fallback);
+            self.reroute(piece, len, Route::Copy, Reason::Fallback);
         }
     }
 
-    pub(super) fn p2p(&mut self, piece: Piece) {
-        let started = Instant::now();
+    pub(super) fn p2p(&mut self, piece: Piece, started: Instant) {
         let Ok(shadow) = &self.request.file.direct_fd else {
-            return self.request.reroute(piece, 0, cache_route(self.request.dest), Reason::NoDirectIo);
+            return self.reroute(piece, 0, cache_route(self.request.device().capabilities()), Reason::NoDirectIo);
         };
         let from = self.request.offset + piece.offset;
         // SAFETY: the range is device memory inside the target's allocation.
         let read = unsafe {
-            self.request.ctx.files.sys().pread(
+            self.request.sys().pread(
                 Route::P2p,
                 shadow.get(),
-                self.address(piece.offset).0 as *mut u8,
+                self.request.address(piece.offset).0 as *mut u8,
                 piece.len as usize,
                 from,
                 0,
             )
         };
-        let cached = cache_route(self.request.dest);
+        let cached = cache_route(self.request.device().capabilities());
         match read {
             Ok(n) if n as u64 >= piece.len => {
                 self.record(piece, Route::P2p, piece.reason, piece.len, started);
-                self.request.complete(piece.offset, piece.len, piece.len, None);
+                self.done(piece.offset, piece.len, piece.len, None);
             }
             // Short: how much of the rest was written cannot be known, so all of it is read again.
             Ok(n) => {
                 let n = (n as u64) / 512 * 512;
                 if n > 0 {
                     self.record(piece, Route::P2p, piece.reason, n, started);
-                    self.request.complete(piece.offset, n, n, None);
+                    self.done(piece.offset, n, n, None);
                 }
-                self.request.reroute(piece, n, cached, Reason::Fallback);
+                self.reroute(piece, n, cached, Reason::Fallback);
             }
             Err(errno) => {
                 let reason = match errno {
@@ -130,7 +122,7 @@ impl EngineCtx<'_> {
                     }
                     _ => Reason::Fallback,
                 };
-                self.request.reroute(piece, 0, cached, reason);
+                self.reroute(piece, 0, cached, reason);
             }
         }
     }

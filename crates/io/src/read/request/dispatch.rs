@@ -1,38 +1,46 @@
-//! Who helps: the threads that are called, and the blocks that are lent to those who call no device.
+//! The loops of the threads that work on a request, whom they wake, and the buffers that they lend.
 //!
 //! ```text
-//!   caller ── lends empty blocks ──> keepers: storage          who finds nothing to do goes, and is called
-//!          <── gets filled ones ───                            again when something has come up
+//!   caller ── lends empty buffers ──> shadow workers: storage      a worker that finds nothing to do leaves, and is woken
+//!          <── gets filled ones ─────                              again when there is something
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
 
-use super::{MAX_LENT, PLAN_RANGE, ReadRequest};
-use crate::read::engine::EngineCtx;
-use crate::read::plan_range;
-use crate::read::work::{FilledBuffer, Role, WorkQueues};
-use spinio_host::lock;
-use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
-use spinio_host::pool::Task;
+use super::ReadRequest;
+use super::queue::WorkQueues;
+use crate::read::engine::Engine;
+use crate::read::plan_range::{PLAN_RANGE, plan_range};
+use crate::read::work::{Outcome, PlanRange, Role, Work};
+use spinio_device::DeviceError;
+use spinio_host::pool::{SHADOW_WORKERS, Task};
+use spinio_host::{is_cancelled, lock};
+use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::BounceBuffer;
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer};
+
+/// Buffers that the shadow workers have of one request at most.
+const MAX_LENT: usize = 16;
 
 impl ReadRequest {
-    /// Plans what is small enough to plan at once, so that helpers find segments; leaves the rest as windows.
+    /// Plans what is short enough to plan at once, so that workers find pieces; queues the rest as ranges.
     pub(crate) fn plan_initial(self: &Arc<Self>) {
         self.unpin_range();
         if self.len <= PLAN_RANGE {
-            plan_range::plan_range(self, Role::Caller, 0, self.len, false);
+            let all = PlanRange { offset: 0, len: self.len, recheck: false };
+            self.apply_plan(all, plan_range(self, Role::Caller, all));
         } else {
             self.queue_ranges();
         }
     }
 
-    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. Where that panics, the
-    /// panic leaves when the helpers have: they write into memory of the program, through its descriptors.
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed on
+    /// when the workers have left: they write into memory of the program, through its descriptors.
     pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
         let incomplete = self.bytes_left.load(Acquire) > 0;
@@ -43,8 +51,8 @@ impl ReadRequest {
         let mut queues = lock(&self.queues);
         let WorkQueues { empty, filled, .. } = &mut *queues;
         // Filled ones only of a request that did not come to its end.
-        for block in empty.drain(..).chain(filled.drain(..).map(|filled| filled.block)) {
-            self.staging.release(block);
+        for buffer in empty.drain(..).chain(filled.drain(..).map(|filled| filled.buffer)) {
+            self.staging.release(buffer);
         }
         self.staging.end_lending(self.file.storage, std::mem::take(&mut queues.lent_out));
         drop(queues);
@@ -61,40 +69,87 @@ impl ReadRequest {
 
     fn run_caller(self: &Arc<Self>) {
         loop {
-            let mut engine = EngineCtx::new(self, Role::Caller);
+            let mut worker = Worker::new(self, Role::Caller);
             loop {
                 if self.is_cancelled() {
-                    self.cancel_pending();
+                    let pending = lock(&self.queues).drain_pending();
+                    self.fail(pending, &Error::cancelled_error("read", self.offset, self.len));
                 }
                 if let Err(error) = self.lend_buffers() {
-                    self.fail_pending(&error);
+                    let pending = lock(&self.queues).storage.drain(..).map(|p| (p.offset, p.len)).collect();
+                    self.fail(pending, &error);
                 }
-                let Some(work) = self.next_work(Role::Caller) else { break };
-                engine.run_work(work);
+                if !worker.run_next() {
+                    break;
+                }
             }
-            engine.drain();
+            worker.drain();
             if self.wait_for_work() {
                 break;
             }
         }
     }
 
-    /// How many mates would find something to copy, to look at or to make ready, beside the caller.
-    fn copy_workers_needed(&self) -> usize {
-        let queues = lock(&self.queues);
-        let range_bytes = if self.can_survey() { queues.ranges.iter().map(|w| w.1).sum() } else { 0 };
-        let bytes = queues.cache.iter().map(|p| p.len).sum::<u64>() + range_bytes;
-        (bytes.div_ceil(self.copy_piece) as usize).saturating_sub(1).max(self.prefault.useful_workers(&queues.dma))
+    /// Waits; true when everything arrived or a worker panicked, false when there is something the caller could do.
+    fn wait_for_work(&self) -> bool {
+        // A short read from storage is over in less time than it takes to fall asleep and wake twice.
+        let spin = self.ctx.files.workers().spin();
+        let spin_time = if self.len <= 4 << 20 { spin * 20 } else { spin };
+        let can_survey = self.can_survey(Role::Caller);
+        let has_work = || lock(&self.queues).has_work_for_caller(can_survey);
+        let started = Instant::now();
+        while started.elapsed() < spin_time {
+            if self.bytes_left.load(Acquire) == 0 {
+                return true;
+            }
+            if self.wake_flag.swap(false, Acquire) && has_work() {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        let mut completion = lock(&self.completion);
+        loop {
+            if completion.finished || self.scope.is_poisoned() {
+                return true;
+            }
+            if has_work() {
+                return false;
+            }
+            // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is found
+            // by the next look at the queues.
+            drop(completion);
+            if self.is_cancelled() && lock(&self.queues).has_pending() {
+                return false;
+            }
+            completion = lock(&self.completion);
+            if completion.finished || has_work() {
+                continue;
+            }
+            completion.caller_sleeps = true;
+            // The time limit only guards against a wake-up lost to a worker that died.
+            completion = self
+                .changed
+                .wait_timeout(completion, Duration::from_millis(200))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            completion.caller_sleeps = false;
+        }
     }
 
-    /// Lends blocks to helpers without a device, as long as there is something to fill them with, and calls them. The first
-    /// for storage is waited for.
-    pub(super) fn lend_buffers(self: &Arc<Self>) -> Result<(), Error> {
+    /// Whether it shall end early. The program's cancel poll may read too, and needs buffers that are not lent to this
+    /// request.
+    fn is_cancelled(&self) -> bool {
+        self.ctx.bounce.limit() >= 2 * (MAX_LENT * BUFFER_SIZE) as u64 && is_cancelled()
+    }
+
+    /// Lends buffers to the shadow workers, as long as there is something to fill them with, and wakes them. The first
+    /// buffer is waited for.
+    fn lend_buffers(self: &Arc<Self>) -> Result<(), Error> {
         loop {
             let lent_out = {
                 let queues = lock(&self.queues);
                 let can_lend = MAX_LENT - queues.lent_out.min(MAX_LENT);
-                if queues.empty.len() >= queues.direct_pieces(self.direct_piece).min(can_lend) {
+                if queues.empty.len() >= queues.direct_pieces().min(can_lend) {
                     break;
                 }
                 queues.lent_out
@@ -102,85 +157,145 @@ impl ReadRequest {
             if !self.staging.begin_lending(self.file.storage, lent_out == 0) {
                 break;
             }
-            let block =
+            let buffer =
                 if lent_out == 0 { Some(self.staging.acquire()) } else { self.staging.try_acquire_warm().transpose() };
-            if !matches!(block, Some(Ok(_))) {
+            if !matches!(buffer, Some(Ok(_))) {
                 self.staging.end_lending(self.file.storage, 1);
             }
-            let Some(block) = block else { break };
-            let block = block.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
+            let Some(buffer) = buffer else { break };
+            let buffer = buffer.map_err(|e| Error::device(e, "read", self.offset, self.len))?;
             let mut queues = lock(&self.queues);
             queues.lent_out += 1;
-            queues.empty.push(block);
+            queues.empty.push(buffer);
         }
-        self.wake_shadow();
+        self.wake_shadow_workers();
         Ok(())
     }
 
-    /// Takes an empty block back from the keepers.
-    pub(crate) fn take_back(&self) -> Option<BounceBuffer> {
+    /// Takes an empty buffer back from the shadow workers.
+    fn take_back(&self) -> Option<BounceBuffer> {
         let mut queues = lock(&self.queues);
-        let block = queues.empty.pop()?;
+        let buffer = queues.empty.pop()?;
         queues.lent_out -= 1;
         self.staging.end_lending(self.file.storage, 1);
-        Some(block)
+        Some(buffer)
     }
 
-    /// A block that a keeper filled.
-    pub(crate) fn take_filled(&self) -> Option<FilledBuffer> {
-        lock(&self.queues).filled.pop_front()
-    }
-
-    /// A keeper filled a block.
-    pub(crate) fn submit_filled(&self, filled: FilledBuffer) {
-        lock(&self.queues).filled.push_back(filled);
-        self.notify_caller();
-    }
-
-    /// A lent block has left for the ring.
-    pub(crate) fn buffer_returned(&self) {
-        let mut queues = lock(&self.queues);
-        queues.lent_out -= 1;
-        let starved = queues.is_starved();
-        drop(queues);
-        self.staging.end_lending(self.file.storage, 1);
-        if starved {
-            self.notify_caller();
-        }
-    }
-
-    /// Calls the helpers that can be of use now.
+    /// Wakes the workers that can be of use now.
     pub(crate) fn wake_workers(self: &Arc<Self>) {
-        self.wake_shadow();
-        // Callers that work side by side keep the processors busy by themselves.
-        let busy = self.ctx.files.unpin().in_flight() > self.ctx.files.workers().copy_threads();
-        let free = if busy || !self.workers_share_fd { 0 } else { self.ctx.files.workers().copy_threads() - 1 };
-        let needed = self.copy_workers_needed().min(free);
+        self.wake_shadow_workers();
+        // Callers that read side by side keep the processors busy by themselves.
+        let workers = self.ctx.files.workers();
+        let busy = self.ctx.files.unpin().in_flight() > workers.copy_threads();
+        let free = if busy || !self.workers_share_fd { 0 } else { workers.copy_threads() - 1 };
+        let can_survey = self.can_survey(Role::CopyWorker);
+        let needed = lock(&self.queues).copy_workers_needed(can_survey, &self.prefault).min(free);
         if needed > 0
-            && let Some(crew) = self.ctx.files.workers().copy()
+            && let Some(pool) = workers.copy()
         {
-            crew.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::CopyWorker }), needed);
+            pool.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::CopyWorker }), needed);
         }
     }
 
-    fn wake_shadow(self: &Arc<Self>) {
+    fn wake_shadow_workers(self: &Arc<Self>) {
         let more = {
             let mut queues = lock(&self.queues);
-            let wanted = queues.shadow_workers_needed(self.direct_piece, !self.can_survey()).min(KEEPERS);
+            let wanted = queues.shadow_workers_needed(!self.can_survey(Role::Caller)).min(SHADOW_WORKERS);
             let more = wanted.saturating_sub(queues.shadow_workers);
             queues.shadow_workers += more;
             more
         };
         if more > 0
-            && let Some(crew) = self.ctx.files.shadow_workers()
+            && let Some(workers) = self.ctx.files.shadow_workers()
         {
             let task = Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker });
-            crew.for_key(self.file.storage).submit(task, more);
+            workers.for_key(self.file.storage).submit(task, more);
         }
     }
 }
 
-/// A helper's part in a job.
+/// A thread at work on a request.
+struct Worker<'a> {
+    request: &'a Arc<ReadRequest>,
+    role: Role,
+    engine: Engine<'a>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(request: &'a Arc<ReadRequest>, role: Role) -> Worker<'a> {
+        Worker { request, role, engine: Engine::new(&request.params, &request.prefault, role) }
+    }
+
+    /// Does the next thing; false if there is none for this role.
+    fn run_next(&mut self) -> bool {
+        let request = self.request;
+        let can_survey = request.can_survey(self.role);
+        let Some(work) = lock(&request.queues).next(self.role, can_survey, &request.prefault) else { return false };
+        let started = Instant::now();
+        match work {
+            Work::Piece(piece) if matches!(piece.route, Route::Copy | Route::Gather) => match self.acquire_buffer() {
+                Ok(buffer) => self.engine.copy(piece, buffer, started),
+                Err(e) => self.engine.fail_on_device(piece, e),
+            },
+            Work::Piece(piece) => self.engine.move_piece(piece, started),
+            Work::FillBuffer(piece, buffer) => self.engine.direct(piece, buffer, started),
+            Work::CopyToDevice(filled) => self.engine.copy_filled(filled),
+            Work::Prefault(chunk) => self.engine.prefault_chunk(&chunk),
+            Work::PlanRange(range) => {
+                request.apply_plan(range, plan_range(request, self.role, range));
+                request.wake_workers();
+            }
+        }
+        self.apply_outcomes();
+        true
+    }
+
+    /// A buffer to fill. While none is free this thread does what frees one: its own request may have them.
+    fn acquire_buffer(&mut self) -> Result<BounceBuffer, DeviceError> {
+        loop {
+            if let Some(buffer) = self.request.staging.try_acquire()? {
+                return Ok(buffer);
+            }
+            if let Some(buffer) = self.request.take_back() {
+                return Ok(buffer);
+            }
+            let filled = lock(&self.request.queues).filled.pop_front();
+            match filled {
+                Some(filled) => {
+                    self.engine.copy_filled(filled);
+                    self.apply_outcomes();
+                }
+                None => self.request.staging.wait_for_release(),
+            }
+        }
+    }
+
+    /// Waits for everything in flight.
+    fn drain(&mut self) {
+        self.engine.drain();
+        self.apply_outcomes();
+    }
+
+    fn apply_outcomes(&mut self) {
+        let (request, mut wake) = (self.request, false);
+        for outcome in self.engine.outcomes() {
+            wake |= matches!(outcome, Outcome::WakeWorkers | Outcome::Resurvey { .. });
+            request.apply(outcome);
+        }
+        if wake {
+            request.wake_workers();
+        }
+    }
+}
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        // Only after a panic there is anything left: copies that may still be stored, pages that may still be read.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
+    }
+}
+
+/// The part of a worker in a request.
 struct WorkerTask {
     request: Arc<ReadRequest>,
     role: Role,
@@ -189,10 +304,8 @@ struct WorkerTask {
 impl Task for WorkerTask {
     fn execute(&self) {
         let Some(_scope) = self.request.scope.enter() else { return };
-        let mut engine = EngineCtx::new(&self.request, self.role);
-        while let Some(work) = self.request.next_work(self.role) {
-            engine.run_work(work);
-        }
-        engine.drain();
+        let mut worker = Worker::new(&self.request, self.role);
+        while worker.run_next() {}
+        worker.drain();
     }
 }

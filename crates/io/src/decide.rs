@@ -1,0 +1,221 @@
+//! The decision: which path a read takes, and how its bytes are routed. A read executes it, `explain` prints it.
+//!
+//! ```text
+//!   unsurveyed        up to 64 KiB, or part of a cold sequential stream      one read of the page cache
+//!   by_descriptor     pipes, devices, O_DIRECT, files without a size         through the descriptor of the program
+//!   by_file           no shadow descriptor, or little left of the file       the same
+//!                     else ──> pinned pages, or surveyed and planned in ranges:
+//!   constraints, readahead_limit, plan_extents       extents ──> segments, each with its route and reason
+//! ```
+//!
+//! Nothing here moves bytes or keeps state, so that `explain` can call it at any time.
+//!
+//! Known flaw: three facts show only while a read runs, and change its reasons: a driver that refuses pinned memory, an
+//! assumption from former reads that a file is cached, and a check of P2P that has not been made yet.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use spinio_device::{Allocation, Capabilities, Device};
+use spinio_files::FileState;
+use spinio_files::cost::CostEntry;
+use spinio_host::settings::SMALL_REQUEST_MAX;
+use spinio_plan::{
+    Extent, Model, Objective, Reason, Residency, Route, RouteConstraints, Schedule, Segment, plan, readahead,
+};
+use spinio_sys::linux::{Advice, Fd, FileKind, O_ACCMODE, O_DIRECT, O_PATH, O_WRONLY, Stat};
+
+use crate::ctx::Reader;
+use spinio_transfer::bounce::BUFFER_SIZE;
+
+/// The buffer of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// Its device.
+    pub device: &'static dyn Device,
+    /// Of its device.
+    pub abilities: Capabilities,
+    /// The kernel can make a storage device DMA into it.
+    pub p2p_mapped: bool,
+}
+
+impl Buffer {
+    /// One in this allocation.
+    pub fn of(allocation: &Allocation) -> Buffer {
+        let Allocation { device, p2p_mapped, .. } = *allocation;
+        Buffer { device, abilities: device.capabilities(), p2p_mapped }
+    }
+}
+
+/// The route of cached bytes that is always there.
+pub(crate) fn cache_route(abilities: Capabilities) -> Route {
+    if abilities.has_dma_engine { Route::Copy } else { Route::Store }
+}
+
+/// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream; `None` if it has to
+/// be looked into.
+#[inline]
+pub(crate) fn unsurveyed(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Option<Reason> {
+    if len <= SMALL_REQUEST_MAX {
+        return Some(Reason::Small);
+    }
+    let in_stream = len <= BUFFER_SIZE && ctx.files.sequential.uses_kernel_readahead(fd, at, len as u64);
+    in_stream.then_some(Reason::ReadAhead)
+}
+
+/// The route of such a read, and the reason to report.
+#[inline]
+pub(crate) fn unsurveyed_route(abilities: Capabilities, reason: Reason) -> (Route, Reason) {
+    match cache_route(abilities) {
+        Route::Store if reason == Reason::Small => (Route::Store, Reason::HostMapped),
+        route => (route, reason),
+    }
+}
+
+/// Why only the descriptor of the program can make a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByDescriptor {
+    pub(crate) reason: Reason,
+    /// One system call only: a second one could block, or the kernel shall report the error of this one.
+    pub(crate) single_call: bool,
+}
+
+/// Whether only the descriptor of the program can make a read. `flags`: its status flags. `at`: `None` for its own offset.
+pub(crate) fn by_descriptor(stat: &Stat, flags: i32, at: Option<u64>) -> Option<ByDescriptor> {
+    const S_IFMT: u32 = 0o170_000;
+    const S_IFCHR: u32 = 0o020_000;
+    let only = |reason, single_call| Some(ByDescriptor { reason, single_call });
+    if stat.kind == FileKind::Other {
+        // A character device fills the whole buffer; a pipe or socket gives what there is.
+        return only(Reason::Stream, at.is_none() && stat.mode & S_IFMT != S_IFCHR);
+    }
+    // The kernel reports the errors of these.
+    if flags & O_ACCMODE as i32 == O_WRONLY as i32
+        || flags & O_PATH as i32 != 0
+        || at.is_some_and(|at| i64::try_from(at).is_err())
+    {
+        return only(Reason::Small, true);
+    }
+    // The program wants its own descriptor read, with the alignment that this file system demands.
+    if flags & O_DIRECT as i32 != 0 {
+        return only(Reason::AppODirect, false);
+    }
+    // Files whose size says nothing (procfs) make their contents anew at every seek: read without one.
+    if at.is_none() && stat.kind == FileKind::Regular && stat.size == 0 {
+        return only(Reason::Small, false);
+    }
+    None
+}
+
+/// The way of a read whose descriptor has offsets.
+pub(crate) enum ByFile {
+    /// Through the descriptor of the program.
+    AppFd(Reason),
+    /// Out of pinned pages, or by a plan: the file, and how many bytes it has of the range.
+    Planned(Arc<FileState>, u64),
+}
+
+pub(crate) fn by_file(ctx: &Reader, fd: Fd, stat: &Stat, offset: u64, len: u64) -> ByFile {
+    if ctx.files.shadow_workers().is_none() {
+        return ByFile::AppFd(Reason::NoWorkers);
+    }
+    let regular = stat.kind == FileKind::Regular;
+    let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
+    // Of the end of a file, and of files whose size says nothing (procfs), only a read finds out.
+    if within <= SMALL_REQUEST_MAX as u64 {
+        return ByFile::AppFd(Reason::Small);
+    }
+    let file = match ctx.files.get(fd, *stat) {
+        Ok(file) => file,
+        Err(reason) => return ByFile::AppFd(reason),
+    };
+    let within = if regular { within } else { len.min(file.size.saturating_sub(offset)) };
+    if within == 0 { ByFile::AppFd(Reason::Small) } else { ByFile::Planned(file, within) }
+}
+
+/// Whether storage of this file may DMA into such a buffer, its address and the trust in the storage aside.
+pub(crate) fn p2p_possible(ctx: &Reader, file: &FileState, p2p_mapped: bool) -> Result<(), Reason> {
+    if !p2p_mapped {
+        return Err(Reason::NoP2pMapping);
+    }
+    if !ctx.policy.allows(Route::P2p) {
+        return Err(Reason::BySetting);
+    }
+    file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)
+}
+
+/// Up to which length the kernel's read-ahead serves the requests of this sequential stream best; `None` if the request is
+/// no part of one, or too long. `follows`: it begins where the last one of this descriptor ended.
+pub(crate) fn readahead_limit(
+    ctx: &Reader,
+    file: &Arc<FileState>,
+    (advice, follows): (Advice, bool),
+    len: u64,
+    costs: &CostEntry,
+    storage: Route,
+    abilities: Capabilities,
+) -> Option<u64> {
+    let in_stream = advice == Advice::Sequential || (advice == Advice::Normal && follows);
+    let max_window = readahead::max_buffered_request(file.block_stack().read_ahead(), advice == Advice::Sequential);
+    (in_stream && len <= max_window).then(|| {
+        let model = costs.model(&ctx.files.ctx, file, storage);
+        readahead::max_profitable_request(max_window, &model, cache_route(abilities))
+    })
+}
+
+/// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages may be
+/// registered for it.
+pub(crate) fn constraints(
+    ctx: &Reader,
+    file: &FileState,
+    abilities: Capabilities,
+    p2p: Result<(), Reason>,
+    dma: Result<(), Reason>,
+    file_offset: u64,
+) -> RouteConstraints {
+    let settings = &ctx.policy;
+    let refused_pin = if file.pin_refused.load(Relaxed) { Err(Reason::PinRefused) } else { Ok(()) };
+    let dma = dma.and(refused_pin);
+    let may_pin = abilities.can_pin && file.is_mappable();
+    let may_direct = settings.allows(Route::Direct) && abilities.has_dma_engine;
+    let (storage, refused) = match (&file.direct_fd, p2p) {
+        (Err(reason), _) => (None, Some(*reason)),
+        (Ok(_), Ok(())) => (Some(Route::P2p), None),
+        (Ok(_), Err(reason)) => (may_direct.then_some(Route::Direct), Some(reason)),
+    };
+    RouteConstraints {
+        file_offset,
+        cache: cache_route(abilities),
+        cache_large: (may_pin && dma.is_ok()).then_some((Route::Dma, settings.dma_min)),
+        storage,
+        storage_align: u64::from(file.direct_align.offset).max(4096),
+        refused,
+        cache_refused: if may_pin { dma.err() } else { None },
+    }
+}
+
+/// The segments of a surveyed range. `readahead`: the kernel's read-ahead serves its absent bytes.
+pub(crate) fn plan_extents(
+    extents: &[Extent],
+    mut constraints: RouteConstraints,
+    readahead: bool,
+    model: impl FnOnce(Route) -> Model,
+) -> Schedule {
+    let use_readahead = uses_readahead(extents, &constraints, readahead);
+    if use_readahead {
+        (constraints.storage, constraints.refused) = (None, Some(Reason::ReadAhead));
+    }
+    let mut schedule = Schedule::default();
+    let model = model(constraints.storage.unwrap_or(Route::Direct));
+    plan(Objective::Concurrent, extents, &model, &constraints, &mut schedule);
+    if use_readahead {
+        let is_absent = |s: &&mut Segment| s.reason == Reason::Absent;
+        schedule.segments.iter_mut().filter(is_absent).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
+    }
+    schedule
+}
+
+/// Whether absent bytes of these extents are left to the kernel's read-ahead.
+pub(crate) fn uses_readahead(extents: &[Extent], constraints: &RouteConstraints, readahead: bool) -> bool {
+    readahead && constraints.storage.is_some() && extents.iter().any(|e| e.residency == Residency::Absent)
+}

@@ -1,0 +1,88 @@
+//! What a large read is about: shared by the request, its planner and its engines.
+
+use std::sync::Arc;
+
+use spinio_device::{Device, DeviceAddr, Fence, Target};
+use spinio_files::cost::CostEntry;
+use spinio_files::{FileState, ResidencyAccess};
+use spinio_host::syscalls::Syscalls;
+use spinio_plan::Reason;
+use spinio_stats::RequestSpan;
+use spinio_sys::linux::Fd;
+use spinio_transfer::Mapping;
+use spinio_transfer::bounce::BouncePool;
+
+use super::work::Role;
+use crate::ctx::Reader;
+
+/// A large read as it came, and what was found out about it before it began.
+pub(crate) struct ReadParams {
+    pub(crate) ctx: Arc<Reader>,
+    pub(crate) span: RequestSpan,
+    pub(crate) file: Arc<FileState>,
+    pub(crate) staging: Arc<BouncePool>,
+    pub(crate) dest: Target,
+    /// The descriptor of the program, for threads with its descriptor table.
+    pub(crate) fd: Fd,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// Every copy of this request waits for it.
+    pub(crate) order: Option<Fence>,
+    /// Whether P2P may be planned.
+    pub(crate) p2p: Result<(), Reason>,
+    /// Whether pages may be registered.
+    pub(crate) dma: Result<(), Reason>,
+    /// Requests up to this length are served best by the kernel's read-ahead, as part of a sequential stream; 0 for none.
+    pub(crate) readahead_limit: u64,
+    /// What each route costs.
+    pub(crate) costs: Arc<CostEntry>,
+}
+
+impl ReadParams {
+    pub(crate) fn device(&self) -> &'static dyn Device {
+        self.staging.device()
+    }
+
+    pub(crate) fn sys(&self) -> &'static dyn Syscalls {
+        self.ctx.files.sys()
+    }
+
+    /// The device address of a byte of the request.
+    pub(crate) fn address(&self, offset: u64) -> DeviceAddr {
+        self.dest.addr.offset(offset)
+    }
+
+    /// The descriptor through which a thread of this role reads the page cache.
+    pub(crate) fn cached_fd(&self, role: Role) -> Fd {
+        match role {
+            Role::Caller | Role::CopyWorker => self.fd,
+            Role::ShadowWorker => self.file.cached.get(),
+        }
+    }
+
+    /// Whether a thread of this role can survey residency. Probes of another owner's file need a shadow descriptor.
+    pub(crate) fn can_survey(&self, role: Role) -> bool {
+        role == Role::ShadowWorker || self.file.residency_access != ResidencyAccess::NotPermitted
+    }
+
+    /// A mapping of the file. Only a shadow worker can make one.
+    pub(crate) fn mapping(&self, role: Role) -> Option<Arc<Mapping>> {
+        let (sys, end) = (self.sys(), self.offset + self.len);
+        if role == Role::ShadowWorker {
+            return self.file.mapping(sys, end);
+        }
+        self.file.cached_mapping(end).or_else(|| {
+            let file = Arc::clone(&self.file);
+            let workers = self.ctx.files.shadow_workers()?;
+            workers.for_key(self.file.storage).run_blocking(move || file.mapping(sys, end))?
+        })
+    }
+}
+
+impl Drop for ReadParams {
+    fn drop(&mut self) {
+        if let Some(fence) = self.order.take() {
+            self.device().release_fence(fence);
+        }
+    }
+}
