@@ -107,13 +107,13 @@ impl AsyncResult {
 
     /// Waits for the result.
     pub fn wait(&self) -> core::result::Result<usize, Errno> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(result) = self.result() {
                 return result;
             }
             // A result that is nearly there is not worth a sleep.
-            match begun.elapsed() < Duration::from_micros(100) {
+            match started.elapsed() < Duration::from_micros(100) {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(Duration::from_micros(50)),
             }
@@ -189,7 +189,7 @@ struct StreamRead {
     changed: Condvar,
     result: AsyncResult,
     span: RequestSpan,
-    begun: Instant,
+    started: Instant,
 }
 
 struct State {
@@ -309,7 +309,7 @@ impl StreamRead {
             _ => Ok(state.valid),
         };
         let stats = self.file.files().ctx.stats();
-        stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.begun);
+        stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.started);
         let outcome = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
         stats.end(&self.span, &Error::outcome(&outcome));
         let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |bytes| bytes as isize);
@@ -441,7 +441,7 @@ impl StreamTransfers {
             changed: Condvar::new(),
             result: AsyncResult::new(),
             span: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).with_device(device),
-            begun: Instant::now(),
+            started: Instant::now(),
         });
         if stream_read.predecessor.is_none() {
             stream_read.start_first_fills();
