@@ -1,9 +1,9 @@
-//! What counting and tracing cost a device read, on the emulated device: `cargo x stats-cost`.
+//! Measures the cost of counting and tracing for a device read, on the emulated device: `cargo x stats-cost`.
 //!
-//! Three runtimes in one process, each on a thread, read the same cached file into the same buffer, by turns in batches of a fraction of a
-//! millisecond: one that counts nothing (`SPINIO_STATS=off`), one that counts in a file as every process does, one that
-//! is traced as well. What is told is the median of the differences between batches that lie side by side: whatever
-//! else the machine does in its slow spells then weighs on both. The last column compares the fastest tenth of each.
+//! Three runtimes in one process, each on its own thread, read the same cached file into the same buffer. They take
+//! turns in batches of a fraction of a millisecond: one counts nothing (`SPINIO_STATS=off`), one counts in a file as
+//! every process does, one traces as well. The result is the median of the differences between adjacent batches, so
+//! that slow periods of the machine affect both. The last column compares the fastest tenth of each.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,11 +21,11 @@ const FILE: usize = 64 << 20;
 const KINDS: [(usize, usize, usize); 2] = [(4096, 200, 6000), (8 << 20, 1, 1500)];
 
 fn main() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut file = tempfile::tempfile().expect("a file");
-    file.write_all(&vec![7; FILE]).expect("room for the file");
+    file.write_all(&vec![7; FILE]).expect("space for the file");
     let buffer = Buffer::new(emulated("size=64M"), 8 << 20);
-    let counters = format!("{}/", folder.path().display());
+    let counters = format!("{}/", directory.path().display());
     let runtime =
         |stats: &str, trace| Runtime::new(Settings { stats: Some(stats.to_owned()), trace, ..Settings::default() });
     let runtimes = [runtime("off", false), runtime(&counters, false), runtime(&counters, true)];
@@ -34,21 +34,21 @@ fn main() {
         "bytes", "", "median (ns)", "more (ns)", "ratio", "of fastest tenth"
     );
     std::thread::scope(|scope| {
-        // A thread for each, as in a program: a thread counts in one table.
+        // A thread for each, as in a program: each thread counts in one table.
         let workers = runtimes.each_ref().map(|runtime| {
-            let (ask, asked) = mpsc::channel::<(usize, usize)>();
+            let (task_sender, task_receiver) = mpsc::channel::<(usize, usize)>();
             let (time_sender, time_receiver) = mpsc::channel();
             let (file, buffer) = (&file, &buffer);
             scope.spawn(move || {
-                while let Ok((bytes, calls)) = asked.recv() {
+                while let Ok((bytes, calls)) = task_receiver.recv() {
                     let _ = time_sender.send(batch(runtime, file, buffer, bytes, calls));
                 }
             });
-            (ask, time_receiver)
+            (task_sender, time_receiver)
         });
         for kind in KINDS {
             measure(kind, |mode, bytes, calls| {
-                workers[mode].0.send((bytes, calls)).expect("its thread lives");
+                workers[mode].0.send((bytes, calls)).expect("the thread is running");
                 workers[mode].1.recv().expect("a time")
             });
         }
@@ -61,7 +61,7 @@ fn measure((bytes, calls, batches): (usize, usize, usize), batch: impl Fn(usize,
         for turn in 0..MODES.len() {
             let mode = (round + turn) % MODES.len();
             let elapsed = batch(mode, bytes, calls);
-            // The first ones pin memory and start threads.
+            // The first batches pin memory and start threads: not counted.
             if round >= 20 {
                 times[mode].push(elapsed);
             }

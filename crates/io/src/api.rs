@@ -28,7 +28,7 @@ use crate::explain::Explanation;
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
 use crate::read::app_fd_calls::{release_offset, reserve_offset};
-use crate::stream::{AsyncResult, StreamMoves};
+use crate::stream::{AsyncResult, StreamTransfers};
 use crate::trial::MeasuredRead;
 use crate::write::Part;
 
@@ -40,7 +40,7 @@ pub struct Runtime {
     reader: Arc<Reader>,
     writer: Arc<Writer>,
     pinned: Arc<PinnedFiles>,
-    moves: StreamMoves,
+    transfers: StreamTransfers,
     /// 1 in the process that made it, 0 in its forked children.
     alive: Option<&'static AtomicU64>,
 }
@@ -172,7 +172,7 @@ impl Runtime {
             policy,
             wait_buffers: WaitBuffers::default(),
         });
-        Runtime { settings, reader, moves: StreamMoves::new(Arc::clone(&writer)), writer, pinned, alive: None }
+        Runtime { settings, reader, transfers: StreamTransfers::new(Arc::clone(&writer)), writer, pinned, alive: None }
     }
 
     fn files(&self) -> &Files {
@@ -406,7 +406,7 @@ impl Runtime {
     }
 }
 
-/// Files that SPIN opens itself, and moves in the order of a stream.
+/// Files that SPIN opens itself, and stream-ordered transfers.
 impl Runtime {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
     /// ENOSYS: this kernel gives no thread a table of its own. EINTR: waiting for a lease was interrupted.
@@ -429,7 +429,7 @@ impl Runtime {
         len: usize,
         queue: StreamId,
     ) -> Result<AsyncResult> {
-        self.moves.read_on_stream(file, at, to, len, queue)
+        self.transfers.read_on_stream(file, at, to, len, queue)
     }
 
     /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
@@ -441,6 +441,6 @@ impl Runtime {
         len: usize,
         queue: StreamId,
     ) -> Result<AsyncResult> {
-        self.moves.write_on_stream(file, at, from, len, queue)
+        self.transfers.write_on_stream(file, at, from, len, queue)
     }
 }

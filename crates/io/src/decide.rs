@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use spinio_device::{Allocation, Capabilities, Device};
+use spinio_device::{Allocation, Capabilities, Device, DeviceAddr, Target};
 use spinio_files::FileState;
 use spinio_files::cost::CostEntry;
 use spinio_host::settings::SMALL_REQUEST_MAX;
@@ -37,13 +37,20 @@ pub struct Buffer {
     pub abilities: Capabilities,
     /// The kernel can make a storage device DMA into it.
     pub p2p_mapped: bool,
+    /// Its first byte; `None`: aligned for any storage.
+    pub addr: Option<DeviceAddr>,
 }
 
 impl Buffer {
-    /// One in this allocation.
+    /// One in this allocation, aligned for any storage.
     pub fn of(allocation: &Allocation) -> Buffer {
         let Allocation { device, p2p_mapped, .. } = *allocation;
-        Buffer { device, abilities: device.capabilities(), p2p_mapped }
+        Buffer { device, abilities: device.capabilities(), p2p_mapped, addr: None }
+    }
+
+    /// The target of a request.
+    pub fn at(to: Target) -> Buffer {
+        Buffer { addr: Some(to.addr), ..Buffer::of(&to.allocation) }
     }
 }
 
@@ -133,15 +140,22 @@ pub(crate) fn by_file(ctx: &Reader, fd: Fd, stat: &Stat, offset: u64, len: u64) 
     if within == 0 { ByFile::AppFd(Reason::Small) } else { ByFile::Planned(file, within) }
 }
 
-/// Whether storage of this file may DMA into such a buffer, its address and the trust in the storage aside.
-pub(crate) fn p2p_possible(ctx: &Reader, file: &FileState, p2p_mapped: bool) -> Result<(), Reason> {
-    if !p2p_mapped {
+/// Whether storage of this file may DMA into a buffer, for a request at `offset`, if it can be trusted to.
+pub(crate) fn p2p_possible(ctx: &Reader, file: &FileState, buffer: &Buffer, offset: u64) -> Result<(), Reason> {
+    if !buffer.p2p_mapped {
         return Err(Reason::NoP2pMapping);
     }
     if !ctx.policy.allows(Route::P2p) {
         return Err(Reason::BySetting);
     }
-    file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)
+    file.direct_fd.as_ref().map_err(|reason| *reason).map(drop)?;
+    // Segments begin on whole blocks of the file; there the address must be one that the disk takes. A disk that takes
+    // any word (NVMe: 4 bytes) so serves a buffer that begins with the payload after a file's odd-sized header.
+    let memory = u64::from(file.direct_align.memory).max(1);
+    match buffer.addr {
+        Some(addr) if addr.0 % memory != offset % memory => Err(Reason::P2pMisaligned),
+        _ => Ok(()),
+    }
 }
 
 /// Up to which length the kernel's read-ahead serves the requests of this sequential stream best; `None` if the request is

@@ -99,7 +99,7 @@ impl Reader {
         buffer: Buffer,
     ) -> Result<Explanation, Reason> {
         let trust = || self.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err);
-        let p2p = p2p_possible(self, file, buffer.p2p_mapped).and_then(|()| trust());
+        let p2p = p2p_possible(self, file, &buffer, offset).and_then(|()| trust());
         let dma = self.policy.may_register();
         let costs = self.files.cost_entry(file, buffer.device);
         let model = |storage| costs.model(&self.files.ctx, file, storage);

@@ -1,4 +1,5 @@
-//! Host memory to the device and out of it again: for streams that the hooks buffer, tools that compare, and the C API.
+//! Copies between host and device memory: for stdio streams that the hooks buffer, for tools that compare, and for the
+//! C API.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -15,7 +16,8 @@ use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
 impl Writer {
-    /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
+    /// Copies host bytes into device memory, in the stream order of a small read. The bytes may be reused when this
+    /// returns.
     pub fn copy_to_device(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let stats = self.files.stats();
         let span = stats.begin(Direction::Read, -1, None, bytes.len() as u64).with_device(to.allocation.device);
@@ -34,19 +36,19 @@ impl Writer {
         if len as u64 > to.allocation.bytes_left(to.addr) {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
         }
-        let staging = self.bounce.sync(device);
+        let pool = self.bounce.sync(device);
         let (stream, capturing) = device.app_stream();
         let mut done = 0;
         while done < len {
             let n = (len - done).min(BUFFER_SIZE);
-            let block = staging.acquire().map_err(fail)?;
-            // SAFETY: the block is ours alone and has `BLOCK` bytes.
-            unsafe { core::ptr::copy_nonoverlapping(bytes[done..done + n].as_ptr(), block.ptr(), n) };
-            // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(stream, to.addr.offset(done as u64), block.ptr(), n) } {
-                Ok(()) => staging.release_after(block, stream),
+            let buffer = pool.acquire().map_err(fail)?;
+            // SAFETY: no other thread uses the buffer, and it has `BUFFER_SIZE` bytes.
+            unsafe { core::ptr::copy_nonoverlapping(bytes[done..done + n].as_ptr(), buffer.ptr(), n) };
+            // SAFETY: the buffer is reused only after the copy; the bytes are inside the allocation.
+            match unsafe { device.copy_in(stream, to.addr.offset(done as u64), buffer.ptr(), n) } {
+                Ok(()) => pool.release_after(buffer, stream),
                 Err(e) => {
-                    staging.release(block);
+                    pool.release(buffer);
                     return Err(fail(e));
                 }
             }
@@ -58,7 +60,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Copies device memory into host memory that a stream takes: a write, as [`Writer::put`] is a read.
+    /// Copies device memory into the host buffer of a stdio stream. It counts as a write, as [`Writer::copy_to_device`]
+    /// counts as a read.
     pub fn copy_from_device(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
         let stats = self.files.stats();
         let span = stats.begin(Direction::Write, -1, None, into.len() as u64).with_device(from.allocation.device);
@@ -70,8 +73,8 @@ impl Writer {
         done
     }
 
-    /// Copies host memory into the device as a program without SPIN does: from where it lies, and waits. For tools that
-    /// compare.
+    /// Copies host memory into the device as a program without SPIN does: without a bounce buffer, and waits. For tools
+    /// that compare.
     pub fn copy_unstaged(&self, to: Target, bytes: &[u8]) -> Result<(), Error> {
         let device = to.allocation.device;
         let fail = |e| Error::device(e, "copy to the device", 0, bytes.len() as u64);
@@ -79,24 +82,24 @@ impl Writer {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, bytes.len() as u64));
         }
         let (stream, _) = device.app_stream();
-        // SAFETY: `bytes` is borrowed until the drain below returns, and the range lies in one allocation.
+        // SAFETY: `bytes` is borrowed until `synchronize` below returns, and the range is inside one allocation.
         let copied = unsafe { device.copy_in(stream, to.addr, bytes.as_ptr(), bytes.len()) };
-        let drained = device.synchronize(stream, WaitMode::Context);
-        copied.and(drained).map_err(fail)
+        let synchronized = device.synchronize(stream, WaitMode::Context);
+        copied.and(synchronized).map_err(fail)
     }
 
-    /// Lets the kernel itself read into host-mapped device memory, as a `pread` without SPIN does; with an O_DIRECT
-    /// descriptor and P2P-mapped memory that is a peer-to-peer transfer. For tools that compare.
+    /// Has the Linux kernel read into host-mapped device memory, as a `pread` without SPIN does. With an O_DIRECT
+    /// descriptor and P2P-mapped memory this is a peer-to-peer transfer. For tools that compare.
     pub fn pread_host_mapped(&self, fd: Fd, at: u64, to: Target, len: usize) -> Result<usize, Error> {
         let fail = |e| Error::kernel(e, "read", at, len as u64);
         if !to.allocation.host_mapped || len as u64 > to.allocation.bytes_left(to.addr) {
             return Err(fail(Errno::FAULT));
         }
-        // SAFETY: host-mapped device memory inside its allocation, which the caller has lent for this.
+        // SAFETY: host-mapped device memory inside its allocation, which the caller provides for this read.
         unsafe { linux::pread(fd, to.addr.0 as *mut u8, len, at) }.map_err(fail)
     }
 
-    /// Copies device memory into host memory and waits, behind what this thread has queued before.
+    /// Copies device memory into host memory, after the work that this thread has queued before, and waits.
     pub fn read_back(&self, from: Target, into: &mut [u8]) -> Result<(), Error> {
         let device = from.allocation.device;
         let len = into.len() as u64;
@@ -106,10 +109,10 @@ impl Writer {
             return Err(fail(outside));
         }
         let (stream, _) = device.app_stream();
-        // SAFETY: `into` is borrowed until the drain below returns, and the range lies in one allocation.
+        // SAFETY: `into` is borrowed until `synchronize` below returns, and the range is inside one allocation.
         let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
-        // A failed copy may have queued its first part: nothing may write to `into` after we return.
-        let drained = device.synchronize(stream, WaitMode::Context);
-        copied.and(drained).map_err(fail)
+        // A failed copy may have queued its first part: no copy may write to `into` after this function returns.
+        let synchronized = device.synchronize(stream, WaitMode::Context);
+        copied.and(synchronized).map_err(fail)
     }
 }

@@ -1,11 +1,11 @@
-//! A read by a given schedule, for measuring: the same job, the same engines, the same helpers as any large read.
+//! A read by a given schedule, for measuring. It uses the same request, engines and workers as any large read.
 //!
 //! ```text
 //!   one transfer at a time    one segment of s bytes
 //!   commands in flight        n segments of s bytes, end to end, in any order
 //! ```
 //!
-//! What is measured is therefore what a plan will cost when it runs, not what a device could do elsewhere.
+//! So the measured time is the cost of a plan when it runs, not what the device could do otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,7 @@ use spinio_transfer::Error;
 
 type Result<T> = core::result::Result<T, Error>;
 
-/// A file and a device, to be read by given schedules.
+/// A file and a device buffer, for reads by given schedules.
 pub struct MeasuredRead<'a> {
     ctx: &'a Arc<Reader>,
     file: Arc<FileState>,
@@ -37,7 +37,7 @@ pub struct MeasuredRead<'a> {
 }
 
 impl Reader {
-    /// Prepares trials that read `fd` into `to`.
+    /// Prepares measured reads of `fd` into `to`.
     pub fn measured_read(self: &Arc<Self>, fd: Fd, to: Target) -> Result<MeasuredRead<'_>> {
         let ctx = self;
         let fail = |e| Error::kernel(e, "measure", 0, 0);
@@ -53,7 +53,7 @@ impl Reader {
 }
 
 impl MeasuredRead<'_> {
-    /// What a model of this file and device is kept under.
+    /// The key of the cost model of this file and device.
     pub fn key(&self) -> ModelKey {
         self.cost_entry().key().clone()
     }
@@ -68,69 +68,69 @@ impl MeasuredRead<'_> {
         self.cost_entry().calibration().cloned()
     }
 
-    /// The model in use, without what was learnt since. `storage`: how storage is reached.
+    /// The cost model in use. `storage`: the route to storage.
     pub fn model(&self, storage: Route) -> Model {
         self.cost_entry().model(&self.ctx.files.ctx, &self.file, storage)
     }
 
-    /// Threads that copy for one request.
+    /// The number of threads that copy for one request.
     pub fn threads(&self) -> usize {
         self.ctx.files.workers().copy_threads()
     }
 
-    /// The same in the first `len` bytes of the file alone.
+    /// The same, restricted to the first `len` bytes of the file.
     #[must_use]
     pub fn within(&self, len: u64) -> MeasuredRead<'_> {
         let MeasuredRead { ctx, fd, to, size, .. } = *self;
         MeasuredRead { ctx, file: Arc::clone(&self.file), fd, to, size: size.min(len) }
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Multiple of bytes in which storage is read.
+    /// The alignment of reads from storage, in bytes.
     pub fn align(&self) -> u64 {
         u64::from(self.file.direct_align.offset).max(512)
     }
 
-    /// Whether a route can be tried at all, or why not.
+    /// Whether a route can be measured, or the reason why not.
     pub fn allows(&self, route: Route) -> core::result::Result<(), Reason> {
         let ctx = self.ctx;
-        let abilities = self.to.allocation.device.capabilities();
+        let capabilities = self.to.allocation.device.capabilities();
         if !ctx.policy.allows(route) {
             return Err(Reason::BySetting);
         }
         match route {
-            Route::Copy if abilities.has_dma_engine => Ok(()),
+            Route::Copy if capabilities.has_dma_engine => Ok(()),
             Route::Store if self.to.allocation.host_mapped => Ok(()),
-            Route::Dma if abilities.can_pin && self.file.is_mappable() => {
+            Route::Dma if capabilities.can_pin && self.file.is_mappable() => {
                 if self.file.pin_refused.load(Relaxed) {
                     Err(Reason::PinRefused)
                 } else {
                     Ok(())
                 }
             }
-            Route::Direct if abilities.has_dma_engine => {
+            Route::Direct if capabilities.has_dma_engine => {
                 self.file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)
             }
             Route::P2p => large::check_p2p(ctx, &self.file, self.to, 0, self.size.min(1 << 20), false),
             Route::Dma => Err(Reason::PinRefused),
-            // Nobody to do it: stores need a mapping, copies a DMA engine.
+            // Stores need a mapping, copies a DMA engine.
             Route::Copy | Route::Direct | Route::Store | Route::Gather => Err(Reason::NoP2pMapping),
         }
     }
 
-    /// Reads by these segments, which must begin at 0 and cover a range without gap; in the order given. The time from the
-    /// first piece taken to the last byte arrived.
+    /// Reads by these segments, in the order given. They must begin at 0 and cover a range without gaps. Returns the
+    /// time from the start of the first piece to the arrival of the last byte.
     pub fn run(&self, offset: u64, segments: &[Segment]) -> Result<Duration> {
         let ctx = self.ctx;
         let len: u64 = segments.iter().map(|s| s.len).sum();
         let fail = |e| Error::kernel(e, "measure", offset, len);
-        let room = self.to.allocation.bytes_left(self.to.addr);
+        let available = self.to.allocation.bytes_left(self.to.addr);
         let covered = segments.iter().all(|s| s.len > 0 && s.offset.checked_add(s.len).is_some_and(|end| end <= len));
-        if len == 0 || len > room || offset.checked_add(len).is_none_or(|end| end > self.size) || !covered {
+        if len == 0 || len > available || offset.checked_add(len).is_none_or(|end| end > self.size) || !covered {
             return Err(fail(Errno::INVAL));
         }
         let device = self.to.allocation.device;
@@ -139,7 +139,7 @@ impl MeasuredRead<'_> {
         let device_fail = |e| Error::device(e, "measure", offset, len);
         let after = if scratch { None } else { Some(device.fence(stream).map_err(device_fail)?) };
         let in_flight = ctx.files.unpin().begin_request();
-        let begun = Instant::now();
+        let started = Instant::now();
         let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
         let request = Arc::new(ReadRequest::new(ReadParams {
             span,
@@ -161,17 +161,17 @@ impl MeasuredRead<'_> {
         request.wake_workers();
         let got = request.finish();
         ctx.files.stats().end(&span, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
-        let spent = begun.elapsed();
+        let elapsed = started.elapsed();
         drop(in_flight);
         ctx.files.unpin().watch();
         if got? < len {
             return Err(fail(Errno::IO));
         }
-        // What fell back was not measured.
-        if request.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(spent) }
+        // A piece that fell back to another route was not measured.
+        if request.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(elapsed) }
     }
 
-    /// Drops what is cached of a range.
+    /// Drops the cached pages of a range.
     pub fn evict(&self, offset: u64, len: u64) {
         let _ = linux::fadvise(self.fd, offset, len, linux::Advice::DontNeed);
     }

@@ -1,4 +1,4 @@
-//! What device reads leave in the page cache, and what they leave alone.
+//! Which pages device reads leave in the page cache, and which pages they must not drop.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -36,7 +36,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// A file that is on storage only; `None`, told, where its pages cannot be made to leave.
+    /// An uncached file. `None`, with a message, if the file system does not evict its pages.
     fn new() -> Option<Subject> {
         let fixture = mount_fixture::create("tree").unwrap();
         let path = fixture.file("subject");
@@ -48,7 +48,7 @@ impl Subject {
         match subject.cached(0..SIZE) {
             Some(0) => Some(subject),
             left => {
-                println!("skipped: {left:?} pages of a file stay cached whatever is advised");
+                println!("skipped: {left:?} pages of a file stay cached after POSIX_FADV_DONTNEED");
                 None
             }
         }
@@ -58,7 +58,8 @@ impl Subject {
         linux::cachestat(self.file.as_raw_fd(), range.start, range.end - range.start).ok().map(|c| c.cached)
     }
 
-    /// All of a range is cached. False, told, where that does not show what SPIN does.
+    /// Asserts that all of a range is cached. False if the kernel evicted pages by itself, so that the test proves
+    /// nothing.
     fn stays_cached(&self, range: std::ops::Range<u64>, what: &str) -> bool {
         let (cached, all) = (self.cached(range.clone()), (range.end - range.start) / PAGE);
         if cached == Some(all) {
@@ -68,7 +69,7 @@ impl Subject {
         false
     }
 
-    /// Reads a range block by block, and compares some of it.
+    /// Reads a range block by block, and compares a part of it.
     fn read_sequentially(&self, runtime: &Runtime, from: u64, to: u64, block: usize) {
         let mut at = from;
         while at < to {
@@ -77,13 +78,14 @@ impl Subject {
             assert_eq!(got, block.min((to - at) as usize));
             if at % (8 * MIB) < block as u64 {
                 let strict = self.buffer.range_bytes(0..got);
-                assert!(strict == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+                assert!(strict == file::bytes(at, got, 0), "wrong bytes at {at}");
             }
             at += got as u64;
         }
     }
 
-    /// Pages that one stream may leave: the set, what was there before the first look, what came since the last.
+    /// Pages that one sequential stream may leave: the read-ahead set, the pages read before the first survey, and the
+    /// pages read since the last one.
     fn max_pages_left(&self, runtime: &Runtime, set: u64) -> u64 {
         let window = runtime.storage(self.file.as_raw_fd()).unwrap().read_ahead().max(512 << 10);
         set + (DETECT_BYTES + 2 * window + 2 * SURVEY_STEP) / PAGE
@@ -106,29 +108,31 @@ fn open_as_other(path: &Path) -> File {
 fn sequential_reads_leave_bounded_pages() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
-    let bound = subject.max_pages_left(&runtime, 512);
-    assert!(bound < SIZE / PAGE / 2, "the window of this disk is too large for the test");
+    let limit = subject.max_pages_left(&runtime, 512);
+    assert!(limit < SIZE / PAGE / 2, "the read-ahead window of this disk is too large for the test");
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
+    eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
+    eventually("the set holds exactly 512 pages", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
 }
 
 #[test]
 fn previously_cached_pages_stay() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
-    // Runs of four pages, as large as folios of a small read-ahead; apart by more than a folio of a large one.
+    // Runs of four pages, the folio size of a small read-ahead. Their distance is larger than a folio of a large one.
     let cached_before: Vec<u64> =
         (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
     file::load_pages(&subject.path, cached_before.iter().copied());
-    let bound = subject.max_pages_left(&runtime, 512);
+    let limit = subject.max_pages_left(&runtime, 512);
     let before: Vec<u64> =
         cached_before.iter().copied().filter(|p| subject.cached(p * PAGE..(p + 1) * PAGE) == Some(1)).collect();
     assert!(!before.is_empty() || subject.eviction_detector.pages_were_evicted());
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    eventually("ours is dropped", || subject.cached(0..SIZE).unwrap() <= bound + cached_before.len() as u64 * 4);
+    eventually("the pages that SPIN read in are dropped", || {
+        subject.cached(0..SIZE).unwrap() <= limit + cached_before.len() as u64 * 4
+    });
     for page in before {
-        if !subject.stays_cached(page * PAGE..(page + 1) * PAGE, "what was somebody else's") {
+        if !subject.stays_cached(page * PAGE..(page + 1) * PAGE, "a page cached before") {
             return;
         }
     }
@@ -138,7 +142,7 @@ fn previously_cached_pages_stay() {
 fn mapped_pages_stay() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
-    // Of the set by now, and the oldest of it soon.
+    // This range is in the read-ahead set now, and will soon be its oldest entry.
     let (at, len) = (8 * MIB, MIB / 4);
     subject.read_sequentially(&runtime, 0, at + len, BLOCK);
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
@@ -148,15 +152,15 @@ fn mapped_pages_stay() {
     };
     let mapped = mapped.unwrap();
     for page in (0..len).step_by(PAGE as usize) {
-        // SAFETY: mapped above, and the file reaches so far.
+        // SAFETY: mapped above, and the file is that long.
         unsafe { mapped.add(page as usize).read_volatile() };
     }
     subject.read_sequentially(&runtime, at + len, SIZE, BLOCK);
-    // A folio goes whole or not at all.
-    let bound = subject.max_pages_left(&runtime, 512) + (len + 4 * MIB) / PAGE;
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    subject.stays_cached(at..at + len, "what is mapped");
-    // SAFETY: the mapping made above, which nobody uses any more.
+    // The kernel drops a folio as a whole or not at all.
+    let limit = subject.max_pages_left(&runtime, 512) + (len + 4 * MIB) / PAGE;
+    eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
+    subject.stays_cached(at..at + len, "the mapped range");
+    // SAFETY: the mapping made above, which is not used any more.
     unsafe { linux::munmap(mapped, len as usize) }.unwrap();
 }
 
@@ -165,24 +169,24 @@ fn open_by_other_stops_dropping() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(settings());
     subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
-    eventually("the file is looked after", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
+    eventually("the file has pages in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
     let other = open_as_other(&subject.path);
     let mut bytes = vec![0; (SIZE / 2) as usize];
     other.read_exact_at(&mut bytes, 0).unwrap();
-    if !subject.stays_cached(0..SIZE / 2, "what another reads") {
+    if !subject.stays_cached(0..SIZE / 2, "the range that another opener reads") {
         return;
     }
     subject.read_sequentially(&runtime, SIZE / 4, SIZE, BLOCK);
-    eventually("the set is forgotten", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
-    if !subject.stays_cached(0..SIZE / 2, "what another has read") {
+    eventually("the set is empty", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
+    if !subject.stays_cached(0..SIZE / 2, "the range that another opener has read") {
         return;
     }
-    // Once he has closed it, a new stream is bounded again.
+    // Once the other opener has closed the file, a new sequential stream is bounded again.
     drop(other);
     file::evict(&subject.file);
-    let bound = subject.max_pages_left(&runtime, 512);
+    let limit = subject.max_pages_left(&runtime, 512);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
 }
 
 #[test]
@@ -190,21 +194,22 @@ fn pages_read_by_other_stay_when_set_is_full() {
     let (Some(other_subject), Some(subject)) = (Subject::new(), Subject::new()) else { return };
     let runtime = Runtime::new(settings());
     other_subject.read_sequentially(&runtime, 0, 4 * MIB, BLOCK);
-    eventually("the file is looked after", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
+    eventually("the file has pages in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
     let other = open_as_other(&other_subject.path);
     other.read_exact_at(&mut vec![0; 4 << 20], 0).unwrap();
-    // Nobody of ours reads that file any more: another one's stream pushes its pages out of the set.
-    let bound = subject.max_pages_left(&runtime, 512);
+    // The runtime does not read that file any more. A sequential stream of another file evicts its pages from the set.
+    let limit = subject.max_pages_left(&runtime, 512);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    // What was being dropped when he opened the file is fetched again.
+    eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
+    // Pages that were being dropped when the other opener opened the file are read in again.
     let all = Some(4 * MIB / PAGE);
-    eventually("what another has read is there", || {
+    eventually("the range that another opener has read is cached", || {
         other_subject.cached(0..4 * MIB) == all || other_subject.eviction_detector.pages_were_evicted()
     });
 }
 
-/// Opens a file and reads it when SPIN has the kernel drop pages: after the last look at who has it open.
+/// Opens a file and reads it when SPIN has the kernel drop pages: after the last check whether another process has it
+/// open.
 struct OpensDuringDrop {
     path: PathBuf,
     range: std::ops::Range<u64>,
@@ -228,7 +233,7 @@ impl Syscalls for OpensDuringDrop {
 }
 
 #[test]
-fn range_dropped_during_an_open_is_fetched_again() {
+fn range_dropped_during_open_is_read_in_again() {
     let Some(subject) = Subject::new() else { return };
     let range = 0..16 * MIB;
     let path = subject.path.clone();
@@ -238,13 +243,13 @@ fn range_dropped_during_an_open_is_fetched_again() {
     subject.read_sequentially(&runtime, 0, range.end, BLOCK);
     eventually("pages are dropped", || kernel.opened.get().is_some());
     let all = Some(range.end / PAGE);
-    eventually("what another has read is there", || {
+    eventually("the range that another opener has read is cached", || {
         subject.cached(range.clone()) == all || subject.eviction_detector.pages_were_evicted()
     });
     subject.read_sequentially(&runtime, range.end, SIZE, BLOCK);
-    eventually("the set is forgotten", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
-    assert_eq!(kernel.drops.load(Relaxed), 1, "pages were dropped while another had the file open");
-    subject.stays_cached(range, "what another has read");
+    eventually("the set is empty", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
+    assert_eq!(kernel.drops.load(Relaxed), 1, "pages were dropped while another opener had the file open");
+    subject.stays_cached(range, "the range that another opener has read");
 }
 
 #[test]
@@ -252,17 +257,17 @@ fn keep_and_drop_policies() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { readahead_keep: CachePolicy::Keep, ..settings() });
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    if !subject.stays_cached(0..SIZE, "what is to be kept") {
+    if !subject.stays_cached(0..SIZE, "policy keep") {
         return;
     }
     assert_eq!(runtime.stats().gauge(Gauge::ReadaheadPages).1, 0);
     drop(runtime);
     file::evict(&subject.file);
     let runtime = Runtime::new(Settings { readahead_keep: CachePolicy::Drop, ..settings() });
-    let bound = subject.max_pages_left(&runtime, 0);
+    let limit = subject.max_pages_left(&runtime, 0);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    eventually("all is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
-    eventually("nothing is in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
+    eventually("all pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
+    eventually("the set is empty", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
 }
 
 #[test]
@@ -272,14 +277,14 @@ fn advice_is_followed() {
     let fd = subject.file.as_raw_fd();
     spinio_io::record_advice(fd, Advice::Random);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    if !subject.stays_cached(0..SIZE, "who reads at random knows why") {
+    if !subject.stays_cached(0..SIZE, "a file with POSIX_FADV_RANDOM") {
         return;
     }
     file::evict(&subject.file);
     subject.read_sequentially(&runtime, 0, SIZE / 4, 128 << 10);
     let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
-    assert!(copied >= SIZE / 4, "{copied} bytes went around the page cache");
-    // Requests that follow nothing, but are said to: none goes around.
+    assert!(copied >= SIZE / 4, "{copied} bytes bypassed the page cache");
+    // Requests in no order, with POSIX_FADV_SEQUENTIAL: none bypasses the page cache.
     file::evict(&subject.file);
     spinio_io::record_advice(fd, Advice::Sequential);
     let scattered: Vec<u64> = (0..5).map(|i| (4 - i) * 16 * MIB).collect();
@@ -287,12 +292,12 @@ fn advice_is_followed() {
     let before = (by_read_ahead(), bytes_by(&runtime, |l| l.route == Route::Direct));
     scattered.iter().for_each(|&at| subject.read_sequentially(&runtime, at, at + (128 << 10), 128 << 10));
     assert!(by_read_ahead() > before.0);
-    assert_eq!(bytes_by(&runtime, |l| l.route == Route::Direct), before.1, "went around the page cache");
-    // The same without a word.
+    assert_eq!(bytes_by(&runtime, |l| l.route == Route::Direct), before.1, "a request bypassed the page cache");
+    // The same without advice.
     file::evict(&subject.file);
     spinio_io::record_advice(fd, Advice::Normal);
     scattered.iter().for_each(|&at| subject.read_sequentially(&runtime, at, at + (128 << 10), 128 << 10));
-    assert!(bytes_by(&runtime, |l| l.route == Route::Direct) > before.1, "nothing went around the page cache");
+    assert!(bytes_by(&runtime, |l| l.route == Route::Direct) > before.1, "no request bypassed the page cache");
 }
 
 #[test]
@@ -305,9 +310,9 @@ fn short_sequential_requests_use_kernel_readahead() {
     let direct = bytes_by(&runtime, |l| l.route == Route::Direct);
     assert!(
         direct <= MIB || subject.eviction_detector.pages_were_evicted(),
-        "only the first follows nothing, but {direct} bytes do"
+        "only the first request is not sequential, but {direct} bytes were read directly"
     );
-    eventually("what it left is bounded", || {
+    eventually("the pages left are bounded", || {
         subject.cached(0..32 * MIB).unwrap() <= subject.max_pages_left(&runtime, 512).max(31 * MIB / PAGE)
     });
     file::evict(&subject.file);
@@ -318,7 +323,7 @@ fn short_sequential_requests_use_kernel_readahead() {
         assert!(long.range_bytes(0..got) == file::bytes(at, got, 0));
     }
     assert_eq!(by_read_ahead(&runtime), before);
-    assert_eq!(subject.cached(0..SIZE), Some(0), "the direct route leaves nothing behind");
+    assert_eq!(subject.cached(0..SIZE), Some(0), "the direct route leaves no pages in the page cache");
 }
 
 #[test]
@@ -333,10 +338,10 @@ fn cold_stream_makes_one_syscall_per_read() {
         let before = calls();
         subject.read_sequentially(&runtime, begin, end, block);
         let [reads, stats, flags] = std::array::from_fn(|i| calls()[i] - before[i]);
-        assert_eq!(reads, (end - begin) / block as u64, "of {block} bytes: one call each");
-        assert_eq!(flags, 0, "of {block} bytes");
-        // A look asks which file it is; and a keeper opens it again at the first.
-        assert!(stats <= (end - begin) / SURVEY_STEP + 4, "of {block} bytes: {stats}");
+        assert_eq!(reads, (end - begin) / block as u64, "requests of {block} bytes: one call each");
+        assert_eq!(flags, 0, "requests of {block} bytes");
+        // Each survey calls fstat once; the first one also has a shadow worker reopen the file.
+        assert!(stats <= (end - begin) / SURVEY_STEP + 4, "requests of {block} bytes: {stats}");
     }
 }
 
@@ -347,18 +352,19 @@ fn cold_stream_offset_and_eof() {
     let fd = subject.file.as_raw_fd();
     let mut lengths = [128 << 10, 512 << 10, 70_001, 300_000, 4096, 65_537, 512 << 10, 1 << 20].into_iter().cycle();
     let by_stream = |runtime: &Runtime| bytes_by(runtime, |l| l.reason == Reason::ReadAhead);
-    // Reads at the descriptor's own offset and at a given one take turns; it ends short, and then with nothing.
+    // Reads at the descriptor's own offset alternate with reads at a given one. The last but one is short, the last
+    // returns 0.
     let (mut at, mut turn) = (SIZE - 24 * MIB, 0);
     linux::lseek(fd, at as i64, 0).unwrap();
     loop {
         let (len, own) = (lengths.next().unwrap(), turn % 5 != 3);
-        // A host that read it too would leave nothing cold.
+        // The expected count is computed: a host read for comparison would cache the file.
         let expected = len.min((SIZE - at) as usize);
         let got = runtime.read(fd, (!own).then_some(at), subject.buffer.target(0), len).unwrap();
         assert_eq!(got, expected, "{len} bytes at {at}");
-        assert!(subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0), "other bytes than the file's at {at}");
+        assert!(subject.buffer.range_bytes(0..got) == file::bytes(at, got, 0), "wrong bytes at {at}");
         if own {
-            assert_eq!(linux::lseek(fd, 0, 1), Ok(at + got as u64), "the offset moves by what was read");
+            assert_eq!(linux::lseek(fd, 0, 1), Ok(at + got as u64), "the offset advances by the count");
         } else {
             linux::lseek(fd, (at + got as u64) as i64, 0).unwrap();
         }
@@ -367,8 +373,8 @@ fn cold_stream_offset_and_eof() {
         }
         (at, turn) = (at + got as u64, turn + 1);
     }
-    assert!(by_stream(&runtime) > 0, "none of it was a stream's");
-    // Where the stream would have gone on there is nothing: what is read is what lies where the program says.
+    assert!(by_stream(&runtime) > 0, "no request was treated as part of a sequential stream");
+    // The stream is at the end of the file. A read elsewhere returns the bytes at the offset that the program gives.
     for (from, len) in [(MIB, 128 << 10), (MIB + (128 << 10), 100_000), (5 * MIB + 3, 200_000)] {
         let got = runtime.read(fd, Some(from), subject.buffer.target(0), len).unwrap();
         assert_eq!(got, len);
@@ -388,16 +394,16 @@ fn cold_stream_reports_errors_and_short_reads() {
     assert_eq!(next(2 * MIB).unwrap_err().kind.errno(), Errno::IO);
     kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Short(4096));
     let got = next(2 * MIB).unwrap();
-    assert!(got > 0 && got < block, "{got} bytes, as the kernel had them");
+    assert!(got > 0 && got < block, "{got} bytes, not the kernel's short count");
     subject.read_sequentially(&runtime, 2 * MIB, 8 * MIB, block);
-    // The number means another file from now on, which is read where the stream would have gone on.
+    // From now on the fd number refers to another file, which is read where the stream would have continued.
     let other = subject.path.with_extension("other");
     std::fs::write(&other, vec![7u8; 9 << 20]).unwrap();
     let other = File::open(&other).unwrap();
     // SAFETY: both are descriptors of this test.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     let got = next(8 * MIB).unwrap();
-    assert!(got == block && subject.buffer.range_bytes(0..got).iter().all(|b| *b == 7), "bytes of the file that went");
+    assert!(got == block && subject.buffer.range_bytes(0..got).iter().all(|b| *b == 7), "bytes of the old file");
     let got = next(9 * MIB - 5000).unwrap();
     assert_eq!(got, 5000, "the other file ends there");
 }
@@ -416,30 +422,30 @@ fn concurrent_streams_share_bounded_set() {
         }
     });
     for subject in &subjects {
-        let bound = subject.max_pages_left(&runtime, 512);
-        eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+        let limit = subject.max_pages_left(&runtime, 512);
+        eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
     }
-    eventually("the set is full and not fuller", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
+    eventually("the set holds exactly 512 pages", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 512);
 }
 
 #[test]
-fn edges_of_large_reads_are_owned() {
+fn edges_of_large_reads_are_in_readahead_set() {
     let Some(subject) = Subject::new() else { return };
     let runtime = Runtime::new(Settings { routes: vec![Route::Copy, Route::Store], ..settings() });
-    // Without direct routes all of it comes through the page cache, and all of it is ours.
+    // Without direct routes all bytes come through the page cache, and all pages belong to the read-ahead set.
     let long = Buffer::new(emulated("size=64M"), 8 << 20);
     for at in [64 * MIB + 100, 4 * MIB + 100, 32 * MIB + 100] {
         let got = runtime.read(subject.file.as_raw_fd(), Some(at), long.target(0), 8 << 20).unwrap();
         assert!(long.range_bytes(0..got) == file::bytes(at, got, 0));
     }
-    eventually("the set holds no more than it may", || {
+    eventually("the set holds 512 pages at most", || {
         let (now, most) = runtime.stats().gauge(Gauge::ReadaheadPages);
         now > 0 && most <= 512
     });
     let window = runtime.storage(subject.file.as_raw_fd()).unwrap().read_ahead();
-    // The kernel's read-ahead behind each of them is nobody's.
-    let bound = 512 + 3 * (2 * window + 2 * MIB) / PAGE;
-    eventually("the rest is dropped", || subject.cached(0..SIZE).unwrap() <= bound);
+    // The kernel's read-ahead after each of them is not in the set.
+    let limit = 512 + 3 * (2 * window + 2 * MIB) / PAGE;
+    eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
 }
 
 #[test]
@@ -460,9 +466,9 @@ fn missing_syscalls_disable_dropping() {
 fn lost_inotify_events_stop_dropping() {
     let Some(subject) = Subject::new() else { return };
     let kernel = FaultySyscalls::new();
-    // The descriptor and the watch are made; what it says cannot be heard.
+    // Creating the inotify descriptor and the watch succeeds; reading its events fails.
     kernel.inject(Call::Inotify, 3, u64::MAX, Effect::Fail(Errno::IO));
     let runtime = Runtime::with_kernel(settings(), kernel);
     subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
-    subject.stays_cached(0..SIZE / 4, "news that are lost");
+    subject.stays_cached(0..SIZE / 4, "with inotify events lost");
 }

@@ -1,8 +1,8 @@
 //! A read sees every write that returned before it began, also when it reads page-cache pages by DMA.
 //!
-//! Pinned pages are orphans once somebody writes the file around the page cache, truncates it or punches a hole: a pin
-//! used again would show the past. Here a writer of each kind works between reads and beside them, on every file
-//! system; the bytes say which version they are of.
+//! Pinned pages do not belong to the file any more once a process writes the file with O_DIRECT, truncates it or
+//! punches a hole: reusing such a pin would return old bytes. These tests run a writer of each kind between reads and
+//! concurrently with them, on every file system. Each byte identifies the version that it belongs to.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -22,7 +22,7 @@ use spinio_testkit::{Buffer, Rng, as_user, file, with_deadline};
 
 /// Not a whole number of pages, so that the last one is part of the file and of a pin.
 const SIZE: usize = (1 << 20) + 4096 + 777;
-/// What O_DIRECT writes: the whole pages of it.
+/// The part that is written with O_DIRECT: the whole pages.
 const ALIGNED: usize = (1 << 20) + 4096;
 
 fn runtimes() -> [(&'static str, Runtime); 3] {
@@ -34,7 +34,7 @@ fn runtimes() -> [(&'static str, Runtime); 3] {
     ]
 }
 
-/// Ways to write a version over the whole file. Each has returned when the bytes are the file's.
+/// Ways to overwrite the whole file with a version. Each returns when the bytes are in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     Buffered,
@@ -46,7 +46,7 @@ enum Writer {
 
 const WRITERS: [Writer; 5] = [Writer::Buffered, Writer::Direct, Writer::Mapped, Writer::Truncater, Writer::Puncher];
 
-/// A file and what its writers need.
+/// A file, and the descriptors that its writers need.
 struct TestFile {
     path: std::path::PathBuf,
     file: File,
@@ -65,7 +65,7 @@ impl TestFile {
         TestFile { path, file, direct }
     }
 
-    /// Writes a version; false if this file system has no such way.
+    /// Writes a version; false if this file system does not support this kind of writer.
     fn write(&self, writer: Writer, version: u8) -> bool {
         let all = || self.file.write_all_at(&file::bytes(0, SIZE, version), 0).unwrap();
         match writer {
@@ -83,7 +83,8 @@ impl TestFile {
                 let (read_write, shared) = (3, 1);
                 let fd = self.file.as_raw_fd();
                 let bytes = file::bytes(0, SIZE, version);
-                // SAFETY: a fresh mapping of the whole file, stored to and unmapped here; nobody truncates meanwhile.
+                // SAFETY: a fresh mapping of the whole file, stored to and unmapped here; no thread truncates
+                // meanwhile.
                 unsafe {
                     let at = linux::mmap(core::ptr::null_mut(), SIZE, read_write, shared, fd, 0).unwrap();
                     core::ptr::copy_nonoverlapping(bytes.as_ptr(), at, SIZE);
@@ -127,11 +128,11 @@ fn read_after_write_sees_it() {
         for (name, runtime) in &runtimes() {
             for writer in WRITERS {
                 for version in 1..=4 {
-                    // Cached, so that it can be read by DMA, and read, so that there are pins to go stale.
+                    // Cached, so that it can be read by DMA; read once, so that pins exist that could be stale.
                     file::load_pages(&subject.path, 0..SIZE.div_ceil(4096) as u64);
                     read(device, runtime, &subject.file, 0, SIZE);
                     if !subject.write(writer, version) {
-                        println!("skipped on {}: no way to write {writer:?}", place.kind);
+                        println!("skipped on {}: {writer:?} is not supported", place.kind);
                         break;
                     }
                     let seen = read(device, runtime, &subject.file, 0, SIZE);
@@ -163,21 +164,21 @@ fn read_after_truncation_or_hole_sees_it() {
             }
             for len in [900_001, 70_000, 5] {
                 file.set_len(len as u64).unwrap();
-                assert_eq!(first_difference(&again(), &expected[..len]), None, "{what}: cut to {len}");
+                assert_eq!(first_difference(&again(), &expected[..len]), None, "{what}: truncated to {len}");
             }
             file.set_len(SIZE as u64).unwrap();
             expected[5..].fill(0);
-            assert_eq!(first_difference(&again(), &expected), None, "{what}: grown again");
+            assert_eq!(first_difference(&again(), &expected), None, "{what}: extended again");
         }
     });
 }
 
-/// One writer and two readers at a time; somebody drops pages beside them.
+/// One writer and two readers run concurrently with a thread that drops pages.
 fn check_concurrent_reads(place: &MountFixture, writer: Writer, name: &str, runtime: &Runtime, rounds: u64) {
     let device = emulated("size=16M");
     let subject = TestFile::new(place);
     if !subject.write(writer, 0) {
-        return println!("skipped on {}: no way to write {writer:?}", place.kind);
+        return println!("skipped on {}: {writer:?} is not supported", place.kind);
     }
     let (versions, stop) = (Versions::new(), AtomicBool::new(false));
     let (subject, versions, over) = (&subject, &versions, &stop);
@@ -196,11 +197,12 @@ fn check_concurrent_reads(place: &MountFixture, writer: Writer, name: &str, runt
                     let (got, window) = versions.read(|| {
                         let target = buffer.target(0);
                         let got = runtime.read(subject.file.as_raw_fd(), Some(from as u64), target, len).unwrap();
-                        // A small read returns before its bytes arrive, but not before they are fixed.
+                        // A small read may return before its bytes reach the device, but not before it has taken them
+                        // from the file.
                         got
                     });
                     let what = format!("{}, {writer:?}, {name}: {len} bytes at {from}, {window:?}", place.kind);
-                    // While the file is cut, or full of holes, a read may be short or see zeros.
+                    // While the file is truncated, or has holes, a read may be short or see zeros.
                     let no_writes = window.oldest == window.newest;
                     let cuts = writer == Writer::Truncater && !no_writes;
                     let zeros = matches!(writer, Writer::Truncater | Writer::Puncher) && !no_writes;
@@ -222,7 +224,7 @@ fn check_concurrent_reads(place: &MountFixture, writer: Writer, name: &str, runt
             }
         });
         scope.spawn(move || {
-            // Also when a write panics, or the readers would go on for ever.
+            // Also when a write panics: the readers would not end otherwise.
             struct StopOnDrop<'a>(&'a AtomicBool);
             impl Drop for StopOnDrop<'_> {
                 fn drop(&mut self) {
@@ -262,7 +264,7 @@ fn dma_route_is_used() {
     let place = mount_fixture::create("tree").unwrap();
     let subject = TestFile::new(&place);
     let runtime = &runtimes()[0].1;
-    // Pinning may be refused now and then, where this user has too many pipes.
+    // Pinning fails from time to time if this user has too many pipes.
     for _ in 0..100 {
         file::load_pages(&subject.path, 0..SIZE.div_ceil(4096) as u64);
         read(device, runtime, &subject.file, 0, SIZE);
@@ -270,7 +272,7 @@ fn dma_route_is_used() {
             return;
         }
     }
-    panic!("never by DMA: these tests would prove nothing: {:?}", runtime.stats());
+    panic!("no bytes were read by DMA, so that these tests prove nothing: {:?}", runtime.stats());
 }
 
 #[test]

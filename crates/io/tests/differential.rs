@@ -1,8 +1,8 @@
-//! A read into device memory against the same read into host memory.
+//! Compares a read into device memory with the same read into host memory.
 //!
 //! Random files (sizes, holes, unwritten extents), residencies, offsets and lengths, on every file system that this
-//! machine and user can have, through several settings: the same bytes, the same count, the same errno, the same file
-//! offset afterwards, and nothing written past what was reported.
+//! machine and user can have, with several settings: the bytes, the count, the errno and the file offset afterwards are
+//! the same, and nothing is written past the reported count.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -23,7 +23,7 @@ use spinio_testkit::{Buffer, Rng, as_user, file, mount_fixture, with_deadline};
 
 const MAX_LEN: u64 = 3 << 20;
 
-/// Runtimes that differ in what they may do.
+/// Runtimes with different settings.
 fn runtimes() -> Vec<Runtime> {
     let only = |routes: &[Route]| Settings { routes: routes.to_vec(), ..Settings::default() };
     let all = vec![
@@ -38,18 +38,18 @@ fn runtimes() -> Vec<Runtime> {
     all.into_iter().map(Runtime::new).collect()
 }
 
-/// What a call said, and where the descriptor's offset stood afterwards.
+/// The result of a call, and the descriptor's offset afterwards.
 type CallResult = (Result<usize, Errno>, Option<u64>);
 
 fn seek(fd: Fd, to: u64) {
     let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
 }
 
-fn tell(fd: Fd) -> Option<u64> {
+fn file_offset(fd: Fd) -> Option<u64> {
     linux::lseek(fd, 0, libc::SEEK_CUR).ok()
 }
 
-/// One read. `own`: at the descriptor's own offset, which is `from` before it.
+/// One read. `own_offset`: at the descriptor's own offset, which is set to `from` first.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     fd: Fd,
@@ -58,7 +58,7 @@ struct Call {
     len: usize,
 }
 
-/// Reads into the device and into host memory; fails unless they agree.
+/// Reads into the device and into host memory; fails unless the results agree.
 fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut Rng, what: &str) {
     let Call { fd, from, own_offset: own, len } = call;
     let flags = linux::status_flags(fd).unwrap_or(0);
@@ -71,10 +71,11 @@ fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut R
     let at = (!own).then_some(from);
 
     seek(fd, if own { from } else { 7 });
-    let ours: CallResult = (runtime.read(fd, at, buffer.target(skew), len).map_err(|e| e.kind.errno()), tell(fd));
+    let ours: CallResult =
+        (runtime.read(fd, at, buffer.target(skew), len).map_err(|e| e.kind.errno()), file_offset(fd));
 
     seek(fd, if own { from } else { 7 });
-    // As aligned as the device memory.
+    // With the alignment of the device memory.
     let mut host = vec![POISON; skew + len + 2 * linux::PAGE];
     let start = host.as_mut_ptr().align_offset(linux::PAGE) + skew % linux::PAGE;
     let at_host = host[start..].as_mut_ptr();
@@ -85,16 +86,17 @@ fn compare(device: &'static Emulated, runtime: &Runtime, call: Call, rng: &mut R
             None => linux::read(fd, at_host, len),
         }
     };
-    let theirs: CallResult = (got, tell(fd));
+    let theirs: CallResult = (got, file_offset(fd));
 
-    let says = format!("{what}: {len} bytes at {from}, own offset: {own}, host-mapped: {host_mapped}, skew {skew}");
-    assert_eq!(ours, theirs, "{says}");
+    let context = format!("{what}: {len} bytes at {from}, own offset: {own}, host-mapped: {host_mapped}, skew {skew}");
+    assert_eq!(ours, theirs, "{context}");
     let got = got.unwrap_or(0);
     let device_bytes = buffer.bytes();
     let wrong = device_bytes[skew..skew + got].iter().zip(&host[start..start + got]).position(|(a, b)| a != b);
-    assert_eq!(wrong, None, "{says}: the first wrong byte");
+    assert_eq!(wrong, None, "{context}: the first wrong byte");
     let around = device_bytes[..skew].iter().chain(&device_bytes[skew + got..]);
-    assert_eq!(around.filter(|&&b| b != POISON).count(), 0, "{says}: bytes around the {got} reported were written");
+    let written = around.filter(|&&b| b != POISON).count();
+    assert_eq!(written, 0, "{context}: bytes outside the {got} reported were written");
 }
 
 fn length(rng: &mut Rng) -> usize {
@@ -108,7 +110,7 @@ fn length(rng: &mut Rng) -> usize {
 }
 
 fn random_files(place: &mount_fixture::MountFixture, files: u64, reads: u64) {
-    // Slow, so that a copy which nobody waits for is not done by chance.
+    // Slow, so that a copy that is not waited for is not complete by chance.
     let device = emulated("size=256M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
     let mut rng = Rng::from_env(place.kind.len() as u64 * 1000);
@@ -150,7 +152,7 @@ fn random_files_on_every_file_system() {
     mount_fixture::for_each_kind(|place| random_files(place, 20, 6));
 }
 
-/// The test above leaves to chance which routes it takes; each of them is there to be taken.
+/// The test above takes its routes at random. This one checks that each route can be taken.
 #[test]
 fn every_route_is_used() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
@@ -165,7 +167,7 @@ fn every_route_is_used() {
     ] {
         let dma_min = if route == Route::Dma { 64 << 10 } else { 1 << 30 };
         let runtime = Runtime::new(Settings { dma_min, ..Settings::default() });
-        // Others may bring pages in or drop them, and use up the pipes that pins are made of.
+        // Other processes may read pages in or drop them, and use up the pipes that pinning needs.
         let taken = (0..100).any(|_| {
             file::evict(&file);
             if cached {
@@ -177,7 +179,7 @@ fn every_route_is_used() {
             assert!(buffer.bytes() == file::bytes(0, size, 0), "{route}: wrong bytes");
             runtime.stats().rows.iter().any(|l| l.route == route && l.bytes > 0)
         });
-        assert!(taken, "never by {route}: {:?}", runtime.stats());
+        assert!(taken, "no bytes by {route}: {:?}", runtime.stats());
     }
 }
 
@@ -191,17 +193,17 @@ fn reads_from_descriptors_of_every_kind() {
     file::evict(&file::create_filled(&path, 1 << 20));
     let with = |flags: i32| OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
     let direct = with(libc::O_DIRECT);
-    let nothing = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
+    let path_only = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
     let write_only = OpenOptions::new().write(true).open(&path).unwrap();
-    let folder = File::open(place.path()).unwrap();
+    let directory = File::open(place.path()).unwrap();
     let zeros = File::open("/dev/zero").unwrap();
     let version = File::open("/proc/version").unwrap();
     let symbols = File::open("/proc/kallsyms").unwrap();
     let files = [
         ("O_DIRECT", direct.as_raw_fd()),
-        ("O_PATH", nothing.as_raw_fd()),
+        ("O_PATH", path_only.as_raw_fd()),
         ("write only", write_only.as_raw_fd()),
-        ("folder", folder.as_raw_fd()),
+        ("directory", directory.as_raw_fd()),
         ("/dev/zero", zeros.as_raw_fd()),
         ("/proc/version", version.as_raw_fd()),
         ("/proc/kallsyms", symbols.as_raw_fd()),
@@ -236,7 +238,7 @@ fn out_of_range_offsets() {
                 &runtime,
                 Call { fd: file.as_raw_fd(), from, own_offset: false, len },
                 &mut rng,
-                "absurd offset",
+                "offset out of range",
             );
         }
     }
@@ -268,9 +270,9 @@ fn pipe_returns_available_bytes() {
     let runtime = Runtime::new(Settings::default());
     let (mut out, mut into) = std::io::pipe().unwrap();
     let buffer = Buffer::new(device, 1 << 20);
-    for (written, asked, got) in [(1000, 1 << 20, 1000), (5, 3, 3), (0, 100, 2), (40_000, 70_000, 40_000)] {
+    for (written, requested, got) in [(1000, 1 << 20, 1000), (5, 3, 3), (0, 100, 2), (40_000, 70_000, 40_000)] {
         into.write_all(&file::bytes(9, written, 0)).unwrap();
-        let read = with_deadline("pipe", || runtime.read(out.as_raw_fd(), None, buffer.target(0), asked)).unwrap();
+        let read = with_deadline("pipe", || runtime.read(out.as_raw_fd(), None, buffer.target(0), requested)).unwrap();
         assert_eq!(read, got);
         let from = if written == 0 { 12 } else { 9 };
         assert_eq!(buffer.range_bytes(0..got), file::bytes(from, got, 0));
@@ -282,7 +284,8 @@ fn pipe_returns_available_bytes() {
     assert_eq!(out.read(&mut [0]).unwrap(), 0);
 }
 
-/// The test program itself: as an ordinary user it is a file of somebody else, of whose residency nothing may be asked.
+/// Reads the test program itself. Run as an ordinary user, it is a file of another user, whose residency cachestat does
+/// not report.
 #[test]
 fn file_owned_by_another_user() {
     let device = emulated("size=64M,bar=16M");
@@ -297,19 +300,20 @@ fn file_owned_by_another_user() {
         }
         let (from, len, own) = (rng.near_page_edge(size + 1), length(&mut rng), rng.chance(25));
         let runtime = &runtimes[n % runtimes.len()];
-        with_deadline("a file of somebody else", || {
+        with_deadline("a file of another user", || {
             compare(
                 device,
                 runtime,
                 Call { fd: file.as_raw_fd(), from, own_offset: own, len },
                 &mut rng,
-                "own program",
+                "test program",
             );
         });
     }
 }
 
-/// A file that another descriptor copies up: the first goes on to show the old file, the second shows the new one.
+/// Opening a file for writing copies it up: the first descriptor keeps showing the old file, the second shows the new
+/// one.
 #[test]
 fn overlayfs_copy_up() {
     let place = match mount_fixture::create("overlay") {
@@ -341,7 +345,7 @@ fn overlayfs_copy_up() {
 
 const SHARED: &str = "SPINIO_TEST_SHARED_OFFSET";
 
-/// Not a test of its own: what each process of the next test does.
+/// Does nothing when run as a test: the body of each child process of the next test.
 #[test]
 fn child_that_reads_at_a_shared_offset() {
     let Some(seed) = std::env::var(SHARED).ok().and_then(|s| s.parse().ok()) else { return };
@@ -355,11 +359,11 @@ fn child_that_reads_at_a_shared_offset() {
         if got == 0 {
             return;
         }
-        // Every word of the file says where it stands.
+        // Every word of the file is its own index.
         let bytes = buffer.range_bytes(0..got);
         let word = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
         let first = word(0);
-        assert!((0..got / 8).all(|n| word(n) == first + n as u64), "one read returned bytes of two places");
+        assert!((0..got / 8).all(|n| word(n) == first + n as u64), "one read returned bytes of two offsets");
         println!("range {} {}", first * 8, got);
     }
 }
@@ -396,11 +400,11 @@ fn processes_sharing_offset_get_every_byte_once() {
     ranges.sort_unstable();
     let mut end = 0;
     for (start, len) in ranges {
-        assert_eq!(start, end, "a gap, or bytes that two processes got");
+        assert_eq!(start, end, "a gap, or bytes that two processes read");
         end = start + len;
     }
     assert_eq!(end, words * 8);
-    assert_eq!(tell(shared.as_raw_fd()), Some(words * 8), "what was reserved past the end was not given back");
+    assert_eq!(file_offset(shared.as_raw_fd()), Some(words * 8), "the offset stayed past the end of the file");
 }
 
 #[test]

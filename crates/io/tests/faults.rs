@@ -1,5 +1,5 @@
-//! What breaks under the engines must not break the caller: the call finishes on another route or returns the true
-//! error; it never hangs, never reports bytes it did not deliver, and leaks neither pin nor descriptor.
+//! A fault below the engines must not break the caller: the call finishes on another route or returns the actual error.
+//! It never hangs, never reports bytes that it did not deliver, and leaks neither a pin nor a descriptor.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -27,7 +27,7 @@ use spinio_testkit::{
 
 const SIZE: usize = (3 << 20) + 5000;
 
-/// A file with runs of pages in the cache and runs on storage only, so that a read takes every route there is.
+/// A file with runs of cached pages and runs of uncached ones, so that a read takes every route.
 struct TestFile {
     _place: MountFixture,
     path: PathBuf,
@@ -43,9 +43,9 @@ impl TestFile {
         TestFile { _place: place, path, file }
     }
 
-    /// The same residency again: the last third is on storage only, and some pages before it.
+    /// Restores the same residency: the last third is uncached, and so are some pages before it.
     fn mix_residency(&self) {
-        // Nothing is dirty, so nothing has to be written first.
+        // No page is dirty, so no page has to be written back first.
         file::advise(&self.file, 0, 0, libc::POSIX_FADV_DONTNEED);
         let pages = SIZE as u64 / 4096 * 2 / 3;
         file::load_pages(&self.path, (0..pages).filter(|page| !(100..180).contains(page)));
@@ -56,10 +56,10 @@ fn settings() -> Settings {
     Settings { dma_min: 64 << 10, bounce_limit: 8 << 20, ..Settings::default() }
 }
 
-/// What a read said, once its bytes were compared with the file.
+/// The result of a read whose bytes were compared with the file.
 type Outcome = Result<usize, Errno>;
 
-/// Reads `len` bytes of the subject and fails if what is reported is not there, or more than that was written.
+/// Reads `len` bytes of the subject. Fails if a reported byte is wrong, or if more than `len` bytes were written.
 fn read(runtime: &Runtime, subject: &TestFile, to: (&Buffer, spinio_io::Target), from: usize, len: usize) -> Outcome {
     let (buffer, target) = to;
     buffer.fill(POISON);
@@ -73,16 +73,16 @@ fn read(runtime: &Runtime, subject: &TestFile, to: (&Buffer, spinio_io::Target),
     outcome.map_err(|e| e.kind.errno())
 }
 
-/// Waits until the runtime has given back what it gives back when it is quiet, and fails if it never does.
+/// Waits until an idle runtime has released the device's resources, and fails if it never does.
 fn assert_all_released(device: &Emulated, except: ResourceCounts, what: &str) {
-    let lent = || ResourceCounts { pinned_blocks: 0, fences: 0, ..device.resources_in_use() };
-    eventually(&format!("{what}: {except:?} is lent, and nothing else"), || lent() == except);
+    let in_use = || ResourceCounts { pinned_blocks: 0, fences: 0, ..device.resources_in_use() };
+    eventually(&format!("{what}: only {except:?} in use"), || in_use() == except);
 }
 
 #[test]
 fn device_operation_failures() {
     let subject = TestFile::new();
-    // Slow, so that a copy which nobody waits for is not done by chance.
+    // Slow, so that a copy that is not waited for is not complete by chance.
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
     let (mut failures, mut errors) = (0, HashSet::new());
@@ -100,7 +100,7 @@ fn device_operation_failures() {
                     let outcome = read(&runtime, &subject, (&buffer, target), from, len);
                     let true_error = if kind == ErrorKind::NoMemory { Errno::NOMEM } else { Errno::IO };
                     match outcome {
-                        Ok(got) => assert!(got > 0, "{what}: nothing, though the file has more"),
+                        Ok(got) => assert!(got > 0, "{what}: 0 bytes, before the end of the file"),
                         Err(errno) => assert_eq!(errno, true_error, "{what}"),
                     }
                     errors.insert(outcome.err());
@@ -113,8 +113,8 @@ fn device_operation_failures() {
                 subject.mix_residency();
                 let after = read(&runtime, &subject, (&buffer, target), 0, SIZE);
                 assert_eq!(after, Ok(SIZE), "{what}: the read after it");
-                let held = ResourceCounts { allocations: 1, ..ResourceCounts::default() };
-                assert_all_released(inner, held, &what);
+                let expected = ResourceCounts { allocations: 1, ..ResourceCounts::default() };
+                assert_all_released(inner, expected, &what);
             }
         }
     }
@@ -154,11 +154,11 @@ fn syscall_failures() {
                     let outcome = read(&runtime, &subject, (buffer, buffer.target(0)), 0, SIZE);
                     hits[which] += kernel.injected();
                     match (call, effect) {
-                        // The page cache is the last resort: what it says once is the truth.
+                        // There is no other route after the page cache: its error is returned.
                         (Call::Pread(Route::Copy | Route::Store), Effect::Fail(errno)) if errno != Errno::INTR => {
                             assert!(outcome.is_ok_and(|got| got > 0) || outcome == Err(errno), "{what}: {outcome:?}");
                         }
-                        // The kernel's own short read may be told as one.
+                        // A short read of the kernel may be returned as one.
                         (Call::Pread(Route::Copy | Route::Store), Effect::Short(_)) => {
                             assert!(outcome.is_ok_and(|got| got > 0), "{what}: {outcome:?}");
                         }
@@ -182,21 +182,21 @@ fn reads_succeed_without_broken_routes() {
     let (plain, mapped) = (Buffer::new(device, SIZE), Buffer::host_mapped(device, SIZE));
     let always: [(&str, &[(Call, Effect)]); 7] = [
         ("no /proc", &[(Call::Reopen, Effect::Fail(Errno::NOENT))]),
-        ("no private table", &[(Call::NewShadowTable, Effect::Fail(Errno::NOSYS))]),
-        ("no question about residency", &[(Call::Cachestat, Effect::Fail(Errno::PERM))]),
+        ("no shadow fd table", &[(Call::NewShadowTable, Effect::Fail(Errno::NOSYS))]),
+        ("no cachestat", &[(Call::Cachestat, Effect::Fail(Errno::PERM))]),
         ("no mapping", &[(Call::Map, Effect::Fail(Errno::NODEV)), (Call::Cachestat, Effect::Fail(Errno::NOSYS))]),
         (
-            "storage that never answers directly",
+            "direct reads fail",
             &[
                 (Call::Pread(Route::Direct), Effect::Fail(Errno::IO)),
                 (Call::Pread(Route::P2p), Effect::Fail(Errno::REMOTEIO)),
             ],
         ),
         (
-            "direct reads by halves",
+            "direct reads are short",
             &[(Call::Pread(Route::Direct), Effect::Short(512)), (Call::Pread(Route::P2p), Effect::Short(512))],
         ),
-        ("peer-to-peer DMA that lies", &[(Call::Pread(Route::P2p), Effect::Corrupt)]),
+        ("peer-to-peer DMA corrupts", &[(Call::Pread(Route::P2p), Effect::Corrupt)]),
     ];
     for (what, faults) in always {
         let kernel = FaultySyscalls::new();
@@ -209,10 +209,10 @@ fn reads_succeed_without_broken_routes() {
                 assert_eq!(outcome, Ok(len.min(SIZE - from)), "{what}: {len} bytes at {from}");
             }
         }
-        assert!(kernel.injected() > 0, "{what}: never happened");
+        assert!(kernel.injected() > 0, "{what}: the fault was not injected");
         if faults.iter().any(|f| f.1 == Effect::Corrupt) {
             let trusted = runtime.stats().rows.iter().any(|l| l.route == Route::P2p && l.bytes > 0);
-            assert!(!trusted, "{what}: trusted all the same: {:?}", runtime.stats());
+            assert!(!trusted, "{what}: the path was trusted: {:?}", runtime.stats());
         }
     }
 }
@@ -241,7 +241,7 @@ fn intermittent_faults_with_many_threads() {
                     let from = rng.near_page_edge(SIZE as u64) as usize;
                     let len = (1 + rng.near_page_edge(SIZE as u64) as usize).min(SIZE - from);
                     let outcome = read(runtime, subject, (&buffer, buffer.target_via(device, 0)), from, len);
-                    // A small read passes the kernel's short read on, as a host read would.
+                    // A small read returns the kernel's short read, as a host read would.
                     let small = len <= 64 << 10;
                     assert!(outcome == Ok(len) || small && outcome.is_ok_and(|got| got > 0), "{len}: {outcome:?}");
                 }
@@ -269,20 +269,20 @@ fn no_descriptor_or_mapping_leaks() {
             kernel.clear_faults();
             most = most.max(leak_check::descriptors_of(&subject.path));
         }
-        // The test's own descriptor, a twin for the page cache and one around it.
+        // The test's own descriptor, a shadow descriptor for the page cache and one with O_DIRECT.
         assert!(most <= 3, "{most} descriptors of one file");
-        assert!(leak_check::mappings_of(&subject.path) <= 4, "mappings pile up");
+        assert!(leak_check::mappings_of(&subject.path) <= 4, "mappings are not unmapped");
         drop(runtime);
     }
-    // Helpers close what they own when they are dismissed.
-    eventually("neither descriptors nor mappings are left when the runtime is gone", || {
+    // Workers close their descriptors when they end.
+    eventually("neither descriptors nor mappings are left after the runtime is dropped", || {
         leak_check::descriptors_of(&subject.path) <= 1 && leak_check::mappings_of(&subject.path) == 0
     });
-    // Other tests of this program open and close files meanwhile, by the handful.
+    // Other tests of this program open and close a few files meanwhile.
     assert!(leak_check::thread_descriptors() < before + 50, "descriptors in the program's table");
 }
 
-/// Block by block on the caller's thread: what arrived before a failure is waited for and reported.
+/// Reads chunk by chunk on the caller's thread: bytes that arrived before a failure are waited for and reported.
 #[test]
 fn failure_in_the_middle_of_app_fd_read() {
     let subject = TestFile::new();
@@ -295,18 +295,18 @@ fn failure_in_the_middle_of_app_fd_read() {
         let runtime = Runtime::with_kernel(settings(), kernel);
         let outcome = read(&runtime, &subject, (&buffer, buffer.target_via(device, 0)), 0, SIZE);
         let expected = match operation {
-            // The staging ring does with what it has.
+            // The bounce buffer pool works with the buffers that it has.
             Operation::Staging => outcome == Ok(SIZE),
             _ => outcome.is_ok_and(|got| (1..SIZE).contains(&got)),
         };
         assert!(expected, "{operation:?}: {outcome:?}");
-        assert_eq!(device.failures(), 1, "{operation:?}: the fault did not happen");
+        assert_eq!(device.failures(), 1, "{operation:?}: the fault was not injected");
     }
 }
 
 const RESTRICTED: &str = "SPINIO_TEST_POOR";
 
-/// Not a test of its own: what the child of the next one does.
+/// Does nothing when run as a test: the body of the child process of the next test.
 #[test]
 fn child_in_restricted_process() {
     if std::env::var_os(RESTRICTED).is_none() {
@@ -323,7 +323,8 @@ fn child_in_restricted_process() {
     }
 }
 
-/// No memory may be locked, and what is newer than Linux 5.11 or often forbidden is refused by a filter.
+/// The process may not lock memory, and a seccomp filter refuses system calls that are newer than Linux 5.11 or often
+/// forbidden.
 #[test]
 fn restricted_process_reads_correctly() {
     for refused in [
@@ -349,18 +350,18 @@ fn no_locked_memory() -> io::Result<()> {
     if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A seccomp filter that answers ENOSYS to two system calls.
+/// Installs a seccomp filter that returns ENOSYS for two system calls.
 fn refuse(calls: [i64; 2]) -> io::Result<()> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let answer = libc::BPF_RET | libc::BPF_K;
+    let ret = libc::BPF_RET | libc::BPF_K;
     let mut program = [
-        // The number of the call is the first word of what the filter sees.
+        // The system call number is the first word of `struct seccomp_data`.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(equals, 1, 0, calls[0] as u32),
         step(equals, 0, 1, calls[1] as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(ret, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the filter lives across the calls.
@@ -376,7 +377,7 @@ fn again_as_ordinary_user() {
     as_user::rerun_as_nobody("again_as_ordinary_user");
 }
 
-/// Bytes that the kernel gave and the device did not get are read again by the next call, as if the first had not been.
+/// If the copy to the device fails after the kernel's read, the offset is restored: the next call reads the same bytes.
 #[test]
 fn failed_small_read_restores_offset() {
     let subject = TestFile::new();
@@ -393,7 +394,7 @@ fn failed_small_read_restores_offset() {
     assert!(buffer.bytes() == file::bytes(777, 4096, 0));
 }
 
-/// Gives the descriptor to another file before a read through it, but for the first.
+/// Replaces the descriptor by another file before the second read through it.
 struct ReplacesFd {
     reads: AtomicUsize,
     other_fd: i32,
@@ -427,7 +428,7 @@ fn reused_fd_number_ends_read() {
         use std::os::unix::fs::OpenOptionsExt;
         std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
     };
-    // The program's own O_DIRECT descriptor is read block by block through itself.
+    // An O_DIRECT descriptor of the program is read chunk by chunk through that descriptor.
     let (ours, theirs) = (open(&path), open(&other));
     let kernel = Box::leak(Box::new(ReplacesFd { reads: AtomicUsize::new(0), other_fd: theirs.as_raw_fd() }));
     let runtime = Runtime::with_kernel(settings(), kernel);
@@ -436,5 +437,5 @@ fn reused_fd_number_ends_read() {
     let got = runtime.read(ours.as_raw_fd(), Some(0), buffer.target(0), 6 << 20).unwrap();
     assert!(kernel.reads.load(SeqCst) > 1 && (1..6 << 20).contains(&got), "{got} bytes");
     assert!(buffer.range_bytes(0..got) == file::bytes(0, got, 0), "bytes of the other file");
-    assert!(buffer.range_bytes(got..6 << 20).iter().all(|b| *b == POISON), "more than was reported");
+    assert!(buffer.range_bytes(got..6 << 20).iter().all(|b| *b == POISON), "bytes past the count were written");
 }

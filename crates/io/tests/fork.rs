@@ -1,4 +1,4 @@
-//! What forks, executes, locks and closes must not notice SPIN.
+//! SPIN has no visible effect on fork, exec, file locks and close.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -36,7 +36,7 @@ fn child_without_device_does_not_hang() {
     let file = &subject(&fixture.file("file"));
     let device = emulated("size=64M");
     let buffer = &Buffer::new(device, SIZE);
-    // What a program that goes on to use its old pointer would pass.
+    // A child that keeps using the parent's pointer would pass this.
     let parent_slice = buffer.target(0);
     let stop = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn child_without_device_does_not_hang() {
                 scope.spawn(move || {
                     let mut reads = 0;
                     while !stop.load(SeqCst) || reads == 0 {
-                        assert!(with_deadline("a read beside forks", || reads_correctly(device, file)));
+                        assert!(with_deadline("a read concurrent with forks", || reads_correctly(device, file)));
                         reads += 1;
                     }
                 })
@@ -85,8 +85,8 @@ fn child_creates_own_device_and_runtime() {
             if !reads_correctly(own, file) {
                 return 2;
             }
-            // Closing whatever there is must not touch what SPIN has open.
-            // SAFETY: the child uses none of these descriptors but the one it keeps.
+            // Closing all descriptors must not affect those that SPIN has open.
+            // SAFETY: the child uses none of these descriptors except the one it keeps.
             unsafe { libc::dup2(file.as_raw_fd(), 3) };
             // SAFETY: as above.
             unsafe { libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0) };
@@ -111,18 +111,19 @@ fn executed_program_inherits_no_descriptors() {
     let file = subject(&path);
     let device = emulated("size=16M");
     assert!(reads_correctly(device, &file));
-    assert!(leak_check::descriptors_of(&path) > 1, "there is no twin: this test proves nothing");
+    assert!(leak_check::descriptors_of(&path) > 1, "there is no shadow descriptor: this test proves nothing");
     let output = Command::new("sh").args(["-c", "ls -l /proc/self/fd /proc/$$/fd"]).output().unwrap();
     let listing = String::from_utf8_lossy(&output.stdout);
     assert!(!listing.contains("inherited"), "{listing}");
     spinio_io::on_close(file.as_raw_fd());
-    // A helper may still be ending the request.
-    eventually("neither twins nor mappings stay after the file was let go", || {
+    // A worker may still be finishing the request.
+    eventually("neither shadow descriptors nor mappings stay after the close", || {
         leak_check::descriptors_of(&path) <= 1 && leak_check::mappings_of(&path) == 0
     });
 }
 
-/// Closing any descriptor of a file drops the locks that its table's owner holds on it; SPIN's are in another table.
+/// Closing any descriptor of a file drops the locks that the owner of the fd table holds on it. SPIN's descriptors are
+/// in the shadow fd table.
 #[test]
 fn app_file_locks_survive() {
     let fixture = mount_fixture::create("tree").unwrap();

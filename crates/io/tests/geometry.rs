@@ -1,4 +1,4 @@
-//! What lies under a file, on file systems that this machine can make.
+//! The block stack under a file, on file systems that this machine can create.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -43,12 +43,12 @@ fn file_systems_are_named() {
             "overlay" => {
                 let lower = stack_of(fixture.path().parent().unwrap());
                 assert_eq!(stack.file_system, format!("overlay on {}", lower.file_system));
-                assert_eq!(stack.top, lower.top, "the file lies where the upper folder lies");
+                assert_eq!(stack.top, lower.top, "the file is on the block device of the upper directory");
             }
             _ => {}
         }
         if fixture.kind != "overlay" {
-            // A folder tells the same; one of an overlay may be merged from several.
+            // A directory reports the same; one of an overlay may be merged from several.
             assert_eq!(stack_of(fixture.path()).top.is_some(), stack.top.is_some());
         }
     });
@@ -71,12 +71,12 @@ fn btrfs_over_two_devices() {
         && run(Command::new("mkfs.btrfs").args(["-q", "-f", "-d", "raid0", "-m", "raid0"]).args(loops))
         && run(Command::new("btrfs").args(["device", "scan"]).args(loops))
         && run(Command::new("mount").arg(&loops[0]).arg(mount));
-    // They go with the mount, also where this is killed.
+    // The kernel detaches them at umount, also if this process is killed.
     for device in loops {
         run(Command::new("losetup").args(["-d", device]));
     }
     if !made {
-        return println!("skipped: no btrfs over two loop devices here");
+        return println!("skipped: cannot create btrfs over two loop devices");
     }
     let path = mount.join("f");
     let size = (10 << 20) + 77;
@@ -86,10 +86,10 @@ fn btrfs_over_two_devices() {
     assert_eq!(top.kind, Kind::Btrfs { profile: "raid0".to_owned() }, "{stack}");
     assert_eq!(top.members.len(), 2);
     assert_eq!(stack.stripe().map(|s| s.width()), Some(128 << 10));
-    println!("{} bytes around the page cache", read_all(&path, size as usize));
+    println!("{} bytes bypassed the page cache", read_all(&path, size as usize));
 }
 
-/// Gone when dropped.
+/// Unmounted when dropped.
 struct LoopArray {
     mount: PathBuf,
     loops: Vec<String>,
@@ -101,10 +101,10 @@ impl Drop for LoopArray {
     }
 }
 
-/// Reads it in requests of several lengths, and says how much came around the page cache.
+/// Reads the file in requests of several lengths; the bytes that bypassed the page cache.
 fn read_all(path: &Path, size: usize) -> u64 {
     let (runtime, file) = (Runtime::new(Settings::default()), File::open(path).unwrap());
-    // A byte more: a read behind the end of the buffer is refused, one behind the end of the file is not.
+    // A byte more: a read past the end of the buffer is refused, one past the end of the file is not.
     let buffer = Buffer::new(emulated("size=64M"), size + 1);
     let mut at = 0;
     for len in [size / 2, 3 << 20, 1_000_001, 300_000].into_iter().cycle() {
@@ -115,7 +115,7 @@ fn read_all(path: &Path, size: usize) -> u64 {
         }
     }
     assert_eq!(at, size);
-    assert!(buffer.bytes()[..size] == file::bytes(0, size, 0), "other bytes than the file's");
+    assert!(buffer.bytes()[..size] == file::bytes(0, size, 0), "wrong bytes");
     runtime.stats().rows.iter().filter(|line| line.route == Route::Direct).map(|line| line.bytes).sum()
 }
 

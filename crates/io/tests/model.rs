@@ -1,4 +1,4 @@
-//! Stored models and trials, through the whole runtime.
+//! Stored cost models and measured reads, through the whole runtime.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -18,24 +18,24 @@ use spinio_testkit::file::{bytes, cached_pages, create_filled, evict};
 
 const MIB: u64 = 1 << 20;
 
-/// A folder on the disk that holds the build, so that eviction and O_DIRECT are real.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
+/// A directory on the disk that holds the build, so that eviction and O_DIRECT are real.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }
 
-/// A file that is not cached; none, told, where the file system keeps its pages.
+/// An uncached file. `None`, with a message, if the file system does not evict its pages.
 fn cold(dir: &Path, len: u64) -> Option<File> {
     let file = create_filled(&dir.join("data"), len);
     evict(&file);
     if cached_pages(&file) == Some(0) {
         return Some(file);
     }
-    println!("skipped: this file system keeps its pages");
+    println!("skipped: this file system does not evict pages");
     None
 }
 
-fn settings(folder: Option<&Path>) -> Settings {
-    Settings { cost_model_dir: folder.map(|f| f.to_str().expect("text").to_owned()), ..Settings::default() }
+fn settings(directory: Option<&Path>) -> Settings {
+    Settings { cost_model_dir: directory.map(|f| f.to_str().expect("text").to_owned()), ..Settings::default() }
 }
 
 fn one(route: Route, len: u64) -> Segment {
@@ -44,31 +44,31 @@ fn one(route: Route, len: u64) -> Segment {
 
 fn explained(runtime: &Runtime, file: &File, buffer: &Buffer) -> (String, f64) {
     let like = Like::of(&buffer.allocation());
-    let told = runtime.explain(file.as_raw_fd(), 0, 4 * MIB, like).expect("explained");
-    (told.model, told.prediction.total)
+    let explanation = runtime.explain(file.as_raw_fd(), 0, 4 * MIB, like).expect("explained");
+    (explanation.model, explanation.prediction.total)
 }
 
-/// Leaves a calibration where the next runtime finds it.
-fn store(folder: &Path, place: &ModelKey, costs: impl IntoIterator<Item = (Route, (Cost, QueueCost))>) {
+/// Stores a calibration in the directory that the next runtime reads.
+fn store(directory: &Path, key: &ModelKey, costs: impl IntoIterator<Item = (Route, (Cost, QueueCost))>) {
     fn fit<T>(value: T) -> Fit<T> {
         Fit { value, r2: 1.0, error: 0.0 }
     }
-    let measured = |(route, (cost, flight))| RouteFit { route, cost: fit(cost), queue: fit(flight) };
+    let measured = |(route, (cost, queue))| RouteFit { route, cost: fit(cost), queue: fit(queue) };
     let stored = Calibration {
-        storage: place.storage.clone(),
-        file_system: place.file_system.clone(),
-        device: place.device.clone(),
+        storage: key.storage.clone(),
+        file_system: key.file_system.clone(),
+        device: key.device.clone(),
         measured_at: 1_795_305_600,
         threads: 64,
         routes: costs.into_iter().map(measured).collect(),
         writeback: None,
     };
-    std::fs::write(model::file_path(folder.to_str().expect("text"), place), stored.to_text()).expect("written");
+    std::fs::write(model::file_path(directory.to_str().expect("text"), key), stored.to_text()).expect("written");
 }
 
 #[test]
 fn stored_model_applies_to_its_device_only() {
-    let dir = folder();
+    let dir = directory();
     let file = create_filled(&dir.path().join("data"), 8 * MIB);
     let device = emulated("size=64M");
     let buffer = Buffer::new(device, 8 << 20);
@@ -76,11 +76,11 @@ fn stored_model_applies_to_its_device_only() {
     assert!(default.contains("not calibrated"), "{default}");
 
     let runtime = Runtime::new(settings(Some(dir.path())));
-    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
-    assert!(!place.storage.is_empty() && !place.file_system.is_empty(), "{place:?}");
-    assert!(place.device.contains("emulated"), "{place:?}");
+    let key = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a measured read").key();
+    assert!(!key.storage.is_empty() && !key.file_system.is_empty(), "{key:?}");
+    assert!(key.device.contains("emulated"), "{key:?}");
     let slow = (Cost::new(5e6, 0, 1e9).expect("a cost"), QueueCost::new(5e6, 0.0, 1e9));
-    store(dir.path(), &place, [Route::Copy, Route::Dma].map(|route| (route, slow)));
+    store(dir.path(), &key, [Route::Copy, Route::Dma].map(|route| (route, slow)));
     let (name, after) = explained(&Runtime::new(settings(Some(dir.path()))), &file, &buffer);
     assert_eq!(name, "calibrated 2026-11-22");
     assert!(after > 2.0 * before, "{after} after {before}");
@@ -92,7 +92,7 @@ fn stored_model_applies_to_its_device_only() {
 
 #[test]
 fn slow_page_cache_is_bypassed() {
-    let dir = folder();
+    let dir = directory();
     const LEN: u64 = 8 * MIB;
     const BLOCK: usize = 128 << 10;
     let Some(file) = cold(dir.path(), LEN) else { return };
@@ -102,7 +102,7 @@ fn slow_page_cache_is_bypassed() {
             let got = runtime.read(file.as_raw_fd(), Some(at), buffer.target(at as usize), BLOCK);
             assert_eq!(got.expect("read"), BLOCK);
         }
-        assert!(buffer.range_bytes(0..LEN as usize) == bytes(0, LEN as usize, 0), "other bytes than the file's");
+        assert!(buffer.range_bytes(0..LEN as usize) == bytes(0, LEN as usize, 0), "wrong bytes");
         let lines = runtime.stats().rows;
         let by = |which: &dyn Fn(Route, Reason) -> bool| -> u64 {
             lines.iter().filter(|l| which(l.route, l.reason)).map(|l| l.bytes).sum()
@@ -110,20 +110,20 @@ fn slow_page_cache_is_bypassed() {
         (by(&|_, reason| reason == Reason::ReadAhead), by(&|route, _| route == Route::Direct))
     };
     let runtime = Runtime::new(settings(Some(dir.path())));
-    let place = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial").key();
+    let key = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a measured read").key();
     let cost =
         |fixed, bandwidth| (Cost::new(fixed, 0, bandwidth).expect("a cost"), QueueCost::new(fixed, 0.0, bandwidth));
-    // Two and a half ms a request through the page cache, a third of one around it; and the other way round.
+    // 2.5 ms a request through the page cache and 0.33 ms with O_DIRECT; then the two are swapped.
     let (fast, slow) = (cost(200_000.0, 1e9), cost(0.0, 50e6));
-    store(dir.path(), &place, [(Route::Copy, slow), (Route::Direct, fast)]);
+    store(dir.path(), &key, [(Route::Copy, slow), (Route::Direct, fast)]);
     assert_eq!(routes_of(&Runtime::new(settings(Some(dir.path())))), (0, LEN));
-    assert_eq!(cached_pages(&file), Some(0), "and leaves nothing there");
-    store(dir.path(), &place, [(Route::Copy, fast), (Route::Direct, slow)]);
+    assert_eq!(cached_pages(&file), Some(0), "the bypass left pages in the page cache");
+    store(dir.path(), &key, [(Route::Copy, fast), (Route::Direct, slow)]);
     let (through, bypassed) = routes_of(&Runtime::new(settings(Some(dir.path()))));
-    assert!(through > 0 && bypassed <= MIB, "{through} bytes by read-ahead, {bypassed} around it");
+    assert!(through > 0 && bypassed <= MIB, "{through} bytes by read-ahead, {bypassed} by O_DIRECT");
 }
 
-/// Runs a trial and checks the bytes.
+/// Runs a measured read and checks the bytes.
 fn run(trial: &MeasuredRead<'_>, buffer: &Buffer, segments: &[Segment]) {
     buffer.fill(0);
     let spent = trial.run(8192, segments).unwrap_or_else(|e| panic!("{segments:?}: {e}"));
@@ -134,12 +134,12 @@ fn run(trial: &MeasuredRead<'_>, buffer: &Buffer, segments: &[Segment]) {
 
 #[test]
 fn measured_read_follows_schedule() {
-    let dir = folder();
+    let dir = directory();
     let file = create_filled(&dir.path().join("data"), 8 * MIB);
     let device = emulated("size=64M,bar=16M");
     let buffer = Buffer::host_mapped(device, 4 << 20);
     let runtime = Runtime::new(settings(None));
-    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial");
+    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a measured read");
     for route in [Route::Copy, Route::Dma, Route::Store, Route::Direct] {
         if let Err(reason) = trial.allows(route) {
             println!("skipped {route}: {reason}");
@@ -154,7 +154,7 @@ fn measured_read_follows_schedule() {
     assert!(trial.allows(Route::P2p).is_err() && trial.allows(Route::Gather).is_err());
 }
 
-/// Storage that fails.
+/// Storage whose direct reads fail.
 struct FailingStorage;
 
 impl Syscalls for FailingStorage {
@@ -169,13 +169,13 @@ impl Syscalls for FailingStorage {
 
 #[test]
 fn measured_read_rejects_fallback_and_invalid_schedules() {
-    let dir = folder();
+    let dir = directory();
     let file = create_filled(&dir.path().join("data"), 4 * MIB);
     let buffer = Buffer::new(emulated("size=64M"), 2 << 20);
     let runtime = Runtime::with_kernel(settings(None), &FailingStorage);
-    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a trial");
+    let trial = runtime.trial(file.as_raw_fd(), buffer.target(0)).expect("a measured read");
     if trial.allows(Route::Direct).is_ok() {
-        assert!(trial.run(0, &[one(Route::Direct, MIB)]).is_err(), "the bytes came by another route");
+        assert!(trial.run(0, &[one(Route::Direct, MIB)]).is_err(), "a read by another route was accepted");
     }
     let gap = [one(Route::Copy, 4096), Segment { offset: 8192, ..one(Route::Copy, 4096) }];
     for segments in [&[][..], &gap, &[one(Route::Copy, 0)], &[one(Route::Copy, 3 * MIB)], &[one(Route::Copy, u64::MAX)]]

@@ -1,6 +1,7 @@
-//! A read behaves as `cudaMemcpy` on the default queue: after what was queued before it, before what is queued after.
+//! A read behaves as `cudaMemcpy` on the default stream: it runs after the work queued before it, and before the work
+//! queued after it.
 //!
-//! The engine of the device is held, so that whatever does not wait is caught, every time.
+//! The tests pause the copy engine of the device, so that a read that does not wait fails every time.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -17,7 +18,7 @@ use spinio_testkit::{Buffer, file, mount_fixture, with_deadline};
 
 const SIZE: usize = 1 << 20;
 
-/// Runs a read on another thread while the engine is held; fails if it returns before it may.
+/// Runs a read on another thread while the engine is paused; fails if the read returns before the engine resumes.
 fn assert_waits(what: &str, device: &'static spinio_device::emulated::Emulated, read: impl FnOnce() + Send) {
     let returned = AtomicBool::new(false);
     with_deadline(what, || {
@@ -26,7 +27,7 @@ fn assert_waits(what: &str, device: &'static spinio_device::emulated::Emulated, 
                 read();
                 returned.store(true, SeqCst);
             });
-            // However long one looks, it must not have returned.
+            // The read must not return, however long the engine is paused.
             std::thread::sleep(Duration::from_millis(40));
             let early = returned.load(SeqCst);
             device.resume();
@@ -45,14 +46,14 @@ fn small_reads_return_when_bytes_are_staged() {
     device.pause();
     with_deadline("small reads", || {
         for n in 0..100usize {
-            // The first lands everywhere, and each later one over it: they keep their order.
+            // Each second read overwrites a first one, so that a wrong order is seen.
             let first = runtime.read(file.as_raw_fd(), Some(0), buffer.target(n * 4096), 4096).unwrap();
             let at = Some((n * 4096) as u64);
             let second = runtime.read(file.as_raw_fd(), at, buffer.target(n * 4096), 4096).unwrap();
             assert_eq!((first, second), (4096, 4096));
         }
     });
-    // What the file becomes later is not what was read.
+    // A later write to the file must not change what was read.
     file.write_all_at(&[0; SIZE], 0).unwrap();
     device.resume();
     assert!(buffer.bytes() == file::bytes(0, 100 * 4096, 0));
@@ -84,7 +85,7 @@ fn large_and_strict_reads_return_when_bytes_arrived() {
     }
 }
 
-/// On the default queue, and on a queue of the program's own that the thread has chosen.
+/// On the default stream, and on a stream of the program that the thread has chosen.
 #[test]
 fn reads_are_ordered_with_app_copies() {
     let place = mount_fixture::create("tree").unwrap();
@@ -92,31 +93,31 @@ fn reads_are_ordered_with_app_copies() {
     let device = emulated("size=64M");
     let runtime = &Runtime::new(Settings { dma_min: 64 << 10, ..Settings::default() });
     let (before, after) = (vec![1u8; SIZE], vec![2u8; SIZE]);
-    for queue in [StreamId(0), device.new_stream().unwrap()] {
+    for stream in [StreamId(0), device.new_stream().unwrap()] {
         for len in [4096, SIZE] {
             let buffer = &Buffer::new(device, SIZE);
             let copy = |bytes: &[u8]| {
-                // SAFETY: the bytes outlive the last drain below.
-                unsafe { device.copy_in(queue, buffer.addr(), bytes.as_ptr(), len) }.unwrap();
+                // SAFETY: the bytes outlive the last `synchronize` below.
+                unsafe { device.copy_in(stream, buffer.addr(), bytes.as_ptr(), len) }.unwrap();
             };
             device.pause();
             copy(&before);
             let read = || {
-                set_thread_stream(queue);
+                set_thread_stream(stream);
                 assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
             };
             if len == SIZE {
-                assert_waits("a large read behind a copy", device, read);
-                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
+                assert_waits("a large read after a copy", device, read);
+                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy ran last");
                 copy(&after);
             } else {
-                with_deadline("a small read behind a copy", || {
+                with_deadline("a small read after a copy", || {
                     std::thread::scope(|scope| scope.spawn(read).join().unwrap())
                 });
                 device.resume();
-                device.synchronize(queue, spinio_device::WaitMode::Block).unwrap();
-                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy came last");
-                // The other way round: read, then copy, both still waiting.
+                device.synchronize(stream, spinio_device::WaitMode::Block).unwrap();
+                assert!(buffer.range_bytes(0..len) == file::bytes(0, len, 0), "the program's earlier copy ran last");
+                // The other order: read, then copy, both queued.
                 device.pause();
                 with_deadline("a small read before a copy", || {
                     std::thread::scope(|scope| scope.spawn(read).join().unwrap())
@@ -124,8 +125,8 @@ fn reads_are_ordered_with_app_copies() {
                 copy(&after);
                 device.resume();
             }
-            device.synchronize(queue, spinio_device::WaitMode::Block).unwrap();
-            assert!(buffer.range_bytes(0..len) == after[..len], "the program's later copy came first");
+            device.synchronize(stream, spinio_device::WaitMode::Block).unwrap();
+            assert!(buffer.range_bytes(0..len) == after[..len], "the program's later copy ran first");
         }
     }
 }

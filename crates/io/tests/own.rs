@@ -1,4 +1,4 @@
-//! Files that SPIN opened itself: read and written as any other, seen by nobody.
+//! Shadow files (files that SPIN opened itself) are read and written like any other, and the program does not see them.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -27,10 +27,10 @@ fn target(len: usize) -> Target {
     Target { allocation: registry::find(addr.0 as *const u8, len).unwrap(), addr }
 }
 
-/// What stands in the program's table of the files of a folder.
-fn open_files(folder: &Path) -> Vec<PathBuf> {
+/// The files of a directory that are in the program's fd table.
+fn open_files(directory: &Path) -> Vec<PathBuf> {
     let targets = std::fs::read_dir("/proc/self/fd").unwrap().map(|e| std::fs::read_link(e.unwrap().path()));
-    targets.filter_map(Result::ok).filter(|target| target.starts_with(folder)).collect()
+    targets.filter_map(Result::ok).filter(|target| target.starts_with(directory)).collect()
 }
 
 fn bytes(len: usize, seed: usize) -> Vec<u8> {
@@ -39,16 +39,16 @@ fn bytes(len: usize, seed: usize) -> Vec<u8> {
 
 #[test]
 fn shadow_files_are_hidden_from_app_fd_table() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(Settings::default());
     for (number, len) in [5, 4096, 100_000, 9 << 20].into_iter().enumerate() {
-        let (from, to) = (folder.path().join(format!("in{number}")), folder.path().join(format!("out{number}")));
+        let (from, to) = (directory.path().join(format!("in{number}")), directory.path().join(format!("out{number}")));
         std::fs::write(&from, bytes(len, number)).unwrap();
         let device = target(len + 100);
         let input = runtime.open(&c(&from), linux::O_RDONLY, 0).unwrap();
         let output = runtime.open(&c(&to), linux::O_RDWR | linux::O_CREAT, 0o600).unwrap();
-        assert_eq!(open_files(folder.path()), [""; 0].map(PathBuf::from));
-        // Twice, since the second read finds what the first one left behind.
+        assert_eq!(open_files(directory.path()), [""; 0].map(PathBuf::from));
+        // Twice, since the second read finds the state that the first one cached.
         for _ in 0..2 {
             assert_eq!(runtime.read(input.fd(), Some(0), device, len + 100).unwrap(), len);
         }
@@ -66,7 +66,7 @@ fn shadow_files_are_hidden_from_app_fd_table() {
 #[test]
 fn open_errors_are_reported() {
     let runtime = Runtime::new(Settings::default());
-    assert_eq!(runtime.open(c"/nowhere/at all", linux::O_RDONLY, 0).err(), Some(Errno::NOENT));
+    assert_eq!(runtime.open(c"/missing/file", linux::O_RDONLY, 0).err(), Some(Errno::NOENT));
     let read_only = runtime.open(c"/proc/self/exe", linux::O_RDONLY, 0).unwrap();
     let device = target(100);
     assert!(runtime.write(read_only.fd(), Some(0), device, 100).is_err());
@@ -75,11 +75,11 @@ fn open_errors_are_reported() {
 
 #[test]
 fn app_fds_are_unaffected_by_shadow_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let name: &CStr = &c(&folder.path().join("locked"));
-    std::fs::write(folder.path().join("locked"), bytes(100_000, 1)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let name: &CStr = &c(&directory.path().join("locked"));
+    std::fs::write(directory.path().join("locked"), bytes(100_000, 1)).unwrap();
     let runtime = Runtime::new(Settings::default());
-    let app_file = std::fs::File::open(folder.path().join("locked")).unwrap();
+    let app_file = std::fs::File::open(directory.path().join("locked")).unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&app_file);
     let device = target(100_000);
     let shadow_file = runtime.open(name, linux::O_RDONLY, 0).unwrap();
@@ -90,33 +90,33 @@ fn app_fds_are_unaffected_by_shadow_files() {
     registry::free(device.addr).unwrap();
 }
 
-/// The keepers are fewer than those who wait for the lease; whoever holds it needs one to go on.
+/// More threads wait for the lease than there are shadow workers, and the lease holder needs a worker to continue.
 #[test]
 fn waiting_openers_block_no_worker() {
     const OPENERS: usize = 20;
-    let folder = tempfile::tempdir().unwrap();
-    let (path, unrelated) = (folder.path().join("alone"), folder.path().join("beside"));
+    let directory = tempfile::tempdir().unwrap();
+    let (path, unrelated) = (directory.path().join("leased"), directory.path().join("unrelated"));
     std::fs::write(&path, b"old").unwrap();
     std::fs::write(&unrelated, b"new").unwrap();
     let runtime = Runtime::new(Settings::default());
     if let Err(e) = wait_exclusive(&path) {
-        return eprintln!("skipped: no leases here: {e}");
+        return eprintln!("skipped: leases are not available: {e}");
     }
     let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
     let lease = shadow_file.take_write_lease().unwrap();
-    let (asked, opened) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (waiting, opened) = (AtomicUsize::new(0), AtomicUsize::new(0));
     with_deadline("an opener", || {
         std::thread::scope(|scope| {
             let opened_under_lease = lease.with_lease(|| {
                 for _ in 0..OPENERS {
                     scope.spawn(|| {
-                        asked.fetch_add(1, SeqCst);
+                        waiting.fetch_add(1, SeqCst);
                         let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
                         opened.fetch_add(1, SeqCst);
                         drop(file);
                     });
                 }
-                while asked.load(SeqCst) < OPENERS {
+                while waiting.load(SeqCst) < OPENERS {
                     std::thread::yield_now();
                 }
                 std::thread::sleep(Duration::from_millis(200));
@@ -124,29 +124,29 @@ fn waiting_openers_block_no_worker() {
                 assert_eq!(unrelated_file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)), Ok(3));
                 opened.load(SeqCst)
             });
-            assert_eq!(opened_under_lease, Some(0), "opened while the lease was relied upon");
+            assert_eq!(opened_under_lease, Some(0), "opened while the lease was in use");
         });
     });
     assert_eq!(opened.load(SeqCst), OPENERS);
-    // Read and written as if it had been opened in the ordinary way.
+    // After the wait it is like any open file: not in non-blocking mode.
     let file = runtime.open(&c(&path), linux::O_RDWR, 0).unwrap();
     assert_eq!(file.run_blocking(linux::status_flags).unwrap() as u32 & linux::O_NONBLOCK, 0);
 }
 
 #[test]
 fn lease_ends_on_open_but_not_while_in_use() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("alone");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("leased");
     std::fs::write(&path, b"old").unwrap();
     let runtime = Runtime::new(Settings::default());
     let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDWR, 0).unwrap());
     let other = std::fs::File::open(&path).unwrap();
-    assert_eq!(shadow_file.take_write_lease().err(), Some(Errno::AGAIN), "somebody has it open");
+    assert_eq!(shadow_file.take_write_lease().err(), Some(Errno::AGAIN), "another descriptor is open");
     drop(other);
     for round in 0..3 {
         let lease = match shadow_file.take_write_lease() {
             Ok(lease) => lease,
-            Err(e) if e != Errno::AGAIN && round == 0 => return eprintln!("skipped: no leases here: {e}"),
+            Err(e) if e != Errno::AGAIN && round == 0 => return eprintln!("skipped: leases are not available: {e}"),
             Err(e) => panic!("round {round}: {e}"),
         };
         assert_eq!(lease.with_lease(|| 7), Some(7));
@@ -157,7 +157,7 @@ fn lease_ends_on_open_but_not_while_in_use() {
                 let opener = lease.with_lease(|| {
                     let opener = scope.spawn(|| {
                         let file = std::fs::OpenOptions::new().write(round % 2 == 0).read(true).open(&path);
-                        // Closed here, so that the next round is alone with the file.
+                        // Closed here, so that no other descriptor is open in the next round.
                         file.is_ok() && used.load(SeqCst)
                     });
                     std::thread::sleep(Duration::from_millis(100));
@@ -167,11 +167,11 @@ fn lease_ends_on_open_but_not_while_in_use() {
                 assert!(opener.unwrap().join().unwrap(), "round {round}");
             });
         });
-        // Without anybody's doing, and not because the kernel broke the lease by force.
+        // SPIN released the lease by itself; the kernel did not have to break it by force.
         assert!(linux::lease_break_time().is_none_or(|seconds| begun.elapsed().as_secs() < seconds), "round {round}");
         assert_eq!(lease.with_lease(|| 7), None);
     }
-    // Given back in good order: nobody waits.
+    // A lease that is dropped is released at once: the opener does not wait.
     drop(shadow_file.take_write_lease().unwrap());
     drop(std::fs::File::open(&path).unwrap());
 }
@@ -180,8 +180,8 @@ fn lease_ends_on_open_but_not_while_in_use() {
 fn write_ranges_stops_when_disallowed() {
     const LEN: usize = 300_000;
     const COUNT: usize = 20;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ranges");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ranges");
     // Several groups of ranges, and one.
     for staging in [2 << 20, 128 << 20] {
         let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
@@ -191,17 +191,16 @@ fn write_ranges_stops_when_disallowed() {
             let new = bytes(COUNT * LEN, 2);
             let part = |n: usize| Part::Host(new[n * LEN..].as_ptr(), LEN);
             let ranges: Vec<_> = (0..COUNT).map(|n| ((n * LEN) as u64, part(n))).collect();
-            let asked = Arc::new(AtomicUsize::new(0));
-            let counter = Arc::clone(&asked);
-            let still_allowed = move || counter.fetch_add(1, SeqCst) < times;
-            let mut left = runtime.write_apart_if(&shadow_file, &ranges, Route::Copy, still_allowed).unwrap();
-            left.sort_unstable();
-            left.dedup();
-            assert_eq!(left.len(), COUNT - times, "ring of {staging}");
+            let queries = Arc::new(AtomicUsize::new(0));
+            let still_allowed = move || queries.fetch_add(1, SeqCst) < times;
+            let mut unwritten = runtime.write_apart_if(&shadow_file, &ranges, Route::Copy, still_allowed).unwrap();
+            unwritten.sort_unstable();
+            unwritten.dedup();
+            assert_eq!(unwritten.len(), COUNT - times, "bounce buffer limit {staging}");
             let got = std::fs::read(&path).unwrap();
             for n in 0..COUNT {
-                let (range, version) = (n * LEN..(n + 1) * LEN, if left.contains(&n) { 1 } else { 2 });
-                assert!(got[range.clone()] == bytes(COUNT * LEN, version)[range], "range {n} of {left:?}");
+                let (range, version) = (n * LEN..(n + 1) * LEN, if unwritten.contains(&n) { 1 } else { 2 });
+                assert!(got[range.clone()] == bytes(COUNT * LEN, version)[range], "range {n} of {unwritten:?}");
             }
         }
         let lines = runtime.stats().rows;
@@ -212,8 +211,8 @@ fn write_ranges_stops_when_disallowed() {
 #[test]
 fn failed_stream_read_releases_buffers() {
     const LEN: usize = 5 << 20;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("in");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("in");
     std::fs::write(&path, bytes(LEN, 1)).unwrap();
     let inner = emulated("size=64M");
     let buffer = Buffer::new(inner, LEN);
@@ -226,7 +225,7 @@ fn failed_stream_read_releases_buffers() {
     for operation in [Operation::CopyIn, Operation::Synchronize] {
         for nth in [1, 2, 3, 4] {
             if operation == Operation::Synchronize {
-                // Only who calls no host functions is waited for.
+                // Only a device without host functions is waited for.
                 device.inject(Operation::LaunchHostFunc, 1, u64::MAX, ErrorKind::Unsupported);
             }
             device.inject(operation, nth, 1, ErrorKind::Driver);
@@ -241,15 +240,15 @@ fn failed_stream_read_releases_buffers() {
     assert!(failed >= 6, "only {failed} uploads failed");
     assert_eq!(upload().unwrap().wait(), Ok(LEN));
     assert!(buffer.bytes() == bytes(LEN, 1));
-    // All blocks were given back: none beyond the bound was needed.
+    // All bounce buffers were released: none above the limit was needed.
     assert!(runtime.bounce_bytes(&buffer.allocation()) <= 4 << 20);
 }
 
-/// A kernel that takes its time to write, and knows who is at it.
+/// Delays each write, and counts the writes in progress.
 #[derive(Debug, Default)]
 struct SlowWrites {
     started: AtomicUsize,
-    inside: AtomicUsize,
+    active: AtomicUsize,
 }
 
 impl Syscalls for SlowWrites {
@@ -262,11 +261,11 @@ impl Syscalls for SlowWrites {
         flags: u32,
     ) -> Result<usize, Errno> {
         self.started.fetch_add(1, SeqCst);
-        self.inside.fetch_add(1, SeqCst);
+        self.active.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_millis(20));
         // SAFETY: passed on to the caller.
         let wrote = unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) };
-        self.inside.fetch_sub(1, SeqCst);
+        self.active.fetch_sub(1, SeqCst);
         wrote
     }
 }
@@ -276,9 +275,9 @@ fn panic_waits_for_writes_in_flight() {
     let kernel: &'static SlowWrites = Box::leak(Box::default());
     let inner = emulated("size=64M");
     let device = FaultyDevice::wrap(inner);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
-    // Two ranges are gathered at once.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    // A group has two ranges.
     let runtime = Runtime::with_kernel(Settings { bounce_limit: 4 << 20, ..Settings::default() }, kernel);
     let file = runtime.open(&c(&path), linux::O_RDWR | linux::O_CREAT, 0o600).unwrap();
     let buffer = Buffer::new(inner, 8 << 20);
@@ -289,11 +288,11 @@ fn panic_waits_for_writes_in_flight() {
     device.panic(Operation::CopyOut, 5);
     let write = || runtime.write_apart(&file, &ranges, Route::Copy);
     let ended = with_deadline("a panic", || catch_unwind(AssertUnwindSafe(write)));
-    let (inside, begun) = (kernel.inside.load(SeqCst), kernel.started.load(SeqCst));
+    let (active, started) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
     assert!(ended.is_err());
-    assert_eq!(inside, 0, "memory that went back to the ring is being written");
-    assert!((2..=4).contains(&begun), "{begun}");
+    assert_eq!(active, 0, "a released bounce buffer is still being written");
+    assert!((2..=4).contains(&started), "{started}");
     assert!(std::fs::read(&path).unwrap()[..2 << 20] == bytes(8 << 20, 1)[..2 << 20]);
-    with_deadline("the next", write).unwrap();
+    with_deadline("the next write", write).unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes(8 << 20, 1));
 }

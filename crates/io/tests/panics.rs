@@ -1,4 +1,5 @@
-//! A panic in the middle of a large read: when it arrives at the caller, nobody uses his memory or his descriptors.
+//! A panic in the middle of a large read: when it reaches the caller, no thread uses its memory or its descriptors any
+//! more.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -19,16 +20,16 @@ use spinio_testkit::{Buffer, FaultyDevice, Operation, file, mount_fixture, with_
 
 const SIZE: usize = (80 << 20) + 5000;
 
-/// A kernel that takes its time and counts its reads.
+/// Delays each read, and counts the reads in progress.
 #[derive(Debug, Default)]
-struct Slow {
+struct SlowReads {
     started: AtomicUsize,
     active: AtomicUsize,
-    /// The next read of another thread than this one panics.
+    /// The next read of any other thread panics.
     excluded: Mutex<Option<ThreadId>>,
 }
 
-impl Syscalls for Slow {
+impl Syscalls for SlowReads {
     unsafe fn pread(
         &self,
         route: Route,
@@ -69,7 +70,7 @@ fn workers_finish_before_panic_propagates() {
         (Route::Direct, Operation::CopyIn, 2),
     ];
     for (route, operation, nth) in cases {
-        let kernel: &'static Slow = Box::leak(Box::default());
+        let kernel: &'static SlowReads = Box::leak(Box::default());
         let device = FaultyDevice::wrap(inner);
         let routes = vec![route, Route::Copy, Route::Store];
         let runtime = Runtime::with_kernel(Settings { threads: 4, routes, ..Settings::default() }, kernel);
@@ -79,14 +80,14 @@ fn workers_finish_before_panic_propagates() {
         device.panic(operation, nth);
         let read = || runtime.read(file.as_raw_fd(), Some(0), buffer.target_via(device, 0), SIZE);
         let ended = with_deadline("a read that panics", || catch_unwind(AssertUnwindSafe(read)));
-        let (inside, begun) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
+        let (active, started) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
         if ended.is_ok() {
-            println!("skipped: {operation:?} of {route:?}: the caller had none to make");
+            println!("skipped: {operation:?} of {route:?}: the read did not need this operation");
             continue;
         }
-        assert_eq!(inside, 0, "{operation:?} of {route:?}: somebody still reads");
+        assert_eq!(active, 0, "{operation:?} of {route:?}: a worker still reads");
         thread::sleep(Duration::from_millis(20));
-        assert_eq!(kernel.started.load(SeqCst), begun, "{operation:?} of {route:?}: somebody reads on");
+        assert_eq!(kernel.started.load(SeqCst), started, "{operation:?} of {route:?}: a worker started another read");
         assert_eq!(with_deadline("the next read", read).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0), "{operation:?} of {route:?}");
     }
@@ -98,13 +99,13 @@ fn read_does_not_wait_for_panicked_worker() {
     let place = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&place.file("subject"), SIZE as u64);
     let buffer = Buffer::new(device, SIZE);
-    let kernel: &'static Slow = Box::leak(Box::default());
+    let kernel: &'static SlowReads = Box::leak(Box::default());
     let routes = vec![Route::Copy, Route::Store];
     let runtime = Runtime::with_kernel(Settings { threads: 4, routes, ..Settings::default() }, kernel);
     let read = || with_deadline("a read", || runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), SIZE));
     *kernel.excluded.lock().unwrap() = Some(thread::current().id());
     assert_eq!(read().unwrap_err().kind.errno(), Errno::IO);
-    assert_eq!(kernel.active.load(SeqCst), 0, "somebody still reads");
+    assert_eq!(kernel.active.load(SeqCst), 0, "a worker still reads");
     assert_eq!(read().unwrap(), SIZE);
     assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
 }

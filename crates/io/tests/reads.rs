@@ -1,4 +1,4 @@
-//! Reads through the whole runtime into the emulated device: every route, every residency.
+//! Reads through the whole runtime into the emulated device: all routes and residencies.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -21,7 +21,7 @@ const MIB: usize = 1 << 20;
 
 fn target(len: usize) -> Target {
     let addr = registry::alloc(DeviceKind::Emulated, 0, len, false).expect("device memory");
-    let allocation = registry::find(addr.0 as *const u8, len).expect("our own allocation");
+    let allocation = registry::find(addr.0 as *const u8, len).expect("the allocation made above");
     Target { allocation, addr }
 }
 
@@ -44,7 +44,7 @@ fn evict(file: &File, offset: u64, len: u64) {
 /// Leaves only the chosen MiB in the page cache.
 fn keep_cached(file: &File, mib: impl Iterator<Item = usize>) {
     evict(file, 0, 0);
-    // Without read-ahead, which would bring in the neighbours.
+    // Without read-ahead, which would cache adjacent pages.
     linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Random).unwrap();
     let mut page = vec![0u8; MIB];
     for mib in mib {
@@ -66,7 +66,7 @@ fn check(runtime: &Runtime, file: &File, bytes: &[u8], offset: usize, len: usize
     let mut out = vec![0; len + 64];
     runtime.fetch(to, &mut out).unwrap();
     assert!(out[..got] == bytes[offset.min(bytes.len())..][..got], "bytes at {offset}+{len}");
-    assert!(out[got..].iter().all(|&b| b == out[len + 63]), "nothing beyond the end was touched");
+    assert!(out[got..].iter().all(|&b| b == out[len + 63]), "bytes past the end were written");
     registry::free(to.addr).unwrap();
 }
 
@@ -91,11 +91,11 @@ fn registering_stops_after_two_unpin_stalls() {
     let read = || {
         let before = by_dma();
         assert_eq!(runtime.read(file.as_raw_fd(), Some(0), buffer.target(0), 8 * MIB).unwrap(), 8 * MIB);
-        assert!(buffer.range_bytes(0..8 * MIB) == bytes, "other bytes than the file's");
+        assert!(buffer.range_bytes(0..8 * MIB) == bytes, "wrong bytes");
         by_dma() - before
     };
     assert_eq!(read(), 8 * MIB as u64);
-    // Each gives back what the one before registered.
+    // Each request unpins the pages that the one before registered.
     let attempts = (0..20).take_while(|_| read() > 0).count();
     assert!((1..20).contains(&attempts), "{attempts} more requests registered");
     assert_eq!(read(), 0);
@@ -111,7 +111,7 @@ fn prefault_ahead_of_sequential_reads_reads_no_pages() {
     evict(&file, 0, 0);
     let pages = |from: usize| linux::cachestat(file.as_raw_fd(), from as u64, (16 * MIB) as u64).map(|c| c.cached);
     if pages(0) != Ok(0) {
-        return eprintln!("skipped: this file system keeps its pages, or does not say so");
+        return eprintln!("skipped: this file system does not evict pages, or cachestat fails");
     }
     // One page each, as random reads leave them.
     linux::fadvise(file.as_raw_fd(), 0, 0, Advice::Random).unwrap();
@@ -122,14 +122,14 @@ fn prefault_ahead_of_sequential_reads_reads_no_pages() {
     for _ in 0..4 {
         for at in (0..32 * MIB).step_by(4 * MIB) {
             let got = runtime.read(file.as_raw_fd(), Some(at as u64), buffer.target(0), 4 * MIB).unwrap();
-            assert!(got == 4 * MIB && buffer.bytes() == bytes[at..at + got], "other bytes at {at}");
+            assert!(got == 4 * MIB && buffer.bytes() == bytes[at..at + got], "wrong bytes at {at}");
         }
     }
     assert!(routes(&runtime).contains(&Route::Dma), "{:?}", runtime.stats());
-    assert_eq!(pages(32 * MIB), Ok(0), "what lies behind the stream came in");
+    assert_eq!(pages(32 * MIB), Ok(0), "pages past the end of the sequential stream were read in");
 }
 
-/// Copy workers cannot know which file a descriptor number means in such a thread.
+/// Copy workers cannot know which file an fd number refers to in such a thread.
 #[test]
 fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
     let bytes = contents(96 * MIB + 4321);
@@ -142,12 +142,12 @@ fn long_request_of_thread_with_unshared_fd_table_uses_no_workers() {
     assert_eq!(read(), 96 * MIB);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // SAFETY: from here on this thread alone has its table, in which the number is nobody else's.
+            // SAFETY: from here on no other thread shares this thread's fd table, so no other thread uses the number.
             assert!(unsafe { libc::unshare(libc::CLONE_FILES) == 0 && libc::dup2(file.as_raw_fd(), number) >= 0 });
             assert_eq!(read(), bytes.len());
         });
     });
-    assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "other bytes than the file's");
+    assert!(buffer.range_bytes(0..bytes.len()) == bytes[..], "wrong bytes");
     let fell_back = runtime.stats().rows.iter().any(|l| l.reason == Reason::Fallback && l.bytes > 0);
     assert!(!fell_back, "{:?}", runtime.stats());
 }
@@ -161,8 +161,8 @@ fn truncated_long_request_returns_prefix() {
     check(&runtime, &file, &bytes, 12_345, 96 * MIB);
     let before = dma();
     assert!(before > 0, "{:?}", runtime.stats());
-    // The file shrinks during the read: the count is a prefix, and what it covers is the file's, or the zeros that the kernel
-    // puts where a page is cut.
+    // The file shrinks during the read: the count is a prefix, whose bytes are the file's, or zeros where the kernel
+    // cleared the end of a truncated page.
     let shrinks = file.try_clone().unwrap();
     let shrinking =
         std::thread::spawn(move || (70..97).rev().for_each(|mib| shrinks.set_len(mib * MIB as u64).unwrap()));
@@ -172,8 +172,8 @@ fn truncated_long_request_returns_prefix() {
     assert!((70 * MIB..=96 * MIB).contains(&got), "{got} bytes");
     let mut out = vec![0; got];
     runtime.fetch(to, &mut out).unwrap();
-    assert!(out[..70 * MIB] == bytes[..70 * MIB], "other bytes than the file's");
-    assert!((70 * MIB..got).all(|at| out[at] == bytes[at] || out[at] == 0), "other bytes where it was cut");
+    assert!(out[..70 * MIB] == bytes[..70 * MIB], "wrong bytes");
+    assert!((70 * MIB..got).all(|at| out[at] == bytes[at] || out[at] == 0), "wrong bytes in the truncated part");
     registry::free(to.addr).unwrap();
     bytes.truncate(70 * MIB);
     check(&runtime, &file, &bytes, 0, 96 * MIB);
@@ -188,7 +188,7 @@ fn evicted_file_is_read_directly_and_stays_uncached() {
     check(&runtime, &file, &bytes, 0, 8 * MIB);
     assert_eq!(routes(&runtime), [Route::Direct], "{:?}", runtime.stats());
     let left = linux::cachestat(file.as_raw_fd(), 0, 8 << 20).unwrap();
-    assert!(left.cached < 16, "{} pages came into the page cache", left.cached);
+    assert!(left.cached < 16, "{} pages are in the page cache", left.cached);
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn replaced_descriptor_never_mixes_two_files() {
     for threads in [1, 3] {
         let runtime = Runtime::new(Settings { threads, dma_min: u64::MAX, ..Settings::default() });
         for _ in 0..20 {
-            // SAFETY: duplicates a descriptor of ours.
+            // SAFETY: duplicates a descriptor of this test.
             let shared = unsafe { libc::dup(file.as_raw_fd()) };
             let to = target(32 * MIB);
             let got = std::thread::scope(|scope| {
@@ -269,7 +269,7 @@ fn replaced_descriptor_never_mixes_two_files() {
             if let Ok(got) = got {
                 let mut out = vec![0; got];
                 runtime.fetch(to, &mut out).unwrap();
-                // On a slow machine the number may have been given away before the read began.
+                // On a slow machine the number may have been reused before the read began.
                 let is_whole = out == bytes[..got] || out.iter().all(|&b| b == 0xee);
                 assert!(is_whole, "{threads} threads: bytes of two files among {got}");
             }
@@ -280,7 +280,7 @@ fn replaced_descriptor_never_mixes_two_files() {
     }
 }
 
-/// It once waited for itself: the caller asked a helper for a mapping while every helper waited for that mapping.
+/// A past deadlock: the caller had a worker make a mapping while all workers waited for that mapping.
 #[test]
 fn first_read_of_several_ranges_completes() {
     let len = 300 * MIB;
@@ -291,7 +291,7 @@ fn first_read_of_several_ranges_completes() {
         let runtime = Runtime::new(Settings { threads, ..Settings::default() });
         let to = target(len);
         runtime.read(warm_up.as_raw_fd(), Some(0), to, MIB).unwrap();
-        let got = spinio_testkit::with_deadline("a first read of several windows", || {
+        let got = spinio_testkit::with_deadline("a first read of several ranges", || {
             runtime.read(file.as_raw_fd(), Some(0), to, len).unwrap()
         });
         assert_eq!(got, len);
@@ -299,9 +299,7 @@ fn first_read_of_several_ranges_completes() {
     }
 }
 
-/// In a mount namespace of its own, where nothing is at /sys (and nothing at /proc): twins and cost models come from
-/// there, reads must not depend on them.
-/// What the counters say of the page cache, and of what stood in the way, is so.
+/// The counters of surveyed pages and of refused routes have the values that the test computes.
 #[test]
 fn surveyed_pages_and_refused_routes_are_counted() {
     let bytes = contents(8 * MIB);
@@ -310,9 +308,9 @@ fn surveyed_pages_and_refused_routes_are_counted() {
     let pages = |from: usize, len: usize| linux::cachestat(file.as_raw_fd(), from as u64, len as u64).map(|c| c.cached);
     evict(&file, 0, 0);
     if pages(0, 8 * MIB) != Ok(0) {
-        return println!("skipped: pages of a file stay cached whatever is advised");
+        return println!("skipped: pages of a file stay cached after POSIX_FADV_DONTNEED");
     }
-    // From the middle of what is asked about at once.
+    // The boundary is in the middle of the range that one survey covers.
     let (cold, warm) = (4 * MIB + MIB / 4, 4 * MIB - MIB / 4);
     file.read_exact_at(&mut vec![0; warm], cold as u64).unwrap();
     assert_eq!((pages(0, cold), pages(cold, warm)), (Ok(0), Ok(960)));
@@ -325,7 +323,7 @@ fn surveyed_pages_and_refused_routes_are_counted() {
     assert_eq!((stats.pages(Residency::Absent), stats.pages(Residency::Clean)), (1088, 960));
     let refused = stats.refusals.iter().find(|r| r.reason == Reason::NoP2pMapping).expect("no memory for peer-to-peer");
     assert!(refused.count > 0 && (4 * MIB as u64..=8 * MIB as u64).contains(&refused.bytes), "{refused:?}");
-    // Whoever syncs this disk meanwhile makes it clean.
+    // Another process may sync this disk meanwhile, which makes the pages clean.
     eventually("dirty pages are seen", || {
         file.write_all_at(&bytes[5 * MIB..6 * MIB], 5 * MIB as u64).unwrap();
         let stats = read();
@@ -336,6 +334,8 @@ fn surveyed_pages_and_refused_routes_are_counted() {
     registry::free(to.addr).unwrap();
 }
 
+/// Runs in a mount namespace where /sys and /proc are empty. Shadow descriptors and cost models need them; reads must
+/// not depend on them.
 #[test]
 fn reads_work_without_sysfs_and_procfs() {
     const INSIDE: &str = "SPINIO_TEST_BARE";
@@ -367,7 +367,7 @@ fn reads_work_without_sysfs_and_procfs() {
     }
 }
 
-/// A kernel that notes where the offset stands while the file is read.
+/// Records the descriptor's offset during each read.
 #[derive(Debug, Default)]
 struct OffsetRecorder(Mutex<Vec<u64>>);
 
@@ -408,7 +408,7 @@ fn shared_offset_moves_to_end_of_file_at_once() {
         assert!(!seen.is_empty() && seen.iter().all(|&at| at == 5 * MIB as u64), "{start}: {seen:?}");
     }
     assert_eq!((read(), at()), (0, 5 * MIB as u64));
-    // Far behind the end, and what was appended there.
+    // Far past the end, and then bytes that were written there.
     linux::lseek(file.as_raw_fd(), 6 * MIB as i64, 0).unwrap();
     assert_eq!((read(), at()), (0, 6 * MIB as u64));
     file.write_all_at(&bytes[..MIB], 6 * MIB as u64).unwrap();
@@ -416,26 +416,26 @@ fn shared_offset_moves_to_end_of_file_at_once() {
     registry::free(to.addr).unwrap();
 }
 
-/// A file system that tells of larger blocks than its reads need, as XFS does of a file with reflinks.
+/// A file system that reports a larger block size than its reads need, as XFS does for a file with reflinks.
 struct LargeBlocks;
 
 impl Syscalls for LargeBlocks {
     fn direct_align(&self, fd: Fd) -> Result<Option<linux::DirectAlign>, Errno> {
-        Ok(LinuxSyscalls.direct_align(fd)?.map(|told| linux::DirectAlign { offset: 4096, ..told }))
+        Ok(LinuxSyscalls.direct_align(fd)?.map(|align| linux::DirectAlign { offset: 4096, ..align }))
     }
 }
 
 #[test]
-fn own_direct_descriptor_takes_what_its_file_system_takes() {
+fn app_direct_fd_accepts_alignment_of_its_file_system() {
     let bytes = contents(MIB);
     let plain = file(&bytes);
     let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
     let mut options = File::options();
     let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_DIRECT).open(path);
-    let Ok(direct) = direct else { return println!("skipped: no O_DIRECT here") };
-    let unit = linux::direct_io_align(direct.as_raw_fd()).ok().flatten().map_or(0, |told| told.offset as usize);
+    let Ok(direct) = direct else { return println!("skipped: O_DIRECT is not supported") };
+    let unit = linux::direct_io_align(direct.as_raw_fd()).ok().flatten().map_or(0, |align| align.offset as usize);
     if unit == 0 || unit >= 4096 {
-        return println!("skipped: O_DIRECT takes multiples of {unit} here");
+        return println!("skipped: the O_DIRECT alignment is {unit}");
     }
     let runtime = Runtime::with_kernel(Settings::default(), &LargeBlocks);
     let to = target(MIB);
@@ -444,9 +444,9 @@ fn own_direct_descriptor_takes_what_its_file_system_takes() {
     };
     for (offset, len) in [(0, (128 << 10) + unit), (unit, 128 << 10), (3 * unit, (70 << 10) + 5 * unit)] {
         assert_eq!(read(offset, len), Ok(len), "{len} bytes at {offset}");
-        let mut there = vec![0; len];
-        runtime.fetch(to, &mut there).unwrap();
-        assert!(there == bytes[offset..offset + len], "{len} bytes at {offset}");
+        let mut out = vec![0; len];
+        runtime.fetch(to, &mut out).unwrap();
+        assert!(out == bytes[offset..offset + len], "{len} bytes at {offset}");
     }
     for (offset, len) in [(0, (128 << 10) + 1), (unit / 2, 128 << 10)] {
         assert_eq!(read(offset, len), Err(Errno::INVAL), "{len} bytes at {offset}");

@@ -1,4 +1,5 @@
-//! A file server that does not answer takes no more than its share: other file systems are read as before.
+//! A file server that does not answer occupies a bounded share of workers and bounce buffers: reads of other file
+//! systems are not delayed.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,11 +15,11 @@ const SIZE: usize = 16 * MIB;
 fn read(runtime: &Runtime, source: &File, buffer: &Buffer) {
     buffer.fill(0);
     assert_eq!(runtime.read(source.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
-    assert!(buffer.bytes() == file::bytes(0, SIZE, 0), "other bytes than the file's");
+    assert!(buffer.bytes() == file::bytes(0, SIZE, 0), "wrong bytes");
 }
 
 /// Reads files of another file system while `readers` threads wait for a server that does not answer.
-fn read_beside_hung_server(readers: usize, staging: u64) {
+fn read_next_to_hung_server(readers: usize, staging: u64) {
     let server = match HungServer::start(readers, SIZE as u64) {
         Ok(server) => server,
         Err(why) => return println!("skipped: {why}"),
@@ -27,7 +28,7 @@ fn read_beside_hung_server(readers: usize, staging: u64) {
     let cached = file::create_filled(&healthy.file("cached"), SIZE as u64);
     let device = emulated("size=512M");
     let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
-    with_deadline("reads next to a server that hangs", || {
+    with_deadline("reads next to a hung server", || {
         std::thread::scope(|scope| {
             let hung_reads: Vec<_> = server
                 .files
@@ -44,7 +45,7 @@ fn read_beside_hung_server(readers: usize, staging: u64) {
             let buffer = Buffer::new(device, SIZE);
             for turn in 0..3 {
                 read(&runtime, &cached, &buffer);
-                // A file that is opened for the first time, and absent.
+                // A file that is opened for the first time, and uncached.
                 let absent = file::create_filled(&healthy.file(&format!("absent{turn}")), SIZE as u64);
                 file::evict(&absent);
                 read(&runtime, &absent, &buffer);
@@ -62,15 +63,15 @@ fn read_beside_hung_server(readers: usize, staging: u64) {
 
 #[test]
 fn one_hung_read_leaves_workers_to_other_file_systems() {
-    read_beside_hung_server(1, 128 << 20);
+    read_next_to_hung_server(1, 128 << 20);
 }
 
 #[test]
 fn eight_hung_reads_leave_workers_and_buffers_to_other_file_systems() {
-    read_beside_hung_server(8, 128 << 20);
+    read_next_to_hung_server(8, 128 << 20);
 }
 
 #[test]
-fn hung_reads_leave_part_of_few_buffers_to_other_file_systems() {
-    read_beside_hung_server(3, 16 << 20);
+fn hung_reads_leave_buffers_of_small_pool_to_other_file_systems() {
+    read_next_to_hung_server(3, 16 << 20);
 }

@@ -1,4 +1,4 @@
-//! Reads that wait for a peer hold nothing that other reads need.
+//! A read that waits for the other end of a pipe or socket holds no resource that other reads need.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use spinio_testkit::{Buffer, eventually, file, mount_fixture, with_deadline};
 
 const MIB: usize = 1 << 20;
 
-/// Threads that wait.
+/// Number of waiting threads.
 const WAITING: usize = 64;
 
 /// Both ends of a socket or of a pipe.
@@ -28,34 +28,34 @@ fn ends(number: usize) -> (OwnedFd, OwnedFd) {
     }
 }
 
-/// Whether a thread waits in a read of this descriptor.
+/// Whether a thread is blocked in a read of this descriptor.
 fn is_in_read(tid: u32, fd: i32) -> bool {
     let call = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).unwrap_or_default();
     call.starts_with(&format!("0 {fd:#x} "))
 }
 
-/// Runs `others` while many threads wait in a read of `len` bytes; then each gets its bytes.
-fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize, others: impl FnOnce()) {
+/// Runs `others` while `WAITING` threads wait in a read of `len` bytes; then each gets its bytes.
+fn with_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize, others: impl FnOnce()) {
     let buffer = Buffer::new(device, WAITING * len);
     let pairs: Vec<_> = (0..WAITING).map(ends).collect();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let buffer = &buffer;
         let readers: Vec<_> = pairs
             .iter()
             .enumerate()
             .map(|(at, (reader, _))| {
-                let (tell, fd) = (tell.clone(), reader.as_raw_fd());
+                let (sender, fd) = (sender.clone(), reader.as_raw_fd());
                 scope.spawn(move || {
-                    tell.send((linux::gettid(), fd)).unwrap();
+                    sender.send((linux::gettid(), fd)).unwrap();
                     runtime.read(fd, None, buffer.target(at * len), len)
                 })
             })
             .collect();
-        let waiting: Vec<_> = told.iter().take(WAITING).collect();
-        eventually("all wait in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
+        let waiting: Vec<_> = receiver.iter().take(WAITING).collect();
+        eventually("all threads block in the kernel", || waiting.iter().all(|&(tid, fd)| is_in_read(tid, fd)));
         let used = device.resources_in_use();
-        assert_eq!((used.streams, used.fences), (0, 0), "queues and fences of the device");
+        assert_eq!((used.streams, used.fences), (0, 0), "streams and fences of the device");
         others();
         for (at, (_, writer)) in pairs.iter().enumerate() {
             let mut writer = File::from(writer.try_clone().unwrap());
@@ -69,7 +69,7 @@ fn beside_waiting_reads(device: &'static Emulated, runtime: &Runtime, len: usize
 }
 
 #[test]
-fn waiting_stream_reads_leave_staging_and_queues_to_others() {
+fn waiting_unseekable_reads_hold_no_buffers_or_streams() {
     const SIZE: usize = 12 * MIB;
     let place = mount_fixture::create("tree").unwrap();
     let source = file::create_filled(&place.file("subject"), SIZE as u64);
@@ -77,8 +77,8 @@ fn waiting_stream_reads_leave_staging_and_queues_to_others() {
     for staging in [4 << 20, 128 << 20] {
         for len in [MIB, 5000] {
             let runtime = Runtime::new(Settings { bounce_limit: staging, ..Settings::default() });
-            with_deadline("reads beside waiting ones", || {
-                beside_waiting_reads(device, &runtime, len, || {
+            with_deadline("reads next to waiting ones", || {
+                with_waiting_reads(device, &runtime, len, || {
                     let buffer = Buffer::new(device, SIZE);
                     let read = |len| runtime.read(source.as_raw_fd(), Some(0), buffer.target(0), len).unwrap();
                     assert_eq!((read(4096), read(SIZE)), (4096, SIZE));
@@ -92,7 +92,7 @@ fn waiting_stream_reads_leave_staging_and_queues_to_others() {
 }
 
 #[test]
-fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
+fn unseekable_read_returns_available_bytes_of_one_message() {
     let device = emulated("size=64M");
     let runtime = Runtime::new(Settings::default());
     let buffer = Buffer::new(device, 4 * MIB);
@@ -110,7 +110,7 @@ fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
         assert_eq!(runtime.read(zero.as_raw_fd(), None, buffer.target(0), len).unwrap(), len);
         assert!(buffer.range_bytes(0..len).iter().all(|&b| b == 0), "{len}");
     }
-    // The end of a stream.
+    // The end of a pipe.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(writer);
     for len in [100, MIB] {
@@ -121,7 +121,7 @@ fn stream_read_returns_what_is_there_and_keeps_messages_apart() {
 }
 
 #[test]
-fn files_without_a_size_are_read_to_their_end() {
+fn proc_files_are_read_to_their_end() {
     let device = emulated("size=64M");
     let runtime = Runtime::new(Settings::default());
     let buffer = Buffer::new(device, MIB);

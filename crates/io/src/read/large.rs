@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use crate::decide::{ByFile, by_descriptor, by_file, p2p_possible, readahead_limit};
+use crate::decide::{Buffer, ByFile, by_descriptor, by_file, p2p_possible, readahead_limit};
 use crate::read::app_fd::AppFdRead;
 use crate::read::app_fd_calls::{SEEK_CUR, release_offset, reserve_offset};
 use crate::read::blocking;
@@ -197,20 +197,15 @@ pub(crate) fn check_p2p(
     len: u64,
     capturing: bool,
 ) -> Result<(), Reason> {
-    p2p_possible(ctx, file, to.allocation.p2p_mapped)?;
-    if capturing {
+    if capturing && to.allocation.p2p_mapped {
         return Err(Reason::Capturing);
     }
-    // Segments begin on whole blocks of the file; there the address must be one that the disk takes. A disk that takes
-    // any word (NVMe: 4 bytes) so serves a buffer that begins with the payload after a file's odd-sized header.
-    let (unit, memory) = (u64::from(file.direct_align.offset).max(512), u64::from(file.direct_align.memory).max(1));
-    if to.addr.0 % memory != offset % memory {
-        return Err(Reason::P2pMisaligned);
-    }
+    p2p_possible(ctx, file, &Buffer::at(to), offset)?;
+    let unit = u64::from(file.direct_align.offset.max(file.direct_align.memory)).max(512);
     let device = to.allocation.device;
     let trust = match ctx.files.p2p_trust.p2p_trust(file.storage, device) {
         Some(verdict) => verdict,
-        None => match p2p_probe::verify(&ctx.files.ctx, file, to, offset, len, unit.max(memory)) {
+        None => match p2p_probe::verify(&ctx.files.ctx, file, to, offset, len, unit) {
             Some(verdict) => {
                 ctx.files.p2p_trust.set(file.storage, device, verdict);
                 verdict

@@ -1,6 +1,6 @@
-//! Moves in the order of a stream of the program's.
+//! Transfers in the order of a stream of the program.
 
-mod moves;
+mod transfers;
 
-pub use moves::AsyncResult;
-pub(crate) use moves::StreamMoves;
+pub use transfers::AsyncResult;
+pub(crate) use transfers::StreamTransfers;

@@ -1,30 +1,36 @@
-//! Writes that go around the page cache, or past the host's memory.
+//! Writes that bypass the page cache, and peer-to-peer writes, which bypass host memory too.
 //!
 //! ```text
-//!   own O_DIRECT descriptor    p2p where storage can fetch out of the device; else staging, as any other write
-//!   any other descriptor       by cost (plan/src/write.rs): page cache, or through a twin
-//!                                direct   staging ──O_DIRECT──> storage
+//!   own O_DIRECT descriptor    p2p where storage can DMA out of the device; else staged, as any other write
+//!   any other descriptor       by cost (plan/src/write.rs): page cache, or through a shadow descriptor
+//!                                direct   bounce buffers ──O_DIRECT──> storage
 //!                                p2p      device memory ──O_DIRECT──> storage
 //! ```
 //!
-//! The page cache is the rule. A twin is opened for one write and closed behind it, since it is an open for writing like
-//! any other: whoever watches the directory sees it come and go, and nothing of the program can be executed from such a
-//! file meanwhile. Nor are direct writes one step for others: the kernel lets two of them that overlap go on side by side, and
-//! mixes them. So it is for writes larger than the staging memory, which are cut anyway, where storage is faster than a thread
-//! that copies, or they wait for storage in any case (O_SYNC, O_DSYNC) and find nothing cached; and for device memory that
-//! only the CPU or storage can read. It takes no write that needs the program's own descriptor or thread: O_APPEND,
-//! `RWF_*`, a lease, a size limit (RLIMIT_FSIZE) in reach.
+//! The page cache is the default. A shadow descriptor is opened for one write and closed after it, since it is an open
+//! for writing like any other: a program that watches the directory sees the open and the close, and the file cannot be
+//! executed meanwhile. Direct writes are not atomic with respect to other writers either: the kernel runs two
+//! overlapping ones concurrently and mixes their bytes. So the bypass is for
 //!
-//! A peer-to-peer write up to the staging bound is one call too, so it must be aligned as a whole. A larger one is cut:
-//! edges through the page cache, the middle around it.
+//! - writes larger than the staging memory, which are cut anyway, where storage is faster than a copying thread, or
+//!   which wait for storage in any case (O_SYNC, O_DSYNC) and find no page cached;
+//! - device memory that only the CPU or storage can read.
 //!
-//! Peer-to-peer is not believed at first: what the first such write of a file system and device has written is read back
-//! around the page cache and compared with the device. A P2P write that fails or ends short is redone whole, through
-//! staging and the program's own descriptor: how much of it reached storage cannot be known. Where a write has to reach
-//! more than one disk, none goes this way: Linux (7.3) calls a write to a mirror done when one side could not fetch it.
+//! It excludes each write that needs the program's own descriptor or thread: O_APPEND, `RWF_*`, a lease, a size limit
+//! (RLIMIT_FSIZE) that the write can reach.
 //!
-//! Known flaws: two peer-to-peer writes that overlap may be mixed. Reading back needs permission to read the file. inotify reports IN_CLOSE_WRITE for the twin, while the
-//! program still has the file open.
+//! A peer-to-peer write up to the staging limit is a single system call too, so it must be aligned as a whole. A larger
+//! one is cut: its edges go through the page cache, the middle bypasses it.
+//!
+//! Peer-to-peer is not trusted at first: the bytes of the first such write of a file system and device are read back
+//! with O_DIRECT and compared with the device. A P2P write that fails or ends short is redone as a whole, staged and
+//! through the program's own descriptor: how much of it reached storage is unknown. A write that has to reach more than
+//! one disk never uses P2P: Linux (7.3) completes a write to a mirror although one side could not fetch the bytes.
+//!
+//! Known flaws:
+//! - Two peer-to-peer writes that overlap may be mixed.
+//! - Reading back needs permission to read the file.
+//! - inotify reports IN_CLOSE_WRITE for the shadow descriptor, while the program still has the file open.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -48,26 +54,27 @@ use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
-/// Bytes of one P2P call at most.
+/// Largest P2P call in bytes.
 const MAX_P2P_CALL: usize = 0x7fff_f000;
 
-/// How long the twin's end is waited for.
+/// How long to wait for the close of the shadow descriptor.
 const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
 impl WriteRequest<'_> {
-    /// Whether going around the page cache is worth a look. Cheap: most writes end here.
+    /// Whether bypassing the page cache is worth considering. Cheap: most writes stop here.
     pub(super) fn may_bypass_cache(&self, flags: i32) -> bool {
         let flags = flags as u32;
-        let settings = &self.ctx.policy;
+        let policy = &self.ctx.policy;
         if self.flags != 0 || flags & linux::O_APPEND != 0 || (self.len as u64) < MIN_P2P {
             return false;
         }
-        let may_be_direct = self.needs_chunks() && self.len as u64 >= MIN_DIRECT && settings.allows(Route::Direct);
+        let may_be_direct = self.needs_chunks() && self.len as u64 >= MIN_DIRECT && policy.allows(Route::Direct);
         let direct = flags & linux::O_DIRECT == 0 && may_be_direct;
-        direct || (self.p2p_source().is_some() && settings.allows(Route::P2p))
+        direct || (self.p2p_source().is_some() && policy.allows(Route::P2p))
     }
 
-    /// The device memory of a write that storage might fetch by itself. Memory of both kinds is never mixed in a vector.
+    /// The device memory of a write that storage might DMA from. Only for a write of one device part: one vector never
+    /// has memory of both kinds.
     fn p2p_source(&self) -> Option<Target> {
         match *self.parts {
             [Part::Device(from, _)] if from.allocation.p2p_mapped => Some(from),
@@ -75,7 +82,7 @@ impl WriteRequest<'_> {
         }
     }
 
-    /// The first device that it takes bytes from.
+    /// The first device whose memory the write has.
     fn first_device(&self) -> Option<&'static dyn Device> {
         self.parts.iter().find_map(|part| match part {
             Part::Device(from, _) => Some(from.allocation.device),
@@ -83,12 +90,12 @@ impl WriteRequest<'_> {
         })
     }
 
-    /// The write, at a known offset, by the cheapest way.
+    /// Does the write, at a known offset, by the cheapest route.
     pub(super) fn bypass_cache(&self, flags: i32) -> Result<usize> {
         let (Some(offset), Some(device)) = (self.at, self.first_device()) else {
             return self.write_app_fd();
         };
-        // Any opening would break it, also one that only looks.
+        // Any open of the file would break the lease, also one that only reads its state.
         if self.ctx.files.sys().is_leased(self.fd) {
             return self.write_app_fd();
         }
@@ -125,7 +132,7 @@ impl WriteRequest<'_> {
         let wrote = self.write_split(&file, via, front as usize, (front + middle) as usize);
         if shadow.is_some() {
             drop(shadow);
-            // Not there any more when the call returns, unless a server is slow.
+            // The shadow descriptor is closed before the call returns, unless a server is slow.
             self.ctx
                 .files
                 .shadow_workers()
@@ -135,7 +142,7 @@ impl WriteRequest<'_> {
         wrote
     }
 
-    /// Edges through the page cache, the middle by `hand`.
+    /// Writes the edges through the page cache, and the middle by `via`.
     fn write_split(&self, file: &Arc<FileState>, via: WriteVia, front: usize, end: usize) -> Result<usize> {
         let edge = WriteVia { reason: Reason::Edge, ..self.via_app_fd() };
         let mut done = 0;
@@ -161,8 +168,8 @@ impl WriteRequest<'_> {
         Ok(done)
     }
 
-    /// Staged bytes around the page cache. What fails there before it has written anything is for the program's own
-    /// descriptor, which then says why.
+    /// Writes staged bytes with O_DIRECT. If that fails before any byte was written, the program's own descriptor is
+    /// used, whose error is then returned.
     fn write_via_shadow_fd(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let single_call = range.len() == self.len && self.staged_bytes() <= staging_limit(self.ctx);
         let wrote = if single_call { self.write_once(Some(via)) } else { self.write_chunks(range.clone(), via) };
@@ -173,26 +180,26 @@ impl WriteRequest<'_> {
         }
     }
 
-    /// Whether a descriptor of ours may write here.
+    /// Whether a shadow descriptor may write this range.
     fn may_open_shadow(&self, file: &FileState, offset: u64) -> core::result::Result<(), Reason> {
         file.direct_fd.as_ref().map_err(|reason| *reason)?;
         if offset + self.len as u64 <= linux::file_size_limit() { Ok(()) } else { Err(Reason::AppFdOnly) }
     }
 
-    /// A descriptor for this write alone.
+    /// Opens a shadow descriptor for this write only.
     fn open_shadow(&self, file: &FileState, flags: i32) -> Option<ShadowFd> {
-        let shadow = self.ctx.files.shadow_workers()?.for_key(file.storage);
+        let workers = self.ctx.files.shadow_workers()?.for_key(file.storage);
         let (kernel, fd, tid) = (self.ctx.files.sys(), self.fd, linux::gettid());
         let flags = linux::O_WRONLY | linux::O_DIRECT | linux::O_NONBLOCK | flags as u32 & SYNC_FLAGS;
-        let (key, close_queue) = (file.key(), shadow.close_queue());
-        shadow.run_blocking(move || {
+        let (key, close_queue) = (file.key(), workers.close_queue());
+        workers.run_blocking(move || {
             let shadow = ShadowFd::new(kernel.reopen(tid, fd, flags as i32).ok()?, close_queue);
             let same_file = kernel.is_file(shadow.get(), key);
             same_file.then_some(shadow)
         })?
     }
 
-    /// Whether storage of the file may fetch these bytes.
+    /// Whether the storage of the file may DMA from this memory.
     fn check_p2p(&self, file: &FileState, offset: u64, unit: u64) -> core::result::Result<(), Reason> {
         let from = self.p2p_source().ok_or(Reason::NoP2pMapping)?;
         if !self.ctx.policy.allows(Route::P2p) {
@@ -209,18 +216,18 @@ impl WriteRequest<'_> {
         }
         let device = from.allocation.device;
         if device.app_stream().1 {
-            // Nothing can be ordered behind what is being captured.
+            // No work can be ordered after a stream that is being captured.
             return Err(Reason::Capturing);
         }
         self.ctx.files.p2p_trust.p2p_trust(file.storage, device).unwrap_or(P2pTrust::Trusted).allows()
     }
 
-    /// Peer-to-peer; what cannot go this way is redone whole.
+    /// Writes a range peer-to-peer. After a failure the rest is redone as a whole, staged.
     fn p2p_write(&self, file: &Arc<FileState>, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let Some(from) = self.p2p_source() else { return self.write_chunks(range, self.via_app_fd()) };
         let device = from.allocation.device;
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
-        // Storage keeps no order with the device's queues: what was queued before has to be done.
+        // Storage is not ordered with the device's streams: work queued before must be complete.
         let fence = device.fence(device.app_stream().0).map_err(fail)?;
         let waited = device.wait(&fence, WaitMode::Context);
         device.release_fence(fence);
@@ -256,18 +263,18 @@ impl WriteRequest<'_> {
         Ok(range.len())
     }
 
-    /// Whether storage has what the device has: asked once for each file system and device.
+    /// Whether the bytes on storage equal those in the device: checked once for each file system and device.
     fn verify_p2p(&self, file: &Arc<FileState>, source: Target, offset: u64, len: usize) -> bool {
         let device = source.allocation.device;
         if self.ctx.files.p2p_trust.p2p_trust(file.storage, device).is_some() {
             return true;
         }
         let len = len.min(BUFFER_SIZE);
-        let Some(shadow) = self.ctx.files.shadow_workers() else { return false };
-        // Twice: somebody else may have written there since.
+        let Some(workers) = self.ctx.files.shadow_workers() else { return false };
+        // Twice: another writer may have written there since.
         for _ in 0..2 {
             let (kernel, file_ref) = (self.ctx.files.sys(), Arc::clone(file));
-            let on_disk = shadow.for_key(file.storage).run_blocking(move || {
+            let on_disk = workers.for_key(file.storage).run_blocking(move || {
                 let shadow = file_ref.direct_fd.as_ref().ok()?;
                 let mut bytes = AlignedBuf::zeroed(len);
                 // SAFETY: `bytes` has `len` bytes.
@@ -287,13 +294,13 @@ impl WriteRequest<'_> {
         false
     }
 
-    /// Bytes of the device, by way of the device.
+    /// Copies device memory to host memory with the device's copy engine.
     fn read_back(&self, from: Target, into: &mut [u8]) -> bool {
         let device = from.allocation.device;
-        let queue = device.app_stream().0;
-        // SAFETY: `into` is borrowed until the drain below returns, and the range lies in the write's allocation.
-        let copied = unsafe { device.copy_out(queue, into.as_mut_ptr(), from.addr, into.len()) };
-        let drained = device.synchronize(queue, WaitMode::Context);
-        copied.is_ok() && drained.is_ok()
+        let stream = device.app_stream().0;
+        // SAFETY: `into` is borrowed until `synchronize` below returns, and the range is inside the write's allocation.
+        let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
+        let synchronized = device.synchronize(stream, WaitMode::Context);
+        copied.is_ok() && synchronized.is_ok()
     }
 }

@@ -1,23 +1,25 @@
-//! Writes of files that are larger than the staging memory: in portions, each one call of the kernel.
+//! Writes that are larger than the staging memory: in chunks, each a single system call.
 //!
 //! ```text
 //!   device   copy 0 │ copy 1 │ copy 2 ...
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
-//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `parallel.rs`.
+//! Where a write cannot run out of space, chunks of the program's own O_DIRECT descriptor are in flight concurrently:
+//! `parallel.rs`.
 //!
-//! Around the page cache a portion ends where a stripe of an array with parity does, so that the array is spared reading
-//! old parity. Stripes lie on the device, not in the file: file/stripes.rs knows where.
+//! With O_DIRECT a chunk ends where a stripe of an array with parity ends, so that the array need not read old parity.
+//! Stripes are ranges of the block device, not of the file: the `stripes` module of crate `files` maps them.
 //!
-//! At the descriptor's own offset the whole range is taken first, with one relative `lseek`, so that who shares the
-//! offset goes on behind it; what was not written is given back.
+//! At the descriptor's own offset the whole range is reserved first, with one relative `lseek`, so that other users of
+//! the offset continue after it; the part that was not written is released.
 //!
-//! A misaligned O_DIRECT write is for the kernel to refuse, or to take all the same (btrfs does), but not to take in part.
-//! So its first portion ends as the whole write does, that many bytes behind a unit: who takes the one takes the other.
+//! The kernel refuses a misaligned O_DIRECT write, or accepts it (btrfs), but must not accept a part of it. So the
+//! first chunk has the same misalignment at its end as the whole write: a file system that accepts the one accepts the
+//! other.
 //!
-//! Known flaw: where a file has no byte yet, nobody knows where on the device its first ones will be. So the first two
-//! portions of a new file end anywhere in a stripe, and the others where its beginning lets expect an end.
+//! Known flaw: the physical offset of a byte that was never written is unknown. So the first two chunks of a new file
+//! end anywhere in a stripe, and the later ones at the stripe ends that the beginning of the file predicts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,39 +38,39 @@ use spinio_host::is_cancelled;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
-/// Bytes of a portion at most: enough to keep storage busy, and the next portion has room beside it.
+/// Largest chunk in bytes: enough to keep storage busy, and small enough that the next chunk fits next to it.
 const CHUNK: u64 = 32 << 20;
 
-/// Bytes of the first one, which nothing is written beside.
+/// Bytes of the first chunk, during whose copy no other one is written.
 const FIRST_CHUNK: usize = 8 << 20;
 
 const RWF_APPEND: u32 = 0x10;
 
-/// A file on an array with parity, and what is known of where it lies there.
+/// A file on an array with parity, and what is known of its physical offsets there.
 struct StripeEnds {
     file: Arc<FileState>,
     stripes: Option<Arc<StripeMap>>,
 }
 
 impl WriteRequest<'_> {
-    /// Portion by portion; the unbroken front that was written.
+    /// Writes chunk by chunk; the length of the contiguous prefix that was written.
     pub(super) fn write_chunked(&self) -> Result<usize> {
         let via = self.via_app_fd();
-        let why = if via.reason == Reason::IntoCache { Reason::Chunked } else { via.reason };
-        let via = WriteVia { reason: why, ..via };
+        let reason = if via.reason == Reason::IntoCache { Reason::Chunked } else { via.reason };
+        let via = WriteVia { reason, ..via };
         if self.is_append() {
             return self.write_chunks(0..self.len, via);
         }
         self.with_offset(|write| write.write_chunks(0..write.len, via))
     }
 
-    /// Whether the bytes go to the end of the file, wherever that is.
+    /// Whether the bytes are appended at the end of the file.
     pub(super) fn is_append(&self) -> bool {
         let flags = self.ctx.files.sys().status_flags(self.fd).unwrap_or(0);
         flags & linux::O_APPEND as i32 != 0 || self.flags & RWF_APPEND != 0
     }
 
-    /// The same write at an offset that is known, whether or not it was.
+    /// The same write at a known offset: reserves it if the write is at the descriptor's own.
     pub(super) fn with_offset(&self, write: impl FnOnce(&WriteRequest<'_>) -> Result<usize>) -> Result<usize> {
         if self.at.is_some() {
             return write(self);
@@ -79,25 +81,28 @@ impl WriteRequest<'_> {
                 release_offset(self.ctx.files.sys(), self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
                 wrote
             }
-            // The offset cannot be moved that far (the end of a block device, the largest file): the kernel says why.
+            // The offset cannot be moved that far (the end of a block device, the largest file): the kernel's error for
+            // the write says why.
             Err(_) => write(self),
         }
     }
 
-    /// Where a range ends that RLIMIT_FSIZE cuts, as it would cut one call: the signal is for a write that begins there.
+    /// The end of a range after RLIMIT_FSIZE has cut it, as it would cut a single call. A write that begins at the
+    /// limit is not cut: it gets the signal.
     fn clip_to_size_limit(&self, range: Range<usize>) -> usize {
         let start = self.at.filter(|_| !self.is_append()).unwrap_or(self.stat.size);
-        let room = linux::file_size_limit().saturating_sub(start);
-        match usize::try_from(room) {
-            Ok(room) if self.stat.kind == FileKind::Regular && room > range.start => range.end.min(room),
+        let limit = linux::file_size_limit().saturating_sub(start);
+        match usize::try_from(limit) {
+            Ok(limit) if self.stat.kind == FileKind::Regular && limit > range.start => range.end.min(limit),
             _ => range.end,
         }
     }
 
-    /// Where portions of it should end, if that matters. What goes into the page cache the kernel gathers anyway.
+    /// Where chunks of this write should end, if that matters. Only for direct writes: the kernel merges buffered ones
+    /// anyway.
     fn stripe_ends(&self, via: WriteVia) -> Option<StripeEnds> {
         self.at.filter(|_| via.route == Route::Direct)?;
-        // The twins that are opened to look would break a lease of the program's.
+        // Opening shadow descriptors to query the extents would break a lease of the program.
         if via.shadow_fd.is_none() && self.ctx.files.sys().is_leased(self.fd) {
             return None;
         }
@@ -106,21 +111,22 @@ impl WriteRequest<'_> {
         (self.len as u64 >= array.width).then(|| StripeEnds { stripes: file.stripes.cached(&self.stat), file })
     }
 
-    /// `most`, or less so that a portion from `from` on ends where a stripe does, and direct I/O still may.
+    /// `max`, or less, so that a chunk from `from` on ends where a stripe ends, at an offset that is aligned for direct
+    /// I/O.
     fn align_to_stripe(&self, ends: &mut StripeEnds, from: usize, max: usize) -> usize {
         let start = self.at.unwrap_or(0);
         let at = start + from as u64;
         let limit = at + max as u64;
         let covers = |known: &StripeMap| known.range.start <= at && limit <= known.range.end;
         if !ends.stripes.as_deref().is_some_and(covers) {
-            // From the last portion on that is written for sure: what comes behind it will probably lie behind it. And up
-            // to the end: the next portions need not ask again.
-            let all = at.saturating_sub(CHUNK).max(start)..start + self.len as u64;
+            // From the last chunk that is certainly written: later bytes are probably stored after it. Up to the end of
+            // the write: the next chunks then need no query.
+            let survey_range = at.saturating_sub(CHUNK).max(start)..start + self.len as u64;
             ends.stripes = ends.file.stripes.survey_and_cache(
                 &self.ctx.files.ctx,
                 (&ends.file.cached, ends.file.size),
                 &self.stat,
-                all,
+                survey_range,
             );
         }
         let end = ends.stripes.as_ref().and_then(|known| known.layout.end_of_chunk(at, max as u64));
@@ -128,14 +134,14 @@ impl WriteRequest<'_> {
         end.map_or(max, |end| (end - at) as usize)
     }
 
-    /// A range of the write; how many bytes of it were written.
+    /// Writes a range of the write; the number of bytes written.
     pub(super) fn write_chunks(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         let order = StreamOrder::after_app(self.parts).map_err(device_error)?;
         self.write_chunks_on(&order, range, via)
     }
 
-    /// All of it at once, behind what is on the given queues.
+    /// Does the whole write now, after the work on the given streams.
     pub(super) fn after_stream(&self, order: &StreamOrder) -> Result<usize> {
         self.write_chunks_on(order, 0..self.len, self.via_app_fd())
     }
@@ -147,8 +153,8 @@ impl WriteRequest<'_> {
         let mut stripe_ends = self.stripe_ends(via).filter(|_| misalignment == 0);
         let parallel = misalignment == 0 && stripe_ends.is_none() && self.can_write_parallel(&range, via);
         let mut gather = |from: usize, max: usize| {
-            let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
-            let parts = self.slice_parts(from, most.min(range.end - from));
+            let len = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
+            let parts = self.slice_parts(from, len.min(range.end - from));
             StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
                 .with_fences()
         };
@@ -161,20 +167,20 @@ impl WriteRequest<'_> {
             let Some(chunk) = next.take() else { break Ok(()) };
             let started = Instant::now();
             let at = self.at.map(|start| start + done as u64);
-            let portion = chunk.and_then(|mut portion| portion.wait().map(|()| portion));
-            let chunk = match portion {
-                Ok(portion) => portion,
+            let chunk = match chunk.and_then(|mut chunk| chunk.wait().map(|()| chunk)) {
+                Ok(chunk) => chunk,
                 Err(error) => break Err(error),
             };
             let end = done + chunk.len;
             next = (end < range.end).then(|| gather(end, max));
             match self.write_vectors(via, &chunk.vectors, at) {
                 Ok(wrote) => {
-                    let why = pinned_reason(chunk.is_pinned(), via.reason);
-                    self.ctx.files.stats().record_piece(&self.span, via.route, why, done as u64, wrote as u64, started);
+                    let reason = pinned_reason(chunk.is_pinned(), via.reason);
+                    let (route, stats) = (via.route, self.ctx.files.stats());
+                    stats.record_piece(&self.span, route, reason, done as u64, wrote as u64, started);
                     done += wrote;
                     let short = wrote < chunk.len;
-                    // Who is asked may want staging memory too. The next portion has no more than half of it.
+                    // The cancellation callback may need staging memory too. The next chunk has half of it at most.
                     drop(chunk);
                     if short || (done < range.end && is_cancelled()) {
                         break Ok(());

@@ -1,4 +1,4 @@
-//! Which way a write goes: decided here for the write itself, and for `spinio explain --write`.
+//! Decides the route of a write: for the write itself, and for `spinio explain --write`.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::explain::stat_seekable;
 use spinio_files::FileState;
 use spinio_transfer::Error;
 
-/// Bytes from which another way than the page cache is looked into: for device memory that storage can fetch from, and
-/// for other.
+/// Smallest writes, in bytes, for which a route other than the page cache is considered: for device memory that storage
+/// can DMA from, and for other memory.
 pub(super) const MIN_P2P: u64 = 64 << 10;
 pub(super) const MIN_DIRECT: u64 = 1 << 20;
 
-/// O_SYNC and O_DSYNC share a bit, which either sets.
+/// O_SYNC and O_DSYNC. They share a bit, which either of them sets.
 pub(super) const SYNC_FLAGS: u32 = linux::O_SYNC | linux::O_DSYNC;
 
-/// A write before it is made.
+/// A write whose route is to be decided.
 pub(super) struct WriteQuery<'a> {
     pub(super) ctx: &'a Writer,
     pub(super) file: &'a Arc<FileState>,
@@ -37,19 +37,19 @@ pub(super) struct WriteQuery<'a> {
     pub(super) cache_route: Route,
     /// Larger than the staging memory, so that it may be cut.
     pub(super) chunked: bool,
-    /// Whether storage may fetch from this memory, alignment in the file aside.
+    /// Whether storage may DMA from this memory, apart from the alignment in the file.
     pub(super) p2p: Result<(), Reason>,
-    /// Whether a descriptor of ours may write here.
+    /// Whether a shadow descriptor may write this range.
     pub(super) shadow: Result<(), Reason>,
 }
 
 impl WriteQuery<'_> {
-    /// What direct I/O counts in.
+    /// The alignment of direct I/O, in bytes.
     pub(super) fn alignment(&self) -> u64 {
         u64::from(self.file.direct_align.offset).max(512)
     }
 
-    /// The way it goes.
+    /// The route and the reason for it.
     pub(super) fn decide(&self) -> WriteDecision {
         let aligned = (self.offset | self.len).is_multiple_of(self.alignment());
         let single_call = if aligned { Ok(()) } else { Err(Reason::NotAtomic) };
@@ -60,10 +60,10 @@ impl WriteQuery<'_> {
         }
         let aligned_or_chunked = if self.chunked { Ok(()) } else { single_call };
         let direct = if self.ctx.policy.allows(Route::Direct) { self.shadow } else { Err(Reason::BySetting) };
-        // What goes into the page cache is one step for other writers. Direct writes of blocks that are there already go on
-        // side by side (ext4, xfs), and two of them were seen to mix.
+        // A buffered write is atomic with respect to other writers. Direct writes of allocated blocks run concurrently
+        // (ext4, xfs), and two of them were seen to mix.
         let atomic = if self.chunked { Ok(()) } else { Err(Reason::NotAtomic) };
-        let case = WriteConstraints {
+        let constraints = WriteConstraints {
             len: self.len,
             cache_route: self.cache_route,
             synchronous: self.flags & SYNC_FLAGS != 0,
@@ -73,10 +73,10 @@ impl WriteQuery<'_> {
         };
         let model =
             self.ctx.files.cost_entry(self.file, self.device).model(&self.ctx.files.ctx, self.file, Route::Direct);
-        decide_write(&case, &model)
+        decide_write(&constraints, &model)
     }
 
-    /// Bytes of the range in the page cache; all of it if the kernel will not say.
+    /// Bytes of the range in the page cache; the whole range if cachestat fails.
     fn cached_bytes(&self) -> u64 {
         let cached = self.ctx.files.sys().cachestat(self.fd, self.offset, self.len);
         cached.map_or(self.len, |c| (c.cached * linux::PAGE as u64).min(self.len))
@@ -84,7 +84,8 @@ impl WriteQuery<'_> {
 }
 
 impl Writer {
-    /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
+    /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of
+    /// `fd`.
     pub fn explain_write(
         self: &Arc<Self>,
         fd: Fd,
@@ -119,20 +120,18 @@ impl Writer {
             p2p: match buffer.p2p_mapped {
                 false => Err(Reason::NoP2pMapping),
                 true if !ctx.policy.allows(Route::P2p) => Err(Reason::BySetting),
-                true => ctx
-                    .files
-                    .p2p_trust
-                    .p2p_trust(file.storage, buffer.device)
-                    .map_or(Ok(()), |verdict| verdict.allows()),
+                true => {
+                    ctx.files.p2p_trust.p2p_trust(file.storage, buffer.device).map_or(Ok(()), |trust| trust.allows())
+                }
             }
             .and(file.direct_fd.as_ref().map(drop).map_err(|reason| *reason)),
             shadow: file.direct_fd.as_ref().map(drop).map_err(|reason| *reason),
         });
         let min = if buffer.p2p_mapped { MIN_P2P } else { MIN_DIRECT };
         let eligible = query.as_ref().filter(|_| len >= min && flags & linux::O_APPEND == 0);
-        let decision = eligible.map_or(via_app_fd, |prospect| match prospect.decide() {
-            way if way.route.from_cache() => WriteDecision { refused: way.refused, ..via_app_fd },
-            way => way,
+        let decision = eligible.map_or(via_app_fd, |query| match query.decide() {
+            decision if decision.route.from_cache() => WriteDecision { refused: decision.refused, ..via_app_fd },
+            decision => decision,
         });
         let (front, middle) = match decision.route.from_cache() || !chunked {
             true => (0, len),
@@ -151,7 +150,7 @@ impl Writer {
             .filter_map(|file| {
                 file.stripes.unknown_reason(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..offset + len)
             })
-            .map(|why| format!("portions of it end anywhere in stripes, so that the array reads old parity: {why}"));
+            .map(|why| format!("chunks of it end inside stripes, so that the array reads old parity: {why}"));
         let cached = query.as_ref().map_or(0, WriteQuery::cached_bytes);
         let residency = match cached {
             0 => Residency::Absent,

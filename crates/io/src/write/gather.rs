@@ -1,16 +1,17 @@
-//! The parts of a write, brought together in host memory.
+//! Gathers the parts of a write in host memory.
 //!
 //! ```text
 //!   parts     Device 3 MiB     Host 100 B    Device 5 KiB
-//!   memory    [2 MiB] [1 MiB ........................ 5 KiB] blocks of the device's staging ring, filled end to end
-//!   vectors   block 0, block 1, the host part itself, block 1 further on
+//!   memory    [2 MiB] [1 MiB ........................ 5 KiB] bounce buffers of the device, filled end to end
+//!   vectors   buffer 0, buffer 1, the host part itself, buffer 1 further on
 //! ```
 //!
-//! All copies of one device are queued first, then waited for at one fence. A `Gathered` that goes before it was
-//! waited for drains its queue, since a copy out of the device may still store into its memory.
+//! All copies of one device are queued first, then waited for with one fence. A `StagedWrite` that is dropped before it
+//! was waited for synchronizes its stream, since a copy out of the device may still store into its memory.
 //!
-//! A gatherer holds blocks while it takes more, so it never waits for them for ever: what the ring does not give within
-//! 10 ms is replaced by memory of its own, unpinned and slower. What is queued waits for no block at all.
+//! A gathering thread holds bounce buffers while it acquires more, so its waits are bounded: buffers that the pool does
+//! not release within 10 ms are replaced by private memory, unpinned and slower. A stream-ordered write does not wait
+//! for buffers at all.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -25,28 +26,29 @@ use spinio_transfer::Error;
 use spinio_transfer::HostMemory;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
 
-/// How long to wait for blocks of the ring.
+/// How long to wait for bounce buffers of the pool.
 const POOL_WAIT: Duration = Duration::from_millis(10);
 
 /// Where the bytes are gathered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum BufferSource {
-    /// The staging ring: for calls of the kernel that end by themselves.
+    /// The bounce buffer pool: for system calls that end by themselves.
     Pool,
-    /// The ring of what waits for a queue, beyond its bound if it must be: who queues a write must not wait for the queue.
+    /// The pool of stream-ordered transfers, over its limit if needed: a thread that queues a write must not wait for
+    /// the stream.
     StreamPool,
-    /// Memory of this write alone: for streams, which may keep their caller waiting for ever.
+    /// Memory of this write only: for pipes and sockets, which may block their caller without limit.
     Private,
 }
 
-/// The queues that the copies of a write go to, one a device.
+/// The streams on which the copies of a write are queued, one per device.
 pub(super) struct StreamOrder {
     streams: Vec<(&'static dyn Device, StreamId)>,
     owned: bool,
 }
 
 impl StreamOrder {
-    /// The program's own queues: the copies stand where a `cudaMemcpy` would.
+    /// The program's own streams: the copies are ordered like a `cudaMemcpy`.
     pub(super) fn app(parts: &[Part]) -> StreamOrder {
         let mut order = StreamOrder { streams: Vec::new(), owned: false };
         for device in devices(parts) {
@@ -55,38 +57,38 @@ impl StreamOrder {
         order
     }
 
-    /// Queues of our own behind what the program has queued by now, for copies that are queued later.
+    /// Streams of SPIN, after the work that the program has queued so far: for copies that are queued later.
     pub(super) fn after_app(parts: &[Part]) -> Result<StreamOrder, DeviceError> {
         let mut order = StreamOrder { streams: Vec::new(), owned: true };
         for device in devices(parts) {
-            let (program, capturing) = device.app_stream();
+            let (app_stream, capturing) = device.app_stream();
             let stream = device.acquire_stream()?;
             order.streams.push((device, stream));
             if !capturing {
-                let fence = device.fence(program)?;
-                let followed = device.wait_event(stream, &fence);
+                let fence = device.fence(app_stream)?;
+                let waits = device.wait_event(stream, &fence);
                 device.release_fence(fence);
-                followed?;
+                waits?;
             }
         }
         Ok(order)
     }
 
-    /// A queue that the program names.
+    /// A stream that the program names.
     pub(super) fn explicit(device: &'static dyn Device, stream: StreamId) -> StreamOrder {
         StreamOrder { streams: vec![(device, stream)], owned: false }
     }
 
     fn stream(&self, device: &'static dyn Device) -> StreamId {
         let found = self.streams.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
-        found.map_or(StreamId(0), |&(_, queue)| queue)
+        found.map_or(StreamId(0), |&(_, stream)| stream)
     }
 }
 
 impl Drop for StreamOrder {
     fn drop(&mut self) {
         if self.owned {
-            self.streams.iter().for_each(|&(device, queue)| device.release_stream(queue));
+            self.streams.iter().for_each(|&(device, stream)| device.release_stream(stream));
         }
     }
 }
@@ -103,16 +105,16 @@ fn devices(parts: &[Part]) -> Vec<&'static dyn Device> {
     devices
 }
 
-/// The bytes of one device.
+/// The host memory for the bytes of one device.
 struct DeviceStage {
-    staging: Arc<BouncePool>,
+    pool: Arc<BouncePool>,
     stream: StreamId,
-    blocks: Vec<BounceBuffer>,
+    buffers: Vec<BounceBuffer>,
     private: Option<HostMemory>,
-    /// Pieces of memory still to be filled, last first.
+    /// Ranges of memory still to be filled, last first.
     free: Vec<(*mut u8, usize)>,
     fence: Option<Fence>,
-    /// Something was queued that may not be over.
+    /// A copy was queued that may not be complete.
     copying: bool,
 }
 
@@ -124,54 +126,54 @@ impl DeviceStage {
         len: usize,
         source: BufferSource,
     ) -> Result<DeviceStage, DeviceError> {
-        let staging =
-            if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
+        let pool = if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
         let count = len.div_ceil(BUFFER_SIZE);
-        let mut blocks = match source {
-            BufferSource::Pool => staging.acquire_many(count, POOL_WAIT),
+        let mut buffers = match source {
+            BufferSource::Pool => pool.acquire_many(count, POOL_WAIT),
             BufferSource::StreamPool => Vec::with_capacity(count),
             BufferSource::Private => Vec::new(),
         };
-        // A driver copies into memory that is not pinned while the caller waits for it, and so for the queue.
+        // Over the limit if needed: for a copy into memory that is not pinned the driver makes the caller wait for the
+        // copy, and so for the stream.
         while source == BufferSource::StreamPool
-            && blocks.len() < count
-            && let Ok(Some(block)) = staging.acquire_for_stream()
+            && buffers.len() < count
+            && let Ok(Some(buffer)) = pool.acquire_for_stream()
         {
-            blocks.push(block);
+            buffers.push(buffer);
         }
         let mut stage =
-            DeviceStage { staging, stream, blocks, private: None, free: Vec::new(), fence: None, copying: false };
-        let rest = len.saturating_sub(stage.blocks.len() * BUFFER_SIZE);
+            DeviceStage { pool, stream, buffers, private: None, free: Vec::new(), fence: None, copying: false };
+        let rest = len.saturating_sub(stage.buffers.len() * BUFFER_SIZE);
         if rest > 0 {
             let private = HostMemory::new(rest)?;
             stage.free.push((private.ptr, rest));
             stage.private = Some(private);
         }
-        stage.free.extend(stage.blocks.iter().rev().map(|b| (b.ptr(), BUFFER_SIZE)));
+        stage.free.extend(stage.buffers.iter().rev().map(|b| (b.ptr(), BUFFER_SIZE)));
         Ok(stage)
     }
 
     fn device(&self) -> &'static dyn Device {
-        self.staging.device()
+        self.pool.device()
     }
 
-    /// Queues the copies of one part; where its bytes will be.
+    /// Queues the copies of one part, and adds the memory of its bytes to `vectors`.
     fn fill(&mut self, part: super::Target, len: usize, vectors: &mut Vec<[usize; 2]>) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < len
-            && let Some((ptr, room)) = self.free.pop()
+            && let Some((ptr, available)) = self.free.pop()
         {
-            let n = room.min(len - done);
+            let n = available.min(len - done);
             self.copying = true;
-            // SAFETY: the memory is this lot's, which drains the queue before it lets go of it; the bytes lie inside
-            // the allocation.
+            // SAFETY: this stage owns the memory, and synchronizes the stream before it releases it; the bytes are
+            // inside the allocation.
             unsafe { self.device().copy_out(self.stream, ptr, part.addr.offset(done as u64), n) }?;
             match vectors.last_mut() {
                 Some([at, before]) if *at + *before == ptr as usize => *before += n,
                 _ => vectors.push([ptr as usize, n]),
             }
-            if n < room {
-                self.free.push((ptr.wrapping_add(n), room - n));
+            if n < available {
+                self.free.push((ptr.wrapping_add(n), available - n));
             }
             done += n;
         }
@@ -193,30 +195,30 @@ impl Drop for DeviceStage {
             self.device().release_fence(fence);
         }
         if self.copying && self.device().synchronize(self.stream, WaitMode::Context).is_err() {
-            // The device cannot say that it is done: what it may still store into is nobody's from now on.
+            // Whether the device is done is unknown: the memory that it may still store into must never be reused.
             core::mem::forget(self.private.take());
-            self.blocks.drain(..).for_each(|block| self.staging.quarantine(block));
+            self.buffers.drain(..).for_each(|buffer| self.pool.quarantine(buffer));
             return;
         }
-        for block in self.blocks.drain(..) {
-            self.staging.release(block);
+        for buffer in self.buffers.drain(..) {
+            self.pool.release(buffer);
         }
     }
 }
 
-/// Parts on their way into host memory.
+/// The parts of a write, being copied into host memory.
 pub(super) struct StagedWrite {
     stages: Vec<DeviceStage>,
-    /// What the kernel is to write.
+    /// The vectors for the kernel.
     pub(super) vectors: Vec<[usize; 2]>,
-    /// Bytes of them.
+    /// Their total length.
     pub(super) len: usize,
-    /// Where they go in the file: for errors.
+    /// Their offset in the file: for errors.
     offset: u64,
 }
 
 impl StagedWrite {
-    /// Queues all copies. `offset`: where they go, for errors.
+    /// Queues all copies. `offset`: the offset in the file, for errors.
     pub(super) fn start(
         ctx: &Writer,
         order: &StreamOrder,
@@ -242,7 +244,7 @@ impl StagedWrite {
                 Part::Host(at, len) => staged.vectors.push([at as usize, len]),
                 Part::Device(from, len) => {
                     let mut stages = staged.stages.iter_mut();
-                    if let Some(stage) = stages.find(|l| core::ptr::addr_eq(l.device(), from.allocation.device)) {
+                    if let Some(stage) = stages.find(|s| core::ptr::addr_eq(s.device(), from.allocation.device)) {
                         stage.fill(from, len, &mut staged.vectors).map_err(&fail)?;
                     }
                 }
@@ -251,7 +253,7 @@ impl StagedWrite {
         Ok(staged)
     }
 
-    /// With a place in each queue to wait for.
+    /// Adds a fence on each stream, for [`StagedWrite::wait`].
     pub(super) fn with_fences(mut self) -> Result<StagedWrite, Error> {
         let fail = self.error_mapper();
         for stage in &mut self.stages {
@@ -260,25 +262,25 @@ impl StagedWrite {
         Ok(self)
     }
 
-    /// Everything queued is done, as is known otherwise.
+    /// Records that all queued copies are complete, which the caller knows by other means.
     pub(super) fn mark_complete(&mut self) {
-        self.stages.iter_mut().for_each(|lot| lot.copying = false);
+        self.stages.iter_mut().for_each(|stage| stage.copying = false);
     }
 
-    /// Waits until every byte is there.
+    /// Waits until all copies are complete.
     pub(super) fn wait(&mut self) -> Result<(), Error> {
         let fail = self.error_mapper();
         self.stages.iter_mut().try_for_each(DeviceStage::wait).map_err(fail)
     }
 
-    /// What an error of a device means for the write.
+    /// Turns an error of a device into an error of the write.
     fn error_mapper(&self) -> impl Fn(DeviceError) -> Error + use<> {
         let (offset, len) = (self.offset, self.len as u64);
         move |error| Error::device(error, "write", offset, len)
     }
 
-    /// Whether all memory of it is pinned.
+    /// Whether all its host memory is pinned.
     pub(super) fn is_pinned(&self) -> bool {
-        self.stages.iter().all(|lot| lot.private.is_none() && lot.blocks.iter().all(|b| b.pinned))
+        self.stages.iter().all(|stage| stage.private.is_none() && stage.buffers.iter().all(|b| b.pinned))
     }
 }

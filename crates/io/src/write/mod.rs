@@ -1,45 +1,46 @@
 //! Writes: device to file.
 //!
-//! A `pwrite` is one step for everybody else: two writes that overlap leave the bytes of one or of the other, and what
-//! an O_APPEND write adds stays together. The kernel gives that to each call it gets, under the lock of the inode. So
-//! a device write is gathered first and then made by **one** call of the kernel, through the program's own descriptor
-//! and on its own thread:
+//! A `pwrite` is atomic with respect to other writers: two writes that overlap leave the bytes of one or of the other,
+//! and the bytes of an O_APPEND write stay together. The kernel guarantees that for each call, under the lock of the
+//! inode. So a device write is gathered first and then done by **one** system call, through the program's own
+//! descriptor and on its own thread:
 //!
 //! ```text
-//!   device ──DMA──> block ┐                  program's descriptor
-//!   device ──DMA──> block ├── wait ── one writev / pwritev2 ──> page cache, or storage if it is O_DIRECT
-//!   host part (as it is) ─┘
+//!   device ──DMA──> buffer ┐                  program's descriptor
+//!   device ──DMA──> buffer ├── wait ── one writev / pwritev2 ──> page cache, or storage if it is O_DIRECT
+//!   host part (as it is) ──┘
 //! ```
 //!
 //! Offset, O_APPEND, O_SYNC, RLIMIT_FSIZE with its signal, quota, locks and errors are then the kernel's own, the count
-//! is what the kernel says, and nothing is kept about the file. Copying while the kernel already writes would save a
-//! tenth of the time, but takes either two calls, which others can come between, or a way to know that there are no
-//! others, and there is none: a lease does not count threads and children that share the descriptor. Only block devices
-//! promise nothing of the kind; their writes are made in portions from 16 MiB on, the next one copied meanwhile.
+//! is the kernel's, and SPIN keeps no state for the file. Copying while the kernel already writes would save a tenth of
+//! the time. But it needs either two calls, between which another writer can write, or a way to know that there is no
+//! other writer, which does not exist: a lease does not count threads and children that share the descriptor. Block
+//! devices do not guarantee atomicity; from 16 MiB on their writes are done in chunks, and the next chunk is copied
+//! while one is written.
 //!
 //! ```text
 //!   Runtime::write, write_parts
 //!     │ files, up to the bounce limit      write_once.rs   gather, one call
 //!     │ larger                             chunked.rs      the same in chunks; the next is copied while one is written
-//!     │                                    parallel.rs     smaller chunks concurrently, over what an O_DIRECT file has already
-//!     │ pipes, sockets, devices            unseekable.rs   the same, from memory of its own
+//!     │                                    parallel.rs     smaller chunks concurrently, over allocated bytes (O_DIRECT)
+//!     │ pipes, sockets, devices            unseekable.rs   the same, from private memory
 //!     │ stripes of SPIN's shadow files     scatter.rs      several ranges, each one call, several at a time
 //!     ▼
 //!   gather.rs        parts ─> bounce buffers, in the program's order on the device
 //!   stream_write.rs  in the order of a stream, when it gets there
-//!   decide.rs        which way, and why; also for `spinio explain --write`
-//!   bypass.rs        bypasses the page cache: peer-to-peer and very long writes, where it pays
+//!   decide.rs        the route and the reason for it; also for `spinio explain --write`
+//!   bypass.rs        bypasses the page cache: peer-to-peer and very long writes, where it is faster
 //! ```
 //!
-//! Order on the device: as `cudaMemcpy` out of the device. A write starts behind everything that was queued before it,
-//! and returns when its bytes are in the file; what is queued later cannot change them.
+//! Order on the device: as `cudaMemcpy` out of the device. A write starts after all work that was queued before it, and
+//! returns when its bytes are in the file; work that is queued later cannot change them.
 //!
 //! Known flaws:
-//! - What is larger than the staging bound (`SPINIO_BOUNCE_LIMIT`, 128 MiB) is written in portions, which other writes can
-//!   come between. docs/semantics.md says so.
-//! - A vector of host and device parts that needs more than 1024 pieces is written short, as far as 1024 reach.
-//! - While the write of a file waits for a server (FUSE, NFS), it holds its staging blocks. Others then wait for them
-//!   10 ms and take ordinary memory instead; but large reads wait until there are blocks again.
+//! - A write larger than the bounce limit (`SPINIO_BOUNCE_LIMIT`, 128 MiB) is done in chunks, between which other
+//!   writes can be done. docs/semantics.md says so.
+//! - A vector of host and device parts that needs more than 1024 kernel vectors is written short, as far as 1024 reach.
+//! - While the write of a file waits for a server (FUSE, NFS), it holds its bounce buffers. Other writes then wait
+//!   10 ms for buffers and use ordinary memory instead; but large reads wait until buffers are released.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -66,7 +67,7 @@ use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
-/// Bytes from which a write of a block device is made in portions.
+/// Largest write of a block device, in bytes, that is a single call.
 const BLOCK_DEVICE_MAX: u64 = 16 << 20;
 
 type Result<T> = core::result::Result<T, Error>;
@@ -74,9 +75,9 @@ type Result<T> = core::result::Result<T, Error>;
 /// A part of a write, in the order of the file.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
-    /// Memory of the host, for the kernel to judge.
+    /// Host memory. The kernel validates it.
     Host(*const u8, usize),
-    /// Memory of a device.
+    /// Device memory.
     Device(Target, usize),
 }
 
@@ -102,7 +103,7 @@ impl Part {
     }
 }
 
-/// A write at work.
+/// A write in progress.
 #[derive(Clone, Copy)]
 struct WriteRequest<'a> {
     ctx: &'a Arc<Writer>,
@@ -122,22 +123,22 @@ impl WriteRequest<'_> {
         Error::kernel(errno, "write", self.at.unwrap_or(0) + done as u64, (self.len - done) as u64)
     }
 
-    /// Bytes that have to pass through staging.
+    /// Bytes that have to be copied to bounce buffers.
     fn staged_bytes(&self) -> u64 {
         self.parts.iter().filter(|p| matches!(p, Part::Device(..))).map(|p| p.len() as u64).sum()
     }
 
-    /// Through the program's own descriptor.
+    /// Writes through the program's own descriptor.
     fn write_app_fd(&self) -> Result<usize> {
         if self.needs_chunks() { self.write_chunked() } else { self.write_once(None) }
     }
 
-    /// Whether it is too long for one call.
+    /// Whether it is too large for a single call.
     fn needs_chunks(&self) -> bool {
         self.staged_bytes() > max_single_call(self.ctx, self.stat.kind)
     }
 
-    /// Bytes that a length lacks to whole units of direct I/O, if the descriptor is one for that.
+    /// Bytes missing to the next multiple of the direct I/O alignment; 0 if the descriptor has no O_DIRECT.
     fn misalignment(&self, len: usize) -> usize {
         let kernel = self.ctx.files.sys();
         if kernel.status_flags(self.fd).is_ok_and(|flags| flags & linux::O_DIRECT as i32 == 0) {
@@ -147,7 +148,7 @@ impl WriteRequest<'_> {
         if unit == 0 { 0 } else { len.next_multiple_of(unit) - len }
     }
 
-    /// The parts from byte `skip` on, as far as `most` bytes reach.
+    /// The parts from byte `skip` on, up to `max` bytes.
     fn slice_parts(&self, mut skip: usize, mut max: usize) -> Vec<Part> {
         let mut out = Vec::new();
         for part in self.parts {
@@ -161,28 +162,28 @@ impl WriteRequest<'_> {
         out
     }
 
-    /// Whether the descriptor still names the file that this write began with: another thread may have closed it and
-    /// opened another file as the same number.
+    /// Whether the descriptor still refers to the file that this write began with: another thread may have closed it
+    /// and opened another file with the same number.
     fn verify_fd(&self) -> bool {
-        // Nobody closes SPIN's own.
+        // The program cannot close a shadow descriptor.
         let same = |s: Stat| (s.dev, s.ino) == (self.stat.dev, self.stat.ino);
         is_shadow(self.fd) || self.ctx.files.sys().fstat(self.fd).is_ok_and(same)
     }
 }
 
-/// Bytes that one kernel call may take out of staging memory.
+/// Most bytes of staging memory that a single system call may use.
 fn staging_limit(ctx: &Writer) -> u64 {
     ctx.bounce.limit().max(2 * BUFFER_SIZE as u64)
 }
 
-/// Bytes of a write that is one call. Those of a block device are mixed with others by the kernel itself, so nothing is
-/// lost by copying beside them.
+/// Most bytes of a write that is a single call. The kernel itself mixes overlapping writes of a block device, so
+/// splitting them to copy concurrently loses no guarantee.
 fn max_single_call(ctx: &Writer, kind: FileKind) -> u64 {
     if kind == FileKind::Block { BLOCK_DEVICE_MAX.min(staging_limit(ctx)) } else { staging_limit(ctx) }
 }
 
-/// The parts without empty ones, cut off where the first of them leaves its allocation, as the kernel cuts a write off
-/// where the program's memory ends.
+/// The parts without empty ones, cut where the first of them leaves its allocation, as the kernel cuts a write where
+/// the program's memory ends.
 fn clip(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
     let mut clipped = Vec::with_capacity(parts.len());
     for part in parts.iter().copied().filter(|p| !p.is_empty()) {
@@ -203,7 +204,7 @@ fn clip(parts: &[Part]) -> core::result::Result<Vec<Part>, Errno> {
 
 impl Writer {
     /// `pwrite` (with an offset) or `write` (at the descriptor's own) out of device memory.
-    /// Returns what POSIX says: the bytes that are in the file now.
+    /// Returns the number of bytes written to the file, as POSIX specifies.
     pub fn write(self: &Arc<Self>, fd: Fd, at: Option<u64>, from: Target, len: usize) -> Result<usize> {
         self.write_parts(fd, at, 0, &[Part::Device(from, len)])
     }
@@ -245,10 +246,10 @@ impl Writer {
         }
         let status = ctx.files.sys().status_flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 || status & linux::O_PATH as i32 != 0 {
-            // The kernel says why it cannot be written, with the offset or without one as the program made the call.
+            // A write of one byte, with or without an offset as in the program's call, gets the kernel's error.
             let byte = 0u8;
             let vector = [[&raw const byte as usize, 1]];
-            // SAFETY: a byte of ours, alive across the call.
+            // SAFETY: `byte` is a local that lives across the call.
             let wrote = unsafe { ctx.files.sys().pwritev(Route::Copy, fd, &vector, at, flags) };
             return wrote.map_err(fail);
         }
@@ -260,7 +261,7 @@ impl Writer {
     }
 }
 
-/// Why a gathered write went as it did.
+/// The reason to record for a staged write.
 fn pinned_reason(pinned: bool, otherwise: Reason) -> Reason {
     if pinned { otherwise } else { Reason::NoPinnedMemory }
 }

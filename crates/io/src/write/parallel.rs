@@ -1,32 +1,33 @@
-//! Portions of a long write abreast, through the program's own O_DIRECT descriptor: several under way, so that storage never
-//! waits for the next one.
+//! Chunks of a long write in flight concurrently, through the program's own O_DIRECT descriptor, so that storage never
+//! waits for the next chunk.
 //!
 //! ```text
 //!   caller    copy 0 │ copy 1 │ ... │ copy 5 │ wait for 0 │ copy 6 │ wait for 1 │ copy 7 ...
-//!   helpers          └ write 0 ........... ┘              └ write 6 ........... ┘
+//!   workers          └ write 0 ........... ┘              └ write 6 ........... ┘
 //!                             └ write 1 .............. ┘               └ write 7 ...
 //! ```
 //!
-//! One call after the other leaves storage idle in between: while the last requests of a call come in, while its caller
-//! wakes up, and until the first of the next are on their way. Seen: 0.25 ms of every 5. And small portions in the same
-//! blocks again and again take a fraction of the staging memory: two portions of 32 MiB made a first write wait 10 ms for
-//! memory to be made.
+//! Sequential calls leave storage idle between them: while the last requests of a call complete, while its caller wakes
+//! up, and until the first requests of the next call are submitted. Seen: 0.25 ms of every 5. And small chunks that
+//! reuse the same bounce buffers need a fraction of the staging memory: two chunks of 32 MiB made a first write wait
+//! 10 ms for memory to be allocated.
 //!
-//! The count is an unbroken front: portions are waited for in the order of the file, and nothing counts behind the first
-//! that fails or is short. But what is behind it may have reached the file. So this is only for bytes that the file has
-//! already, where a write adds nothing: no end is moved, and no room can be lacking. What remains is what O_DIRECT means
-//! to a host as well, whose requests are under way side by side: where storage fails, bytes behind the failure may be new.
-//! Writes that go around the page cache by SPIN's own choice stay in order, since their program has not asked for that.
+//! The count is a contiguous prefix: chunks are waited for in the order of the file, and no byte after the first chunk
+//! that fails or is short counts. But bytes after it may have reached the file. So this is only for bytes that the file
+//! has already, where a write does not move the end of the file and cannot run out of space. What remains also holds
+//! for O_DIRECT writes of host memory, whose requests are in flight concurrently: if storage fails, bytes after the
+//! failure may be new. Writes that bypass the page cache by SPIN's choice stay in order, since their program did not
+//! request O_DIRECT.
 //!
-//! Keepers write, through the program's very descriptor (`pidfd_getfd`); where a sandbox refuses that, the mates do, who see
-//! the program's table. All of them may be busy, and mates even with waiting for the blocks that lie here: so what nobody
-//! has begun after a while the caller writes himself.
+//! Shadow workers write, through a duplicate of the program's descriptor (`pidfd_getfd`). Where a sandbox refuses that,
+//! copy workers write, which share the program's fd table. All of them may be busy, and copy workers may even wait for
+//! the bounce buffers that this write holds. So the caller itself writes a chunk that no worker has started in time.
 //!
 //! Known flaws:
-//! - On file systems that write no block in place (btrfs, xfs where blocks are shared) room can be lacking all the same; so it
-//!   can where blocks that lie behind the end of the file make up for its holes.
-//! - While a server (NFS, FUSE) does not answer, one write keeps up to six of the eight keepers waiting, and two keep all;
-//!   reads of other files then wait too.
+//! - File systems that do not write blocks in place (btrfs, xfs where blocks are shared) can run out of space all the
+//!   same; so can a file whose holes are balanced by blocks past its end.
+//! - While a server (NFS, FUSE) does not answer, one write occupies up to six of the eight shadow workers, and two
+//!   writes occupy all; reads of other files then wait too.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -49,41 +50,41 @@ use spinio_host::is_cancelled;
 use spinio_host::lock;
 use spinio_host::{pool::WorkerPool, shadow_fd::ShadowFd};
 
-/// Bytes of a portion. Enough for storage to be busy with; little enough for several to be under way in a part of the ring.
+/// Bytes of a chunk. Large enough to keep storage busy; small enough that several in flight fit in a part of the pool.
 const CHUNK: usize = 4 << 20;
 
-/// How many are under way at most.
+/// Most chunks in flight.
 const MAX_IN_FLIGHT: usize = 6;
 
-/// How long the end of the shared descriptor is waited for.
+/// How long to wait for the close of the duplicated descriptor.
 const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
-/// How long somebody is waited for who begins a portion.
+/// How long to wait until a worker starts a chunk.
 const START_WAIT: Duration = Duration::from_millis(10);
 
-/// Who writes, and through which descriptor.
+/// The workers that write, and their descriptor.
 struct Writers<'a> {
     pool: &'a WorkerPool,
     fd: Fd,
-    /// The number is of the program's table, and has to mean this file.
+    /// Set if `fd` is a number in the program's fd table: it must refer to this file.
     file: Option<(u64, u64)>,
-    /// The program's descriptor in the keepers' table.
+    /// The duplicate of the program's descriptor in the shadow fd table.
     shadow_fd: Option<ShadowFd>,
 }
 
-/// How far a portion is.
+/// State of a chunk.
 #[derive(Default)]
 enum State {
     #[default]
     Queued,
-    /// A helper writes it.
+    /// A worker writes it.
     Started,
     Done(core::result::Result<usize, Errno>),
-    /// No helper will.
+    /// No worker will start it any more.
     Withdrawn,
 }
 
-/// What the caller and a helper tell each other about a portion.
+/// The state of a chunk, shared by the caller and a worker.
 #[derive(Default)]
 struct ChunkState {
     state: Mutex<State>,
@@ -91,7 +92,7 @@ struct ChunkState {
 }
 
 impl ChunkState {
-    /// Whether a helper may begin it.
+    /// Whether a worker may start it.
     fn try_start(&self) -> bool {
         let mut state = lock(&self.state);
         let queued = matches!(*state, State::Queued);
@@ -106,7 +107,7 @@ impl ChunkState {
         self.changed.notify_one();
     }
 
-    /// What was written, if a helper begins it in such a time; `None`: none does any more.
+    /// The result, if a worker starts the chunk within `start_wait`; `None`: no worker will start it any more.
     fn wait(&self, start_wait: Duration) -> Option<core::result::Result<usize, Errno>> {
         let queued = |state: &mut State| matches!(state, State::Queued);
         let state = lock(&self.state);
@@ -123,7 +124,7 @@ impl ChunkState {
     }
 }
 
-/// A portion that a helper writes, and its memory, which stays until he is done with it.
+/// A chunk that a worker writes, and its memory, which stays until the worker is done with it.
 struct ChunkInFlight {
     state: Arc<ChunkState>,
     from: usize,
@@ -138,37 +139,38 @@ impl Drop for ChunkInFlight {
 }
 
 impl WriteRequest<'_> {
-    /// Whether portions of a range may be under way side by side.
+    /// Whether chunks of a range may be in flight concurrently.
     pub(super) fn can_write_parallel(&self, range: &Range<usize>, via: WriteVia) -> bool {
         let app_direct = via.route == Route::Direct && via.shadow_fd.is_none() && !is_shadow(self.fd);
         let Some(at) = self.at.filter(|_| app_direct && self.flags == 0 && !self.is_append()) else { return false };
         let allocated = match self.stat.kind {
             FileKind::Block => true,
             FileKind::Regular => {
-                let filled = self.stat.blocks.saturating_mul(512) >= self.stat.size;
+                let no_holes = self.stat.blocks.saturating_mul(512) >= self.stat.size;
                 let end = at + range.end as u64;
-                // The signal of a limit is for the thread that makes the call.
-                filled && end <= self.stat.size.min(linux::file_size_limit())
+                // Within RLIMIT_FSIZE: its signal goes to the thread that makes the call.
+                no_holes && end <= self.stat.size.min(linux::file_size_limit())
             }
             FileKind::Other => false,
         };
-        // One more is being copied; and half of the memory is for others, as in any long write.
+        // One more chunk is being copied; and half of the memory is left to other requests, as in any long write.
         let enough_staging = staging_limit(self.ctx) / 2 >= ((MAX_IN_FLIGHT + 1) * CHUNK) as u64;
         allocated && enough_staging && range.len() > 2 * CHUNK
     }
 
-    /// Those who can write; `None` if nobody can.
+    /// The workers that can write; `None` if there are none.
     fn writers(&self) -> Option<Writers<'_>> {
         let shadow = self.ctx.files.shadow_workers()?;
         let file = (self.stat.dev, self.stat.ino);
         if let Some(shadow_fd) = dup_app_fd(self.ctx, self.fd, file) {
             return Some(Writers { pool: shadow, fd: shadow_fd.get(), file: None, shadow_fd: Some(shadow_fd) });
         }
-        let workers = self.ctx.files.workers().copy().filter(|mates| mates.shares_fd_table() != Some(false))?;
+        let workers = self.ctx.files.workers().copy().filter(|workers| workers.shares_fd_table() != Some(false))?;
         Some(Writers { pool: workers, fd: self.fd, file: Some(file), shadow_fd: None })
     }
 
-    /// The range, gathered portion by portion; the unbroken front that was written. `None`: nobody can help.
+    /// Writes the range, gathered chunk by chunk; the length of the contiguous prefix that was written. `None`: no
+    /// workers.
     pub(super) fn write_parallel(
         &self,
         range: &Range<usize>,
@@ -180,7 +182,7 @@ impl WriteRequest<'_> {
         if writers.shadow_fd.take().is_some()
             && let Some(shadow) = self.ctx.files.shadow_workers()
         {
-            // What ends with the last descriptor (locks, say) shall end with the program's.
+            // State that ends with the last descriptor (locks, for example) must end when the program closes its own.
             shadow.wait_closed(Some(self.stat.dev), CLOSE_WAIT);
         }
         Some(wrote)
@@ -194,11 +196,11 @@ impl WriteRequest<'_> {
         gather: &mut impl FnMut(usize, usize) -> Result<StagedWrite>,
     ) -> Result<usize> {
         let mut in_flight: VecDeque<ChunkInFlight> = VecDeque::with_capacity(MAX_IN_FLIGHT);
-        // To the end of what is copied, and to the end of what is written.
+        // The end of the bytes copied, and the end of the contiguous bytes written.
         let (mut copied, mut done) = (range.start, range.start);
         let mut ended = loop {
             let next = (copied < range.end).then(|| gather(copied, CHUNK));
-            // While it is copied.
+            // Wait for the oldest chunk while the next one is being copied.
             if (next.is_none() || in_flight.len() == MAX_IN_FLIGHT)
                 && let Some(oldest) = in_flight.pop_front()
             {
@@ -212,7 +214,7 @@ impl WriteRequest<'_> {
             }
             let Some(next) = next else { continue };
             let started = Instant::now();
-            match next.and_then(|mut portion| portion.wait().map(|()| portion)) {
+            match next.and_then(|mut staged| staged.wait().map(|()| staged)) {
                 Ok(staged) => {
                     let from = copied;
                     copied += staged.len;
@@ -237,7 +239,8 @@ impl WriteRequest<'_> {
         }
     }
 
-    /// Waits for a portion, and adds what was written of it to the front if it goes on from there. Whether that was all of it.
+    /// Waits for a chunk, and adds its bytes to the contiguous prefix if it continues there. Whether it was written
+    /// completely.
     fn finish_chunk(&self, chunk: &ChunkInFlight, via: WriteVia, done: &mut usize) -> Result<bool> {
         if chunk.from != *done {
             return Ok(false);
@@ -247,13 +250,13 @@ impl WriteRequest<'_> {
         let wrote = worker_result
             .unwrap_or_else(|| self.write_vectors(via, &chunk.staged.vectors, at))
             .map_err(|e| self.kernel_error(e, *done))?;
-        let why = pinned_reason(chunk.staged.is_pinned(), via.reason);
-        self.ctx.files.stats().record_piece(&self.span, via.route, why, *done as u64, wrote as u64, chunk.started);
+        let reason = pinned_reason(chunk.staged.is_pinned(), via.reason);
+        self.ctx.files.stats().record_piece(&self.span, via.route, reason, *done as u64, wrote as u64, chunk.started);
         *done += wrote;
         Ok(wrote == chunk.staged.len)
     }
 
-    /// Lets a helper write a portion.
+    /// Has a worker write a chunk.
     fn start_chunk(&self, writers: &Writers<'_>, via: WriteVia, chunk: &ChunkInFlight) {
         let (kernel, fd, route) = (self.ctx.files.sys(), writers.fd, via.route);
         let at = self.at.map(|at| at + chunk.from as u64);
@@ -262,13 +265,14 @@ impl WriteRequest<'_> {
         let file = writers.file;
         let write = move || match file {
             Some(key) if !kernel.is_file(fd, key) => Err(Errno::BADF),
-            // SAFETY: the memory stays until what was begun is over; host parts are the program's, for the kernel to judge.
+            // SAFETY: the memory stays until a started write is done; host parts belong to the program, and the kernel
+            // validates them.
             _ => unsafe { kernel.pwritev(route, fd, &vectors, at, 0) },
         };
         let state = Arc::clone(&chunk.state);
         writers.pool.for_key(share_key(&self.stat)).spawn(move || {
             if state.try_start() {
-                // Whatever happens, somebody waits for an answer.
+                // Also after a panic: the caller waits for a result.
                 state.finish(catch_unwind(AssertUnwindSafe(write)).unwrap_or(Err(Errno::IO)));
             }
         });

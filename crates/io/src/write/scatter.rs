@@ -1,15 +1,16 @@
-//! Several ranges of one of SPIN's own files, each written by one call of the kernel, several at a time.
+//! Several ranges of a shadow file, each written by a single system call, several at a time.
 //!
 //! ```text
-//!   caller    gather group 0 │ gather group 1 │ wait for 0 │ gather group 2 ...      a group: half of the staging memory
-//!   keepers                  │ range, range, range ...     │ range, range ...         up to 8 calls under way
+//!   caller    gather group 0 │ gather group 1 │ wait for 0 │ gather group 2 ...   a group: half of the staging memory
+//!   workers                  │ range, range, range ...     │ range, range ...      up to 8 calls in flight
 //! ```
 //!
-//! For storage that wants requests of a certain shape, such as whole stripes of RAID-5, and is faster with several of
-//! them under way. Nothing is promised about the order in which ranges reach the file: it is no POSIX write.
+//! For storage that needs requests of a certain shape, such as full stripes of RAID-5, and is faster with several of
+//! them in flight. The order in which ranges reach the file is not specified: this is no POSIX write.
 //!
-//! Ranges that may be written only while something holds (a lease, for bytes of others) ask for it one by one, each just
-//! before its call. So when it ends, what is under way is one request a keeper, and what was not begun stays unwritten.
+//! A caller may allow ranges only while a condition holds (a lease, for bytes that others wrote). The condition is
+//! checked for each range, just before its call. So when it ends, one request per shadow worker is in flight at most,
+//! and ranges that were not started stay unwritten.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -27,43 +28,42 @@ use super::{Part, Result, staging_limit};
 use crate::ctx::Writer;
 use spinio_files::ShadowFile;
 use spinio_host::lock;
-use spinio_host::pool::SHADOW_WORKERS as KEEPERS;
-use spinio_host::pool::Task;
+use spinio_host::pool::{SHADOW_WORKERS, Task};
 use spinio_host::syscalls::Syscalls;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
-/// A range that one call of the kernel writes.
+/// A range that a single system call writes.
 struct RangeWrite {
     at: u64,
     vectors: Vec<[usize; 2]>,
 }
 
-/// Ranges that keepers take one after another.
+/// Ranges that shadow workers take one after another.
 struct RangeWriter {
     kernel: &'static dyn Syscalls,
     fd: Fd,
     route: Route,
     ranges: Vec<RangeWrite>,
     next: AtomicUsize,
-    /// Asked before each: whether it may be written.
+    /// Called before each range: whether it may be written.
     still_allowed: Option<Arc<WriteCheck>>,
-    /// One has failed, or may not be written: no further one is begun.
+    /// A range has failed, or may not be written: no further one is started.
     stopped: AtomicBool,
     remaining: Mutex<Remaining>,
     all_done: Condvar,
 }
 
-/// What is to hold when a range is written.
+/// The condition that must hold when a range is written.
 type WriteCheck = dyn Fn() -> bool + Send + Sync;
 
-/// What is left of ranges.
+/// The ranges that are not done.
 struct Remaining {
-    /// How many are still to be accounted for.
+    /// Number of ranges without an outcome.
     pending: usize,
-    /// The first in the file that failed.
+    /// The failed range with the lowest offset.
     failed: Option<(u64, Errno)>,
-    /// Those that nobody tried.
+    /// Ranges that no worker tried to write.
     unwritten: Vec<usize>,
 }
 
@@ -72,10 +72,10 @@ impl Task for RangeWriter {
         loop {
             let number = self.next.fetch_add(1, Relaxed);
             let Some(range) = self.ranges.get(number) else { return };
-            // Whatever happens, the range is accounted for: somebody waits for it.
+            // The range gets an outcome also after a panic: the caller waits for it.
             let write = || {
-                let begin = !self.stopped.load(Relaxed) && self.still_allowed.as_ref().is_none_or(|may| may());
-                begin.then(|| self.write_groups(range))
+                let allowed = !self.stopped.load(Relaxed) && self.still_allowed.as_ref().is_none_or(|check| check());
+                allowed.then(|| self.write_range(range))
             };
             let wrote = catch_unwind(AssertUnwindSafe(write)).unwrap_or(Some(Err(Errno::IO)));
             let mut remaining = lock(&self.remaining);
@@ -101,11 +101,11 @@ impl Task for RangeWriter {
 }
 
 impl RangeWriter {
-    fn write_groups(&self, range: &RangeWrite) -> core::result::Result<(), Errno> {
+    fn write_range(&self, range: &RangeWrite) -> core::result::Result<(), Errno> {
         let mut vectors = range.vectors.clone();
         let mut at = range.at;
         while !vectors.is_empty() {
-            // SAFETY: the caller holds the gathered memory until all ranges are accounted for.
+            // SAFETY: the caller keeps the gathered memory until all ranges have an outcome.
             let wrote = match unsafe { self.kernel.pwritev(self.route, self.fd, &vectors, Some(at), 0) } {
                 Ok(0) => return Err(Errno::IO),
                 Ok(wrote) => wrote,
@@ -118,7 +118,7 @@ impl RangeWriter {
         Ok(())
     }
 
-    /// Waits until all are accounted for; those that nobody tried.
+    /// Waits until all ranges have an outcome; the ranges that no worker tried to write.
     fn wait(&self) -> core::result::Result<Vec<usize>, (u64, Errno)> {
         let mut remaining = lock(&self.remaining);
         while remaining.pending > 0 {
@@ -128,7 +128,7 @@ impl RangeWriter {
     }
 }
 
-/// Leaves out the first bytes.
+/// Removes the first bytes.
 fn advance(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
     vectors.retain_mut(|[at, len]| {
         let skipped = bytes.min(*len);
@@ -137,7 +137,7 @@ fn advance(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
     });
 }
 
-/// The vectors of the first `len` bytes, which are taken out.
+/// Removes and returns the vectors of the first `len` bytes.
 fn take_front(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usize) -> Vec<[usize; 2]> {
     let mut out = Vec::new();
     while len > 0
@@ -154,14 +154,14 @@ fn take_front(vectors: &mut std::collections::VecDeque<[usize; 2]>, mut len: usi
 }
 
 impl Writer {
-    /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
-    /// tells the first offset that failed; others may be written or not.
+    /// Writes parts at offsets of a file, each in a single system call; returns when all are written. The error has the
+    /// lowest offset that failed; other ranges may be written or not.
     pub fn write_ranges(self: &Arc<Self>, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
         self.write_ranges_recorded(file, ranges, route, None).map(drop)
     }
 
-    /// As [`Writer::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
-    /// were not written.
+    /// As [`Writer::write_ranges`], but each range only if `still_allowed` returns true just before its call. Returns
+    /// the numbers of the ranges that were not written.
     pub fn write_ranges_while(
         self: &Arc<Self>,
         file: &ShadowFile,
@@ -187,15 +187,15 @@ impl Writer {
         let unwritten = write(self, file, ranges, route, still_allowed.as_ref());
         let wrote = unwritten.as_ref().map(|left| requested - left.iter().map(|&n| ranges[n].1.len()).sum::<usize>());
         if let Ok(wrote) = wrote {
-            let why = if route == Route::Direct { Reason::FullStripes } else { Reason::IntoCache };
-            stats.record_piece(&span, route, why, 0, wrote as u64, started);
+            let reason = if route == Route::Direct { Reason::FullStripes } else { Reason::IntoCache };
+            stats.record_piece(&span, route, reason, 0, wrote as u64, started);
         }
         stats.end(&span, &wrote.map_err(Error::errno));
         unwritten
     }
 }
 
-/// The ranges that were not written because they may not be.
+/// Writes the ranges; returns those that were not written because they were not allowed.
 fn write(
     ctx: &Arc<Writer>,
     file: &ShadowFile,
@@ -227,18 +227,18 @@ fn write(
             unwritten.extend(from..ranges.len());
             return Ok(unwritten);
         }
-        let gathered = staged?;
-        let task = start_group(ctx, file, &ranges[from..to], &gathered, (route, still_allowed.map(Arc::clone)));
-        in_flight = Some(GroupInFlight { first: from, task, _staged: gathered });
+        let staged = staged?;
+        let task = start_group(ctx, file, &ranges[from..to], &staged, (route, still_allowed.map(Arc::clone)));
+        in_flight = Some(GroupInFlight { first: from, task, _staged: staged });
         from = to;
     }
     wait_group(in_flight)
 }
 
-/// A group of ranges that is being written, and its memory. Where it is dropped, by an error or a panic, no further range
-/// is begun, and those that are being written are waited for: their memory goes with it.
+/// A group of ranges that is being written, and its memory. If it is dropped after an error or a panic, no further
+/// range is started, and the ranges in flight are waited for, since their memory is freed with it.
 struct GroupInFlight {
-    /// Number of its first range.
+    /// The number of its first range.
     first: usize,
     task: Arc<RangeWriter>,
     _staged: StagedWrite,
@@ -249,7 +249,7 @@ fn start_group(
     file: &ShadowFile,
     ranges: &[(u64, Part)],
     staged: &StagedWrite,
-    (route, may): (Route, Option<Arc<WriteCheck>>),
+    (route, still_allowed): (Route, Option<Arc<WriteCheck>>),
 ) -> Arc<RangeWriter> {
     let mut vectors = staged.vectors.iter().copied().collect();
     let ranges: Vec<RangeWrite> =
@@ -261,18 +261,18 @@ fn start_group(
         route,
         ranges,
         next: AtomicUsize::new(0),
-        still_allowed: may,
+        still_allowed,
         stopped: AtomicBool::new(false),
         remaining: Mutex::new(Remaining { pending: count, failed: None, unwritten: Vec::new() }),
         all_done: Condvar::new(),
     });
     if let Some(shadow) = ctx.files.shadow_workers() {
-        shadow.for_key(file.share_key()).submit(task.clone(), count.min(KEEPERS));
+        shadow.for_key(file.share_key()).submit(task.clone(), count.min(SHADOW_WORKERS));
     }
     task
 }
 
-/// Waits for ranges under way; their memory is given back after that. Those that were not written.
+/// Waits for the ranges of a group, and then releases their memory. Returns the ranges that were not written.
 fn wait_group(in_flight: Option<GroupInFlight>) -> Result<Vec<usize>> {
     let Some(group) = in_flight else { return Ok(Vec::new()) };
     let unwritten = group.task.wait().map_err(|(at, errno)| {

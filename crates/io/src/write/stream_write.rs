@@ -1,22 +1,25 @@
-//! A write in the order of a stream: queued now, made when the stream gets there.
+//! A stream-ordered write: queued now, done when the stream gets there.
 //!
 //! ```text
-//!   stream     ... work | copies into staging | host function: ask a keeper, wait for it | later work ...
-//!   keeper                                                       └ pwrite ┘
+//!   stream          ... work | copies into staging | host function: submit, wait | later work ...
+//!   shadow worker                                                  └ pwrite ┘
 //! ```
 //!
-//! The program may close its descriptor meanwhile, or give the number to another file. So a keeper takes the very
-//! descriptor into its own table (`pidfd_getfd`) when the write is queued: the same open file, with its O_APPEND and all.
+//! The program may close its descriptor meanwhile, or reuse the number for another file. So when the write is queued, a
+//! shadow worker duplicates the descriptor into the shadow fd table (`pidfd_getfd`): the same open file, with its
+//! O_APPEND and other flags.
 //!
-//! What cannot be done later is done at once, and waited for: a write larger than the staging bound, a kernel without
-//! `pidfd_getfd`, a device without host functions.
+//! A write that cannot be queued is done at once, and waited for: a write larger than the staging limit, a kernel
+//! without `pidfd_getfd`, a device without host functions.
 //!
-//! Its memory is of a ring that only such moves use: the queue may wait for the program, and the program for a read. What
-//! that ring has not it gets beyond its bound, up to twice as much. The rest is ordinary memory, into which CUDA copies
-//! only while the caller waits: such a write waits for its stream.
+//! Its memory comes from a pool that only stream-ordered transfers use: the stream may wait for the program, and the
+//! program for a read. If that pool has no free buffers, it grows over its limit, up to twice of it. The rest is
+//! ordinary memory, into which CUDA copies only while the caller waits: such a write waits for its stream.
 //!
-//! Known flaws: a keeper takes no signals, so a write beyond RLIMIT_FSIZE says EFBIG without SIGXFSZ. If the context of
-//! the device dies before the stream gets there, the driver never calls: the memory is lost and the result never comes.
+//! Known flaws:
+//! - A shadow worker receives no signals, so a write past RLIMIT_FSIZE fails with EFBIG without SIGXFSZ.
+//! - If the context of the device is lost before the stream gets there, the driver never calls the host function: the
+//!   memory is lost and the result is never stored.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -39,24 +42,24 @@ use spinio_host::shadow_fd::ShadowFd;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
 
-/// Where a result goes: bytes written, or an errno below zero.
+/// Where to store the result: bytes written, or a negative errno.
 #[derive(Clone, Copy)]
 struct ResultPtr(*const AtomicIsize);
 
-// SAFETY: an atomic word; who asked for the write keeps it until the result is there.
+// SAFETY: it points to an atomic word, which the caller of the write keeps until the result is stored.
 unsafe impl Send for ResultPtr {}
 
 impl ResultPtr {
     fn store(self, result: core::result::Result<usize, Errno>) {
         if !self.0.is_null() {
             let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |wrote| wrote as isize);
-            // SAFETY: not null, and kept by the caller's promise.
+            // SAFETY: not null, and the caller of the write keeps the word.
             unsafe { &*self.0 }.store(value, Release);
         }
     }
 }
 
-/// A write that waits for its stream.
+/// A queued write.
 struct StreamWrite {
     ctx: Arc<Writer>,
     shadow_fd: ShadowFd,
@@ -70,14 +73,14 @@ struct StreamWrite {
 unsafe impl Send for StreamWrite {}
 
 impl StreamWrite {
-    /// On the driver's thread, once the bytes are there.
+    /// Does the write. Runs on the driver's thread, after the copies.
     fn write(mut self) {
         self.staged.mark_complete();
         let started = Instant::now();
         let (kernel, fd, offset) = (self.ctx.files.sys(), self.shadow_fd.get(), self.offset);
         let key = self.shadow_fd.share_key();
         let vectors = core::mem::take(&mut self.staged.vectors);
-        // SAFETY: the memory of the vectors is ours until this function ends, which waits for the answer.
+        // SAFETY: `self` owns the memory of the vectors until this function ends, which waits for the call.
         let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
         let wrote = self
             .ctx
@@ -87,8 +90,8 @@ impl StreamWrite {
             .unwrap_or(Err(Errno::IO));
         let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
-            let why = pinned_reason(self.staged.is_pinned(), Reason::IntoCache);
-            stats.record_piece(&self.span, Route::Copy, why, 0, wrote as u64, started);
+            let reason = pinned_reason(self.staged.is_pinned(), Reason::IntoCache);
+            stats.record_piece(&self.span, Route::Copy, reason, 0, wrote as u64, started);
         }
         let outcome = wrote.map_err(|e| Error::kernel(e, "write", offset, self.staged.len as u64));
         stats.end(&self.span, &Error::outcome(&outcome));
@@ -96,26 +99,26 @@ impl StreamWrite {
     }
 }
 
-/// What the driver calls.
+/// The host function that the driver calls.
 ///
 /// # Safety
-/// `later` must come from `Box::into_raw`, once.
+/// `write` must come from `Box::into_raw`, and be passed once.
 unsafe extern "C" fn on_stream_reached(write: *mut c_void) {
     // SAFETY: the caller's promise.
     let write = unsafe { Box::from_raw(write.cast::<StreamWrite>()) };
-    let (ctx, watch, result) = (Arc::clone(&write.ctx), write.span, write.result);
+    let (ctx, span, result) = (Arc::clone(&write.ctx), write.span, write.result);
     if catch_unwind(AssertUnwindSafe(|| write.write())).is_err() {
-        ctx.files.stats().end(&watch, &Err(Errno::IO));
+        ctx.files.stats().end(&span, &Err(Errno::IO));
         result.store(Err(Errno::IO));
     }
 }
 
 impl Writer {
-    /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
-    /// the bytes written, or an errno below zero. What is queued behind it sees both.
+    /// Queues a `pwrite` of device memory on `stream`. `result` is set when the stream has got there: the bytes
+    /// written, or a negative errno. Work queued after it sees the file and the result.
     ///
     /// # Safety
-    /// `result` must be null, or stay until it is set.
+    /// `result` must be null, or stay valid until it is set.
     pub unsafe fn write_async(
         self: &Arc<Self>,
         fd: Fd,
@@ -136,8 +139,8 @@ impl Writer {
             return Err(fail(Errno::SPIPE));
         }
         if device.is_capturing(stream) {
-            // A graph would write its staging memory at each launch, when it holds other bytes.
-            return Err(Error::kernel(Errno::BUSY, "write from a captured queue", at, len as u64));
+            // A graph would write its staging memory at each launch, when that holds other bytes.
+            return Err(Error::kernel(Errno::BUSY, "write from a captured stream", at, len as u64));
         }
         let status = ctx.files.sys().status_flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 {
@@ -149,25 +152,25 @@ impl Writer {
         let result_ptr = ResultPtr(result);
         let len: usize = parts.iter().map(Part::len).sum();
         let shadow_fd = if len as u64 <= staging_limit(ctx) { dup_app_fd(ctx, fd, (stat.dev, stat.ino)) } else { None };
-        if let Some(twin) = shadow_fd {
+        if let Some(shadow_fd) = shadow_fd {
             let staged = StagedWrite::start(ctx, &order, &parts, BufferSource::StreamPool, at)
                 .inspect_err(|error| ctx.files.stats().end(&span, &Err(error.errno())))?;
             let write = Box::into_raw(Box::new(StreamWrite {
                 ctx: Arc::clone(ctx),
-                shadow_fd: twin,
+                shadow_fd,
                 staged,
                 offset: at,
                 result: result_ptr,
                 span,
             }));
-            // SAFETY: `called` takes the box, once.
+            // SAFETY: `on_stream_reached` takes the box, once.
             if unsafe { device.launch_host_func(stream, on_stream_reached, write.cast()) }.is_ok() {
                 return Ok(());
             }
-            // SAFETY: the device did not take it.
+            // SAFETY: the device refused the box, so it is still owned here.
             drop(unsafe { Box::from_raw(write) });
         }
-        // At once, behind what is on the queue.
+        // At once, after the work on the stream.
         let write = WriteRequest { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, span };
         let wrote = write.after_stream(&order);
         ctx.files.stats().end(&span, &Error::outcome(&wrote));
@@ -176,11 +179,11 @@ impl Writer {
     }
 }
 
-/// The program's own descriptor, in the keepers' table.
+/// A duplicate of the program's descriptor, in the shadow fd table.
 pub(super) fn dup_app_fd(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<ShadowFd> {
-    let shadow = ctx.files.shadow_workers()?.for_key(key.0);
-    let (kernel, tid, close_queue) = (ctx.files.sys(), linux::gettid(), shadow.close_queue());
-    shadow.run_blocking(move || {
+    let workers = ctx.files.shadow_workers()?.for_key(key.0);
+    let (kernel, tid, close_queue) = (ctx.files.sys(), linux::gettid(), workers.close_queue());
+    workers.run_blocking(move || {
         let shadow_fd = ShadowFd::new(kernel.dup_from_thread(tid, fd).ok()?, close_queue);
         kernel.is_file(shadow_fd.get(), key).then_some(shadow_fd)
     })?

@@ -1,8 +1,8 @@
-//! Writes to what has no offsets: pipes, sockets, terminals, devices.
+//! Writes to descriptors without offsets: pipes, sockets, terminals, devices.
 //!
-//! The kernel may keep such a writer waiting as long as it likes, so nothing that others need is held meanwhile: the
-//! bytes are gathered in memory of this write's own. A message is one call, whatever its length, up to the staging
-//! bound; a pipe, which gives no promise above 4 KiB, is fed in pieces.
+//! The kernel may block such a writer without limit, so it must not hold resources that other requests need: the bytes
+//! are gathered in private memory of this write. A message is a single call, whatever its length, up to the staging
+//! limit. A pipe, which guarantees no atomicity above 4 KiB, is written in pieces.
 
 use std::time::Instant;
 
@@ -13,23 +13,23 @@ use super::write_once::WriteVia;
 use super::{Result, WriteRequest, staging_limit};
 use spinio_transfer::Error;
 
-/// Bytes for a pipe at once.
+/// Largest write to a pipe in bytes.
 const PIPE_CHUNK: usize = 1 << 20;
 
 const S_IFMT: u32 = 0o170_000;
 const S_IFIFO: u32 = 0o010_000;
 
 impl WriteRequest<'_> {
-    /// Piece by piece, until one is taken short.
+    /// Writes piece by piece, until the kernel takes a piece short.
     pub(super) fn write_unseekable(&self) -> Result<usize> {
         let max = if self.stat.mode & S_IFMT == S_IFIFO { PIPE_CHUNK } else { staging_limit(self.ctx) as usize };
         let order = StreamOrder::after_app(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
         let mut done = 0;
         loop {
             match self.write_piece(&order, done, max) {
-                Ok((wrote, asked)) => {
+                Ok((wrote, requested)) => {
                     done += wrote;
-                    if wrote < asked || done == self.len {
+                    if wrote < requested || done == self.len {
                         return Ok(done);
                     }
                 }
@@ -39,7 +39,7 @@ impl WriteRequest<'_> {
         }
     }
 
-    /// One call of the kernel; bytes written, and bytes that were to be.
+    /// A single system call; the bytes written, and the bytes requested.
     fn write_piece(&self, order: &StreamOrder, done: usize, max: usize) -> Result<(usize, usize)> {
         let started = Instant::now();
         let at = self.at.map(|at| at + done as u64);

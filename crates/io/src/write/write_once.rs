@@ -1,4 +1,4 @@
-//! A write of a file in one call of the kernel.
+//! A write of a file in a single system call.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -15,10 +15,10 @@ use super::{Part, Result, WriteRequest, pinned_reason};
 /// The most vectors that the kernel takes.
 pub(super) const IOV_MAX: usize = 1024;
 
-/// Who makes the call, and what becomes of the bytes.
+/// The descriptor, and so the thread, that writes; and the route and reason to record.
 #[derive(Clone, Copy)]
 pub(super) struct WriteVia {
-    /// A descriptor of the keepers; `None`: the program's own, on its own thread.
+    /// A shadow descriptor, for a shadow worker; `None`: the program's own, on its own thread.
     pub(super) shadow_fd: Option<Fd>,
     pub(super) route: Route,
     pub(super) reason: Reason,
@@ -31,12 +31,12 @@ impl WriteRequest<'_> {
         let offset = self.at.unwrap_or(0);
         let order = StreamOrder::app(self.parts);
         let mut staged = StagedWrite::start(self.ctx, &order, self.parts, BufferSource::Pool, offset)?.with_fences()?;
-        // Asked while the copies run.
-        let hand = via.unwrap_or_else(|| self.via_app_fd());
+        // Queries the status flags while the copies run.
+        let via = via.unwrap_or_else(|| self.via_app_fd());
         staged.wait()?;
-        let wrote = self.write_vectors(hand, &staged.vectors, self.at).map_err(|e| self.kernel_error(e, 0))?;
-        let why = pinned_reason(staged.is_pinned(), hand.reason);
-        self.ctx.files.stats().record_piece(&self.span, hand.route, why, 0, wrote as u64, started);
+        let wrote = self.write_vectors(via, &staged.vectors, self.at).map_err(|e| self.kernel_error(e, 0))?;
+        let reason = pinned_reason(staged.is_pinned(), via.reason);
+        self.ctx.files.stats().record_piece(&self.span, via.route, reason, 0, wrote as u64, started);
         Ok(wrote)
     }
 
@@ -58,7 +58,7 @@ impl WriteRequest<'_> {
         if copies { Route::Copy } else { Route::Store }
     }
 
-    /// One call of the kernel.
+    /// A single system call.
     pub(super) fn write_vectors(
         &self,
         via: WriteVia,
@@ -68,14 +68,14 @@ impl WriteRequest<'_> {
         let vectors = &vectors[..vectors.len().min(IOV_MAX)];
         let (kernel, route, flags) = (self.ctx.files.sys(), via.route, self.flags);
         match via.shadow_fd {
-            // Gathering may have waited for the device for long, and another thread have closed the descriptor.
+            // Gathering may have waited long for the device; another thread may have closed the descriptor meanwhile.
             None if !self.verify_fd() => Err(Errno::BADF),
-            // SAFETY: gathered memory and device memory stay for the write; host parts are the program's, for the
-            // kernel to judge.
+            // SAFETY: gathered memory and device memory stay for the write; host parts belong to the program, and the
+            // kernel validates them.
             None => unsafe { kernel.pwritev(route, self.fd, vectors, at, flags) },
             Some(shadow_fd) => {
                 let vectors = vectors.to_vec();
-                // SAFETY: as above, since this thread waits for the answer.
+                // SAFETY: as above, since this thread waits for the result.
                 let write = move || unsafe { kernel.pwritev(route, shadow_fd, &vectors, at, flags) };
                 self.ctx
                     .files

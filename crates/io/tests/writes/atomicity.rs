@@ -1,4 +1,4 @@
-//! A write is one step for every other writer, and for who appends.
+//! A write is atomic with respect to other writers, and so is an append.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ fn filled_buffer(device: &'static Emulated, len: usize, byte: u8) -> Buffer {
     buffer
 }
 
-/// Two writers, the same 8 MiB: what is left is of one of them.
+/// Two threads write the same 8 MiB: the file holds the bytes of one of them.
 fn check_overlapping(settings: Settings, flags: i32, own_offset: bool) {
     let device = emulated("size=64M,gbps=3");
     let place = mount_fixture::create("tree").unwrap();
@@ -59,16 +59,16 @@ fn check_overlapping(settings: Settings, flags: i32, own_offset: bool) {
 #[test]
 fn overlapping_writes_never_mix() {
     with_deadline("two writers", || check_overlapping(Settings::default(), 0, false));
-    // Nothing is cached, and storage is waited for: both would go around the page cache, were they alone.
+    // No page is cached, and the writes are synchronous: each would bypass the page cache if it were the only writer.
     with_deadline("two synchronous writers", || check_overlapping(Settings::default(), libc::O_DSYNC, false));
     with_deadline("two writers at their own offsets", || check_overlapping(Settings::default(), 0, true));
-    // As much as the ring holds, which the two have to share.
-    with_deadline("two writers and one ring", || {
+    // Each write needs all bounce buffers, so the two have to share them.
+    with_deadline("two writers and one bounce buffer pool", || {
         check_overlapping(Settings { bounce_limit: SIZE as u64, ..Settings::default() }, 0, false)
     });
 }
 
-/// Records of four writers, each in one piece, none lost.
+/// Four writers append records: each record is contiguous, and none is lost.
 fn check_appended(settings: Settings, sizes: &[usize]) {
     let device = emulated("size=64M,gbps=3");
     let place = mount_fixture::create("tree").unwrap();
@@ -85,7 +85,7 @@ fn check_appended(settings: Settings, sizes: &[usize]) {
                     let len = sizes[(n + writer as usize) % sizes.len()];
                     let buffer = filled_buffer(device, len, writer + 1);
                     let header = [[0; 8], (len as u64).to_le_bytes()].concat();
-                    // A header and an end of the host's around what the device has.
+                    // Device memory between a header and a trailer in host memory.
                     let parts = [
                         Part::Host(header.as_ptr(), header.len()),
                         Part::Device(buffer.target(0), len),
@@ -100,11 +100,11 @@ fn check_appended(settings: Settings, sizes: &[usize]) {
     let bytes = std::fs::read(&path).unwrap();
     let (mut at, mut seen) = (0, [0; 4]);
     while at < bytes.len() {
-        assert_eq!(bytes[at..at + 8], [0; 8], "a record begins at {at}");
+        assert_eq!(bytes[at..at + 8], [0; 8], "no record begins at {at}");
         let len = u64::from_le_bytes(bytes[at + 8..at + 16].try_into().unwrap()) as usize;
         let body = &bytes[at + 16..at + 16 + len];
         assert_eq!(body.iter().position(|&b| b != body[0]), None, "the record at {at} is torn");
-        assert_eq!(bytes[at + 16 + len..at + 16 + len + 1000], [9; 1000], "the record at {at} lost its end");
+        assert_eq!(bytes[at + 16 + len..at + 16 + len + 1000], [9; 1000], "the record at {at} lost its trailer");
         seen[body[0] as usize - 1] += 1;
         at += 16 + len + 1000;
     }
@@ -112,9 +112,9 @@ fn check_appended(settings: Settings, sizes: &[usize]) {
 }
 
 #[test]
-fn appended_records_stay_whole() {
+fn appended_records_are_contiguous() {
     with_deadline("80 records", || check_appended(Settings::default(), &[100_000, 3 << 20, 65_536, 5]));
-    with_deadline("80 records and a small ring", || {
+    with_deadline("80 records and a small bounce buffer pool", || {
         check_appended(Settings { bounce_limit: 4 << 20, ..Settings::default() }, &[4 << 20, 3 << 20, 70_000]);
     });
 }

@@ -1,4 +1,5 @@
-//! When a write has returned, every reader sees it, however it reads; and a write takes what the device had when it began.
+//! Every kind of reader sees a write that has returned. A write takes the bytes that the device had when the write
+//! began.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -27,7 +28,7 @@ impl Mapped {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        // SAFETY: mapped above; nobody writes while it is copied.
+        // SAFETY: mapped above; no thread writes while it is copied.
         unsafe { std::slice::from_raw_parts(self.0, SIZE) }.to_vec()
     }
 }
@@ -80,14 +81,14 @@ fn every_reader_sees_written_bytes() {
             model[from..from + len].copy_from_slice(&bytes);
             let mut seen = vec![0; SIZE];
             reader.read_exact_at(&mut seen, 0).unwrap();
-            assert!(seen == model, "{what}: a buffered reader sees something else");
-            assert!(mapped.bytes() == model, "{what}: a mapping shows something else");
+            assert!(seen == model, "{what}: a buffered reader sees other bytes");
+            assert!(mapped.bytes() == model, "{what}: a mapping shows other bytes");
             if let Some(direct) = &direct {
-                assert!(read_direct(direct) == model, "{what}: a direct reader sees something else");
+                assert!(read_direct(direct) == model, "{what}: a direct reader sees other bytes");
             }
             let back = Buffer::new(device, SIZE);
             assert_eq!(runtime.read(reader.as_raw_fd(), Some(0), back.target(0), SIZE).unwrap(), SIZE);
-            assert!(back.bytes() == model, "{what}: a device reader sees something else");
+            assert!(back.bytes() == model, "{what}: a device reader sees other bytes");
         }
     });
 }
@@ -102,7 +103,7 @@ fn write_takes_earlier_queued_data_only() {
         (1000, false, 0),
         (100_000, true, 0),
         (3 << 20, false, 0),
-        // In parts.
+        // In chunks.
         (6 << 20, false, 0),
         (1 << 20, true, libc::O_DIRECT),
         (3 << 20, false, libc::O_DSYNC),
@@ -110,12 +111,12 @@ fn write_takes_earlier_queued_data_only() {
         let buffer = if mapped { Buffer::host_mapped(device, len) } else { Buffer::new(device, len) };
         let writer = OpenOptions::new().create(true).write(true).custom_flags(flags).open(&path).unwrap();
         let (before, after) = (file::bytes(0, len, 1), file::bytes(0, len, 2));
-        let queue = device.app_stream().0;
+        let stream = device.app_stream().0;
         buffer.fill(0);
-        // SAFETY: `before` lives to the end of the block, which waits for it.
-        unsafe { device.copy_in(queue, buffer.addr(), before.as_ptr(), len) }.unwrap();
+        // SAFETY: `before` lives to the end of the block; the write below waits for the copy.
+        unsafe { device.copy_in(stream, buffer.addr(), before.as_ptr(), len) }.unwrap();
         assert_eq!(runtime.write(writer.as_raw_fd(), Some(0), buffer.target(0), len).unwrap(), len);
-        // Whatever is queued once the call has returned does not reach the file.
+        // Work that is queued after the call has returned does not reach the file.
         buffer.write_at(0, &after);
         assert!(std::fs::read(&path).unwrap()[..len] == before, "{len} bytes, mapped: {mapped}, flags {flags:o}");
     }

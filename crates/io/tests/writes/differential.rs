@@ -1,8 +1,8 @@
-//! A write out of device memory against the same write out of host memory.
+//! Compares a write out of device memory with the same write out of host memory.
 //!
-//! Two files of one file system live the same life: writes at offsets, at the descriptor's own, at the end (O_APPEND),
-//! far behind the end, and between them truncation and holes. One file is written from a device. After each step count,
-//! errno and file offset are the same, and so is every byte of the files.
+//! Two files of one file system get the same operations: writes at given offsets, at the descriptor's own offset, at
+//! the end (O_APPEND) and far past the end, and truncation and holes between them. One file is written from a device.
+//! After each step the count, the errno, the file offset and every byte of the files are the same.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -19,10 +19,10 @@ use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, Rng, file, mount_fixture, with_deadline};
 
-/// Longest write; the smallest staging ring holds less.
+/// Longest write. The smallest bounce buffer pool is smaller.
 const MAX_LEN: u64 = 6 << 20;
 
-/// Runtimes that differ in what they may do.
+/// Runtimes with different settings.
 fn runtimes() -> Vec<Runtime> {
     let all = vec![
         Settings::default(),
@@ -32,18 +32,18 @@ fn runtimes() -> Vec<Runtime> {
     all.into_iter().map(Runtime::new).collect()
 }
 
-/// What a call said, and where the descriptor's offset stood afterwards.
+/// The result of a call, and the descriptor's offset afterwards.
 type CallResult = (Result<usize, Errno>, Option<u64>);
 
 fn seek(fd: Fd, to: u64) {
     let _ = linux::lseek(fd, to as i64, libc::SEEK_SET);
 }
 
-fn tell(fd: Fd) -> Option<u64> {
+fn file_offset(fd: Fd) -> Option<u64> {
     linux::lseek(fd, 0, libc::SEEK_CUR).ok()
 }
 
-/// Host memory as aligned as device memory is.
+/// Host memory with the alignment of device memory.
 struct Host {
     memory: Vec<u8>,
     start: usize,
@@ -62,7 +62,7 @@ impl Host {
     }
 }
 
-/// One write. `own`: at the descriptor's own offset, which is `from` before it.
+/// One write. `own_offset`: at the descriptor's own offset, which is set to `from` first.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     from: u64,
@@ -71,7 +71,7 @@ struct Call {
     flags: u32,
 }
 
-/// Writes to both; fails unless they say the same.
+/// Writes to both files; fails unless the results are the same.
 fn compare(
     device: &'static Emulated,
     runtime: &Runtime,
@@ -93,11 +93,11 @@ fn compare(
 
     seek(ours, if own { from } else { 7 });
     let wrote = if rng.chance(30) {
-        // In parts, some of them the host's.
+        // In parts, some of them in host memory.
         let (mut parts, mut done) = (Vec::new(), 0);
         while done < len {
             let n = (1 + rng.near_page_edge(len as u64 / 2 + 1) as usize).min(len - done);
-            // What O_DIRECT takes of a vector is the kernel's business.
+            // The kernel refuses misaligned vectors with O_DIRECT.
             let n = if direct { n.next_multiple_of(4096).min(len - done) } else { n };
             parts.push(match rng.chance(40) {
                 true => Part::Host(host.ptr().wrapping_add(done), n),
@@ -111,10 +111,10 @@ fn compare(
     } else {
         runtime.write(ours, at, buffer.target(skew), len)
     };
-    let said: CallResult = (wrote.map_err(|e| e.kind.errno()), tell(ours));
+    let result: CallResult = (wrote.map_err(|e| e.kind.errno()), file_offset(ours));
 
     seek(theirs, if own { from } else { 7 });
-    // SAFETY: `len` bytes stand there.
+    // SAFETY: `host` has `len` bytes.
     let wrote = unsafe {
         match (at, flags) {
             (Some(at), 0) => linux::pwrite(theirs, host.ptr(), len, at),
@@ -122,7 +122,7 @@ fn compare(
             (at, flags) => linux::pwritev(theirs, &[[host.ptr() as usize, len]], at.map_or(-1, |at| at as i64), flags),
         }
     };
-    assert_eq!(said, (wrote, tell(theirs)), "{what}: {call:?}, skew {skew}");
+    assert_eq!(result, (wrote, file_offset(theirs)), "{what}: {call:?}, skew {skew}");
 }
 
 fn assert_same_files(ours: &Path, theirs: &Path, what: &str) {
@@ -145,9 +145,9 @@ fn open(path: &Path, flags: i32) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).expect("open")
 }
 
-/// One life of two files.
+/// Random operations on a pair of files.
 fn random_writes(place: &mount_fixture::MountFixture, rounds: u64, rng: &mut Rng) {
-    // Slow, so that a copy which nobody waits for is not done by chance.
+    // Slow, so that a copy that is not waited for is not complete by chance.
     let device = emulated("size=64M,bar=32M,p2p=1,latency_us=300");
     let runtimes = runtimes();
     let (ours, theirs) = (place.file("ours"), place.file("theirs"));
@@ -217,7 +217,7 @@ fn write_ends_at_end_of_allocation() {
     let none = runtime.write(file.as_raw_fd(), Some(5), buffer.target(200_000), 1);
     assert_eq!(none.map_err(|e| e.kind.errno()), Err(Errno::FAULT));
     assert_eq!(file.metadata().unwrap().len(), 200_005);
-    // Nor do parts behind it follow.
+    // Parts after the one that leaves its allocation are not written.
     let host = [7u8; 100];
     for next in [Part::Host(host.as_ptr(), host.len()), Part::Device(buffer.target(0), 100)] {
         let parts = [Part::Host(host.as_ptr(), 50), Part::Device(buffer.target(199_000), 2000), next];
@@ -226,7 +226,7 @@ fn write_ends_at_end_of_allocation() {
     }
 }
 
-/// The kernel takes 1024 pieces. Parts of the device that meet the end of a staging block become two.
+/// The kernel takes 1024 vectors. A device part that crosses the end of a bounce buffer becomes two vectors.
 #[test]
 fn vector_of_more_than_1024_entries_is_short() {
     const PART: usize = 9000;
@@ -245,7 +245,7 @@ fn vector_of_more_than_1024_entries_is_short() {
         })
         .collect();
     let wrote = runtime.write_parts(file.as_raw_fd(), Some(0), 0, &parts).unwrap();
-    // 4.6 MB of the device, in blocks of 2 MiB: two parts are cut, so the last two pieces are left out.
+    // 4.6 MB of device memory, in bounce buffers of 2 MiB: two parts are cut, so the last two vectors are left out.
     assert_eq!(wrote, 1022 * PART);
     assert!(std::fs::read(&path).unwrap() == bytes[..wrote]);
 }
@@ -262,16 +262,23 @@ fn invalid_offsets_and_descriptors() {
     for from in [huge, huge - 1, huge - 70_000, huge + 1, u64::MAX, u64::MAX - 4095] {
         for len in [0, 1, 4096, 200_000] {
             let fds = (files.0.as_raw_fd(), files.1.as_raw_fd());
-            compare(device, &runtime, fds, Call { from, own_offset: false, len, flags: 0 }, &mut rng, "absurd offset");
+            compare(
+                device,
+                &runtime,
+                fds,
+                Call { from, own_offset: false, len, flags: 0 },
+                &mut rng,
+                "offset out of range",
+            );
         }
     }
     let read_only = File::open(&ours).unwrap();
     let path = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&ours).unwrap();
-    let folder = File::open(place.path()).unwrap();
+    let directory = File::open(place.path()).unwrap();
     for (what, fd) in [
         ("read only", read_only.as_raw_fd()),
         ("O_PATH", path.as_raw_fd()),
-        ("folder", folder.as_raw_fd()),
+        ("directory", directory.as_raw_fd()),
         ("no descriptor", 9999),
         ("negative descriptor", -1),
     ] {
@@ -284,9 +291,10 @@ fn invalid_offsets_and_descriptors() {
     assert_same_files(&ours, &theirs, "after errors");
 }
 
-/// Longer than the ring: a file system that refuses all of it must not be given a part, nor all in memory.
+/// Larger than the bounce buffer pool. A file system that refuses the whole write must not get a part of it, and the
+/// bytes must not be gathered in other memory.
 #[test]
-fn misaligned_long_write_is_accepted_or_refused_whole() {
+fn misaligned_long_write_is_accepted_or_refused_as_a_whole() {
     const STAGING: usize = 4 << 20;
     let buffer = Buffer::new(emulated("size=64M"), 12 << 20);
     let bytes = file::bytes(0, 12 << 20, 1);
@@ -295,7 +303,7 @@ fn misaligned_long_write_is_accepted_or_refused_whole() {
     mount_fixture::for_each_kind(|place| {
         let runtime = Runtime::new(Settings { bounce_limit: STAGING as u64, ..Settings::default() });
         for (offset, len) in [(0, (9 << 20) + 100), (100, 9 << 20), (100, (9 << 20) - 100), (512, (8 << 20) + 512)] {
-            let said = [false, true].map(|ours| {
+            let results = [false, true].map(|ours| {
                 let path = place.file(if ours { "ours" } else { "theirs" });
                 drop(file::create_filled(&path, 1 << 20));
                 let flags = libc::O_DIRECT;
@@ -305,19 +313,19 @@ fn misaligned_long_write_is_accepted_or_refused_whole() {
                         let wrote = runtime.write(file.as_raw_fd(), Some(offset), buffer.target(0), len);
                         wrote.map_err(|e| e.kind.errno())
                     }
-                    // SAFETY: `host` has so many bytes.
+                    // SAFETY: `host` has at least `len` bytes.
                     false => unsafe { linux::pwrite(file.as_raw_fd(), host.ptr(), len, offset) },
                 };
                 Some((wrote, std::fs::read(&path).unwrap()))
             });
-            let [theirs, ours] = said.each_ref().map(|said| said.as_ref().map(|(wrote, _)| *wrote));
+            let [theirs, ours] = results.each_ref().map(|result| result.as_ref().map(|(wrote, _)| *wrote));
             assert_eq!(ours, theirs, "{}: {len} bytes at {offset}", place.kind);
-            assert!(said[0] == said[1], "{}: {len} bytes at {offset}: other bytes", place.kind);
+            assert!(results[0] == results[1], "{}: {len} bytes at {offset}: the files differ", place.kind);
         }
         let lines = runtime.stats().rows;
         assert!(
             lines.iter().all(|l| l.reason != Reason::NoPinnedMemory),
-            "{}: more than the ring: {lines:?}",
+            "{}: more memory than the bounce buffer pool: {lines:?}",
             place.kind
         );
     });

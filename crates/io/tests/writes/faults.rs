@@ -1,5 +1,5 @@
-//! What breaks under a write must not break the caller: the count is what is in the file, the error is the true one,
-//! nothing hangs and nothing leaks.
+//! A fault below a write must not break the caller: the count is the number of bytes in the file, the error is the
+//! actual one, no call hangs, and no resource leaks.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -21,12 +21,12 @@ use spinio_testkit::{
 
 const SIZE: usize = 6 << 20;
 
-/// Large enough for one call, and not.
+/// Bounce buffer limits: large enough for a single system call, and too small.
 fn settings() -> [Settings; 2] {
     [8 << 20, 4 << 20].map(|staging| Settings { bounce_limit: staging, ..Settings::default() })
 }
 
-/// Writes version 1 over version 0; fails unless exactly what is reported is there.
+/// Writes version 1 over version 0; fails unless exactly the reported bytes are in the file.
 fn write(
     runtime: &Runtime,
     target: spinio_io::Target,
@@ -49,7 +49,7 @@ fn write(
 fn device_operation_failures() {
     let place = mount_fixture::create("tree").unwrap();
     let subject = file::create_filled(&place.file("subject"), SIZE as u64);
-    // Slow, so that a copy which nobody waits for is not done by chance.
+    // Slow, so that a copy that is not waited for is not complete by chance.
     let inner = emulated("size=64M,latency_us=500");
     let buffer = Buffer::new(inner, SIZE);
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
@@ -68,7 +68,7 @@ fn device_operation_failures() {
                     for len in [SIZE, 3000] {
                         let outcome = write(&runtime, target, &subject, &subject, len, &what);
                         match outcome {
-                            Ok(wrote) => assert!(wrote > 0, "{what}: nothing"),
+                            Ok(wrote) => assert!(wrote > 0, "{what}: 0 bytes"),
                             Err(errno) => assert!([Errno::IO, Errno::NOMEM].contains(&errno), "{what}: {errno}"),
                         }
                         if operation == Operation::Staging {
@@ -84,11 +84,12 @@ fn device_operation_failures() {
                         Operation::Staging | Operation::Synchronize | Operation::Wait | Operation::Query
                     ) {
                         let lines = runtime.stats().rows;
-                        assert!(lines.iter().all(|l| l.reason != Reason::NoPinnedMemory), "{what}: blocks were lost");
+                        let pinned = lines.iter().all(|l| l.reason != Reason::NoPinnedMemory);
+                        assert!(pinned, "{what}: bounce buffers were lost");
                     }
                     drop(runtime);
-                    assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a queue was kept");
-                    assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was kept");
+                    assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a stream was leaked");
+                    assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was leaked");
                 }
             }
         }
@@ -125,7 +126,7 @@ fn syscall_failures_and_short_writes() {
             }
             for nth in [1, 2] {
                 for flags in [0, libc::O_DSYNC, libc::O_DIRECT] {
-                    // Only where the route can be taken, and a second call only where there is one.
+                    // Skip combinations that do not take the route, and second calls of single-call writes.
                     if (route == Route::Copy) == (flags == libc::O_DIRECT) {
                         continue;
                     }
@@ -161,8 +162,8 @@ fn syscall_failures_and_short_writes() {
     assert!(hits > 100, "only {hits} calls failed: the faults do not reach the writes");
 }
 
-/// A write that is cut, edges through the page cache and the middle around it: what is in the file before something fails
-/// is the count, and where the offset stands.
+/// A write in chunks, the edges through the page cache and the middle with O_DIRECT: the bytes in the file before the
+/// failure are the count, and the offset advances by it.
 #[test]
 fn failure_after_unaligned_edge_reports_count() {
     const FROM: usize = 5;
@@ -171,11 +172,11 @@ fn failure_after_unaligned_edge_reports_count() {
     let buffer = Buffer::new(emulated("size=64M"), SIZE);
     buffer.write_at(0, &file::bytes(FROM as u64, SIZE, 1));
     let (edge, middle) = (Call::Pwritev(Route::Copy), Call::Pwritev(Route::Direct));
-    // Which calls fail, and whether anything comes before them.
+    // Which calls fail, and whether bytes are written before them.
     let cases: [(&[(Call, u64)], bool); 5] = [
         (&[(edge, 1)], false),
         (&[(edge, 2)], true),
-        // What fails around the page cache is tried through it.
+        // A failed O_DIRECT write is retried through the page cache.
         (&[(middle, 1)], true),
         (&[(middle, 1), (edge, 2)], true),
         (&[(middle, 2), (edge, 2)], true),
@@ -213,10 +214,10 @@ fn failure_after_unaligned_edge_reports_count() {
     }
     counts.sort_unstable();
     counts.dedup();
-    assert!(counts.len() > 4, "they end at few places: {counts:?}");
+    assert!(counts.len() > 4, "too few different counts: {counts:?}");
 }
 
-/// A pipe is fed in pieces: those that it has taken are the count, whatever becomes of the next.
+/// A pipe is written in pieces: the bytes that it has taken are the count, even if the next piece fails.
 #[test]
 fn pipe_failure_reports_bytes_taken() {
     let buffer = Buffer::new(emulated("size=64M"), 3 << 20);
@@ -238,7 +239,7 @@ fn pipe_failure_reports_bytes_taken() {
     }
 }
 
-/// Gives the descriptor to another file while a write of it is being gathered.
+/// Replaces the descriptor by another file while a write through it is being gathered.
 struct ReplacesFd {
     flag_calls: AtomicUsize,
     other_fd: i32,
@@ -246,7 +247,7 @@ struct ReplacesFd {
 
 impl Syscalls for ReplacesFd {
     fn status_flags(&self, fd: i32) -> Result<i32, Errno> {
-        // First before anything is done, then while the bytes are on their way.
+        // The first call is before the write starts, the second while the bytes are being copied.
         if self.flag_calls.fetch_add(1, SeqCst) == 1 {
             // SAFETY: both are this test's own.
             unsafe { libc::dup2(self.other_fd, fd) };
@@ -299,14 +300,14 @@ fn full_disk_or_quota_ends_write_as_on_host() {
                     Ok(wrote) => done += wrote,
                     Err(error) => break error,
                 }
-                assert!(done < 24 << 20, "{what}: more than there is room for");
+                assert!(done < 24 << 20, "{what}: more bytes than free space");
             };
             assert_eq!(error.kind.errno(), errno, "{what}");
             assert_eq!(spinio_sys::linux::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR), Ok(done as u64), "{what}");
-            assert!(std::fs::read(&path).unwrap() == bytes[..done], "{what}: other bytes than reported");
+            assert!(std::fs::read(&path).unwrap() == bytes[..done], "{what}: wrong bytes");
             assert!(done > 4 << 20 || flags != 0, "{what}: only {done} bytes fitted");
-            // Only when nobody has it open any more, neither SPIN nor a child that another test forked, does its room come
-            // back, and only when that is on the disk can it be used again.
+            // The space is freed when no process has the file open any more, neither SPIN nor a child that another test
+            // forked. It can be used again when that change is on the disk.
             drop((fd, runtime));
             wait_exclusive(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
@@ -315,7 +316,8 @@ fn full_disk_or_quota_ends_write_as_on_host() {
     }
 }
 
-/// Of copies that cannot be waited for nobody knows when they are over; others need a ring all the same.
+/// If waiting for a copy fails, its end is unknown and its bounce buffers are quarantined. Later requests still need a
+/// working pool.
 #[test]
 fn pool_with_quarantined_buffers_still_works() {
     let place = mount_fixture::create("tree").unwrap();
@@ -324,12 +326,12 @@ fn pool_with_quarantined_buffers_still_works() {
     let buffer = Buffer::new(inner, SIZE);
     let device = FaultyDevice::wrap(inner);
     let target = buffer.target_via(device, 0);
-    // Without pages that are registered: everything goes through the ring.
+    // Without the DMA route: all bytes go through bounce buffers.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
     let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, routes, ..Settings::default() });
     for round in 0..3 {
         if round == 0 {
-            // One block is all that there is.
+            // Only one bounce buffer can be allocated.
             device.inject(Operation::Staging, 2, u64::MAX, ErrorKind::NoMemory);
         }
         for operation in [Operation::CopyOut, Operation::Synchronize] {
@@ -338,7 +340,7 @@ fn pool_with_quarantined_buffers_still_works() {
         assert!(runtime.write(subject.as_raw_fd(), Some(0), target, 4 << 20).is_err());
         device.clear_faults();
         let read = || runtime.read(subject.as_raw_fd(), Some(0), target, SIZE);
-        assert_eq!(with_deadline("a read after lost blocks", read).unwrap(), SIZE);
+        assert_eq!(with_deadline("a read after lost bounce buffers", read).unwrap(), SIZE);
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! Writes out of device memory: what a `pwrite` of host memory guarantees holds for them.
+//! Writes out of device memory keep the guarantees of a `pwrite` of host memory.
 
 mod atomicity;
 mod consistency;

@@ -1,4 +1,4 @@
-//! Portions of long direct writes that are under way side by side: where that may be, and what is left when one fails.
+//! Chunks of long direct writes in flight concurrently: when that is allowed, and what the file holds when one fails.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -25,9 +25,9 @@ use spinio_testkit::{
 type Result<T> = core::result::Result<T, Errno>;
 
 const CHUNK: usize = 4 << 20;
-/// Larger than the staging memory, and no multiple of a portion.
+/// Larger than the staging memory, and no multiple of a chunk.
 const SIZE: usize = (64 << 20) + 8192;
-/// Behind what is under way in front of a failure nothing may be new.
+/// After a failure, up to this many bytes past the count may be new.
 const IN_FLIGHT: usize = 6 * CHUNK;
 
 fn settings() -> Settings {
@@ -38,25 +38,25 @@ fn open(path: &Path, flags: i32) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).custom_flags(flags).open(path).unwrap()
 }
 
-/// One for all tests: a process has few.
+/// One device for all tests: a process can have only a few.
 fn device() -> &'static Emulated {
     static DEVICE: OnceLock<&Emulated> = OnceLock::new();
     DEVICE.get_or_init(|| emulated("size=512M"))
 }
 
-/// Version 1 on a device.
+/// A device buffer that holds version 1.
 fn buffer() -> Buffer {
     let buffer = Buffer::new(device(), SIZE);
     buffer.write_at(0, &file::bytes(0, SIZE, 1));
     buffer
 }
 
-/// A kernel that keeps the first direct write waiting until there is a second, or for so long.
+/// Delays the first direct write until a second one starts, or until the timeout.
 struct ConcurrencyProbe {
     timeout: Duration,
     observed: Mutex<Observed>,
     changed: Condvar,
-    /// Another thread may not have the program's descriptor.
+    /// pidfd_getfd fails.
     deny_getfd: bool,
 }
 
@@ -102,11 +102,11 @@ impl Syscalls for ConcurrencyProbe {
     }
 }
 
-/// How a write of version 1 at the start of a file looks to the kernel.
+/// Writes version 1 at the start of a file, and returns the calls that the kernel saw.
 fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, timeout: Duration) -> Observed {
-    let (state, news) = Default::default();
+    let (observed, changed) = Default::default();
     let kernel: &'static ConcurrencyProbe =
-        Box::leak(Box::new(ConcurrencyProbe { timeout, observed: state, changed: news, deny_getfd }));
+        Box::leak(Box::new(ConcurrencyProbe { timeout, observed, changed, deny_getfd }));
     let runtime = Runtime::with_kernel(settings(), kernel);
     let (buffer, subject) = (buffer(), open(path, flags));
     let wrote = with_deadline("a long write", || runtime.write(subject.as_raw_fd(), at, buffer.target(0), SIZE));
@@ -116,7 +116,7 @@ fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, tim
     }
     let bytes = std::fs::read(path).unwrap();
     let from = if flags & libc::O_APPEND == 0 { 0 } else { bytes.len() - SIZE };
-    assert!(bytes[from..][..SIZE] == file::bytes(0, SIZE, 1), "other bytes");
+    assert!(bytes[from..][..SIZE] == file::bytes(0, SIZE, 1), "wrong bytes");
     *kernel.observed.lock().unwrap()
 }
 
@@ -124,15 +124,15 @@ fn observe_write(path: &Path, flags: i32, at: Option<u64>, deny_getfd: bool, tim
 fn allocated_bytes_are_written_in_parallel() {
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
-    for (what, flags, at, secretive) in [
+    for (what, flags, at, deny_getfd) in [
         ("own descriptor", libc::O_DIRECT, Some(0), false),
         ("own descriptor, own offset", libc::O_DIRECT, None, false),
-        ("own descriptor, which nobody may share", libc::O_DIRECT, Some(0), true),
+        ("own descriptor, pidfd_getfd denied", libc::O_DIRECT, Some(0), true),
         ("synchronous", libc::O_DIRECT | libc::O_DSYNC, Some(0), false),
     ] {
         file::evict(&file::create_filled(&path, SIZE as u64));
-        let seen = observe_write(&path, flags, at, secretive, Duration::from_secs(60));
-        assert!(seen.max_active > 1, "{what}: one after the other");
+        let seen = observe_write(&path, flags, at, deny_getfd, Duration::from_secs(60));
+        assert!(seen.max_active > 1, "{what}: the chunks were written one after the other");
         assert!(
             seen.max_active <= IN_FLIGHT / CHUNK && seen.longest == CHUNK,
             "{what}: {} of {}",
@@ -142,12 +142,12 @@ fn allocated_bytes_are_written_in_parallel() {
     }
 }
 
-/// What makes a file longer, or fills its holes, can find no room; and who did not ask for O_DIRECT need not know what it
-/// means: so nothing behind it may be written yet.
+/// A write that extends a file, or fills its holes, can fail for lack of space. A program without O_DIRECT does not
+/// expect new bytes past a failure. In both cases no later chunk may be written yet.
 #[test]
 fn extending_or_buffered_writes_stay_in_order() {
     let place = mount_fixture::create("tree").unwrap();
-    for what in ["new", "shorter", "a hole", "appended", "around the page cache"] {
+    for what in ["new", "shorter", "a hole", "appended", "cache bypass"] {
         let path = place.file(what);
         let mut flags = libc::O_DIRECT;
         match what {
@@ -167,15 +167,15 @@ fn extending_or_buffered_writes_stay_in_order() {
     }
 }
 
-/// What a write of version 1 over version 0 left: a front that is the count, and behind it, no further than what may have
-/// been under way, whole pages of one version or the other. Whether there are any of version 1.
+/// Checks the file after a partial write of version 1 over version 0: the contiguous prefix is the count; after it, up
+/// to `IN_FLIGHT` bytes are whole pages of either version. Whether some of those pages have version 1.
 fn check_partial_write(what: &str, file: &File, wrote: usize) -> bool {
     let mut seen = vec![0; SIZE];
     file.read_exact_at(&mut seen, 0).unwrap();
     let (old, new) = (file::bytes(0, SIZE, 0), file::bytes(0, SIZE, 1));
-    assert!(seen[..wrote] == new[..wrote], "{what}: {wrote} are reported, but not in the file");
+    assert!(seen[..wrote] == new[..wrote], "{what}: {wrote} bytes are reported, but not in the file");
     let end = SIZE.min(wrote.next_multiple_of(CHUNK) + IN_FLIGHT);
-    assert!(seen[end..] == old[end..], "{what}: written far behind the {wrote} bytes that are reported");
+    assert!(seen[end..] == old[end..], "{what}: written far past the {wrote} bytes that are reported");
     let mut beyond_count = false;
     for at in (wrote..end).step_by(4096) {
         let page = at..(at + 4096).min(end);
@@ -191,7 +191,7 @@ fn count_is_contiguous_prefix_when_syscall_fails() {
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
-    let mut gaps = 0;
+    let mut beyond_count = 0;
     for (nth, times) in [(1, 1), (2, 1), (5, 2), (17, 1), (1, u64::MAX)] {
         for effect in [Effect::Fail(Errno::IO), Effect::Short(4096)] {
             let what = format!("call {nth}, {times} times, {effect:?}");
@@ -210,16 +210,16 @@ fn count_is_contiguous_prefix_when_syscall_fails() {
                 (Err(error), _) => panic!("{what}: {error}"),
                 (Ok(wrote), _) => assert!(wrote > 0, "{what}"),
             }
-            gaps += usize::from(check_partial_write(&what, &subject, wrote));
+            beyond_count += usize::from(check_partial_write(&what, &subject, wrote));
             kernel.clear_faults();
             assert_eq!(
                 runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(),
                 SIZE,
-                "{what}: after it"
+                "{what}: the write after it"
             );
         }
     }
-    println!("{gaps} times something behind the count was written");
+    println!("{beyond_count} writes left new bytes past the count");
 }
 
 #[test]
@@ -246,13 +246,13 @@ fn count_is_contiguous_prefix_when_device_fails() {
         let wrote = *outcome.as_ref().unwrap_or(&0);
         assert!(wrote < SIZE && wrote.is_multiple_of(CHUNK), "{what}: {wrote}");
         assert!(wrote > 0 || outcome.is_err(), "{what}");
-        // What was under way when it failed is waited for, and counts.
+        // Chunks in flight when it failed are waited for, and count.
         assert!(!check_partial_write(&what, &subject, wrote), "{what}: in the file, but not reported");
         device.clear_faults();
-        assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: after it");
+        assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: the write after it");
         drop(runtime);
-        assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a queue was kept");
-        assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was kept");
+        assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a stream was leaked");
+        assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was leaked");
     }
 }
 
@@ -263,15 +263,15 @@ fn cancelled_write_counts_chunks_in_flight() {
     let (buffer, subject) = (buffer(), file::create_filled(&path, SIZE as u64));
     let runtime = Runtime::new(settings());
     let fd = open(&path, libc::O_DIRECT);
-    let wrote = with_deadline("an interrupted write", || {
-        let _asking = install_cancel_poll(|| true, Duration::ZERO);
+    let wrote = with_deadline("a cancelled write", || {
+        let _poll = install_cancel_poll(|| true, Duration::ZERO);
         runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap()
     });
     assert_eq!(wrote, CHUNK);
-    assert!(!check_partial_write("an interrupted write", &subject, wrote));
+    assert!(!check_partial_write("a cancelled write", &subject, wrote));
 }
 
-/// A lock of an open file ends when the program closes it, whoever wrote through it.
+/// The lock of an open file ends when the program closes it, also if a worker wrote through its descriptor.
 #[test]
 fn no_descriptor_is_open_after_return() {
     let place = mount_fixture::create("tree").unwrap();
@@ -283,12 +283,12 @@ fn no_descriptor_is_open_after_return() {
         fd.lock().unwrap();
         assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         drop(fd);
-        eventually("the lock goes with the descriptor", || other.try_lock().is_ok());
+        eventually("the lock ends with the descriptor", || other.try_lock().is_ok());
         other.unlock().unwrap();
     }
 }
 
-/// A kernel that lets nobody read through the page cache before it is told to, and counts those who want to.
+/// Blocks reads through the page cache until `open` is set, and counts the blocked ones.
 #[derive(Default)]
 struct BlockedReads {
     open: Mutex<bool>,
@@ -311,9 +311,9 @@ impl Syscalls for BlockedReads {
     }
 }
 
-/// They may be busy with what ends only when the write gives its memory back.
+/// The workers may be busy with requests that end only when the write releases its memory.
 #[test]
-fn write_continues_without_busy_workers() {
+fn write_completes_while_workers_are_busy() {
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");
     let (buffer, file) = (buffer(), file::create_filled(&path, SIZE as u64));
@@ -322,20 +322,20 @@ fn write_continues_without_busy_workers() {
     let runtime = Runtime::with_kernel(Settings { threads: 2, dma_min: u64::MAX, ..settings() }, kernel);
     let to = Buffer::new(device(), 8 << 20);
     let fd = open(&path, libc::O_DIRECT);
-    with_deadline("a long write whose helpers are busy", || {
+    with_deadline("a long write while the workers are busy", || {
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| runtime.read(read.as_raw_fd(), Some(0), to.target(0), 8 << 20).unwrap());
-            eventually("the only mate reads", || kernel.waiting.load(SeqCst) == 2);
+            eventually("the only copy worker is blocked in a read", || kernel.waiting.load(SeqCst) == 2);
             assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
             *kernel.open.lock().unwrap() = true;
             kernel.changed.notify_all();
             assert_eq!(reading.join().unwrap(), 8 << 20);
         });
     });
-    assert!(!check_partial_write("without helpers", &file, SIZE));
+    assert!(!check_partial_write("without workers", &file, SIZE));
 }
 
-/// The thread that a signal of the kernel's came to.
+/// The thread that received the kernel's signal.
 static SIGNALLED_TID: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn on_signal(_: libc::c_int) {
@@ -349,8 +349,8 @@ fn size_limit_signal_reaches_writing_thread() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let child = child.args(["--exact", "parallel::size_limit_signal_reaches_writing_thread"]).env(INSIDE, "1");
         let out = child.output().unwrap();
-        let said = String::from_utf8_lossy(&out.stdout);
-        return assert!(said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&out.stderr));
+        let stdout = String::from_utf8_lossy(&out.stdout);
+        return assert!(stdout.contains("1 passed"), "{stdout}{}", String::from_utf8_lossy(&out.stderr));
     }
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("subject");

@@ -1,4 +1,4 @@
-//! Which way a write goes, and that its bytes are there whichever it takes.
+//! The route of each kind of write. The bytes are in the file on every route.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -37,8 +37,8 @@ fn each_route_is_used_where_expected() {
     let device = emulated("size=64M,bar=16M,p2p=1,latency_us=300");
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
-    let plain = Case {
-        what: "plain",
+    let buffered = Case {
+        what: "buffered",
         flags: 0,
         mapped: false,
         offset: 0,
@@ -47,38 +47,38 @@ fn each_route_is_used_where_expected() {
         expected: (Route::Copy, Reason::IntoCache),
     };
     let cases = [
-        Case { what: "plain, mapped", mapped: true, ..plain },
-        Case { what: "in parts", staging: 4 << 20, expected: (Route::Copy, Reason::Chunked), ..plain },
-        Case { what: "own O_DIRECT", flags: libc::O_DIRECT, expected: (Route::Direct, Reason::AppODirect), ..plain },
+        Case { what: "buffered, mapped", mapped: true, ..buffered },
+        Case { what: "in chunks", staging: 4 << 20, expected: (Route::Copy, Reason::Chunked), ..buffered },
+        Case { what: "own O_DIRECT", flags: libc::O_DIRECT, expected: (Route::Direct, Reason::AppODirect), ..buffered },
         Case {
             what: "own O_DIRECT, mapped",
             flags: libc::O_DIRECT,
             mapped: true,
             offset: 4096,
             expected: (Route::P2p, Reason::AppODirect),
-            ..plain
+            ..buffered
         },
-        // One step for others, which a direct write is not.
-        Case { what: "O_DSYNC", flags: libc::O_DSYNC, ..plain },
-        Case { what: "O_DSYNC, cut", flags: libc::O_DSYNC, offset: 5, ..plain },
-        Case { what: "O_DSYNC, appended", flags: libc::O_DSYNC | libc::O_APPEND, ..plain },
-        Case { what: "O_DSYNC, small", flags: libc::O_DSYNC, len: 4096, ..plain },
+        // A buffered write is atomic with respect to other writers; a direct write is not.
+        Case { what: "O_DSYNC", flags: libc::O_DSYNC, ..buffered },
+        Case { what: "O_DSYNC, cut", flags: libc::O_DSYNC, offset: 5, ..buffered },
+        Case { what: "O_DSYNC, appended", flags: libc::O_DSYNC | libc::O_APPEND, ..buffered },
+        Case { what: "O_DSYNC, small", flags: libc::O_DSYNC, len: 4096, ..buffered },
         Case {
-            what: "O_DSYNC, in parts",
+            what: "O_DSYNC, in chunks",
             flags: libc::O_DSYNC,
             offset: 5,
             staging: 4 << 20,
             expected: (Route::Direct, Reason::Synchronous),
-            ..plain
+            ..buffered
         },
         Case {
             what: "O_SYNC, mapped",
             flags: libc::O_SYNC,
             mapped: true,
             expected: (Route::P2p, Reason::CacheBypass),
-            ..plain
+            ..buffered
         },
-        plain,
+        buffered,
     ];
     for case in &cases {
         let what = case.what;
@@ -101,16 +101,17 @@ fn each_route_is_used_where_expected() {
         let mut expected = file::bytes(0, 2 * SIZE, 0);
         expected.resize(expected.len().max(at + case.len), 0);
         expected[at..at + case.len].copy_from_slice(&bytes);
-        assert!(std::fs::read(&path).unwrap() == expected, "{what}: other bytes");
+        assert!(std::fs::read(&path).unwrap() == expected, "{what}: wrong bytes");
         let most = write_lines(&runtime).into_iter().max_by_key(|l| l.bytes).map(|l| (l.route, l.reason));
         assert_eq!(most, Some(case.expected), "{what}");
-        // What was opened for the write was closed behind it: the kernel executes no file that is open for writing.
+        // The shadow descriptor of the write is closed after it: the kernel does not execute a file that is open for
+        // writing.
         drop((opened, subject));
         assert_eq!(leak_check::writers_of(&path), 0, "{what}");
     }
 }
 
-/// Peer-to-peer that lies is found out by the first write, which arrives all the same.
+/// The first write detects corrupting peer-to-peer DMA, and its bytes are correct all the same.
 #[test]
 fn corrupting_p2p_is_not_trusted() {
     let device = emulated("size=64M,bar=16M,p2p=1");
@@ -127,18 +128,18 @@ fn corrupting_p2p_is_not_trusted() {
             let bytes = file::bytes(0, SIZE, version);
             buffer.write_at(0, &bytes);
             assert_eq!(runtime.write(opened.as_raw_fd(), None, buffer.target(0), SIZE).unwrap(), SIZE);
-            assert!(std::fs::read(&path).unwrap() == bytes, "{effect:?}: other bytes");
+            assert!(std::fs::read(&path).unwrap() == bytes, "{effect:?}: wrong bytes");
             assert_eq!(spinio_sys::linux::lseek(opened.as_raw_fd(), 0, libc::SEEK_CUR), Ok(SIZE as u64));
             spinio_sys::linux::lseek(opened.as_raw_fd(), 0, libc::SEEK_SET).unwrap();
         }
         assert!(write_lines(&runtime).iter().all(|l| l.route != Route::P2p), "{effect:?}: {:?}", write_lines(&runtime));
-        // A verdict was found, but a write that was short says nothing of the next.
+        // Corruption and errors decide P2P trust at the first write. A short write does not, so each write tries again.
         let tries = if matches!(effect, Effect::Short(_)) { 3 } else { 1 };
         assert_eq!(kernel.injected(), tries, "{effect:?}");
     }
 }
 
-/// A file that may not be opened again is written all the same.
+/// A file that cannot be reopened is written through the program's descriptor.
 #[test]
 fn without_shadow_fd_the_page_cache_is_used() {
     let device = emulated("size=64M");
@@ -157,7 +158,7 @@ fn without_shadow_fd_the_page_cache_is_used() {
     drop(File::open(&path).unwrap());
 }
 
-/// Notes how a file is opened for a write of ours.
+/// Records the flags with which a file is reopened for a write of SPIN.
 #[derive(Default)]
 struct OpenRecorder(Mutex<Vec<i32>>);
 
@@ -170,7 +171,7 @@ impl Syscalls for OpenRecorder {
     }
 }
 
-/// What a program has asked for with O_SYNC holds for the descriptor that takes its place.
+/// The shadow descriptor has the O_SYNC or O_DSYNC flag of the program's descriptor.
 #[test]
 fn shadow_fd_keeps_sync_flags() {
     let device = emulated("size=64M");
@@ -185,14 +186,14 @@ fn shadow_fd_keeps_sync_flags() {
         assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         let shadow_flags = kernel.0.lock().unwrap();
         assert!(
-            !shadow_flags.is_empty() && shadow_flags.iter().all(|twin| twin & libc::O_SYNC == flags),
+            !shadow_flags.is_empty() && shadow_flags.iter().all(|shadow| shadow & libc::O_SYNC == flags),
             "{flags:o}: {shadow_flags:x?}"
         );
         assert!(write_lines(&runtime).iter().any(|l| l.route == Route::Direct));
     }
 }
 
-/// Flags of one call are the kernel's to obey, on the program's own descriptor.
+/// `RWF_*` flags are passed to the kernel in a call on the program's own descriptor.
 #[test]
 fn write_with_rwf_flags_uses_no_shadow_fd() {
     let device = emulated("size=64M,bar=16M,p2p=1");
@@ -214,7 +215,7 @@ fn write_with_rwf_flags_uses_no_shadow_fd() {
     }
 }
 
-/// A program that has a lease on its file is told when somebody else opens it, and SPIN is nobody else.
+/// The kernel notifies a lease holder when another process opens the file. SPIN's own writes must not trigger that.
 #[test]
 fn app_lease_is_not_broken_by_own_write() {
     let device = emulated("size=64M,bar=16M,p2p=1");
@@ -224,7 +225,7 @@ fn app_lease_is_not_broken_by_own_write() {
         drop(file::create_filled(&path, 0));
         let opened = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
         let fd = opened.as_raw_fd();
-        // Told by a signal that is ignored unless somebody handles it.
+        // The notification is a signal whose default action is to be ignored.
         const F_SETSIG: i32 = 10;
         // SAFETY: the descriptor is this test's own.
         let leased = unsafe {
@@ -236,32 +237,33 @@ fn app_lease_is_not_broken_by_own_write() {
         buffer.write_at(0, &file::bytes(0, SIZE, 4));
         assert_eq!(runtime.write(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         // SAFETY: as above.
-        assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETLEASE) }, libc::F_WRLCK, "it is being broken, mapped: {mapped}");
+        let lease = unsafe { libc::fcntl(fd, libc::F_GETLEASE) };
+        assert_eq!(lease, libc::F_WRLCK, "the lease is being broken, mapped: {mapped}");
         assert!(write_lines(&runtime).iter().all(|l| l.route == Route::Copy), "{:?}", write_lines(&runtime));
         drop(opened);
         assert!(std::fs::read(&path).unwrap() == file::bytes(0, SIZE, 4));
     }
 }
 
-/// What inotify tells of a file, all of it so far.
+/// The inotify events of a file so far.
 struct InotifyWatch(File);
 
 impl InotifyWatch {
     fn new(path: &std::path::Path) -> InotifyWatch {
         let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: both only take numbers and a name that ends with a zero; the descriptor is nobody else's.
+        // SAFETY: both take only numbers and a NUL-terminated name; no other object owns the descriptor.
         unsafe {
-            let told = File::from_raw_fd(libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC));
+            let inotify = File::from_raw_fd(libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC));
             let events = libc::IN_OPEN | libc::IN_CLOSE_WRITE;
-            assert!(libc::inotify_add_watch(told.as_raw_fd(), name.as_ptr(), events) > 0);
-            InotifyWatch(told)
+            assert!(libc::inotify_add_watch(inotify.as_raw_fd(), name.as_ptr(), events) > 0);
+            InotifyWatch(inotify)
         }
     }
 
     fn events(&mut self) -> u32 {
         let (mut all, mut bytes) = (0, [0; 4096]);
         while let Ok(got) = self.0.read(&mut bytes) {
-            // Of a file itself: without a name behind.
+            // Events of the file itself have no name after them.
             let events = bytes[..got].chunks_exact(size_of::<libc::inotify_event>());
             all |= events.map(|e| u32::from_ne_bytes(e[4..8].try_into().unwrap())).fold(0, |a, b| a | b);
         }
@@ -269,7 +271,7 @@ impl InotifyWatch {
     }
 }
 
-/// docs/semantics.md says so of writes around the page cache; others are made through the program's own descriptor.
+/// docs/semantics.md says so of writes that bypass the page cache. Other writes use the program's own descriptor.
 #[test]
 fn inotify_reports_only_cache_bypassing_writes() {
     let device = emulated("size=64M,bar=16M,p2p=1");
@@ -284,7 +286,7 @@ fn inotify_reports_only_cache_bypassing_writes() {
         assert_eq!(runtime.write(opened.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
         let lines = write_lines(&runtime);
         assert_eq!(lines.iter().any(|l| l.reason == Reason::CacheBypass), bypass, "{lines:?}");
-        // Closed before the call returns, so it is there now.
+        // The shadow descriptor is closed before the call returns, so the events are already queued.
         let both = libc::IN_OPEN | libc::IN_CLOSE_WRITE;
         match bypass {
             true => assert_eq!(watch.events(), both),

@@ -1,4 +1,4 @@
-//! Writes in the order of a stream.
+//! Stream-ordered writes.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -15,7 +15,7 @@ use spinio_testkit::{
     Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, file, mount_fixture, with_deadline,
 };
 
-/// More than the smallest ring holds.
+/// Larger than the smallest bounce buffer pool.
 const SIZE: usize = (5 << 20) + 5;
 const UNSET: isize = isize::MIN;
 
@@ -28,11 +28,11 @@ fn write_on_stream(
     fd: i32,
     at: u64,
     from: spinio_io::Target,
-    queue: StreamId,
+    stream: StreamId,
     result: &'static AtomicIsize,
 ) -> Result<(), Errno> {
-    // SAFETY: the result lives for ever.
-    unsafe { runtime.write_async(fd, at, from, SIZE, queue, result) }.map_err(|e| e.kind.errno())
+    // SAFETY: the result is never freed.
+    unsafe { runtime.write_async(fd, at, from, SIZE, stream, result) }.map_err(|e| e.kind.errno())
 }
 
 #[test]
@@ -41,28 +41,28 @@ fn queued_write_runs_in_stream_order() {
     let runtime = Runtime::new(Settings::default());
     let place = mount_fixture::create("tree").unwrap();
     let (path, other) = (place.file("file"), place.file("other"));
-    let queue = device.new_stream().unwrap();
+    let stream = device.new_stream().unwrap();
     let buffer = Buffer::new(device, SIZE);
     let copies: Vec<_> = (0..4).map(|version| file::bytes(0, SIZE, version)).collect();
-    // SAFETY: the bytes live until the queue is drained below.
-    let put = |n: usize| unsafe { device.copy_in(queue, buffer.addr(), copies[n].as_ptr(), SIZE) }.unwrap();
+    // SAFETY: the bytes live until the stream is synchronized below.
+    let copy_in = |n: usize| unsafe { device.copy_in(stream, buffer.addr(), copies[n].as_ptr(), SIZE) }.unwrap();
     let file = File::create(&path).unwrap();
     let results = [result(), result(), result()];
     device.pause();
     for (n, result) in results.into_iter().enumerate() {
-        put(n);
-        write_on_stream(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), queue, result).unwrap();
+        copy_in(n);
+        write_on_stream(&runtime, file.as_raw_fd(), (n * SIZE) as u64, buffer.target(0), stream, result).unwrap();
     }
-    put(3);
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "written before its turn");
+    copy_in(3);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "written before the stream reached it");
     assert!(results.iter().all(|r| r.load(Acquire) == UNSET));
-    // The program closes the file, and its number gets another meaning.
+    // The program closes the file, and its fd number is reused.
     let other_file = File::create(&other).unwrap();
-    // In one step, since other tests open files too.
+    // With one system call, since other tests open files too.
     // SAFETY: both are this test's own.
     assert_eq!(unsafe { libc::dup2(other_file.as_raw_fd(), file.as_raw_fd()) }, file.as_raw_fd());
     device.resume();
-    with_deadline("the stream", || device.synchronize(queue, WaitMode::Block)).unwrap();
+    with_deadline("the stream", || device.synchronize(stream, WaitMode::Block)).unwrap();
     assert!(results.iter().all(|r| r.load(Acquire) == SIZE as isize));
     assert!(std::fs::read(&path).unwrap() == copies[..3].concat());
     assert_eq!(other_file.metadata().unwrap().len(), 0, "another file was written");
@@ -83,11 +83,11 @@ fn unqueueable_write_runs_synchronously() {
         ("no host functions", 128 << 20, |_, device| {
             device.inject(Operation::LaunchHostFunc, 1, 9, ErrorKind::Unsupported)
         }),
-        ("a small ring", 2 << 20, |_, _| ()),
+        ("a small bounce buffer pool", 2 << 20, |_, _| ()),
     ];
-    for (what, staging, spoil) in cases {
+    for (what, staging, inject) in cases {
         let (kernel, device) = (FaultySyscalls::new(), FaultyDevice::wrap(inner));
-        spoil(kernel, device);
+        inject(kernel, device);
         let runtime = Runtime::with_kernel(Settings { bounce_limit: staging, ..Settings::default() }, kernel);
         let file = File::create(&path).unwrap();
         let result = result();
@@ -106,13 +106,13 @@ fn unqueueable_write_counts_as_failed() {
     let buffer = Buffer::new(inner, SIZE);
     let runtime = Runtime::new(Settings::default());
     let device = FaultyDevice::wrap(inner);
-    // The first copy, and one behind others that are queued.
+    // The first copy, and one after another that is queued.
     for (number, nth) in [1, 2].into_iter().enumerate() {
         device.inject(Operation::CopyOut, nth, 1, ErrorKind::Driver);
         let result = result();
         let queued = write_on_stream(&runtime, file.as_raw_fd(), 0, buffer.target_via(device, 0), StreamId(0), result);
         assert_eq!(queued, Err(Errno::IO));
-        assert_eq!(result.load(Acquire), UNSET, "nobody is told twice");
+        assert_eq!(result.load(Acquire), UNSET, "the error was reported twice");
         let calls = runtime.stats().write;
         assert_eq!((calls.calls, calls.failed, calls.bytes), (number as u64 + 1, number as u64 + 1, 0));
         device.clear_faults();
@@ -156,10 +156,10 @@ fn errors_are_returned_at_once_or_in_stream_order() {
     let results_seen: Vec<_> = results.iter().map(|r| r.load(Acquire)).collect();
     let short = (SIZE / 2 / 4096 * 4096) as isize;
     assert_eq!(results_seen, [-(Errno::NOSPC.raw_os_error() as isize), short, SIZE as isize]);
-    // Appended, as the descriptor says.
+    // Appended, since the descriptor has O_APPEND.
     assert_eq!(file.metadata().unwrap().len(), short as u64 + SIZE as u64);
-    // Nobody has to ask.
-    // SAFETY: there is no result.
+    // The result is optional.
+    // SAFETY: the result is null.
     unsafe { runtime.write_async(file.as_raw_fd(), 0, from, SIZE, StreamId(0), std::ptr::null()) }.unwrap();
     device.synchronize(StreamId(0), WaitMode::Block).unwrap();
     assert_eq!(file.metadata().unwrap().len(), short as u64 + 2 * SIZE as u64);

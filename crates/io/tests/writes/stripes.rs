@@ -1,5 +1,5 @@
-//! Large direct writes end their portions where the stripes of an array end, which is a matter of where the file lies:
-//! told here by a kernel that invents an array and places on it.
+//! Chunks of large direct writes end at the stripe boundaries of an array, which depend on the file's physical offsets.
+//! A fake kernel reports the array and the offsets.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -25,11 +25,11 @@ const WIDTH: u64 = 192 << 10;
 const PAGE: u64 = 4096;
 const SIZE: usize = 20 << 20;
 
-/// A machine whose files all lie on an array.
+/// A machine whose files are all stored on one array.
 struct FakeArray {
-    /// What md calls it.
+    /// The md level.
     level: &'static str,
-    /// Where each file lies, as far as it is written: (first byte of the file, first byte on the array), in order.
+    /// The extents of each file, as far as it is written: (offset in the file, offset on the array), in order.
     runs: Vec<(u64, u64)>,
     refuse_extents: bool,
     extent_queries: Mutex<usize>,
@@ -45,8 +45,8 @@ impl FakeArray {
 
     fn build(level: &'static str, runs: &[(u64, u64)]) -> FakeArray {
         let runs = runs.to_vec();
-        let (asked, written, read) = Default::default();
-        FakeArray { level, runs, refuse_extents: false, extent_queries: asked, written, read }
+        let (extent_queries, written, read) = Default::default();
+        FakeArray { level, runs, refuse_extents: false, extent_queries, written, read }
     }
 
     fn array_offset(&self, at: u64) -> u64 {
@@ -54,12 +54,12 @@ impl FakeArray {
         run.1 + at - run.0
     }
 
-    /// The calls that were made: where they begin and end.
+    /// The number of extent queries, and the ranges of the writes, since the last call.
     fn take(&self) -> (usize, Vec<(u64, u64)>) {
         (std::mem::take(&mut self.extent_queries.lock().unwrap()), std::mem::take(&mut self.written.lock().unwrap()))
     }
 
-    /// Whether a cut there leaves no stripe in two parts.
+    /// Whether a cut at this offset splits no stripe.
     fn is_stripe_boundary(&self, at: u64) -> bool {
         let (last, next) = (self.array_offset(at - 1), self.array_offset(at));
         next.is_multiple_of(WIDTH) || next != last + 1
@@ -68,7 +68,7 @@ impl FakeArray {
 
 impl Syscalls for FakeArray {
     fn fstat(&self, fd: i32) -> Result<Stat> {
-        // The number of md0, whatever the tests lie on.
+        // The device number of md0, whatever storage the tests use.
         Ok(Stat { dev: 9 << 8, ..LinuxSyscalls.fstat(fd)? })
     }
 
@@ -86,14 +86,14 @@ impl Syscalls for FakeArray {
 
     fn read_sysfs(&self, path: &CStr, _: usize) -> Result<Vec<u8>> {
         let is = |name: &str| path.to_str().is_ok_and(|path| path.ends_with(name));
-        let said = match () {
+        let value = match () {
             () if is("md/level") => self.level,
             () if is("md/chunk_size") => "65536",
             () if is("md/layout") => "2",
             () if is("md/raid_disks") => "4",
             () => return Err(Errno::NOENT),
         };
-        Ok(format!("{said}\n").into_bytes())
+        Ok(format!("{value}\n").into_bytes())
     }
 
     fn extents(&self, fd: i32, offset: u64, len: u64, _: usize) -> Result<Vec<FileExtent>> {
@@ -136,7 +136,7 @@ impl Syscalls for FakeArray {
     }
 }
 
-/// Portions of 4 MiB at most.
+/// Chunks of 4 MiB at most.
 fn runtime(kernel: &'static FakeArray) -> Runtime {
     Runtime::with_kernel(Settings { bounce_limit: 8 << 20, ..Settings::default() }, kernel)
 }
@@ -146,7 +146,7 @@ fn direct(path: &Path) -> File {
     options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
 }
 
-/// Writes `SIZE` bytes at `at`, and sees to it that they are there; the calls, and how often the file's place was asked.
+/// Writes `SIZE` bytes at `at` and checks the file; the number of extent queries, and the ranges of the writes.
 fn write(kernel: &FakeArray, runtime: &Runtime, path: &Path, at: u64, version: u64) -> (usize, Vec<(u64, u64)>) {
     let buffer = Buffer::new(emulated("size=64M"), SIZE);
     let bytes = file::bytes(at, SIZE, version as u8);
@@ -155,20 +155,20 @@ fn write(kernel: &FakeArray, runtime: &Runtime, path: &Path, at: u64, version: u
     let subject = direct(path);
     assert_eq!(runtime.write(subject.as_raw_fd(), Some(at), buffer.target(0), SIZE).unwrap(), SIZE);
     assert!(std::fs::read(path).unwrap()[at as usize..][..SIZE] == bytes);
-    let (asked, written) = kernel.take();
+    let (queries, written) = kernel.take();
     let mut end = at;
     for &(from, to) in &written {
         assert_eq!(from, end, "{written:?}");
         end = to;
     }
     assert_eq!(end, at + SIZE as u64, "{written:?}");
-    (asked, written)
+    (queries, written)
 }
 
-/// A command that ends inside a chunk costs its member one more for the rest.
+/// A command that ends inside a chunk costs the member disk another command for the rest.
 #[test]
 fn direct_reads_end_at_chunks() {
-    // Cut into commands of 1 MiB, which from there on would end inside chunks.
+    // Commands of 1 MiB from this offset on would end inside chunks.
     const FROM: u64 = 5 * PAGE;
     const LEN: usize = 4 << 20;
     let place = mount_fixture::create("tree").unwrap();
@@ -188,7 +188,7 @@ fn direct_reads_end_at_chunks() {
     }
 }
 
-/// Linux calls a write done that one leg of a mirror could not fetch out of the device.
+/// Linux completes a write although one leg of a mirror could not fetch the bytes from the device.
 #[test]
 fn redundant_arrays_do_not_use_p2p_writes() {
     const LEN: usize = 1 << 20;
@@ -217,13 +217,13 @@ fn chunks_end_at_physical_stripes() {
         let kernel = FakeArray::new("raid5", runs);
         let runtime = runtime(kernel);
         for (number, at) in [0, 3 * PAGE, 3 * PAGE].into_iter().enumerate() {
-            let (asked, written) = write(kernel, &runtime, &path, at, number as u64);
+            let (queries, written) = write(kernel, &runtime, &path, at, number as u64);
             assert!(written.len() >= 5, "{written:?}");
             for &(_, end) in &written[..written.len() - 1] {
                 assert!(kernel.is_stripe_boundary(end), "{runs:?}, at {at}: {written:?}");
             }
-            // The place of a file that has not changed is asked once for many writes.
-            assert_eq!(asked, [1, 0, 0][number], "{runs:?}, write {number}");
+            // The extents of an unchanged file are queried once for all writes.
+            assert_eq!(queries, [1, 0, 0][number], "{runs:?}, write {number}");
         }
     }
 }
@@ -236,8 +236,8 @@ fn growing_file_is_assumed_contiguous() {
     let runtime = runtime(kernel);
     let (_, written) = write(kernel, &runtime, &path, 0, 1);
     let good = written[..written.len() - 1].iter().filter(|w| kernel.is_stripe_boundary(w.1)).count();
-    assert!(good + 2 >= written.len() - 1, "all but the first two: {written:?}");
-    // Behind what is there already, all.
+    assert!(good + 2 >= written.len() - 1, "more than two chunks end inside a stripe: {written:?}");
+    // After existing bytes, all of them end at a stripe.
     let (_, written) = write(kernel, &runtime, &path, SIZE as u64, 2);
     assert!(written[..written.len() - 1].iter().all(|w| kernel.is_stripe_boundary(w.1)), "{written:?}");
 }
@@ -251,17 +251,17 @@ fn chunks_have_full_size_when_layout_is_unknown() {
         ("FIEMAP is refused", Box::leak(Box::new(refusing)), 1),
         ("no array", FakeArray::new("linear", &[(0, 7 * PAGE)]), 0),
     ];
-    for (what, kernel, most) in cases {
+    for (what, kernel, max) in cases {
         let path = place.file("subject");
         drop(file::create_filled(&path, 24 << 20));
         let runtime = runtime(kernel);
-        let (mut all, buffer) = (0, Buffer::new(emulated("size=64M"), PAGE as usize));
+        let (mut total, buffer) = (0, Buffer::new(emulated("size=64M"), PAGE as usize));
         for at in [0, PAGE] {
-            let (asked, written) = write(kernel, &runtime, &path, at, 5);
+            let (queries, written) = write(kernel, &runtime, &path, at, 5);
             assert!(written.iter().all(|w| w.1 - w.0 == 4 << 20), "{what}: {written:?}");
-            all += asked;
+            total += queries;
         }
-        assert_eq!(all, most, "{what}: asked again and again");
+        assert_eq!(total, max, "{what}: the extents were queried repeatedly");
         let subject = direct(&path);
         let explained = runtime.explain_write(subject.as_raw_fd(), 0, SIZE as u64, Explained::of(&buffer.allocation()));
         let advice = explained.unwrap().advice.join("\n");

@@ -1,25 +1,31 @@
-//! Moves of own files in the order of a queue: asked for now, made when the queue gets there.
+//! Stream-ordered transfers of shadow files: requested now, done when the stream gets there.
 //!
 //! ```text
-//!   queue     ... work │ host function 0 │ copy 0 │ host function 1 │ copy 1 │ ... │ last host function │ later work
-//!   keepers   fill piece 0 .. n at once      └ piece 0's block is free: fill piece n with it
+//!   stream    ... work │ host function 0 │ copy 0 │ host function 1 │ copy 1 │ ... │ last host function │ later work
+//!   workers   fill chunks 0 .. n at once     └ the buffer of chunk 0 is free: fill chunk n into it
 //! ```
 //!
-//! An upload reads the file while the queue is still busy with what was there before. Each copy has a host function
-//! before it, which waits until a keeper has filled its block, so that nothing queued behind the upload can run before
-//! its bytes are there. After the call nothing is asked of the device any more, except by the queue itself: a program
-//! that waits for its device waits for files too, but never for somebody who waits for it.
+//! An upload (a stream-ordered read) reads the file while the stream still runs earlier work. A host function before
+//! each copy waits until a shadow worker has filled the copy's bounce buffer, so that work queued after the upload
+//! cannot run before its bytes have arrived. After the call only the stream itself uses the device: a program that
+//! waits for its device also waits for files, but never for a thread that waits for the program.
 //!
-//! The program may queue any number, and let the queue wait for itself: so nothing here waits for a block. An upload takes what
-//! the ring of queued moves has, up to 16, but leaves others half of what is left. Where it has none, it uses the blocks of
-//! the upload before it in the same queue, which is over when its own turn comes; the file is read only then. The first
-//! of a queue gets a block beyond the bound, as does one that comes while another thread is queueing there.
+//! The program may queue any number of transfers, and may make the stream wait for the program. So no step here waits
+//! for a bounce buffer. An upload takes up to 16 of the buffers that the stream pool has, but at most half of them, so
+//! that the others are left for later uploads. If the pool has none, the upload uses the buffers of the previous upload
+//! in the same stream, which is complete when the stream reaches this one; the file is read only then. The first upload
+//! of a stream gets a buffer over the limit, and so does one that is queued while another thread queues on the same
+//! stream.
 //!
-//! A download is [`Writer::write_async`] (write/stream_write.rs).
+//! A download (a stream-ordered write) is [`Writer::write_async`] (write/stream_write.rs).
 //!
-//! Known flaws: the driver runs host functions of all queues on one thread, so uploads in two queues wait for each other's
-//! files. An upload behind one of a stream that was destroyed meanwhile, in a new stream of the same number, may find that its
-//! memory is in use still: it fails with EIO. Bytes that the file loses between the question for its size and the read arrive as zeros; the result tells.
+//! Known flaws:
+//! - The driver runs the host functions of all streams on one thread, so uploads in two streams wait for each other's
+//!   files.
+//! - An upload in a new stream that has the number of a stream destroyed meanwhile may find the memory of that stream's
+//!   last upload still in use: it fails with EIO.
+//! - Bytes that the file loses between the query for its size and the read arrive as zeros; the result is the shorter
+//!   count.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -44,18 +50,18 @@ use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, stream_owne
 /// No result yet.
 const PENDING: isize = isize::MIN;
 
-/// Blocks of an upload: so many pieces are read ahead of the queue.
+/// Bounce buffers of an upload: this many chunks are read before the stream needs them.
 const MAX_BUFFERS_AHEAD: usize = 16;
 
-/// The word that a result is stored in.
+/// The word that holds a result.
 #[derive(Debug)]
 struct ResultWord {
     value: AtomicIsize,
-    /// Somebody who stores it has been given the word without owning it.
+    /// A pointer to the word was handed out, which counts as one reference.
     ptr_shared: AtomicBool,
 }
 
-/// A move on its way.
+/// The result of a transfer that may still be in progress.
 #[derive(Clone, Debug)]
 pub struct AsyncResult(Arc<ResultWord>);
 
@@ -68,46 +74,46 @@ impl AsyncResult {
         AsyncResult(Arc::new(ResultWord { value: AtomicIsize::new(value), ptr_shared: AtomicBool::new(false) }))
     }
 
-    /// One that is over.
-    pub fn ready(moved: usize) -> AsyncResult {
-        AsyncResult::with_value(moved as isize)
+    /// The result of a transfer that is complete.
+    pub fn ready(bytes: usize) -> AsyncResult {
+        AsyncResult::with_value(bytes as isize)
     }
 
-    /// Lets the word live until its result has been seen.
+    /// A pointer to the word, which keeps it alive until its result has been read.
     fn share_ptr(&self) -> *const AtomicIsize {
         self.0.ptr_shared.store(true, Release);
-        // SAFETY: the pointer is an Arc's own; `take_back` undoes this.
+        // SAFETY: the pointer comes from an Arc; `unshare_ptr` undoes this.
         unsafe { Arc::increment_strong_count(Arc::as_ptr(&self.0)) };
         &raw const self.0.value
     }
 
     fn unshare_ptr(&self) {
         if self.0.ptr_shared.swap(false, AcqRel) {
-            // SAFETY: counted by `lend`, once; `self` still holds one.
+            // SAFETY: counted by `share_ptr`, once; `self` still holds a reference.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self.0)) };
         }
     }
 
-    /// The bytes moved, or why not; `None` while it is on its way.
+    /// The bytes transferred, or the error; `None` while the transfer is in progress.
     pub fn result(&self) -> Option<core::result::Result<usize, Errno>> {
         match self.0.value.load(Acquire) {
             PENDING => None,
-            moved => {
+            value => {
                 self.unshare_ptr();
-                Some(usize::try_from(moved).map_err(|_| Errno::from_raw_os_error(-moved as i32)))
+                Some(usize::try_from(value).map_err(|_| Errno::from_raw_os_error(-value as i32)))
             }
         }
     }
 
     /// Waits for the result.
     pub fn wait(&self) -> core::result::Result<usize, Errno> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(result) = self.result() {
                 return result;
             }
-            // What is nearly there is not slept for.
-            match begun.elapsed() < Duration::from_micros(100) {
+            // A result that is nearly there is not worth a sleep.
+            match started.elapsed() < Duration::from_micros(100) {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(Duration::from_micros(50)),
             }
@@ -115,35 +121,37 @@ impl AsyncResult {
     }
 }
 
-/// Blocks of one upload, or of several that follow each other in a queue. They go back with the last.
+/// The bounce buffers of one upload, or of several consecutive ones in a stream. The last one releases them.
 struct BufferSet {
     pool: Arc<BouncePool>,
     buffers: Mutex<Vec<BounceBuffer>>,
-    /// The device may use them still.
+    /// The device may still use them.
     quarantined: AtomicBool,
 }
 
 impl Drop for BufferSet {
     fn drop(&mut self) {
-        for block in lock(&self.buffers).drain(..) {
+        for buffer in lock(&self.buffers).drain(..) {
             match self.quarantined.load(Acquire) {
-                true => self.pool.quarantine(block),
-                false => self.pool.release(block),
+                true => self.pool.quarantine(buffer),
+                false => self.pool.release(buffer),
             }
         }
     }
 }
 
-/// The last upload of each queue that is queued to its end and not over, as far as anybody has looked.
+/// The last completely queued upload of each stream. An entry may be out of date: complete uploads are removed when a
+/// later one is recorded.
 #[derive(Default)]
 pub(crate) struct StreamUploads(Mutex<Vec<ChainTail>>);
 
-/// Of which queue, and whose it is.
+/// The stream and the thread that owns it, and its last upload.
 type ChainTail = ((StreamId, u32), Weak<StreamRead>);
 
 impl StreamUploads {
-    /// The memory of the upload before, in the same queue of the same device, and how one knows that it is over. One takes
-    /// it: what another thread queues meanwhile may come to lie before, behind or between its turns.
+    /// The memory of the previous upload in the same stream of the same device, and its result, which shows when it is
+    /// complete. Only one upload may take it: host functions that another thread queues meanwhile may run before, after
+    /// or between those of this upload.
     fn take_predecessor(&self, device: &dyn Device, stream: StreamId) -> Option<(Arc<BufferSet>, AsyncResult)> {
         let (mut tails, stream) = (lock(&self.0), (stream, stream_owner(stream)));
         let at = tails.iter().position(|(of, upload)| {
@@ -155,43 +163,43 @@ impl StreamUploads {
         Some((buffers, upload.result.clone()))
     }
 
-    /// All turns of an upload are queued: what is queued from now on is behind it.
+    /// All host functions of an upload are queued: work queued from now on runs after it.
     fn record_tail(&self, stream: StreamId, upload: &Arc<StreamRead>) {
-        let (mut last, queue) = (lock(&self.0), (stream, stream_owner(stream)));
-        last.retain(|(of, other)| {
+        let (mut tails, stream) = (lock(&self.0), (stream, stream_owner(stream)));
+        tails.retain(|(of, other)| {
             let other = other.upgrade().filter(|other| lock(&other.buffers).is_some());
-            other.is_some_and(|other| *of != queue || !core::ptr::addr_eq(other.device, upload.device))
+            other.is_some_and(|other| *of != stream || !core::ptr::addr_eq(other.device, upload.device))
         });
-        last.push((queue, Arc::downgrade(upload)));
+        tails.push((stream, Arc::downgrade(upload)));
     }
 }
 
-/// What keepers and host functions share.
+/// An upload: shared by shadow workers and host functions.
 struct StreamRead {
     file: Arc<ShadowFile>,
     at: u64,
     len: usize,
     device: &'static dyn Device,
-    /// `None`: it is over.
+    /// `None`: the upload is complete.
     buffers: Mutex<Option<Arc<BufferSet>>>,
-    /// Whose memory it takes over, when its turn has come.
+    /// The upload whose memory this one inherits when the stream reaches it.
     predecessor: Option<AsyncResult>,
     addresses: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
     result: AsyncResult,
     span: RequestSpan,
-    begun: Instant,
+    started: Instant,
 }
 
 struct State {
     chunk_filled: Vec<bool>,
-    /// Pieces that keepers are filling, or will.
+    /// Chunks that shadow workers are filling or will fill.
     running: usize,
-    /// Bytes of the unbroken front, as far as the file had them.
+    /// Bytes of the contiguous prefix, as far as the file had them.
     valid: usize,
     error: Option<Errno>,
-    /// The memory is not its own: nothing is read into it.
+    /// Another upload still uses the memory: no byte may be read into it.
     forbidden: bool,
 }
 
@@ -204,11 +212,11 @@ impl StreamRead {
         (self.len - chunk * BUFFER_SIZE).min(BUFFER_SIZE)
     }
 
-    /// Has a keeper fill the block of a piece.
+    /// Has a shadow worker fill the buffer of a chunk.
     fn start_fill(self: &Arc<Self>, chunk: usize) {
         lock(&self.state).running += 1;
         let upload = Arc::clone(self);
-        // Whatever happens, the piece counts as filled: the queue waits for it.
+        // The chunk counts as filled also after a panic: the stream waits for it.
         let fill = move |_| {
             if catch_unwind(AssertUnwindSafe(|| upload.fill(chunk))).is_err() {
                 upload.finish_fill(chunk, 0, Some(Errno::IO));
@@ -226,8 +234,8 @@ impl StreamRead {
         let (mut filled, mut error) = (0, None);
         while filled < len {
             let into = (address + filled) as *mut u8;
-            // SAFETY: the block is this upload's until its last host function, and no copy from it is queued that may
-            // run before this piece counts as filled.
+            // SAFETY: the buffer belongs to this upload until its last host function, and no copy from it is queued
+            // that may run before this chunk counts as filled.
             let read =
                 unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - filled, offset + filled as u64, 0) };
             match read {
@@ -258,7 +266,7 @@ impl StreamRead {
         self.changed.notify_all();
     }
 
-    /// The queue has come to a piece: what it needs is waited for.
+    /// The stream has reached a chunk: waits until it is filled.
     fn on_reached(self: &Arc<Self>, chunk: usize) {
         if chunk == 0 && self.predecessor.is_some() {
             self.inherit_buffers();
@@ -277,21 +285,22 @@ impl StreamRead {
         }
     }
 
-    /// Has the first pieces filled.
+    /// Has shadow workers fill the first chunks.
     fn start_first_fills(self: &Arc<Self>) {
-        (0..self.addresses.len().min(self.chunk_count())).for_each(|piece| self.start_fill(piece));
+        (0..self.addresses.len().min(self.chunk_count())).for_each(|chunk| self.start_fill(chunk));
     }
 
-    /// The queue has come to the beginning: the upload before is over, or else it was another queue's of this number.
+    /// The stream has reached the upload. The previous upload is complete, unless it belonged to another stream with
+    /// the same number.
     fn inherit_buffers(self: &Arc<Self>) {
-        if self.predecessor.as_ref().is_none_or(|before| before.0.value.load(Acquire) != PENDING) {
+        if self.predecessor.as_ref().is_none_or(|previous| previous.0.value.load(Acquire) != PENDING) {
             return self.start_first_fills();
         }
         let mut state = lock(&self.state);
         (state.forbidden, state.valid, state.error) = (true, 0, Some(Errno::IO));
     }
 
-    /// The queue has come to the end.
+    /// The stream has reached the end of the upload.
     fn complete(&self) {
         drop(lock(&self.buffers).take());
         let state = lock(&self.state);
@@ -300,25 +309,26 @@ impl StreamRead {
             _ => Ok(state.valid),
         };
         let stats = self.file.files().ctx.stats();
-        stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.begun);
+        stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.started);
         let outcome = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));
         stats.end(&self.span, &Error::outcome(&outcome));
-        let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |good| good as isize);
+        let value = result.map_or_else(|e| -(e.raw_os_error() as isize), |bytes| bytes as isize);
         self.result.0.value.store(value, Release);
     }
 }
 
 impl StreamRead {
-    /// It cannot be queued to its end: waits until nobody uses its blocks.
+    /// Ends an upload that could not be queued completely: waits until neither the device nor a worker uses its
+    /// buffers.
     fn abort(&self, device: &dyn Device, stream: StreamId) {
         if device.synchronize(stream, WaitMode::Context).is_err() {
-            // It cannot say that it is done: the blocks are nobody's from now on.
-            if let Some(lot) = &*lock(&self.buffers) {
-                lot.quarantined.store(true, Release);
+            // Whether the device is done is unknown: the buffers must never be reused.
+            if let Some(buffer_set) = &*lock(&self.buffers) {
+                buffer_set.quarantined.store(true, Release);
             }
         }
         let mut state = lock(&self.state);
-        // Not all pieces: where the device is lost, nobody begins those whose turn has not come.
+        // Waits only for running fills: if the device is lost, the fills of later chunks are never started.
         while state.running > 0 {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -328,11 +338,11 @@ impl StreamRead {
     }
 }
 
-/// A host function's argument: an upload, and which piece; behind the last one is the end.
+/// The argument of a host function: an upload, and the number of a chunk; `chunk_count()` stands for the end.
 struct HostCallback(Arc<StreamRead>, usize);
 
 /// # Safety
-/// `turn` must come from `Box::into_raw`, once.
+/// `callback` must come from `Box::into_raw`, and be passed once.
 unsafe extern "C" fn run_callback(callback: *mut c_void) {
     // SAFETY: the caller's promise.
     let HostCallback(upload, chunk) = *unsafe { Box::from_raw(callback.cast::<HostCallback>()) };
@@ -340,7 +350,7 @@ unsafe extern "C" fn run_callback(callback: *mut c_void) {
         true => upload.on_reached(chunk),
         false => upload.complete(),
     };
-    // Nothing may unwind into the driver. Whoever waits hears of it: a later turn cannot make it right.
+    // A panic must not unwind into the driver. It becomes the result: later host functions do not clear the error.
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         lock(&upload.state).valid = 0;
         lock(&upload.state).error = Some(Errno::IO);
@@ -350,32 +360,32 @@ unsafe extern "C" fn run_callback(callback: *mut c_void) {
     }
 }
 
-/// Queues a turn; `false`: the device does not take it.
+/// Queues a host function; `false`: the device refused it.
 fn enqueue_callback(device: &dyn Device, stream: StreamId, upload: &Arc<StreamRead>, chunk: usize) -> bool {
     let callback = Box::into_raw(Box::new(HostCallback(Arc::clone(upload), chunk)));
-    // SAFETY: `take_turn` takes the box, once.
+    // SAFETY: `run_callback` takes the box, once.
     let accepted = unsafe { device.launch_host_func(stream, run_callback, callback.cast()) }.is_ok();
     if !accepted {
-        // SAFETY: the device did not take it.
+        // SAFETY: the device refused the box, so it is still owned here.
         drop(unsafe { Box::from_raw(callback) });
     }
     accepted
 }
 
-/// Stream-ordered moves of shadow files, of one runtime.
-pub(crate) struct StreamMoves {
+/// Stream-ordered transfers of the shadow files of one runtime.
+pub(crate) struct StreamTransfers {
     writer: Arc<Writer>,
     stream_uploads: StreamUploads,
 }
 
-impl StreamMoves {
-    /// None under way.
-    pub(crate) fn new(writer: Arc<Writer>) -> StreamMoves {
-        StreamMoves { writer, stream_uploads: StreamUploads::default() }
+impl StreamTransfers {
+    /// Without transfers in progress.
+    pub(crate) fn new(writer: Arc<Writer>) -> StreamTransfers {
+        StreamTransfers { writer, stream_uploads: StreamUploads::default() }
     }
 
-    /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
-    /// bytes. A device that calls no host functions has them when this returns.
+    /// Reads a file into device memory in the order of a stream. Work queued after it finds the bytes. On a device
+    /// without host functions the bytes have arrived when this returns.
     pub(crate) fn read_on_stream(
         &self,
         file: &Arc<ShadowFile>,
@@ -402,7 +412,7 @@ impl StreamMoves {
             pool.acquire_many(chunks.min(MAX_BUFFERS_AHEAD).min(pool.available().div_ceil(2)), Duration::ZERO);
         let inherited = if buffers.is_empty() { uploads.take_predecessor(device, stream) } else { None };
         let (buffer_set, predecessor) = match inherited {
-            Some((lot, before)) => (lot, Some(before)),
+            Some((buffer_set, previous)) => (buffer_set, Some(previous)),
             None => {
                 if buffers.is_empty() {
                     buffers.push(pool.acquire_over_limit().or_else(|_| pool.acquire()).map_err(device_fail)?);
@@ -411,7 +421,7 @@ impl StreamMoves {
             }
         };
         let addresses: Vec<usize> = lock(&buffer_set.buffers).iter().map(|b| b.ptr() as usize).collect();
-        // Memory that is not pinned is read by the driver when the copy is queued, not when it runs.
+        // The driver reads memory that is not pinned when the copy is queued, not when it runs.
         let pinned = lock(&buffer_set.buffers).iter().all(|b| b.pinned);
         let stream_read = Arc::new(StreamRead {
             file: Arc::clone(file),
@@ -431,21 +441,22 @@ impl StreamMoves {
             changed: Condvar::new(),
             result: AsyncResult::new(),
             span: self.writer.files.stats().begin(Direction::Read, file.fd(), Some(at), len as u64).with_device(device),
-            begun: Instant::now(),
+            started: Instant::now(),
         });
         if stream_read.predecessor.is_none() {
             stream_read.start_first_fills();
         }
         let enqueue_chunk = |chunk: usize| {
             if !(pinned && enqueue_callback(device, stream, &stream_read, chunk)) {
-                // The device calls nobody, or not any more: here, and now.
+                // The device has no host functions, or refuses this one: wait on this thread.
                 device.synchronize(stream, WaitMode::Context)?;
                 stream_read.on_reached(chunk);
             }
             let from = stream_read.addresses[chunk % stream_read.addresses.len()] as *const u8;
             let dst = to.addr.offset((chunk * BUFFER_SIZE) as u64);
-            // SAFETY: the block is the upload's until the last turn; the bytes lie inside the allocation. It is filled
-            // when the copy runs: the turn before it sees to that, or it has been waited for.
+            // SAFETY: the buffer belongs to the upload until the last host function; the bytes are inside the
+            // allocation. The buffer is filled when the copy runs: the host function before it, or the wait above,
+            // ensures that.
             unsafe { device.copy_in(stream, dst, from, stream_read.chunk_len(chunk)) }
         };
         let enqueue_end = || {
@@ -463,7 +474,7 @@ impl StreamMoves {
         Ok(stream_read.result.clone())
     }
 
-    /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
+    /// Writes device memory to a file in the order of a stream. Work queued after it may reuse the memory.
     pub(crate) fn write_on_stream(
         &self,
         file: &Arc<ShadowFile>,
@@ -474,9 +485,9 @@ impl StreamMoves {
     ) -> Result<AsyncResult, Error> {
         let async_result = AsyncResult::new();
         let result = async_result.share_ptr();
-        // SAFETY: the word is lent, so it stays until its result has been seen.
+        // SAFETY: `share_ptr` counted a reference, so the word stays until its result has been read.
         if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, len, stream, result) } {
-            // Nothing is queued, so nobody stores into it any more.
+            // No write is queued, so the pointer is not used any more.
             async_result.unshare_ptr();
             return Err(error);
         }
