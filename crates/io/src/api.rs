@@ -77,8 +77,8 @@ pub fn runtime() -> &'static Runtime {
     }
 }
 
-/// The program is about to close `fd` or has given its file away: lets go of what is kept beside it, so that the file
-/// system can be unmounted and a deleted file's space is free. Costs one load while nothing is kept.
+/// The program is about to close or replace `fd`: closes what is kept for its file, so that the file system can be unmounted
+/// and a deleted file's space is free. Costs one load while nothing is kept.
 pub fn on_close(fd: Fd) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
@@ -88,15 +88,15 @@ pub fn on_close(fd: Fd) {
     }
 }
 
-/// The program has advised the kernel about `fd`, and the kernel has taken it. Takes no lock: it may come before any
-/// device read, and from anywhere.
+/// The program has advised the kernel about `fd`, and the kernel has accepted it. Takes no lock: it may come before any
+/// device read, and from any context.
 pub fn record_advice(fd: Fd, advice: linux::Advice) {
     if let Ok(stat) = linux::fstat(fd) {
         sequential::record_advice(fd, &stat, advice);
     }
 }
 
-/// What follows from advice about `len` bytes at `offset` (0: all behind it) for what is kept beside the file.
+/// Applies advice about `len` bytes at `offset` (0: to the end) to the state that is kept for the file.
 pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
     let Some(runtime) = current().filter(|r| !r.files().table.is_empty()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
@@ -105,8 +105,8 @@ pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
     }
 }
 
-/// As [`forget`], for descriptors that are closed by the range. Held files end with the very descriptor that they were held
-/// by; everything else that is kept beside files is let go of, since it comes back with the next request.
+/// As [`on_close`], for descriptors that are closed as a range. Pinned files end with the descriptor that they were pinned
+/// by; all other state of files is dropped, since it comes back with the next request.
 pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     runtime.pinned.on_close_range(first, last);
@@ -206,7 +206,7 @@ impl Runtime {
         self.files().stats().snapshot()
     }
 
-    /// Bytes of pinned staging memory held for the device of an allocation.
+    /// Bytes of pinned bounce buffers for the device of an allocation.
     pub fn bounce_bytes(&self, allocation: &Allocation) -> u64 {
         self.reader.bounce.bytes_of(allocation.device)
     }
@@ -220,30 +220,30 @@ impl Runtime {
         self.reader.read(fd, at, to, len)
     }
 
-    /// Reads the file now and queues the copies on `queue` (CUDA: a stream); returns the bytes that will be there
-    /// once the queue gets that far. Waits only for staging memory, that of queued moves, and up to twice the bound:
-    /// beyond it the queue has to move.
-    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, queue: StreamId) -> Result<usize> {
-        self.reader.read_async(fd, at, to, len, queue)
+    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets that
+    /// far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the stream has to
+    /// move.
+    pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, stream: StreamId) -> Result<usize> {
+        self.reader.read_async(fd, at, to, len, stream)
     }
 
-    /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
+    /// Moves the offset of a descriptor forward by `len` for a later read; returns the old offset.
     pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
         reserve_offset(self.sys(), fd, len)
     }
 
-    /// Gives back what a reserved read did not use.
+    /// Moves the offset back by what a reserved read did not use.
     pub fn unreserve(&self, fd: Fd, unused: u64) {
         release_offset(self.sys(), fd, unused);
     }
 
-    /// Whether a read of a stream gives all that is asked for while there is any: a character device, or a file whose size
-    /// says nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says nothing
+    /// (procfs). A second call after a full one waits for nothing that one call would not have waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         self.reader.fills_buffers(fd)
     }
 
-    /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.
+    /// Whether the file of `fd` can only be read front to back: it has no offsets, or its size says nothing.
     pub fn is_stream(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         self.reader.is_stream(fd)
     }
@@ -279,13 +279,13 @@ impl Runtime {
     }
 
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
-    /// tells the first offset that failed; others may be written or not.
+    /// has the first offset that failed; others may be written or not.
     pub fn write_apart(&self, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
         self.writer.write_ranges(file, ranges, route)
     }
 
-    /// As [`Runtime::write_apart`], each range only if a keeper is told just before it that it may be. Which may not, and
-    /// were not written.
+    /// As [`Runtime::write_apart`], each range only if `may` says so on the shadow worker just before it. Returns the indexes
+    /// of the ranges that were not written because of that.
     pub fn write_apart_if(
         &self,
         file: &ShadowFile,
@@ -296,8 +296,8 @@ impl Runtime {
         self.writer.write_ranges_while(file, ranges, route, may)
     }
 
-    /// Queues a `pwrite` of device memory on `queue` (CUDA: a stream). `result` is set when the stream has got there:
-    /// the bytes written, or an errno below zero. What is queued behind it sees both.
+    /// Queues a `pwrite` of device memory on a stream. `result` is set when the stream has got there: the bytes written, or a
+    /// negative errno. What is queued after it sees both.
     ///
     /// # Safety
     /// `result` must be null, or stay until it is set.
@@ -307,11 +307,11 @@ impl Runtime {
         at: u64,
         from: Target,
         len: usize,
-        queue: StreamId,
+        stream: StreamId,
         result: *const AtomicIsize,
     ) -> Result<()> {
         // SAFETY: passed on to the caller.
-        unsafe { self.writer.write_async(fd, at, from, len, queue, result) }
+        unsafe { self.writer.write_async(fd, at, from, len, stream, result) }
     }
 
     /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
@@ -338,7 +338,7 @@ impl Runtime {
         self.writer.copy_unstaged(to, bytes)
     }
 
-    /// Copies device memory into host memory and waits, behind what this thread has queued before.
+    /// Copies device memory into host memory and waits, after what this thread has queued before.
     pub fn fetch(&self, from: Target, into: &mut [u8]) -> Result<()> {
         self.writer.read_back(from, into)
     }
@@ -419,28 +419,28 @@ impl Runtime {
         self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
     }
 
-    /// Reads a file into device memory in the order of a queue (CUDA: a stream). What is queued behind it finds the
-    /// bytes. A device that calls no host functions has them when this returns.
+    /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device without
+    /// host functions they are there when this returns.
     pub fn upload_later(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,
         to: Target,
         len: usize,
-        queue: StreamId,
+        stream: StreamId,
     ) -> Result<AsyncResult> {
-        self.transfers.read_on_stream(file, at, to, len, queue)
+        self.transfers.read_on_stream(file, at, to, len, stream)
     }
 
-    /// Writes device memory to a file in the order of a queue. What is queued behind it may use the memory again.
+    /// Writes device memory to a file in the order of a stream. What is queued after it may use the memory again.
     pub fn download_later(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,
         from: Target,
         len: usize,
-        queue: StreamId,
+        stream: StreamId,
     ) -> Result<AsyncResult> {
-        self.transfers.write_on_stream(file, at, from, len, queue)
+        self.transfers.write_on_stream(file, at, from, len, stream)
     }
 }

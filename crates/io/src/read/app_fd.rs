@@ -1,6 +1,5 @@
-//! Reads that only the program's own descriptor can make: streams (blocking.rs), files that cannot be
-//! opened again, processes without helpers. Block by block through staging, on the
-//! caller's thread.
+//! Reads that only the program's own descriptor can make: of pipes and sockets (blocking.rs), of files that cannot be reopened,
+//! and in processes without workers. Buffer by buffer through bounce buffers, on the caller's thread.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -42,9 +41,9 @@ pub(crate) struct AppFdRead {
     /// One kernel call only, as for a pipe, where a second one could block.
     pub(crate) single_call: bool,
     pub(crate) reason: Reason,
-    /// Where the copies go and nobody waits; `None`: in the program's order, and wait.
+    /// The stream of the copies, which are not waited for; `None`: after what the program has queued, and waited for.
     pub(crate) stream: Option<StreamId>,
-    /// The kernel may keep the reader waiting without bound.
+    /// The kernel may make the reader wait without bound.
     pub(crate) waits: bool,
 }
 
@@ -85,42 +84,41 @@ impl AppFdRead {
         while done < self.len {
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
-            let block = match self.stream.map_or(Ok(None), |_| staging.acquire_for_stream()) {
-                Ok(Some(block)) => Ok(block),
+            let buffer = match self.stream.map_or(Ok(None), |_| staging.acquire_for_stream()) {
+                Ok(Some(buffer)) => Ok(buffer),
                 _ => staging.acquire(),
             };
-            let block = match block {
-                Ok(block) => block,
+            let buffer = match buffer {
+                Ok(buffer) => buffer,
                 Err(e) => {
                     ended = Err(fail(e));
                     break;
                 }
             };
-            // SAFETY: a block has `BLOCK` bytes.
-            let got = match unsafe { self.read_fd(ctx, block.ptr(), want, done) } {
+            // SAFETY: a bounce buffer has `BUFFER_SIZE` bytes.
+            let got = match unsafe { self.read_fd(ctx, buffer.ptr(), want, done) } {
                 Ok(got) => got,
                 Err(e) => {
-                    staging.release(block);
+                    staging.release(buffer);
                     ended = Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64));
                     break;
                 }
             };
             let more = got == want && !self.single_call && done + got < self.len;
-            // Another thread may have closed the descriptor since the last block, and opened another file as the same
-            // number; a host read would have gone on with the first one. The first block is of one file, whichever: it may
-            // stand alone.
+            // Another thread may have closed the descriptor since the last buffer, and opened another file as the same
+            // number; a host read would have continued with the first one. The first buffer has bytes of one file.
             let same = (done == 0 && !more) || (self.file_id(ctx) == file && number.is_unchanged());
             if got == 0 || (done > 0 && !same) {
-                staging.release(block);
+                staging.release(buffer);
                 break;
             }
-            let reason = if block.pinned { self.reason } else { Reason::NoPinnedMemory };
-            // SAFETY: the block is retired behind the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(stream, self.to.addr.offset(done as u64), block.ptr(), got) } {
-                Ok(()) => staging.release_after(block, stream),
+            let reason = if buffer.pinned { self.reason } else { Reason::NoPinnedMemory };
+            // SAFETY: the buffer is released after the copy; the bytes lie inside the allocation.
+            match unsafe { device.copy_in(stream, self.to.addr.offset(done as u64), buffer.ptr(), got) } {
+                Ok(()) => staging.release_after(buffer, stream),
                 Err(e) => {
-                    // What was copied before is waited for below, and reported.
-                    staging.release(block);
+                    // Earlier copies are waited for below, and reported.
+                    staging.release(buffer);
                     ended = Err(fail(e));
                     break;
                 }
@@ -156,7 +154,7 @@ impl AppFdRead {
         Ok(got)
     }
 
-    /// Which file the descriptor names now.
+    /// The file that the descriptor refers to now.
     pub(super) fn file_id(&self, ctx: &Reader) -> Option<(u64, u64)> {
         ctx.files.sys().fstat(self.fd).ok().map(|s| (s.dev, s.ino))
     }

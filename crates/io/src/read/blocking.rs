@@ -1,13 +1,13 @@
 //! Reads that may wait without bound: of pipes, sockets, terminals, devices, and of files whose size says nothing.
 //!
 //! ```text
-//!   read(socket) ──> buffer of this read alone ── waits as long as the peer likes ──> bytes
-//!        up to 64 KiB   ──> slot of the staging ring, copy queued, return
-//!        more           ──> copied on the program's queue, and waited for
+//!   read(socket) ──> memory of this read alone ── waits for the peer ──> bytes
+//!        up to 64 KiB   ──> slice of a bounce buffer, copy queued, return
+//!        more           ──> copied on the program's stream, and waited for
 //! ```
 //!
-//! Nothing that other reads need is held while the kernel waits (wait_buffer.rs). The copy is ordered after what the program
-//! has queued by the time the bytes are there, as where it reads into host memory and calls `cudaMemcpy`.
+//! Nothing that other reads need is in use while the kernel waits (wait_buffer.rs). The copy is ordered after what the program
+//! has queued by the time the bytes are there, as if it read into host memory and called `cudaMemcpy`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -27,7 +27,7 @@ use spinio_host::settings::Ordering;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
-/// Whether the kernel may keep a reader of this file waiting without bound. A regular file without a size may be one of
+/// Whether the kernel may make a reader of this file wait without bound. A regular file without a size may be one of
 /// procfs or tracefs, or a stream of FUSE.
 pub(super) fn may_wait(stat: &Stat) -> bool {
     match stat.kind {
@@ -59,15 +59,15 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     }
     let (queue, ours) = device.app_stream();
     let staging = ctx.bounce.sync(device);
-    let slot = staging.acquire_slice(got, queue).map_err(device_error)?;
-    if !slot.pinned {
+    let slice = staging.acquire_slice(got, queue).map_err(device_error)?;
+    if !slice.pinned {
         *reason = Reason::NoPinnedMemory;
     }
-    // SAFETY: the kernel has filled `got` bytes of the buffer, and the slot has as many, elsewhere.
-    unsafe { buffer.ptr().copy_to_nonoverlapping(slot.ptr, got) };
-    // SAFETY: the slot's block is retired behind this copy and not lent before it is done.
-    let queued = unsafe { device.copy_in(queue, to.addr, slot.ptr, got) };
-    staging.release_slice(slot);
+    // SAFETY: the kernel has filled `got` bytes of the buffer, and the slice has as many, elsewhere.
+    unsafe { buffer.ptr().copy_to_nonoverlapping(slice.ptr, got) };
+    // SAFETY: the buffer of the slice is released after this copy and not used again before it is done.
+    let queued = unsafe { device.copy_in(queue, to.addr, slice.ptr, got) };
+    staging.release_slice(slice);
     queued.map_err(device_error)?;
     if ours || ctx.policy.ordering == Ordering::Strict {
         device.synchronize(queue, WaitMode::Context).map_err(device_error)?;

@@ -50,7 +50,7 @@ unsafe fn read_or_bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len
     // SAFETY: `done` of `len` bytes are there.
     match unsafe { bounce(ctx, fd, at.map(|at| at + done as u64), to.add(done), len - done) } {
         Ok(rest) => Ok(done + rest),
-        // The end of a file is rarely aligned: behind it the kernel refuses to read on.
+        // The end of a file is rarely aligned: past it the kernel refuses to read.
         Err(_) if done > 0 => Ok(done),
         Err(e) => Err(e),
     }
