@@ -51,7 +51,7 @@ use spinio_host::lock;
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Syscalls;
 use spinio_host::task_scope::TaskScope;
-use spinio_transfer::bounce::{BounceBuffer, BouncePool};
+use spinio_transfer::bounce::{BounceBuffer, BouncePool, Policy};
 
 /// Fewer threads are not worth a launcher.
 const MIN_THREADS: usize = 4;
@@ -148,7 +148,7 @@ impl BatchReaders {
     pub(crate) fn acquire_block(&self) -> Result<BounceBuffer, DeviceError> {
         let mut sinks = lock(&self.sinks);
         loop {
-            if let Some(block) = self.staging().try_acquire()? {
+            if let Some(block) = self.staging().try_acquire(Policy::WithinLimit)? {
                 return Ok(block);
             }
             if let Some(buffer) = self.exchange.reclaim() {
@@ -217,7 +217,7 @@ impl BatchReaders {
     fn supply_buffers(&self) -> bool {
         let sink = &self.copies.work.sinks[self.sink as usize];
         while self.exchange.needs_buffers() {
-            match sink.staging.try_acquire() {
+            match sink.staging.try_acquire(Policy::WithinLimit) {
                 Ok(Some(block)) => self.exchange.supply(PackBuffer::new(sink, block)),
                 Ok(None) => return false,
                 Err(_) => self.exchange.close(),

@@ -27,7 +27,7 @@ use crate::split_range::SplitRange;
 use crate::state::{BatchState, Fragment, HOST_SINK, Source};
 use spinio_host::pool::Task;
 use spinio_host::task_scope::TaskScope;
-use spinio_transfer::bounce::BounceBuffer;
+use spinio_transfer::bounce::{BounceBuffer, Policy};
 
 /// Fragments a thread takes at once.
 pub(super) const STEP: u32 = 128;
@@ -231,7 +231,7 @@ impl CopyEngine {
             self.send(writer, full);
         }
         let sink = &self.work.sinks[sink_index as usize];
-        let block = match sink.staging.try_acquire() {
+        let block = match sink.staging.try_acquire(Policy::WithinLimit) {
             Ok(Some(block)) => block,
             // A thread that waits for a buffer must not have any that other threads wait for.
             Ok(None) => {

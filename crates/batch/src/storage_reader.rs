@@ -48,7 +48,7 @@ use spinio_host::pool::SHADOW_WORKERS;
 use spinio_host::pool::Task;
 use spinio_host::shares::{MIXED, NO_SERVER, ShareKey};
 use spinio_host::task_scope::TaskScope;
-use spinio_transfer::bounce::BUFFER_SIZE;
+use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
 
 /// Reads in flight.
 pub(crate) const DEPTH: u32 = 128;
@@ -299,7 +299,7 @@ impl StorageReader {
             return Ok(Some(None));
         }
         let sink = &self.work.sinks[group.sink as usize];
-        let block = match sink.staging.try_acquire_warm() {
+        let block = match sink.staging.try_acquire(Policy::CacheWarm) {
             Ok(None) if in_flight == 0 => match readers.filter(|readers| readers.uses_sink(group.sink)) {
                 // Perhaps no other thread sends what they have read.
                 Some(readers) => readers.acquire_block().map(Some),

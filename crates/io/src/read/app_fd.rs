@@ -17,7 +17,7 @@ use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
 use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::BUFFER_SIZE;
+use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
 
 /// A queue that is given back when it goes out of scope.
 struct StreamGuard(&'static dyn Device, StreamId);
@@ -84,7 +84,7 @@ impl AppFdRead {
         while done < self.len {
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
-            let buffer = match self.stream.map_or(Ok(None), |_| staging.acquire_for_stream()) {
+            let buffer = match self.stream.map_or(Ok(None), |_| staging.try_acquire(Policy::UpToTwiceLimit)) {
                 Ok(Some(buffer)) => Ok(buffer),
                 _ => staging.acquire(),
             };

@@ -45,7 +45,7 @@ use spinio_files::ShadowFile;
 use spinio_host::lock;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, stream_owner};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, Policy, stream_owner};
 
 /// No result yet.
 const PENDING: isize = isize::MIN;
@@ -415,7 +415,10 @@ impl StreamTransfers {
             Some((buffer_set, previous)) => (buffer_set, Some(previous)),
             None => {
                 if buffers.is_empty() {
-                    buffers.push(pool.acquire_over_limit().or_else(|_| pool.acquire()).map_err(device_fail)?);
+                    buffers.push(match pool.try_acquire(Policy::OverLimit) {
+                        Ok(Some(buffer)) => buffer,
+                        _ => pool.acquire().map_err(device_fail)?,
+                    });
                 }
                 (Arc::new(BufferSet { pool, buffers: Mutex::new(buffers), quarantined: AtomicBool::new(false) }), None)
             }

@@ -24,7 +24,7 @@ use super::Part;
 use crate::ctx::Writer;
 use spinio_transfer::Error;
 use spinio_transfer::HostMemory;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, Policy};
 
 /// How long to wait for bounce buffers of the pool.
 const POOL_WAIT: Duration = Duration::from_millis(10);
@@ -137,7 +137,7 @@ impl DeviceStage {
         // copy, and so for the stream.
         while source == BufferSource::StreamPool
             && buffers.len() < count
-            && let Ok(Some(buffer)) = pool.acquire_for_stream()
+            && let Ok(Some(buffer)) = pool.try_acquire(Policy::UpToTwiceLimit)
         {
             buffers.push(buffer);
         }

@@ -65,6 +65,20 @@ pub struct BounceBuffer {
     pub pinned: bool,
 }
 
+/// Which buffer a thread gets that does not wait for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Any, while the pool is within its limit.
+    WithinLimit,
+    /// The same, but first one that was in use a moment ago: it may still be in the processor's cache, and storage writes
+    /// there faster.
+    CacheWarm,
+    /// A new one if there is none, up to twice the limit: for requests that wait for a stream of the program.
+    UpToTwiceLimit,
+    /// A new one if there is none, whatever the limit: for a request without which a stream of the program stops.
+    OverLimit,
+}
+
 // SAFETY: plain memory with one owner at a time.
 unsafe impl Send for BounceBuffer {}
 
@@ -167,7 +181,7 @@ impl BouncePool {
     /// A buffer. Waits for the oldest copy when the pool is at its limit; not for threads that have buffers already.
     pub fn acquire(&self) -> Result<BounceBuffer, DeviceError> {
         loop {
-            if let Some(buffer) = self.try_acquire()? {
+            if let Some(buffer) = self.try_acquire(Policy::WithinLimit)? {
                 return Ok(buffer);
             }
             self.wait_for_release();
@@ -182,7 +196,7 @@ impl BouncePool {
         let mut acquired = Vec::with_capacity(count);
         let mut progress = Instant::now();
         while acquired.len() < count {
-            match self.try_acquire() {
+            match self.try_acquire(Policy::WithinLimit) {
                 Ok(Some(buffer)) => {
                     acquired.push(buffer);
                     progress = Instant::now();
@@ -224,22 +238,14 @@ impl BouncePool {
         state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
-    /// A buffer, over the limit if need be, for a thread that must not wait. It stays in the pool.
-    pub fn acquire_over_limit(&self) -> Result<BounceBuffer, DeviceError> {
-        match self.try_acquire()? {
-            Some(buffer) => Ok(buffer),
-            None => self.grow(&mut lock(&self.state)),
-        }
-    }
-
-    /// As [`BouncePool::acquire_over_limit`], but only up to twice the limit.
-    pub fn acquire_for_stream(&self) -> Result<Option<BounceBuffer>, DeviceError> {
-        if self.total_bytes() < 2 * self.limit { self.acquire_over_limit().map(Some) } else { self.try_acquire() }
-    }
-
-    /// A buffer, if there is one without waiting.
-    pub fn try_acquire(&self) -> Result<Option<BounceBuffer>, DeviceError> {
+    /// A buffer without waiting, if the policy allows one.
+    pub fn try_acquire(&self, policy: Policy) -> Result<Option<BounceBuffer>, DeviceError> {
         let mut state = lock(&self.state);
+        if policy == Policy::CacheWarm
+            && let Some(buffer) = self.reclaim(&mut state, SCAN_LIMIT)
+        {
+            return Ok(Some(buffer));
+        }
         if let Some(buffer) = state.free.pop() {
             return Ok(Some(buffer));
         }
@@ -254,16 +260,11 @@ impl BouncePool {
                 Err(_) => state.growth_failed = true,
             }
         }
-        Ok(None)
-    }
-
-    /// As [`BouncePool::try_acquire`], but prefers a buffer that was in use a moment ago: it may still be in the processor's
-    /// cache, and storage writes there faster.
-    pub fn try_acquire_warm(&self) -> Result<Option<BounceBuffer>, DeviceError> {
-        if let Some(buffer) = self.reclaim(&mut lock(&self.state), SCAN_LIMIT) {
-            return Ok(Some(buffer));
+        match policy {
+            Policy::OverLimit => self.grow(&mut state).map(Some),
+            Policy::UpToTwiceLimit if state.total < 2 * self.limit => self.grow(&mut state).map(Some),
+            _ => Ok(None),
         }
-        self.try_acquire()
     }
 
     /// Waits until a buffer becomes free, whichever copy is done first; not for ever, and sometimes for nothing.
@@ -585,8 +586,8 @@ mod tests {
         eventually("the copy is over", || {
             lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence))
         });
-        let first = staging.try_acquire_warm().unwrap().expect("a buffer");
-        let second = staging.try_acquire_warm().unwrap().expect("a buffer");
+        let first = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
+        let second = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
         assert_eq!((first.ptr(), second.ptr()), (warm, cold));
         assert_eq!(staging.total_bytes(), total, "nothing had to grow");
         for buffer in [first, second, held_buffer] {

@@ -22,7 +22,7 @@ use spinio_host::{is_cancelled, lock};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy};
 
 /// Buffers that the shadow workers have of one request at most.
 const MAX_LENT: usize = 16;
@@ -157,8 +157,11 @@ impl ReadRequest {
             if !self.staging.begin_lending(self.file.storage, lent_out == 0) {
                 break;
             }
-            let buffer =
-                if lent_out == 0 { Some(self.staging.acquire()) } else { self.staging.try_acquire_warm().transpose() };
+            let buffer = if lent_out == 0 {
+                Some(self.staging.acquire())
+            } else {
+                self.staging.try_acquire(Policy::CacheWarm).transpose()
+            };
             if !matches!(buffer, Some(Ok(_))) {
                 self.staging.end_lending(self.file.storage, 1);
             }
@@ -253,7 +256,7 @@ impl<'a> Worker<'a> {
     /// A buffer to fill. While none is free this thread does what frees one: its own request may have them.
     fn acquire_buffer(&mut self) -> Result<BounceBuffer, DeviceError> {
         loop {
-            if let Some(buffer) = self.request.staging.try_acquire()? {
+            if let Some(buffer) = self.request.staging.try_acquire(Policy::WithinLimit)? {
                 return Ok(buffer);
             }
             if let Some(buffer) = self.request.take_back() {
