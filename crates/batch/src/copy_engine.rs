@@ -26,6 +26,7 @@ use crate::device_sink::{PackBuffer, SinkWriter};
 use crate::split_range::SplitRange;
 use crate::state::{BatchState, Fragment, HOST_SINK, Source};
 use spinio_host::pool::Task;
+use spinio_host::syscalls::pread_full;
 use spinio_host::task_scope::TaskScope;
 use spinio_transfer::bounce::{BounceBuffer, Policy};
 
@@ -283,24 +284,11 @@ impl CopyEngine {
     /// # Safety
     /// `into` must have as many bytes, or be an address that the kernel may refuse.
     pub(super) unsafe fn read_fragment(&self, fd: Fd, fragment: &Fragment, into: *mut u8, route: Route) -> usize {
-        let kernel = self.work.ctx.reader.files.sys();
-        let len = fragment.len as usize;
-        let mut got = 0;
-        while got < len {
-            let at = fragment.offset + got as u64;
-            // SAFETY: passed on to the caller.
-            match unsafe { kernel.pread(route, fd, into.wrapping_add(got), len - got, at, 0) } {
-                Ok(0) => {
-                    self.work.record_short(fragment, got as u64, None);
-                    break;
-                }
-                Ok(n) => got += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => {
-                    self.work.record_short(fragment, got as u64, Some(errno));
-                    break;
-                }
-            }
+        let (sys, range) = (self.work.ctx.reader.files.sys(), (fragment.offset, fragment.len as usize));
+        // SAFETY: passed on to the caller.
+        let (got, error) = unsafe { pread_full(sys, route, fd, into, range, 1) };
+        if got < range.1 {
+            self.work.record_short(fragment, got as u64, error);
         }
         got
     }

@@ -81,8 +81,8 @@ fn waiting_stream_does_not_block_other_requests() {
     set_thread_stream(mine);
     let kernel = BlockingKernel::launch(device, busy);
     let moves = with_deadline("queueing moves on a queue that waits for the program", || {
-        let up = |n: usize, queue| runtime.upload_later(&from, 0, buffers[n].target(0), LEN, queue).unwrap();
-        let down = |n: usize| runtime.download_later(&to, (n * LEN) as u64, source.target(0), LEN, busy).unwrap();
+        let up = |n: usize, queue| runtime.read_on_stream(&from, 0, buffers[n].target(0), LEN, queue).unwrap();
+        let down = |n: usize| runtime.write_on_stream(&to, (n * LEN) as u64, source.target(0), LEN, busy).unwrap();
         assert_eq!(runtime.read_async(program.as_raw_fd(), 0, buffers[13].target(0), LEN, busy).unwrap(), LEN);
         let mut moves: Vec<_> = (0..8).map(|n| up(n, busy)).collect();
         moves.extend((0..4).map(down));
@@ -133,7 +133,8 @@ fn many_uploads_on_one_stream_share_buffers() {
     let buffer = Buffer::new(device, 200 * 4096);
     let kernel = BlockingKernel::launch(device, queue);
     let moves: Vec<_> = with_deadline("200 uploads", || {
-        let up = |n: usize| runtime.upload_later(&from, n as u64 * 4096, buffer.target(n * 4096), 4096, queue).unwrap();
+        let up =
+            |n: usize| runtime.read_on_stream(&from, n as u64 * 4096, buffer.target(n * 4096), 4096, queue).unwrap();
         (0..200).map(up).collect()
     });
     let bytes = runtime.bounce_bytes(&buffer.allocation());
@@ -154,7 +155,7 @@ fn writes_beyond_stream_pool_use_ordinary_memory() {
     let source = Buffer::new(device, 3 << 20);
     source.write_at(0, &file::bytes(0, 3 << 20, 0));
     let kernel = BlockingKernel::launch(device, queue);
-    let down = |n: u64| runtime.download_later(&to, n * (3 << 20), source.target(0), 3 << 20, queue).unwrap();
+    let down = |n: u64| runtime.write_on_stream(&to, n * (3 << 20), source.target(0), 3 << 20, queue).unwrap();
     let moves: Vec<_> = with_deadline("downloads", || (0..5).map(down).collect());
     kernel.finish();
     with_deadline("the queue", || assert!(moves.iter().all(|m| m.wait() == Ok(3 << 20))));
@@ -178,7 +179,7 @@ fn reused_stream_id_is_harmless() {
     let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
     let up = |n: usize, queue| {
         let to = buffers[n].target_via(device, 0);
-        runtime.upload_later(&from, 0, to, 1 << 20, queue).unwrap()
+        runtime.read_on_stream(&from, 0, to, 1 << 20, queue).unwrap()
     };
     let kernel = BlockingKernel::launch(inner, old);
     let others = [up(0, old), up(1, new), up(2, old)];
@@ -215,7 +216,7 @@ fn threads_enqueue_uploads_concurrently() {
     let kernel = BlockingKernel::launch(device, queue);
     let moves: Vec<_> = with_deadline("uploads of four threads", || {
         let up =
-            |buffer: &Buffer, n: usize| runtime.upload_later(&from, 0, buffer.target(n * 4096), 4096, queue).unwrap();
+            |buffer: &Buffer, n: usize| runtime.read_on_stream(&from, 0, buffer.target(n * 4096), 4096, queue).unwrap();
         let all = |buffer| (0..UPLOADS).map(|n| up(buffer, n)).collect::<Vec<_>>();
         std::thread::scope(|scope| {
             let threads: Vec<_> = buffers.iter().map(|buffer| scope.spawn(|| all(buffer))).collect();
@@ -243,7 +244,7 @@ fn per_thread_streams_share_one_id() {
     let up = |n: usize, queue| {
         device.redirect(StreamId::PER_THREAD, queue);
         let to = buffers[n].target_via(device, 0);
-        runtime.upload_later(&from, 0, to, 1 << 20, StreamId::PER_THREAD).unwrap()
+        runtime.read_on_stream(&from, 0, to, 1 << 20, StreamId::PER_THREAD).unwrap()
     };
     let kernel = BlockingKernel::launch(inner, one);
     let slow = [up(0, one), up(1, one), up(2, one)];

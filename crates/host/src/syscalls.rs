@@ -243,3 +243,30 @@ pub trait Syscalls: Send + Sync + 'static {
 pub struct LinuxSyscalls;
 
 impl Syscalls for LinuxSyscalls {}
+
+/// Reads `len` bytes at `offset`, in as many calls as it takes; the bytes read, and the error that ended it. Fewer bytes
+/// without an error: the end of the file. After a call that ends inside a block of `unit` bytes it stops: with O_DIRECT the
+/// next call would be misaligned.
+///
+/// # Safety
+/// `buf` must have `len` bytes that the kernel may write, or be an address that it may refuse.
+pub unsafe fn pread_full(
+    sys: &dyn Syscalls,
+    route: Route,
+    fd: Fd,
+    buf: *mut u8,
+    (offset, len): (u64, usize),
+    unit: usize,
+) -> (usize, Option<Errno>) {
+    let mut got = 0;
+    while got < len && got.is_multiple_of(unit) {
+        // SAFETY: passed on to the caller.
+        match unsafe { sys.pread(route, fd, buf.wrapping_add(got), len - got, offset + got as u64, 0) } {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return (got, Some(errno)),
+        }
+    }
+    (got, None)
+}

@@ -280,13 +280,13 @@ impl Runtime {
 
     /// Writes parts at offsets of a file, each in one call of the kernel; returns when all are written. The error
     /// has the first offset that failed; others may be written or not.
-    pub fn write_apart(&self, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
+    pub fn write_ranges(&self, file: &ShadowFile, ranges: &[(u64, Part)], route: Route) -> Result<()> {
         self.writer.write_ranges(file, ranges, route)
     }
 
-    /// As [`Runtime::write_apart`], each range only if `may` says so on the shadow worker just before it. Returns the indexes
+    /// As [`Runtime::write_ranges`], each range only if `may` says so on the shadow worker just before it. Returns the indexes
     /// of the ranges that were not written because of that.
-    pub fn write_apart_if(
+    pub fn write_ranges_while(
         &self,
         file: &ShadowFile,
         ranges: &[(u64, Part)],
@@ -421,7 +421,7 @@ impl Runtime {
 
     /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device without
     /// host functions they are there when this returns.
-    pub fn upload_later(
+    pub fn read_on_stream(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,
@@ -433,7 +433,7 @@ impl Runtime {
     }
 
     /// Writes device memory to a file in the order of a stream. What is queued after it may use the memory again.
-    pub fn download_later(
+    pub fn write_on_stream(
         &self,
         file: &Arc<ShadowFile>,
         at: u64,

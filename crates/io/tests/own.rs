@@ -193,7 +193,7 @@ fn write_ranges_stops_when_disallowed() {
             let ranges: Vec<_> = (0..COUNT).map(|n| ((n * LEN) as u64, part(n))).collect();
             let queries = Arc::new(AtomicUsize::new(0));
             let still_allowed = move || queries.fetch_add(1, SeqCst) < times;
-            let mut unwritten = runtime.write_apart_if(&shadow_file, &ranges, Route::Copy, still_allowed).unwrap();
+            let mut unwritten = runtime.write_ranges_while(&shadow_file, &ranges, Route::Copy, still_allowed).unwrap();
             unwritten.sort_unstable();
             unwritten.dedup();
             assert_eq!(unwritten.len(), COUNT - times, "bounce buffer limit {staging}");
@@ -220,7 +220,7 @@ fn failed_stream_read_releases_buffers() {
     let shadow_file = Arc::new(runtime.open(&c(&path), linux::O_RDONLY, 0).unwrap());
     let device = FaultyDevice::wrap(inner);
     let target = buffer.target_via(device, 0);
-    let upload = || with_deadline("an upload", || runtime.upload_later(&shadow_file, 0, target, LEN, StreamId(0)));
+    let upload = || with_deadline("an upload", || runtime.read_on_stream(&shadow_file, 0, target, LEN, StreamId(0)));
     let mut failed = 0;
     for operation in [Operation::CopyIn, Operation::Synchronize] {
         for nth in [1, 2, 3, 4] {
@@ -286,7 +286,7 @@ fn panic_waits_for_writes_in_flight() {
     let ranges: Vec<(u64, Part)> = (0..8).map(range).collect();
     // The second group is being written when the third is gathered.
     device.panic(Operation::CopyOut, 5);
-    let write = || runtime.write_apart(&file, &ranges, Route::Copy);
+    let write = || runtime.write_ranges(&file, &ranges, Route::Copy);
     let ended = with_deadline("a panic", || catch_unwind(AssertUnwindSafe(write)));
     let (active, started) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
     assert!(ended.is_err());

@@ -144,7 +144,7 @@ impl Session {
                 let size = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size));
                 let size = size.map_err(|e| Error::from_errno(e, "upload", path))?;
                 let len = len.min(size.saturating_sub(offset));
-                let on = self.runtime.upload_later(&file, offset, target, len as usize, stream).map_err(fail)?;
+                let on = self.runtime.read_on_stream(&file, offset, target, len as usize, stream).map_err(fail)?;
                 self.uploaded += len;
                 ticket(on, len)
             }
@@ -155,7 +155,7 @@ impl Session {
                 };
                 let on = match file {
                     Some(file) => {
-                        let on = self.runtime.download_later(&file, offset, target, len as usize, stream);
+                        let on = self.runtime.write_on_stream(&file, offset, target, len as usize, stream);
                         self.downloaded += len;
                         on.map_err(fail)?
                     }

@@ -43,6 +43,7 @@ use crate::ctx::Writer;
 use spinio_device::Target;
 use spinio_files::ShadowFile;
 use spinio_host::lock;
+use spinio_host::syscalls::pread_full;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, BouncePool, Policy, stream_owner};
@@ -228,26 +229,12 @@ impl StreamRead {
     }
 
     fn fill(&self, chunk: usize) {
-        let kernel = self.file.files().ctx.sys;
+        let sys = self.file.files().ctx.sys;
         let (address, len) = (self.addresses[chunk % self.addresses.len()], self.chunk_len(chunk));
-        let offset = self.at + (chunk * BUFFER_SIZE) as u64;
-        let (mut filled, mut error) = (0, None);
-        while filled < len {
-            let into = (address + filled) as *mut u8;
-            // SAFETY: the buffer belongs to this upload until its last host function, and no copy from it is queued
-            // that may run before this chunk counts as filled.
-            let read =
-                unsafe { kernel.pread(Route::Copy, self.file.fd(), into, len - filled, offset + filled as u64, 0) };
-            match read {
-                Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(Errno::INTR) => {}
-                Err(e) => {
-                    error = Some(e);
-                    break;
-                }
-            }
-        }
+        let range = (self.at + (chunk * BUFFER_SIZE) as u64, len);
+        // SAFETY: the buffer belongs to this upload until its last host function, and no copy from it is queued that may
+        // run before this chunk counts as filled.
+        let (filled, error) = unsafe { pread_full(sys, Route::Copy, self.file.fd(), address as *mut u8, range, 1) };
         // SAFETY: as above.
         unsafe { core::ptr::write_bytes((address + filled) as *mut u8, 0, len - filled) };
         self.finish_fill(chunk, filled, error);

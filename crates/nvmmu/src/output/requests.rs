@@ -70,7 +70,7 @@ impl Output {
         let requests: Vec<_> = stripes.iter().map(|(at, s)| (*at, full_stripe_part(s))).collect();
         let check = lease.check();
         let wrote =
-            self.write_direct(|output, route| output.runtime.write_apart_if(&output.file, &requests, route, check));
+            self.write_direct(|output, route| output.runtime.write_ranges_while(&output.file, &requests, route, check));
         let (mut end, mut wanted) = (0, size);
         for (number, (at, stripe)) in stripes.iter().enumerate() {
             let bytes = stripe.bytes().len() as u64;
@@ -116,7 +116,7 @@ impl Output {
             return Ok(());
         }
         requests.sort_by_key(|r| r.0);
-        self.write_direct(|output, route| output.runtime.write_apart(&output.file, &requests, route))?;
+        self.write_direct(|output, route| output.runtime.write_ranges(&output.file, &requests, route))?;
         self.full_stripe_bytes += stripes.iter().map(|(_, s)| s.bytes().len() as u64).sum::<u64>();
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Output {
                 parts.push((at + range.start, Part::Host(bytes.as_ptr(), bytes.len())));
             }
         }
-        self.runtime.write_apart(&self.file, &parts, Route::Copy).map_err(|e| self.download_error(&e))
+        self.runtime.write_ranges(&self.file, &parts, Route::Copy).map_err(|e| self.download_error(&e))
     }
 }
 

@@ -21,6 +21,7 @@ use super::Engine;
 use crate::decide::cache_route;
 use crate::read::work::{FilledBuffer, Outcome, Piece};
 use spinio_files::P2pTrust;
+use spinio_host::syscalls::pread_full;
 use spinio_transfer::bounce::BounceBuffer;
 
 impl Engine<'_> {
@@ -31,33 +32,12 @@ impl Engine<'_> {
         let unit = u64::from(self.request.file.direct_align.offset);
         let from = self.request.offset + piece.offset;
         let first = from / unit * unit;
-        let wanted = (from + piece.len).next_multiple_of(unit) - first;
-        let mut got = 0;
-        while got < wanted {
-            // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the buffer.
-            let n = unsafe {
-                self.request.sys().pread(
-                    Route::Direct,
-                    shadow.get(),
-                    buffer.ptr().wrapping_add(got as usize),
-                    (wanted - got) as usize,
-                    first + got,
-                    0,
-                )
-            };
-            match n {
-                Ok(0) => break,
-                Ok(n) => {
-                    got += n as u64;
-                    if !got.is_multiple_of(unit) {
-                        break;
-                    }
-                }
-                Err(Errno::INTR) => {}
-                Err(_) => break,
-            }
-        }
-        let filled_len = got.saturating_sub(from - first).min(piece.len);
+        let range = (first, ((from + piece.len).next_multiple_of(unit) - first) as usize);
+        // What fails here is read again through the page cache, which reports the error.
+        // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the buffer.
+        let (got, _) =
+            unsafe { pread_full(self.request.sys(), Route::Direct, shadow.get(), buffer.ptr(), range, unit as usize) };
+        let filled_len = (got as u64).saturating_sub(from - first).min(piece.len);
         let skip = (from - first) as usize;
         self.outcomes.push(Outcome::Filled(FilledBuffer { piece, buffer, skip, len: filled_len, started }));
     }
