@@ -6,9 +6,9 @@
 //!                   back_limit: below it none is copied
 //! ```
 //!
-//! Both ends are in one word, so taking is one compare and exchange, and no fragment is ever taken twice or left. Nothing
-//! else is ordered by it: the fragments were written before any thread saw the range, and the thread that takes some has
-//! them alone.
+//! Both ends are in one word, so taking is one compare-and-exchange, and no fragment is taken twice or left. The word
+//! orders nothing else: the fragments were written before any thread saw the range, and only the thread that takes a
+//! fragment uses it.
 
 #![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
 
