@@ -1,4 +1,4 @@
-//! A line of JSON for each request.
+//! One line of JSON per request.
 
 use serde_json::{Value, json};
 use spinio_plan::Reason;
