@@ -17,9 +17,10 @@
 //!   reader                              of(fd), read: B     is_still(A)?   the count is the same, and the file is A
 //! ```
 //!
-//! So a number of which a change has begun and not ended is not trusted either. A word holds both: how many changes have
-//! begun, and how many of them have not ended. It lies in memory that Linux allocates when its page is first used. Numbers
-//! from [`NUMBERS`] on share the words of others, which costs a second read if both are in use.
+//! So a number is not trusted either while a change has begun and not ended. A word contains both: the number of
+//! changes that have begun, and the number of those that have not ended. It is in memory that Linux allocates when its
+//! page is first used. Numbers from [`NUMBERS`] on share the words of others, which costs a second read if both are in
+//! use.
 //!
 //! Known flaw: a signal handler that jumps out of `close` or `dup2` leaves the change without an end. Reads by this number
 //! are then correct and slow (through the shadow descriptor), and those of pipes and devices end after one buffer.

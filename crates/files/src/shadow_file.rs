@@ -323,7 +323,7 @@ impl ShadowFile {
     }
 }
 
-/// What shadow files need of their runtime.
+/// The parts of their runtime that shadow files use.
 pub struct ShadowFiles {
     /// The host.
     pub ctx: Arc<FilesCtx>,
@@ -366,7 +366,7 @@ impl ShadowFiles {
     }
 }
 
-/// Each file that is opened by name has a share of the shadow workers of its own.
+/// Each file that is opened by path has its own share of the shadow workers.
 fn opened_share(fd: Fd) -> ShareKey {
     OPENED_BY_NAME | fd as ShareKey
 }

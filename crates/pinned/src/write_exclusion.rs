@@ -1,15 +1,15 @@
-//! How it is known that no process writes a pinned file.
+//! What ensures that no process writes a pinned file.
 //!
 //! ```text
 //!   lease      a process that opens the file for writing, or truncates it, waits until the lease is released
 //!   sealed     a memory file that no process can write or shrink any more: permanent
 //!   immutable  the attribute, which root can clear                          checked at every use
-//!   read-only  the file system, which can be mounted anew                   checked at every use
+//!   read-only  the file system, which can be remounted                   checked at every use
 //! ```
 //!
-//! The last two may be cleared, the file replaced, and be set again before the next check. So they count only together with
-//! the times and the length that the file had when it was pinned: no write leaves all of these as they were. They do not
-//! count on file systems that other machines change without this Linux kernel's knowledge.
+//! The last two may be cleared, the file replaced, and be set again before the next check. So they are valid only
+//! together with the times and the length that the file had when it was pinned: every write changes at least one of
+//! these. They are not used on file systems that other machines change without the knowledge of this Linux kernel.
 //!
 //! The Linux kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the process
 //! was stopped. So a check of the lease is valid for a time: the lease was there at that moment, and from then on no process
@@ -37,14 +37,14 @@ use crate::error::PinError;
 
 /// What excludes writers of a pinned file.
 pub(crate) enum WriteExclusion {
-    /// The lease's descriptor, of the shadow table, and until when its last check is valid (boot time, ns).
+    /// The lease's descriptor, of the shadow table, and the time until which its last check is valid (boot time, ns).
     Lease(Arc<ShadowFd>, AtomicU64),
     Sealed,
     Immutable(ChangeStamp),
     ReadOnly(ChangeStamp),
 }
 
-/// Attributes of a file that every change changes.
+/// Attributes of a file, of which every change of the file changes at least one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChangeStamp {
     changed: i128,
@@ -121,7 +121,7 @@ impl WriteExclusion {
             return Ok(WriteExclusion::Sealed);
         }
         let magic = sys.file_system(fd).unwrap_or(0);
-        // A process that had it open for writing before may go on writing.
+        // A process that had it open for writing before may continue to write.
         let may_change =
             refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
         // Before the attribute is read: from here on a change is detected.
