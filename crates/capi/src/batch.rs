@@ -100,7 +100,7 @@ fn read_arrays(
 ) -> Result<usize, Failure> {
     let mut own;
     let results = if results.is_null() {
-        // Not filled: fresh memory is zero, and the thread that resolves an op is the first to touch its result.
+        // Not filled: new memory is zero, and the thread that resolves an op is the first to access its result.
         own = vec![0; count];
         &mut own[..]
     } else {
