@@ -11,7 +11,7 @@
 //! cannot close it, and its children do not inherit it. It is not the descriptor of the mapping, because a forked child
 //! inherits mappings and would keep the lock after its parent has ended.
 //!
-//! An existing file is never opened for writing, and a file is removed only if it looks like one of ours.
+//! An existing file is never opened for writing, and a file is removed only if it is a table of SPIN.
 
 #![expect(unsafe_code, reason = "counters in shared memory")]
 
@@ -24,10 +24,10 @@ use super::layout::{MAGIC, TABLE_WORDS};
 use super::shared_words::SharedWords;
 use super::table_file::{allocate_table, write_header};
 
-/// Files that one process checks for removal at most.
+/// The limit of files that one process checks for removal.
 const MAX_CLEANED: usize = 256;
 
-/// Names that a process tries.
+/// The limit of names that a process tries.
 const FS_NAMES: usize = 16;
 
 /// The directories for the files of a user's processes, preferred first. `runtime`: XDG_RUNTIME_DIR.
