@@ -269,8 +269,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Reads in flight write into memory that is not ours: wait for them. Where that is impossible, the caller that
-        // added them got an error, or never took its completions.
+        // Reads in flight write into memory of callers: wait for them. If that is impossible, the caller that added
+        // them got an error, or never took its completions.
         let _ = self.drain();
         // SAFETY: our own mappings, not used elsewhere.
         unsafe {
