@@ -38,7 +38,7 @@ const UPLOAD: u64 = 300_000;
 /// Stripes as if an array were under the file.
 const WIDTH: u64 = 3 << 14;
 
-/// A runtime for sessions, which need `&'static`, that is dropped all the same at the end of a worker.
+/// A runtime for sessions, which need `&'static`, that is nevertheless dropped at the end of a worker.
 pub(crate) struct SessionRuntime(NonNull<Runtime>);
 
 // SAFETY: a runtime is shared by threads.

@@ -48,7 +48,7 @@ pub(crate) fn cases() -> Vec<Case> {
 /// Run last: every user of device memory, SPIN and its programs included, has freed it.
 pub(crate) fn last_cases() -> Vec<Case> {
     let Ok(allocator) = allocator() else { return Vec::new() };
-    vec![Case::new("machine: all device memory was given back", move |_| {
+    vec![Case::new("machine: all device memory was freed", move |_| {
         let folder = allocator.with_file_name("");
         let number = |name: &str| fs::read_to_string(folder.join(name)).map(|text| text.trim().to_owned());
         let size = number("size")?;

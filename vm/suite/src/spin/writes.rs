@@ -1,4 +1,4 @@
-//! The route of written bytes: from the device by storage itself where possible, by the CPU where not.
+//! The route of written bytes: from the device by storage itself if possible, else by the CPU.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   members    all ────── one fails ────── a blank one is added, rebuilt ────── another one fails
-//!   reader     reads a file that does not change, cold, again and again ──────────── once more
-//!   writer     writes a file anew, and reads what it wrote, again and again ───────── once more
+//!   reader     reads a file that does not change, cold, repeatedly ───────────────── once more
+//!   writer     rewrites a file, and reads what it wrote, repeatedly ──────────────── once more
 //! ```
 
 use std::fs::{self, File};

@@ -23,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn wrong_p2p_is_detected(guest: &Guest) -> Outcome {
-    let (path, bytes) = guest.cold(Place::Ext4, "canary", 8 * MIB)?;
+    let (path, bytes) = guest.cold(Place::Ext4, "p2p_probe", 8 * MIB)?;
     let file = File::open(&path)?;
     let liar: &'static Liar = Box::leak(Box::new(Liar(AtomicU64::new(0))));
     let runtime = Runtime::with_kernel(Settings::default(), liar);
