@@ -1,4 +1,4 @@
-// program.h: the description of one of the twelve programs, and shared helper functions.
+// program.h: the description of one of the twelve programs, and shared functions.
 //
 //   make     fill the input files                      (once)
 //   run      files -> device, kernels, device -> file  (the measured part; move.h has the two modes)

@@ -177,8 +177,8 @@ mod tests {
             assert!(state.matches(share), "{}: {share}", state.name());
             // The same from an older interface of the kernel.
             let pages = linux::resident_pages(file.as_file().as_raw_fd(), SIZE).unwrap();
-            let asked = pages as f64 / (SIZE / PAGE as u64) as f64;
-            assert!((asked - share).abs() < 0.01, "cachestat {share}, mincore {asked}");
+            let by_mincore = pages as f64 / (SIZE / PAGE as u64) as f64;
+            assert!((by_mincore - share).abs() < 0.01, "cachestat {share}, mincore {by_mincore}");
         }
     }
 

@@ -56,7 +56,7 @@ fn setting(text: &str) -> Result<(String, String), String> {
         let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
         return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
     };
-    let complaints = spinio_io::check_settings(|asked| (asked == full).then(|| value.to_owned()));
+    let complaints = spinio_io::check_settings(|name| (name == full).then(|| value.to_owned()));
     match complaints.is_empty() {
         true => Ok((full, value.to_owned())),
         false => Err(format!("{full} takes {}", row.values)),

@@ -130,7 +130,7 @@ pub fn find_obstacle(program: &Path) -> Option<Finding> {
     None
 }
 
-/// The kernel tells the loader to be secure (AT_SECURE) if IDs or capabilities change.
+/// The kernel sets AT_SECURE for the loader if IDs or capabilities change.
 fn is_secure_exec(path: &Path) -> Option<Obstacle> {
     let meta = std::fs::metadata(path).ok()?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());

@@ -1,4 +1,4 @@
-//! `spinio-lab bench`: the paper's evaluation, on whatever devices this machine has.
+//! `spinio-lab bench`: the paper's evaluation, on the devices of this machine.
 //!
 //! ```text
 //!   experiment.rs   fig1, fig4a-d, fig5, table3: settings and the paper's claim

@@ -112,7 +112,7 @@ fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
         let (at, skew, new) = request(&mut random, *how, model.len(), number);
         let what = format!("write {number}: {} bytes at {at}, skew {skew}, {how:?}", new.len());
         write(&runtime, to, &mut *memory, (at as u64, skew), &new).map_err(|e| said(&what, e))?;
-        // Whatever the offset, an appended write goes to the end.
+        // For any offset, an appended write goes to the end.
         let at = if *how == OpenMode::Append { model.len() } else { at };
         model.resize(model.len().max(at + new.len()), 0);
         model[at..at + new.len()].copy_from_slice(&new);
