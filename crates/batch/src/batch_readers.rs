@@ -6,16 +6,16 @@
 //!     └─ launch: each fragment to its destination
 //! ```
 //!
-//! A `pread` costs about a microsecond, but a thread that shares its fd table has to increment and decrement the reference
-//! count of the open file, so that no other thread closes it meanwhile, and all threads count in one word.
+//! A `pread` costs about a microsecond, but a thread that shares its fd table has to increment and decrement the
+//! reference count of the open file, so that no other thread closes it meanwhile, and all threads count in one word.
 //! Seen (H200, 1 M reads out of 8 GiB by threads that share a table): 512 bytes at 1.7 GB/s with 6 threads and 1.9 with
 //! 12 or 15, 4 KiB at 10.4, 16.0 and 15.2 GB/s, and from 6 threads to 15 twice the CPU time. If only one thread uses an
 //! fd table, the Linux kernel knows that no other thread can close anything in it (`fdget`), and counts nothing.
 //!
 //! So each reader has an unshared table and, for the time of a batch, the program's descriptors in it: the same open
-//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. A reader must not call a device: the driver
-//! would look for its descriptors in that table. It gets empty buffers from a launcher, which may call the device, and
-//! submits filled ones (buffer_exchange.rs).
+//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. A reader must not call a device: the
+//! driver would look for its descriptors in that table. It gets empty buffers from a launcher, which may call the
+//! device, and submits filled ones (buffer_exchange.rs).
 //!
 //! The launcher is the caller, and no other thread while it registers memory: the driver has one lock, which is not
 //! fair. Seen (H200) while one thread registers part after part, 8 or 128 MiB at a time: a copy that another thread
@@ -30,8 +30,8 @@
 //!
 //! While there is no reader (all read for another batch, or none can be started) the caller reads itself.
 //!
-//! Known flaws: a process that watches a file (inotify) sees it opened by readers that reopen it. The open file's read-ahead
-//! state is still one word for all. On XFS each read counts in a lock of the inode.
+//! Known flaws: a process that watches a file (inotify) sees it opened by readers that reopen it. The open file's
+//! read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

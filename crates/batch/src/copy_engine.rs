@@ -6,7 +6,8 @@
 //!   worker ┘                          one for each thread           └─ fragment ─> its destination
 //! ```
 //!
-//! The threads take fragments from the back, while the caller may be registering others from the front (split_range.rs).
+//! The threads take fragments from the back, while the caller may be registering others from the front
+//! (split_range.rs).
 //!
 //! Used by the threads that may call the device, each with its own buffer, through the program's own descriptors: for
 //! few fragments, or more than one device. Many fragments are read by the batch readers (batch_readers.rs). Fragments
@@ -138,7 +139,8 @@ impl CopyEngine {
 
     /// Works until everything is done.
     pub(crate) fn finish(&self) {
-        // Workers finish before the caller returns, also after a panic: they write into its memory. The scope relays a panic.
+        // Workers finish before the caller returns, also after a panic: they write into its memory. The scope relays a
+        // panic.
         let _ = catch_unwind(AssertUnwindSafe(|| {
             if let Some(_inside) = self.scope.enter() {
                 self.run();

@@ -159,8 +159,8 @@ impl OpList {
     #[inline(always)]
     pub(crate) fn set(&self, i: usize, result: i64) {
         debug_assert!(i < self.n);
-        // SAFETY: below the number of operations; by the contract of the list they are there, and no other thread reads or
-        // writes this result meanwhile.
+        // SAFETY: below the number of operations; by the contract of the list they are there, and no other thread reads
+        // or writes this result meanwhile.
         unsafe {
             match self.layout {
                 Layout::Ops(ops) => (*ops.add(i)).result = result,

@@ -10,7 +10,8 @@
 //! wrong "absent" is read from storage, which is correct; a wrong "cached" is read by the Linux kernel into the page
 //! cache, which is correct too.
 //!
-//! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none does.
+//! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none
+//! does.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 

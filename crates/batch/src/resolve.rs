@@ -199,7 +199,8 @@ impl<'a> Resolver<'a> {
                         offset,
                         dest: to,
                     };
-                    // SAFETY: each slot belongs to one chunk, and each chunk to one thread; the fragments are not used meanwhile.
+                    // SAFETY: each slot belongs to one chunk, and each chunk to one thread; the fragments are not used
+                    // meanwhile.
                     unsafe { slots.write(at, fragment) };
                     list.set(index, len as i64);
                     sum += len;

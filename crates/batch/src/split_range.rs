@@ -110,8 +110,8 @@ mod tests {
     }
 }
 
-/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that needs
-/// at most two preemptions.
+/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that
+/// needs at most two preemptions.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::cell::UnsafeCell;

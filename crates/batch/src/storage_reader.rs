@@ -479,8 +479,8 @@ impl StorageReader {
                 let fd =
                     self.work.sources[read.source as usize].file.direct_fd.as_ref().map_or(-1, |shadow| shadow.get());
                 let to = group.base.wrapping_add(read.dest) as *mut u8;
-                // SAFETY: the buffer of the caller has space for the read, and is this worker's until the group is complete; a P2P
-                // address is inside its allocation.
+                // SAFETY: the buffer of the caller has space for the read, and is this worker's until the group is
+                // complete; a P2P address is inside its allocation.
                 if !unsafe { ring.read(fd, to, read.len, read.offset, token) } {
                     pending.push_front((slot, which));
                     break;

@@ -64,8 +64,8 @@ struct Part {
     device: Option<Target>,
 }
 
-/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes moved.
-/// A failure is returned only if nothing was moved before.
+/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes
+/// moved. A failure is returned only if nothing was moved before.
 fn for_each_part(
     buffer: *const u8,
     size: usize,

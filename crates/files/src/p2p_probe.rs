@@ -11,8 +11,8 @@
 //! request allows, up to a bounce buffer or a whole stripe of the array under the file, because not all members may
 //! reach the device.
 //!
-//! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the device;
-//! the engine finds that later (the read fails) and the trust is revoked.
+//! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the
+//! device; the engine finds that later (the read fails) and the trust is revoked.
 
 #![expect(unsafe_code, reason = "system calls into buffers, mappings")]
 

@@ -6,7 +6,7 @@
 //!                   residency further ahead than Linux reads: owned later        <┘   (spinio_plan::readahead)
 //!                     │
 //!   shadow worker   which processes opened the file meanwhile? (inotify)
-//!                   ├─ another one: what we read in is forgotten; nothing is dropped until it has closed the file
+//!                   ├─ another one: what SPIN read in is forgotten; nothing is dropped until it has closed the file
 //!                   └─ none:        owned pages ──> the bounded set ── over the limit ──> DONTNEED
 //! ```
 //!
@@ -18,9 +18,9 @@
 //!
 //! When the program closes the file, its pages in the set are dropped at once: no later request could drop them.
 //!
-//! Only files whose residency may be queried are managed (owned by this user, or writable), and only if inotify is available;
-//! pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident before the reader
-//! came near it, and Linux keeps pages that are mapped, dirty or in use.
+//! Only files whose residency may be queried are managed (owned by this user, or writable), and only if inotify is
+//! available; pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident
+//! before the reader came near it, and Linux keeps pages that are mapped, dirty or in use.
 //!
 //! A stream through cached pages is probed at one place in 512 KiB, every 8 MiB.
 //!
@@ -28,10 +28,10 @@
 //! the shadow worker checks for an open after the drop too, and makes Linux read the range again if there was one.
 //!
 //! Known flaws: inotify does not report which process opened a file, so a second open by the program itself counts as
-//! another process's. It merges two opens without another event between them, so after the first of the two has closed the
-//! file the second is no longer counted. A process that had the file open before SPIN began to watch it is not seen at all:
-//! pages that it reads in a range that SPIN read in are dropped too, and it reads them again. A page that the program itself
-//! reads into host memory is not distinguished from one that only the device needed.
+//! another process's. It merges two opens without another event between them, so after the first of the two has closed
+//! the file the second is no longer counted. A process that had the file open before SPIN began to watch it is not seen
+//! at all: pages that it reads in a range that SPIN read in are dropped too, and it reads them again. A page that the
+//! program itself reads into host memory is not distinguished from one that only the device needed.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -114,8 +114,8 @@ impl SequentialDetector {
         until_check <= bytes
     }
 
-    /// Stores when the next check is needed, which depends on whether the range ahead is cached. `most`: the longest request
-    /// for which read-ahead is best if it is not.
+    /// Stores when the next check is needed, which depends on whether the range ahead is cached. `most`: the longest
+    /// request for which read-ahead is best if it is not.
     pub fn schedule_check(&self, fd: Fd, step: u64, max_len: u64) {
         let entry = self.entry(fd);
         entry

@@ -40,8 +40,8 @@ pub struct CancelPoll {
     _here: PhantomData<*const ()>,
 }
 
-/// From now on long requests of this thread call `poll` between their pieces, at most once per `interval`, and end early
-/// once it has returned true.
+/// From now on long requests of this thread call `poll` between their pieces, at most once per `interval`, and end
+/// early once it has returned true.
 pub fn install_cancel_poll(poll: fn() -> bool, interval: Duration) -> CancelPoll {
     let state = PollState { poll, interval, last_poll: Instant::now(), cancelled: false };
     CancelPoll { previous: POLL_STATE.replace(Some(state)), _here: PhantomData }

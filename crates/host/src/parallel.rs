@@ -72,7 +72,8 @@ pub fn chunk_range(index: usize, ops: usize) -> std::ops::Range<usize> {
     index * CHUNK..ops.min((index + 1) * CHUNK)
 }
 
-/// Runs a pass over every chunk of `ops` operations, each once, on this thread and up to `max_workers` idle ones of a pool.
+/// Runs a pass over every chunk of `ops` operations, each once, on this thread and up to `max_workers` idle ones of a
+/// pool.
 pub fn share<'a>(
     pool: impl FnOnce() -> Option<&'a WorkerPool>,
     max_workers: usize,

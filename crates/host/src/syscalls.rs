@@ -2,8 +2,8 @@
 //!
 //! Each function of the trait makes the system call by default, and [`LinuxSyscalls`] overrides none. So a new call is
 //! added once, here. A test that injects faults overrides the calls that are to fail, and passes the others to
-//! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that cannot
-//! be reopened.
+//! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that
+//! cannot be reopened.
 
 #![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
 

@@ -12,8 +12,8 @@ use spinio_host::lock;
 
 use crate::pinned_file::PinGuard;
 
-/// A mapped range. It stays until it is dropped by the process that mapped it: in a forked child it is an address without
-/// memory.
+/// A mapped range. It stays until it is dropped by the process that mapped it: in a forked child it is an address
+/// without memory.
 pub struct DeviceMapping {
     /// Present until the drop.
     guard: Option<PinGuard>,

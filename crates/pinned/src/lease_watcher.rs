@@ -9,8 +9,8 @@
 //!
 //! Both start with the first pinned file, and end with the runtime.
 //!
-//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that excluded
-//! writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
+//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that
+//! excluded writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -25,8 +25,8 @@ use crate::pinned_file::PinnedFile;
 
 const STACK_SIZE: usize = 1 << 20;
 
-/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes it,
-/// and may be installed at any time.
+/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes
+/// it, and may be installed at any time.
 const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.

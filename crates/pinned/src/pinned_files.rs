@@ -113,9 +113,9 @@ impl PinnedFiles {
 
 /// Pin and unpin.
 impl PinnedFiles {
-    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other device at its first read),
-    /// and stay registered until [`PinnedFiles::unpin_file`], or until a process opens the file for writing. May be called
-    /// more than once for a file.
+    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other device at its first
+    /// read), and stay registered until [`PinnedFiles::unpin_file`], or until a process opens the file for writing. May
+    /// be called more than once for a file.
     pub fn pin(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), PinError> {
         let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
         if stat.kind != FileKind::Regular || stat.size == 0 {
@@ -150,8 +150,8 @@ impl PinnedFiles {
             Reason::NoWorkers => PinError::NoWorkers,
             _ => PinError::NotReopened,
         })?;
-        // There are two kinds of file without mappings of their own. One keeps its files in memory; a mapping of the other
-        // shows old bytes.
+        // There are two kinds of file without mappings of their own. One keeps its files in memory; a mapping of the
+        // other shows old bytes.
         if !file.is_mappable() && file.residency_access != ResidencyAccess::InMemory {
             return Err(PinError::NotMappable);
         }

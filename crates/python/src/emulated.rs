@@ -205,8 +205,8 @@ impl DlpackArray {
         let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
         made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
-        // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
-        // strides is inside it, as its caller checks.
+        // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape
+        // and strides is inside it, as its caller checks.
         Ok(unsafe { made.finish() })
     }
 }

@@ -114,8 +114,8 @@ struct ReadOps {
     known: *const Memory,
 }
 
-/// The functions. Unless stated otherwise each returns 0 or a count, or -1 after it has reported the error; a pointer is then null.
-/// What is opaque was made by a function of the same table.
+/// The functions. Unless stated otherwise each returns 0 or a count, or -1 after it has reported the error; a pointer
+/// is then null. What is opaque was made by a function of the same table.
 #[repr(C)]
 pub struct Table {
     size: usize,

@@ -1,7 +1,8 @@
-//! The directory of a user's processes: one file for each process, which exists while the process runs, or a little longer.
+//! The directory of a user's processes: one file for each process, which exists while the process runs, or a little
+//! longer.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          mode 0700, ours, not a link; else it is not used
+//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          mode 0700, ours, not a link; else not used
 //!      4711      locked by 4711     created without a name, filled, locked, then linked: never visible incomplete
 //!      4712      not locked         4712 has ended, normally or not: the next process removes the file
 //!      4711.1    locked             another 4711, of another PID namespace
@@ -123,7 +124,7 @@ fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     }
 }
 
-/// Calls `operation` with our PID as the name, or with a suffix if that name is taken.
+/// Calls `operation` with the PID of this process as the name, or with a suffix if that name is taken.
 fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = linux::getpid();
     for n in 0..FS_NAMES {

@@ -1,8 +1,8 @@
 //! Host memory for O_DIRECT: aligned to whole pages, whatever alignment the storage requires.
 //!
-//! A `Vec<u8>` begins at a multiple of 16. The kernel refuses such memory (EINVAL) on a descriptor with O_DIRECT, and the
-//! program would get that error for its own, aligned, buffer. So every private buffer that a descriptor of the program, or one
-//! with O_DIRECT, is read into or written from is one of these.
+//! A `Vec<u8>` begins at a multiple of 16. The kernel refuses such memory (EINVAL) on a descriptor with O_DIRECT, and
+//! the program would get that error for its own, aligned, buffer. So every private buffer that a descriptor of the
+//! program, or one with O_DIRECT, is read into or written from is one of these.
 
 use std::ops::{Deref, DerefMut};
 

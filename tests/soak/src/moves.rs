@@ -1,7 +1,7 @@
 //! NVMMU sessions, while other threads open and write the same output files.
 //!
 //! ```text
-//!   file      session's ......│ rival's │ unused ......│ session's │ rival's ....      anew for each session
+//!   file      session's ......│ rival's │ unused ......│ session's │ rival's ....      new for each session
 //!   stripes   │         │         │         │         │         │         │          some contain bytes of all three
 //! ```
 //!

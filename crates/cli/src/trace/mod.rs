@@ -10,8 +10,8 @@
 //!        └── perfetto.rs  at the end, for ui.perfetto.dev and chrome://tracing
 //! ```
 //!
-//! Known flaws: a request that has not returned is not listed. A process that makes more than 32,768 records (requests and
-//! pieces) in the 5 ms between two polls loses the oldest; their number is printed at the end.
+//! Known flaws: a request that has not returned is not listed. A process that makes more than 32,768 records (requests
+//! and pieces) in the 5 ms between two polls loses the oldest; their number is printed at the end.
 
 mod gather;
 mod jsonl;

@@ -120,7 +120,8 @@ fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
 
 /// A time in seconds since 1970 as `2026-11-21`, in UTC.
 pub fn date(seconds: u64) -> String {
-    // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097 days.
+    // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097
+    // days.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

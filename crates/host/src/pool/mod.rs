@@ -26,9 +26,10 @@
 //!
 //! What a worker does between two tasks: `worker.rs`.
 //!
-//! Shadow workers wait for storage, and a server of files (NFS, FUSE) may never answer. So work of theirs takes a share of
-//! the pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and the others pass
-//! them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work comes.
+//! Shadow workers wait for storage, and a server of files (NFS, FUSE) may never answer. So work of theirs takes a share
+//! of the pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and the
+//! others pass them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work
+//! comes.
 //!
 //! Known flaw: workers do not know NUMA; the kernel's scheduler places them.
 
@@ -165,8 +166,8 @@ impl WorkerPool {
         }
     }
 
-    /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be this
-    /// very thread.
+    /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be
+    /// this very thread.
     pub fn wait_closed(&self, key: Option<ShareKey>, timeout: Duration) {
         let begun = Instant::now();
         let count = |shares: &Shares| key.map_or_else(|| shares.total(), |key| shares.of(key));

@@ -1,6 +1,7 @@
 //! Settings: one immutable structure, read once from `SPINIO_*`; the preloaded library does so while it is loaded.
 //!
-//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the documentation.
+//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the
+//! documentation.
 
 mod table;
 
@@ -15,7 +16,7 @@ pub use self::table::{Row, TABLE, row};
 /// copy is queued (CUDA's rule for pageable memory).
 pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
-/// What happens to pages that only device reads brought into the page cache.
+/// What happens to pages that only device reads have read into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePolicy {
     /// They stay, as after any read.

@@ -10,14 +10,14 @@
 //! ```
 //!
 //! Why: RAID-5 and -6 compute the parity of a full-stripe write from the written bytes. For a partial stripe they first
-//! read the rest, or the old bytes and the old parity, and the writer waits. A degraded array reads even more. Those reads
-//! can be made while the GPU kernel runs: the *other bytes of the stripe* (the filler) are read beforehand, and the full
-//! stripe is written.
+//! read the rest, or the old bytes and the old parity, and the writer waits. A degraded array reads even more. Those
+//! reads can be made while the GPU kernel runs: the *other bytes of the stripe* (the filler) are read beforehand, and
+//! the full stripe is written.
 //!
 //! That writes bytes which are not the session's. So there are two guarantees:
 //!
-//! - **Always**: the output is correct, whatever other processes do to the file. Full stripes of the session's own bytes are
-//!   written directly, everything else as any program would write it.
+//! - **Always**: the output is correct, whatever other processes do to the file. Full stripes of the session's own
+//!   bytes are written directly, everything else as any program would write it.
 //! - **Preread** stripes, with filler, are written only while no other process has the file open (a write lease, taken
 //!   before the old bytes are read, and checked before each request that writes them back), and only where a stripe is
 //!   one extent of this file on the device (FIEMAP). A process that opens the file meanwhile waits until a write in

@@ -56,8 +56,8 @@ impl Output {
         self.write_unaligned(&rest)
     }
 
-    /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that were not
-    /// written because the lease was broken, and whether the file was truncated to its size.
+    /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that
+    /// were not written because the lease was broken, and whether the file was truncated to its size.
     fn write_preread(
         &mut self,
         stripes: &[(u64, Stripe)],

@@ -3,7 +3,7 @@
 //! ```text
 //!   c/differential.c ... ──cc──> program ──┐
 //!   c/memory.c (allocator shim, the only ──cc──> libmemory.so   names our symbols)
-//!                                          └── LD_PRELOAD=libspinio.so program ── exit 0, or a line with the difference
+//!                                          └── LD_PRELOAD=libspinio.so program ── exit 0, or the difference
 //! ```
 
 mod build;

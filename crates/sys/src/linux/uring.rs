@@ -387,7 +387,7 @@ mod tests {
         let Some((mut ring, out, into)) = with_pipe() else { return };
         // Leaked: that is what the result requires.
         let memory: &'static mut [u8; 4] = Box::leak(Box::new([0; 4]));
-        // SAFETY: it lives for ever.
+        // SAFETY: it lives forever.
         unsafe { assert!(ring.read(out, memory.as_mut_ptr(), 4, u64::MAX, 1)) };
         ring.submit(0).unwrap();
         // From here on its number names another file, which refuses.

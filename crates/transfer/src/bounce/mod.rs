@@ -291,8 +291,8 @@ impl BouncePool {
         }
     }
 
-    /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it is
-    /// counted before the slots are checked, and `change_seq` is read before that.
+    /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it
+    /// is counted before the slots are checked, and `change_seq` is read before that.
     fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>) {
         let change_seq = pool.change_seq;
         self.waiting.fetch_add(1, SeqCst);
