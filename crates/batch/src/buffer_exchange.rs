@@ -320,7 +320,7 @@ mod interleavings {
     }
 
     #[test]
-    fn late_reader_is_waited_for() {
+    fn launcher_waits_for_late_reader() {
         check(2, 1, 0, true, 1);
     }
 

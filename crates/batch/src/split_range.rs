@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_meet_without_gap() {
+    fn both_ends_take_each_fragment_once() {
         let range = SplitRange::new(10, 0);
         assert_eq!((range.take_front(3), range.remaining()), (Some(0..3), 7));
         assert_eq!(range.take_front(3), None);

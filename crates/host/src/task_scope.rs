@@ -123,7 +123,7 @@ mod interleavings {
     }
 
     #[test]
-    fn workers_have_left_when_the_batch_returns() {
+    fn join_returns_after_all_workers_left() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {

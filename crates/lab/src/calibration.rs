@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_calibration_is_refused() {
+    fn invalid_calibration_is_refused() {
         for value in ["{}", "[]", r#"{"routes": [{"route": "copy"}], "device": "", "storage": "", "file_system": ""}"#]
         {
             assert!(chart(&serde_json::from_str(value).unwrap()).is_err(), "{value}");

@@ -83,23 +83,23 @@ unsafe extern "C" fn receive_report(
 
 /// Makes a call that may report an error or a text.
 fn with_report<T>(call: impl FnOnce(Report) -> T) -> (T, Option<Error>) {
-    let mut said = None::<Error>;
-    let done = call(Report { callback: receive_report, context: (&raw mut said).cast() });
-    (done, said)
+    let mut received = None::<Error>;
+    let done = call(Report { callback: receive_report, context: (&raw mut received).cast() });
+    (done, received)
 }
 
-fn silent() -> Error {
+fn missing_report() -> Error {
     Error { errno: libc::EIO, text: "SPIN failed without a reason".to_owned(), path: None }
 }
 
-fn counted(call: impl FnOnce(Report) -> i64) -> Result<u64, Error> {
-    let (done, said) = with_report(call);
-    u64::try_from(done).map_err(|_| said.unwrap_or_else(silent))
+fn call_for_count(call: impl FnOnce(Report) -> i64) -> Result<u64, Error> {
+    let (done, received) = with_report(call);
+    u64::try_from(done).map_err(|_| received.unwrap_or_else(missing_report))
 }
 
-fn made(call: impl FnOnce(Report) -> *mut c_void) -> Result<NonNull<c_void>, Error> {
-    let (done, said) = with_report(call);
-    NonNull::new(done).ok_or_else(|| said.unwrap_or_else(silent))
+fn call_for_object(call: impl FnOnce(Report) -> *mut c_void) -> Result<NonNull<c_void>, Error> {
+    let (done, received) = with_report(call);
+    NonNull::new(done).ok_or_else(|| received.unwrap_or_else(missing_report))
 }
 
 /// A stream of a device; 0 is the default one.
@@ -144,7 +144,7 @@ impl Target {
         let done = |report| unsafe {
             (table().copy_to_host)(&self.memory, self.address, into.as_mut_ptr(), into.len(), report)
         };
-        counted(done).map(drop)
+        call_for_count(done).map(drop)
     }
 
     /// Copies into it, and waits until the bytes have arrived.
@@ -152,7 +152,7 @@ impl Target {
         // SAFETY: filled in by `find`; the bytes are borrowed from the caller.
         let done =
             |report| unsafe { (table().copy_from_host)(&self.memory, self.address, from.as_ptr(), from.len(), report) };
-        counted(done).map(drop)
+        call_for_count(done).map(drop)
     }
 }
 
@@ -162,14 +162,14 @@ pub fn read(fd: c_int, at: Option<u64>, to: Target, len: usize, wait: bool) -> R
     let flags = if wait { WAIT_ARRIVED } else { 0 };
     // SAFETY: filled in by `find`.
     let done = |report| unsafe { (table().read)(fd, offset(at), &to.memory, to.address, len, flags, report) };
-    counted(done).map(|n| n as usize)
+    call_for_count(done).map(|n| n as usize)
 }
 
 /// Writes device memory to a file; the bytes written.
 pub fn write(fd: c_int, at: Option<u64>, from: Target, len: usize) -> Result<usize, Error> {
     // SAFETY: filled in by `find`.
     let done = |report| unsafe { (table().write)(fd, offset(at), &from.memory, from.address, len, report) };
-    counted(done).map(|n| n as usize)
+    call_for_count(done).map(|n| n as usize)
 }
 
 /// Offsets that no file has are refused by the kernel.
@@ -213,7 +213,7 @@ pub fn read_many(
     let (offsets, results) = (offsets.as_ptr(), results.as_mut_ptr());
     let ops = ReadOps { fd, reserved: 0, offsets, lens, len, addresses, address, results, count, known };
     // SAFETY: every array has `count` elements, as checked above, and stays borrowed until this returns.
-    counted(|report| unsafe { (table().read_many)(&ops, report) }).map(|n| n as usize)
+    call_for_count(|report| unsafe { (table().read_many)(&ops, report) }).map(|n| n as usize)
 }
 
 /// The stream that this thread has chosen; 0 if none.
@@ -256,13 +256,13 @@ fn memory(like: Option<&Target>) -> *const Memory {
 /// Pins a file for the device of some memory, or for the device in use.
 pub fn pin_file(fd: c_int, like: Option<Target>) -> Result<(), Error> {
     // SAFETY: null, or filled in by `find`.
-    counted(|report| unsafe { (table().pin_file)(fd, memory(like.as_ref()), report) }).map(drop)
+    call_for_count(|report| unsafe { (table().pin_file)(fd, memory(like.as_ref()), report) }).map(drop)
 }
 
 /// Unpins a file, once for each time that it was pinned.
 pub fn unpin_file(fd: c_int) -> Result<(), Error> {
     // SAFETY: takes numbers only.
-    counted(|report| unsafe { (table().unpin_file)(fd, report) }).map(drop)
+    call_for_count(|report| unsafe { (table().unpin_file)(fd, report) }).map(drop)
 }
 
 /// Whether a file is pinned, and no process waits to write it.
@@ -281,7 +281,7 @@ impl Map {
     /// Maps it for the device of some memory, or for the one in use.
     pub fn new(fd: c_int, offset: u64, len: u64, like: Option<Target>) -> Result<Map, Error> {
         // SAFETY: null, or filled in by `find`.
-        made(|report| unsafe { (table().map)(fd, offset, len, memory(like.as_ref()), report) }).map(Map)
+        call_for_object(|report| unsafe { (table().map)(fd, offset, len, memory(like.as_ref()), report) }).map(Map)
     }
 
     /// Where GPU kernels find the first byte.
@@ -347,13 +347,13 @@ impl Session {
     pub fn begin(output: Option<&Path>) -> Result<Session, Error> {
         let (path, len) = output.map_or((null(), 0), bytes);
         // SAFETY: null, or `len` bytes.
-        made(|report| unsafe { (table().session_begin)(path, len, report) }).map(Session)
+        call_for_object(|report| unsafe { (table().session_begin)(path, len, report) }).map(Session)
     }
 
     /// Announces where downloads to the output will be written.
     pub fn hint_range(&mut self, offset: u64, len: u64) -> Result<(), Error> {
         // SAFETY: it is alive, and this reference is exclusive.
-        counted(|report| unsafe { (table().session_hint_range)(self.0.as_ptr(), offset, len, report) }).map(drop)
+        call_for_count(|report| unsafe { (table().session_hint_range)(self.0.as_ptr(), offset, len, report) }).map(drop)
     }
 
     /// Moves; the bytes moved. `wait`: until an upload has arrived.
@@ -368,7 +368,7 @@ impl Session {
     ) -> Result<u64, Error> {
         let wanted = wanted(path, address, offset, len, direction, wait);
         // SAFETY: it is alive, and this reference is exclusive; the path is borrowed.
-        counted(|report| unsafe { (table().session_move)(self.0.as_ptr(), &wanted, report) })
+        call_for_count(|report| unsafe { (table().session_move)(self.0.as_ptr(), &wanted, report) })
     }
 
     /// The same in the order of a stream. The memory must stay valid until the ticket is done.
@@ -383,32 +383,35 @@ impl Session {
     ) -> Result<Ticket, Error> {
         let wanted = wanted(path, address, offset, len, direction, false);
         // SAFETY: it is alive, and this reference is exclusive; the path is borrowed.
-        made(|report| unsafe { (table().session_move_async)(self.0.as_ptr(), &wanted, stream.0, report) }).map(Ticket)
+        call_for_object(|report| unsafe { (table().session_move_async)(self.0.as_ptr(), &wanted, stream.0, report) })
+            .map(Ticket)
     }
 
     /// Writes the gathered bytes; with `sync` waits until the storage has them.
     pub fn flush(&mut self, sync: bool) -> Result<(), Error> {
         // SAFETY: it is alive, and this reference is exclusive.
-        counted(|report| unsafe { (table().session_flush)(self.0.as_ptr(), sync.into(), report) }).map(drop)
+        call_for_count(|report| unsafe { (table().session_flush)(self.0.as_ptr(), sync.into(), report) }).map(drop)
     }
 
     /// The output file, if any.
     pub fn output(&self) -> Option<PathBuf> {
         // SAFETY: it is alive, and no thread changes it meanwhile.
-        with_report(|report| unsafe { (table().session_output)(self.0.as_ptr(), report) }).1.and_then(|said| said.path)
+        with_report(|report| unsafe { (table().session_output)(self.0.as_ptr(), report) })
+            .1
+            .and_then(|report| report.path)
     }
 
     /// What was done so far.
     pub fn report(&mut self) -> Result<Done, Error> {
         // SAFETY: it is alive, and this reference is exclusive.
-        done(|out, report| unsafe { (table().session_report)(self.0.as_ptr(), out, report) })
+        call_for_report(|out, report| unsafe { (table().session_report)(self.0.as_ptr(), out, report) })
     }
 
     /// Ends it: all bytes are in the files.
     pub fn end(self) -> Result<Done, Error> {
         let session = core::mem::ManuallyDrop::new(self);
         // SAFETY: it is alive, and ends here: it is not dropped as well.
-        done(|out, report| unsafe { (table().session_end)(session.0.as_ptr(), out, report) })
+        call_for_report(|out, report| unsafe { (table().session_end)(session.0.as_ptr(), out, report) })
     }
 }
 
@@ -433,11 +436,11 @@ fn wanted(path: &Path, address: u64, offset: u64, len: u64, direction: Direction
     Move { path, path_len, address, offset, len, direction, flags: if wait { WAIT_ARRIVED } else { 0 } }
 }
 
-fn done(call: impl FnOnce(*mut SessionReport, Report) -> i64) -> Result<Done, Error> {
+fn call_for_report(call: impl FnOnce(*mut SessionReport, Report) -> i64) -> Result<Done, Error> {
     let mut report = SessionReport::default();
     match with_report(|callback| call(&mut report, callback)) {
-        (0, Some(said)) => Ok(Done { report, mode: said.text }),
-        (_, said) => Err(said.unwrap_or_else(silent)),
+        (0, Some(message)) => Ok(Done { report, mode: message.text }),
+        (_, error) => Err(error.unwrap_or_else(missing_report)),
     }
 }
 
@@ -460,7 +463,7 @@ impl Ticket {
     /// Waits until it is complete; the bytes moved.
     pub fn wait(&self) -> Result<u64, Error> {
         // SAFETY: it is alive until it is dropped.
-        counted(|report| unsafe { (table().ticket_wait)(self.0.as_ptr(), report) })
+        call_for_count(|report| unsafe { (table().ticket_wait)(self.0.as_ptr(), report) })
     }
 }
 
@@ -481,25 +484,25 @@ impl Drop for Ticket {
 /// The counters, as JSON.
 pub fn counters() -> String {
     // SAFETY: takes the report only.
-    with_report(|report| unsafe { (table().counters)(report) }).1.map_or_else(|| "{}".to_owned(), |said| said.text)
+    with_report(|report| unsafe { (table().counters)(report) }).1.map_or_else(|| "{}".to_owned(), |report| report.text)
 }
 
 /// The emulated device.
 pub mod emulated {
-    use super::{Error, Stream, c_int, counted, silent, table, with_report};
+    use super::{Error, Stream, c_int, call_for_count, missing_report, table, with_report};
 
     /// Sets its configuration. Without effect once it has memory.
     pub fn configure(text: &str) -> Result<(), Error> {
         // SAFETY: a string of `len` bytes.
-        counted(|report| unsafe { (table().emulated_configure)(text.as_ptr(), text.len(), report) }).map(drop)
+        call_for_count(|report| unsafe { (table().emulated_configure)(text.as_ptr(), text.len(), report) }).map(drop)
     }
 
     /// Allocates memory. EINVAL: `SPINIO_EMULATED` cannot be parsed.
     pub fn alloc(len: usize, host_mapped: bool) -> Result<u64, Error> {
         // SAFETY: takes numbers only.
-        let (address, said) =
+        let (address, report) =
             with_report(|report| unsafe { (table().emulated_alloc)(len, c_int::from(host_mapped), report) });
-        if address == 0 { Err(said.unwrap_or_else(silent)) } else { Ok(address) }
+        if address == 0 { Err(report.unwrap_or_else(missing_report)) } else { Ok(address) }
     }
 
     /// Frees memory, after all work that is queued.
@@ -511,7 +514,7 @@ pub mod emulated {
     pub fn stream() -> Result<Stream, Error> {
         let mut stream = 0;
         // SAFETY: there is room for it.
-        counted(|report| unsafe { (table().emulated_stream)(&mut stream, report) })?;
+        call_for_count(|report| unsafe { (table().emulated_stream)(&mut stream, report) })?;
         Ok(Stream(stream))
     }
 
@@ -523,18 +526,18 @@ pub mod emulated {
     /// Waits for the work queued on a stream.
     pub fn wait(stream: Stream) -> Result<(), Error> {
         // SAFETY: takes numbers only.
-        counted(|report| unsafe { (table().emulated_wait)(stream.0, report) }).map(drop)
+        call_for_count(|report| unsafe { (table().emulated_wait)(stream.0, report) }).map(drop)
     }
 
     /// No copy starts until `resume`.
     pub fn pause() -> Result<(), Error> {
         // SAFETY: takes the report only.
-        counted(|report| unsafe { (table().emulated_pause)(report) }).map(drop)
+        call_for_count(|report| unsafe { (table().emulated_pause)(report) }).map(drop)
     }
 
     /// Copies start again.
     pub fn resume() -> Result<(), Error> {
         // SAFETY: takes the report only.
-        counted(|report| unsafe { (table().emulated_resume)(report) }).map(drop)
+        call_for_count(|report| unsafe { (table().emulated_resume)(report) }).map(drop)
     }
 }

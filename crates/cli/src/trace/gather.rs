@@ -104,7 +104,7 @@ pub mod tests {
     }
 
     #[test]
-    fn pieces_without_a_request_do_not_pile_up() {
+    fn pieces_without_request_are_bounded() {
         let mut gather = RequestAssembler::default();
         (0..10_000).for_each(|id| assert!(gather.take(Event::Piece(piece(id, 1))).is_none()));
         assert_eq!((gather.waiting.len(), gather.order.len()), (MAX_WAITING, MAX_WAITING));

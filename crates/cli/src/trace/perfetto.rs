@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_never_overlap_and_everything_is_there() {
+    fn rows_have_all_events_without_overlap() {
         let pieces = vec![piece(1, 1_000_000), piece(1, 1_100_000), piece(1, 1_200_000), piece(1, 1_300_000)];
         // The second begins during the first, and ends after it; the third begins when that one ends.
         let (mut second, mut third) = (request(2), request(3));

@@ -532,7 +532,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_for_a_buffer_sleeps_until_release() {
+    fn acquire_sleeps_until_release() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let buffers = [staging.acquire().unwrap(), staging.acquire().unwrap()];
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_buffer_gets_that_of_an_ended_small_read() {
+    fn acquire_gets_buffer_of_completed_small_read() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let slot = staging.acquire_slice(4096, StreamId(0)).unwrap();
