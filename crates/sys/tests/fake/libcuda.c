@@ -1,9 +1,9 @@
 /* A stand-in for the CUDA driver, for tests on machines without a GPU.
  *
  * Device memory is a PROT_NONE range, so that an access by the CPU or a system call fails as with GPU memory;
- * its bytes are in a second, writable mapping of the same memory file. Copies run immediately. A call that crashes the
- * real driver (with a stream or event of a destroyed context) aborts here; calls that invalidate a graph capture are
- * counted. A call from a thread without the driver's descriptor aborts too, except for pure queries.
+ * its bytes are in a second, writable mapping of the same memory file. Copies run immediately. A call that crashes the real
+ * driver (with a stream or event of a destroyed context) aborts here; calls that invalidate a graph capture are counted. A
+ * call from a thread without the driver's descriptor aborts too, except for pure queries.
  *
  * fake_*: controls for the tests. The rest has the driver's names, prototypes and results, as observed on a real one.
  */
@@ -100,8 +100,7 @@ uint64_t fake_alloc(int kind, uint64_t n, uint64_t near) {
     range *r = new_range();
     uint64_t a = near ? near : kind == 2 ? (uint64_t)mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : space(n);
     context *c = current();
-    * r = (range){ a, n, next_buffer++, a, n, kind == 1 ? NULL : c, c ? c->id : 0, c ? c->device : 0, kind == 2, kind ==
-    * 1 };
+    *r = (range){ a, n, next_buffer++, a, n, kind == 1 ? NULL : c, c ? c->id : 0, c ? c->device : 0, kind == 2, kind == 1 };
     pthread_mutex_unlock(&lock);
     return a;
 }
