@@ -16,22 +16,13 @@
 //! - **batch readers** have one table each, so that their reads share no reference count with other threads
 //!   (batch/readers.rs). They open the files of a task for its duration; like shadow workers, they call no device.
 //!
-//! The loop of a worker: `worker.rs`.
+//! What a worker does between two tasks: `worker.rs`.
 //!
 //! Shadow workers wait for storage, and a file server (NFS, FUSE) may never answer. So their work takes a share of the
 //! pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and others overtake
 //! them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work arrives.
 //!
 //! Known flaw: workers ignore NUMA; the kernel's scheduler places them.
-//!
-//! What a worker does between two tasks: `worker.rs`.
-//!
-//! Shadow workers wait for storage, and a server of files (NFS, FUSE) may never answer. So work of theirs takes a share
-//! of the pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and the
-//! others pass them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work
-//! comes.
-//!
-//! Known flaw: workers do not know NUMA; the kernel's scheduler places them.
 
 mod worker;
 mod workers;

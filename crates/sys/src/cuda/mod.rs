@@ -11,16 +11,16 @@
 //!        ▼
 //!   calls/ ── one method per function: the driver's own status as Result<_, CuError>
 //! ```
+//!
 //! Why a separate table, when complete bindings exist: those open libraries the program never requested, look symbols
 //! up by panicking, and prefer `libcuda.so` (a toolkit's stub, if one is installed) to `libcuda.so.1` (the driver).
 //! Inside a preloaded library each of these harms a correct program.
-//! (the driver). Inside a preloaded library each of these harms a program that did nothing wrong.
 //!
 //! Handles are plain numbers here. The caller must ensure that one is alive, which is why nearly every call that
 //! takes one is `unsafe`: the driver does not check them.
+//!
 //! Known flaws: drivers before CUDA 12 (525) are not used: only `cuCtxGetId` distinguishes a context from another at
 //! the same address, and the driver crashes on handles of a dead one. The driver is never closed again.
-//! address, and the driver crashes on handles of a dead one. The driver is never closed again.
 
 mod calls;
 mod error;
