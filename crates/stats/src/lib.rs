@@ -59,7 +59,7 @@ use layout::{header, key};
 use shared_words::SharedWords;
 use trace::TracedRequest;
 
-/// Which way a request's bytes go.
+/// The direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From a file to a device.

@@ -149,7 +149,7 @@ impl Collector for Processes {
             };
             directions(s).map(series).collect()
         })?;
-        let way = |l: &spinio_io::stats::RouteRow| {
+        let labels_of = |l: &spinio_io::stats::RouteRow| {
             vec![
                 ("direction", l.direction.name().to_owned()),
                 ("route", l.route.name().to_owned()),
@@ -160,16 +160,16 @@ impl Collector for Processes {
             e,
             ("spinio_route_bytes_total", "Bytes by route, and why they took it"),
             MetricType::Counter,
-            |s| s.rows.iter().map(|l| (way(l), l.bytes)).collect(),
+            |s| s.rows.iter().map(|l| (labels_of(l), l.bytes)).collect(),
         )?;
         self.metric(
             e,
             ("spinio_route_pieces_total", "Pieces by route, and why they took it"),
             MetricType::Counter,
-            |s| s.rows.iter().map(|l| (way(l), l.pieces)).collect(),
+            |s| s.rows.iter().map(|l| (labels_of(l), l.pieces)).collect(),
         )?;
         self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
-            s.rows.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
+            s.rows.iter().map(|l| (labels_of(l), l.nanos, l.latency.clone())).collect()
         })?;
         let refused = |s: &Snapshot| {
             s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect::<Vec<_>>()

@@ -1,7 +1,7 @@
 //! Hooks of `posix_fadvise`. The advice goes to the Linux kernel first; SPIN notes it too.
 //!
 //! ```text
-//!   RANDOM       no read-ahead: short sequential reads are not kept on the page cache for its sake
+//!   RANDOM       no read-ahead: short sequential reads do not use the page cache for its sake
 //!   SEQUENTIAL   from the first read on, and twice as wide, as in the Linux kernel
 //!   DONTNEED     the pages there that SPIN read into the page cache are forgotten by SPIN too
 //!   WILLNEED     belongs to the program: SPIN does not drop it. Where a device has read the file before, more than the
