@@ -3,12 +3,12 @@
  *   dontcache FILE [ROUNDS]        prints one line of JSON per block size and method
  *
  *   plain      pread; the pages stay
- *   dropped    pread; pages are dropped with POSIX_FADV_DONTNEED once the reader is 2 MiB past them (what SPIN's bounded
- *              read-ahead set does for streams)
+ *   dropped    pread; pages are dropped with POSIX_FADV_DONTNEED once the reader is 2 MiB past them (as SPIN's
+ *              bounded read-ahead set does for streams)
  *   dontcache  preadv2 with RWF_DONTCACHE (Linux 6.14)
  *
- * The methods take turns on ranges of the file that are dropped from the cache first. `left` is the part of the range in
- * the page cache afterwards, in MiB. The medians of ROUNDS (5) are printed. Exit status 77 if RWF_DONTCACHE is not
+ * The methods take turns on ranges of the file that are dropped from the cache first. `left` is the part of the range
+ * in the page cache afterwards, in MiB. The medians of ROUNDS (5) are printed. Exit status 77 if RWF_DONTCACHE is not
  * supported. */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* The cost of SPIN for a program's host reads and writes: nanoseconds per pread or pwrite of 1 byte and of 4 KiB from and
- * to the page cache, without and with the library.
+/* The cost of SPIN for a program's host reads and writes: nanoseconds per pread or pwrite of 1 byte and of 4 KiB from
+ * and to the page cache, without and with the library.
  *
  *   host_call LIBRARY [plain | emulated | cuda]...
  *
@@ -7,9 +7,9 @@
  * emulated  it has allocated memory of the emulated device, so every buffer is looked up
  * cuda      it has a CUDA context and has allocated device memory
  *
- * Runs itself as a child, by turns without and with LD_PRELOAD, so that drift of the machine affects both alike. A child
- * reports the median of its batches; the table shows medians over children, and the ratio of the best next to that of
- * the medians, since a shared machine has slow periods. All on one processor. The goal is at most 1.05. */
+ * Runs itself as a child, by turns without and with LD_PRELOAD, so that drift of the machine affects both alike. A
+ * child reports the median of its batches; the table shows medians over children, and the ratio of the best next to
+ * that of the medians, since a shared machine has slow periods. All on one processor. The goal is at most 1.05. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,10 @@
-/* Random reads of a file into GPU memory: as one batch, one call each, from a pinned file, or as fast as the machine can.
+/* Random reads of a file into GPU memory: as one batch, one call each, from a pinned file, or as fast as the machine
+ * can.
  *
  *   batch ROW MODE FILE [name=value ...]      prints one line of JSON
  *
  *   row     what is done                                            modes
- *   random  count reads of block bytes, random, warm                us (spinio_batch_fixed), held (the file pinned first),
+ *   random  count reads of block bytes, random, warm                us (spinio_batch_fixed), held (pinned first),
  *                                                                   each (one pread per read), limit (the gather kernel
  *                                                                   alone, on pinned memory)
  *   cold    the same on a file that is not in the page cache        us, limit (io_uring, O_DIRECT, the same depth,

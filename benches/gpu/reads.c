@@ -16,7 +16,8 @@
  *   host    reads into host memory, with CUDA at work      us (or anything)
  *
  * "us": this program calls pread with a device address; valid only with LD_PRELOAD=libspinio.so.
- * CPU time is user + system of the whole process, taken after work deferred until after a return has had time to finish.
+ * CPU time is user + system of the whole process, taken after work deferred until after a return has had time to
+ * finish.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

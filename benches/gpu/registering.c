@@ -61,7 +61,7 @@ static void read_range(size_t from, size_t to, size_t piece) {
             die("pread");
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------ */
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 struct share {
     void (*work)(size_t from, size_t to, size_t piece);
@@ -90,7 +90,7 @@ static void run_divided(int threads, void (*work)(size_t, size_t, size_t), size_
     run_threads(shares, threads);
 }
 
-/* ---- printing ----------------------------------------------------------------------------------------------------- */
+/* ---- printing ---------------------------------------------------------------------------------------------------- */
 
 static void report(const char *work, double begun, double bytes) {
     double t = now() - begun;
@@ -144,7 +144,7 @@ static void measure_two_threads(void) {
     unregister_range(size / 2, size, 32 * MIB);
 }
 
-/* ---- concurrent threads ------------------------------------------------------------------------------------------- */
+/* ---- concurrent threads ------------------------------------------------------------------------------------------ */
 
 static volatile int stop;
 static size_t moved;

@@ -1,5 +1,5 @@
-// back-prop: one step of training a network with one hidden layer of 16 units, as in Rodinia. Input: the input units and
-// their weights; output: the adjusted weights.
+// back-prop: one step of training a network with one hidden layer of 16 units, as in Rodinia. Input: the input units
+// and their weights; output: the adjusted weights.
 #include "harness/program.h"
 
 static constexpr int hidden = 16;

@@ -1,5 +1,5 @@
-// inverted index: the positions of page links in a collection of HTML, as in Mars. Input: text; output: for each of 4096
-// classes of addresses the positions of its links: beginnings of the classes, then the positions, then 0xffffffff.
+// inverted index: the positions of page links in a collection of HTML, as in Mars. Input: text; output: for each of
+// 4096 classes of addresses the positions of its links: beginnings of the classes, then the positions, then 0xffffffff.
 #include "harness/text.h"
 
 static constexpr unsigned classes = 4096, nothing = ~0u;

@@ -1,5 +1,5 @@
-// k-means: points of 16 floats into 8 clusters, a few rounds, as in Rodinia and Mars. Input: points; output: the cluster
-// of each, and the centres.
+// k-means: points of 16 floats into 8 clusters, a few rounds, as in Rodinia and Mars. Input: points; output: the
+// cluster of each, and the centres.
 #include "harness/program.h"
 
 static constexpr int wide = 16, clusters = 8, rounds = 3;

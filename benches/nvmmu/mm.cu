@@ -1,4 +1,5 @@
-// MM: the product of two matrices of floats, as in PolyBench. Two input files, an output half as large as both together.
+// MM: the product of two matrices of floats, as in PolyBench. Two input files, an output half as large as both
+// together.
 #include "harness/matrix.h"
 
 static Shape shape(size_t bytes)

@@ -1,4 +1,5 @@
-// string match: the positions of some keys in a text, as in Mars. Input: text; output: for each byte, the keys that begin there.
+// string match: the positions of some keys in a text, as in Mars. Input: text; output: for each byte, the keys that
+// begin there.
 #include "harness/text.h"
 
 static constexpr int keys = 4, longest = 16;

@@ -36,10 +36,10 @@ class Place:
 
 def machine(place):
     """A description of the machine, for later readers of the figures."""
-    asked = f"""cat {place.pack}/commit; date -u; uname -r; nproc; head -1 /proc/meminfo; stat -f -c 'file system %T, %a free blocks of %S' {place.scratch}
+    command = f"""cat {place.pack}/commit; date -u; uname -r; nproc; head -1 /proc/meminfo; stat -f -c 'file system %T, %a free blocks of %S' {place.scratch}
     id -u; nvidia-smi; nvidia-smi topo -m; python3 --version; nvcc --version | tail -2; cat /sys/kernel/mm/transparent_hugepage/enabled
     {place.pack}/spinio doctor"""
-    return Step("machine", 5, 30, lambda *_: ["bash", "-c", asked])
+    return Step("machine", 5, 30, lambda *_: ["bash", "-c", command])
 
 
 def two(place):

@@ -34,7 +34,7 @@ SPARE = 12  # seconds, for the table and the last packing
 
 
 class Ended(Exception):
-    """A signal asked this program to end."""
+    """A signal that ends this program."""
 
 
 def end(number, _frame):

@@ -7,7 +7,7 @@ use std::path::Path;
 const SONAME: &str = "libspinio.so.0";
 
 fn main() {
-    // Never unmapped: hooked calls of other libraries, queued copies and our threads outlive any dlclose.
+    // Never unmapped: hooked calls of other libraries, queued copies and the library's threads outlive any dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // A program linked with the library is loaded with the library of this name, wherever it was at link time.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
@@ -19,8 +19,8 @@ fn main() {
     }
 }
 
-/// A program linked with cargo's `libspinio.so` finds it in cargo's directory, as an installed one finds an installed library:
-/// by a link of that name beside it. Cargo itself makes none. It may point nowhere until the library is built.
+/// A program linked with cargo's `libspinio.so` finds it in cargo's directory, as an installed one finds an installed
+/// library: by a link of that name beside it. Cargo itself makes none. It may point nowhere until the library is built.
 fn name(folder: &Path) -> io::Result<()> {
     let link = folder.join(SONAME);
     if !folder.is_dir() || link.is_symlink() {

@@ -1,5 +1,5 @@
-/* Preloaded next to libspinio.so: puts every process into the state of a program that uses a device, so that each hooked
- * call looks its buffer up instead of being passed on immediately. */
+/* Preloaded next to libspinio.so: puts every process into the state of a program that uses a device, so that each
+ * hooked call looks its buffer up instead of being passed on immediately. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a.rs ── use crate::b::X ──> b.rs ── use crate::c::Y ──> c.rs      fine: arrows point down
-//! ^──────── use crate::b::Z ──┘       a circle: none of the two can be understood alone
+//! ^──────── use crate::b::Z ──┘       a circle: neither can be understood alone
 //! ```
 //!
 //! A file is a node. Every path in its code that begins with `crate::`, `super::` or `self::` is an arrow to the file
@@ -62,7 +62,7 @@ impl Crate {
     /// The module that defines a path's name.
     fn resolve(&self, path: &[String]) -> Option<&str> {
         let mut path = path.to_vec();
-        // A re-export may lead to another one, but not for ever.
+        // A re-export may lead to another one, but not endlessly.
         for _ in 0..8 {
             let (module, rest) = (0..=path.len()).rev().find_map(|n| {
                 let (module, _) = self.files.get_key_value(&path[..n].join("::"))?;
@@ -270,7 +270,7 @@ fn paths(text: &str, module: &str) -> Vec<Vec<String>> {
     out
 }
 
-/// Strongly connected components of more than one node (Tarjan, with a stack of its own depth: crates are small).
+/// Strongly connected components of more than one node (Tarjan, recursive: crates are small).
 fn components<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str>> {
     let reach = |from: &'a str| {
         let (mut seen, mut todo) = (BTreeSet::new(), vec![from]);

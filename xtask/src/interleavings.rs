@@ -12,7 +12,7 @@ const CRATES: [&str; 4] = ["spinio-host", "spinio-transfer", "spinio-pinned", "s
 
 pub(crate) fn run() -> Result<()> {
     for name in CRATES {
-        // A separate target directory: the flag would make cargo build everything anew, here and at the next plain
+        // A separate target directory: the flag would make cargo build everything again, here and at the next plain
         // build.
         let folder = tools::target()?.join("loom");
         let mut cargo = tools::cargo();

@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // Not returned from main: a backtrace through xtask says nothing about what failed.
+        // Not returned from main: a backtrace through xtask does not show the cause.
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -27,7 +27,7 @@ const PARTS: [(&str, &[&str], &[&str]); 8] = [
 pub(crate) fn run() -> Result<()> {
     let nightly = || {
         let mut rustup = tools::command("rustup");
-        // The environment of the toolchain that runs us, not of that one.
+        // The environment of the toolchain that runs xtask, not of that one.
         for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
             rustup.env_remove(name);
         }

@@ -7,9 +7,10 @@
 //!   library with a device in use    every hook takes its slow path: same status, same output
 //! ```
 //!
-//! The second plain run shows what differs by itself. If nothing does, every call of the library run must be the same,
-//! argument by argument and process by process. Else the calls are counted by name, and a count that is the same in all
-//! plain runs must be the library's too. Runs may agree by chance, so before a difference counts, both sides run again.
+//! The second plain run shows which calls vary without the library. If none do, every call of the library run must be
+//! the same, argument by argument and process by process. Else the calls are counted by name, and a count that is the
+//! same in all plain runs must be the library's too. Runs may agree by chance, so before a difference counts, both
+//! sides run again.
 //!
 //! The calls by which the loader loads a library are ignored. So are calls about memory and time, whose number varies.
 

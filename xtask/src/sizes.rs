@@ -1,4 +1,4 @@
-//! One file, one idea: a source file over the limit has more than one.
+//! One idea per file: a source file over the limit has more than one.
 
 use anyhow::{Result, ensure};
 

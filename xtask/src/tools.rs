@@ -15,7 +15,7 @@ pub(crate) fn root() -> PathBuf {
     root
 }
 
-/// The cargo that started us.
+/// The cargo that started xtask.
 pub(crate) fn cargo() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }

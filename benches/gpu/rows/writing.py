@@ -23,7 +23,8 @@ def writes(b):
         b.row(f"8 MiB writes into the page cache, sequential, {what}", "1.4x of cudaMemcpy + pwrite", over(r, 1.4), limit=f"pwrite alone {rate(got['alone'])}", peer=f"plain {rate(got['plain'])}; pinned {rate(got['pinned'])}" + (f"; KvikIO {rate(peer)}" if peer else ""), us=speed(got["us"]), ratio=f"{shown(r)} of plain")
     limit = [run("direct", "limit", block=4 * MIB, threads=4, total=total) for _ in range(max(2, b.args.reps // 2))]
     limit = [one for got in limit for one in got]
-    # A call of up to 128 MiB is copied completely and then written, so a single thread with such calls pays for the copy.
+    # A call of up to 128 MiB is copied completely and then written, so a single thread with such calls pays for the
+    # copy.
     for block, threads, goal in ((1024 * MIB, 1, 0.95), (16 * MIB, 4, 0.95), (64 * MIB, 1, None)):
         us = run("direct", "us", block=block, threads=threads, total=total, times=b.args.reps)
         r = ratio(mid(us, "gbps"), mid(limit, "gbps"))

@@ -6,9 +6,9 @@
 //                                                         a JSON line per round, and one for the whole process
 //     programs check NAME FOLDER bytes=N mode=M           the output file NAME.M against the CPU reference
 //
-// mode: conventional or nvmmu (move.h). A round is the whole program, from the first open to the last free; one-time set-up
-// of the process (the device's context) is done before. cold=1 drops the input files from the page cache before each round.
-// The output file is new in each round, unless overwrite=1.
+// mode: conventional or nvmmu (move.h). A round is the whole program, from the first open to the last free; one-time
+// set-up of the process (the device's context) is done before. cold=1 drops the input files from the page cache before
+// each round. The output file is new in each round, unless overwrite=1.
 #include <sys/stat.h>
 
 #include <map>

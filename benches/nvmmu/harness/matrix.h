@@ -1,4 +1,5 @@
-// matrix.h: products of square matrices of floats, with each other and with vectors, for the four programs that need them.
+// matrix.h: products of square matrices of floats, with each other and with vectors, for the four programs that need
+// them.
 #ifndef MATRIX_H
 #define MATRIX_H
 
@@ -42,8 +43,9 @@ static inline std::vector<double> times(const float *a, const std::vector<double
     return out;
 }
 
-// Checks the whole product on the CPU: C s = alpha A (B s) + beta C0 s, where s is a vector of signs. The rounding error grows
-// with n to the power of 1.5; the error of a lost page of A or C is hundreds of times as large, of B mostly several times.
+// Checks the whole product on the CPU: C s = alpha A (B s) + beta C0 s, where s is a vector of signs. The rounding
+// error grows with n to the power of 1.5; the error of a lost page of A or C is hundreds of times as large, of B mostly
+// several times.
 static inline Verdict check_signed_sums(const float *a, const float *b, const float *c0, const float *c, size_t n, float alpha, float beta)
 {
     std::vector<double> signs(n);

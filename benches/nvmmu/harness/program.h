@@ -1,10 +1,11 @@
-// program.h: the description of one of the twelve programs, and shared helper functions.
+// program.h: the description of one of the twelve programs, and shared functions.
 //
 //   make     fill the input files                      (once)
 //   run      files -> device, kernels, device -> file  (the measured part; move.h has the two modes)
 //   check    the output file against a CPU reference   (once for each mode)
 //
-// A program is one file: kernels, reference, and a `Program` that names them. It does not depend on how its bytes are moved.
+// A program is one file: kernels, reference, and a `Program` that names them. It does not depend on how its bytes are
+// moved.
 #ifndef PROGRAM_H
 #define PROGRAM_H
 

@@ -1,4 +1,4 @@
-//! The functions of a runtime that batches add.
+//! The methods that batches add to a runtime.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -19,17 +19,17 @@ pub trait Batches {
         self.batch_with_allocations(ops, &[])
     }
 
-    /// As [`Batches::batch`]; allocations that are known already are not looked up again.
+    /// As [`Batches::batch`]; allocations that are already known are not looked up again.
     fn batch_with_allocations(&self, ops: &mut [ReadOp], known: &[Allocation]) -> Result<BatchResult, Error>;
 
-    /// Many reads of one file. EINVAL where an array is shorter than the results.
+    /// Many reads of one file. EINVAL if an array is shorter than the results.
     fn batch_file(&self, arrays: ReadArrays<'_>, known: &[Allocation]) -> Result<BatchResult, Error>;
 
     /// Begins a batch, ordered after what this thread has queued so far; the handle waits for it.
     ///
     /// # Safety
-    /// Until [`BatchHandle::wait`] has returned the operations must stay, and no other thread use them; descriptors must stay open and
-    /// the memory allocated.
+    /// Until [`BatchHandle::wait`] has returned the operations must stay valid, and no other thread may use them;
+    /// descriptors must stay open and the memory allocated.
     unsafe fn submit(&self, ops: *mut [ReadOp]) -> Result<BatchHandle, Error>;
 }
 

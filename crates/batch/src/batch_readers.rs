@@ -1,37 +1,37 @@
-//! Many fragments in the page cache, read by threads that do nothing else.
+//! Many fragments in the page cache, read by threads that only read.
 //!
 //! ```text
 //!   launcher ── empty buffer ──>  reader: pread, pread, pread ...   in an unshared fd table
 //!            <── full buffer ───  reader: pread, pread, pread ...   likewise
-//!     └─ launch: each fragment to its place
+//!     └─ launch: each fragment to its destination
 //! ```
 //!
-//! A `pread` costs about a microsecond, but a thread that shares its fd table has to increment and decrement the reference
-//! count of the open file, so that no other thread closes it meanwhile, and all threads count in one word.
+//! A `pread` costs about a microsecond, but a thread that shares its fd table has to increment and decrement the
+//! reference count of the open file, so that no other thread closes it meanwhile, and all threads count in one word.
 //! Seen (H200, 1 M reads out of 8 GiB by threads that share a table): 512 bytes at 1.7 GB/s with 6 threads and 1.9 with
-//! 12 or 15, 4 KiB at 10.4, 16.0 and 15.2 GB/s, and from 6 threads to 15 twice the time of the CPU. Of a table that one
-//! thread alone has the Linux kernel knows that no other thread can close anything (`fdget`), and counts nothing.
+//! 12 or 15, 4 KiB at 10.4, 16.0 and 15.2 GB/s, and from 6 threads to 15 twice the CPU time. If only one thread uses an
+//! fd table, the Linux kernel knows that no other thread can close anything in it (`fdget`), and counts nothing.
 //!
 //! So each reader has an unshared table and, for the time of a batch, the program's descriptors in it: the same open
-//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. A reader must not call a device: the driver
-//! would look for its descriptors in that table. It gets empty buffers from a launcher, which may call the device, and
-//! submits filled ones (buffer_exchange.rs).
+//! files (`pidfd_getfd`), so that rights, modes and leases are the program's. A reader must not call a device: the
+//! driver would look for its descriptors in that table. It gets empty buffers from a launcher, which may call the
+//! device, and submits filled ones (buffer_exchange.rs).
 //!
-//! The launcher is the caller, and no other thread while it registers memory: the driver has one lock, which is not fair.
-//! Seen (H200) while one thread registers part after part, 8 or 128 MiB at a time: a copy that another thread issues takes
-//! 3 us otherwise and then up to 60 ms, until nearly all is registered. So buffers ran out with a second launcher, and 12
-//! threads that copied while one registered brought less (12 to 13 GB/s of 4 KiB operations) than without (14 to 18).
-//! Between two parts the caller supplies empty buffers and launches full ones, and each reader has a buffer in reserve for
-//! the time of a part. Only while the caller waits for storage, whose reads have to be launched too, another thread is
-//! launcher concurrently with it.
+//! The launcher is the caller, and no other thread while it registers memory: the driver has one lock, which is not
+//! fair. Seen (H200) while one thread registers part after part, 8 or 128 MiB at a time: a copy that another thread
+//! issues takes 3 us otherwise and then up to 60 ms, until nearly all is registered. So buffers ran out with a second
+//! launcher, and 12 threads that copied while one registered reached less (12 to 13 GB/s of 4 KiB operations) than
+//! without (14 to 18). Between two parts the caller supplies empty buffers and launches full ones, and each reader has
+//! a buffer in reserve for the time of a part. Only while the caller waits for storage, whose reads have to be launched
+//! too, another thread is launcher concurrently with it.
 //!
 //! If a sandbox refuses `pidfd_getfd` (Docker's default does, without CAP_SYS_PTRACE) readers reopen the files through
 //! the program's entries in /proc, unless the program has a lease that this would break.
 //!
-//! While there is no reader (all work for another batch, or none can be made) the caller reads itself.
+//! While there is no reader (all read for another batch, or none can be started) the caller reads itself.
 //!
-//! Known flaws: a process that watches a file (inotify) sees it opened by readers that reopen it. The open file's read-ahead
-//! state is still one word for all. On XFS each read counts in a lock of the inode.
+//! Known flaws: a process that watches a file (inotify) sees it opened by readers that reopen it. The open file's
+//! read-ahead state is still one word for all. On XFS each read counts in a lock of the inode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -118,7 +118,7 @@ impl BatchReaders {
         Some(readers)
     }
 
-    /// Starts a second launcher, because the caller will be busy for long. Not while it registers memory.
+    /// Starts a second launcher, because the caller will be busy for a long time. Not while it registers memory.
     pub(crate) fn start_launcher(self: &Arc<Self>) {
         // Fragments that it cannot send it reads again itself, through the program's descriptors.
         if let Some(workers) = self.copies.work.ctx.reader.files.workers().batch_copy()
@@ -173,7 +173,7 @@ impl BatchReaders {
         self.launcher_scope.join();
         self.release_unused();
         while let Next::Send(reads) = self.exchange.next(true) {
-            // Only of a batch that panicked.
+            // Only after a panic of the batch.
             self.staging().release(reads.into_block());
         }
         if let Err(panic) = outcome.and(scopes) {
@@ -182,7 +182,7 @@ impl BatchReaders {
         std::mem::take(&mut lock(&self.unread))
     }
 
-    /// The caller: launcher while there are readers, else reader.
+    /// The caller: launcher while there are readers, otherwise reader.
     fn run(&self) {
         let mut sinks = std::mem::take(&mut *lock(&self.sinks));
         loop {
@@ -191,7 +191,7 @@ impl BatchReaders {
             }
             // A thread waiting for buffers must not keep any; no reader would fill them.
             self.release_unused();
-            // A reader that came meanwhile may have taken what was left.
+            // A reader that started meanwhile may have taken what was left.
             if !self.copies.step(&mut sinks) && self.exchange.try_close() {
                 break;
             }
@@ -256,15 +256,15 @@ impl BatchReaders {
         }
     }
 
-    /// Fragments that a reader takes at once: many while many are left, so that readers are in different parts of the file.
-    /// Two in one place contend for the same folios, each of whose counters is one word; and a reader alone there has in
-    /// its caches what it needed for the fragment before.
+    /// The number of fragments that a reader takes at once: many while many are left, so that readers are in different
+    /// parts of the file. Two readers in one part contend for the same folios, each of whose counters is one word. A
+    /// reader alone in a part has in its caches what it needed for the fragment before.
     fn chunk_len(&self) -> u32 {
         let threads = u32::try_from(self.copies.work.ctx.reader.files.workers().batch_threads()).unwrap_or(u32::MAX);
         (self.copies.range.remaining() / threads.saturating_mul(4)).clamp(STEP, 16 * STEP)
     }
 
-    /// Reads a fragment into a buffer; false if there is none to be had.
+    /// Reads a fragment into a buffer; false if there is no buffer.
     fn read_one(
         &self,
         reader: &Reader<'_, PackBuffer, PackedReads>,
@@ -288,7 +288,7 @@ impl BatchReaders {
 struct ReaderFds<'a> {
     readers: &'a BatchReaders,
     kernel: &'static dyn Syscalls,
-    /// By the number of the source; `None` inside: it could not be had.
+    /// By the index of the source; `None` inside: the descriptor could not be duplicated or opened.
     open: Vec<Option<Option<Fd>>>,
     count: usize,
 }

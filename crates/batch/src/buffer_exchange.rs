@@ -1,13 +1,14 @@
-//! Buffers that change hands: empty ones go to the readers, filled ones come back to the launcher.
+//! The exchange of buffers: empty ones are passed to the readers, filled ones to the launcher.
 //!
 //! ```text
 //!   launcher ── supply ──> empty ── acquire ──> reader
 //!   launcher <── next ──── full  <── submit ─── reader
 //! ```
 //!
-//! A reader waits for a buffer, and for nothing else; a launcher never waits for long, because buffers also come back from
-//! the device. While there is a reader, a thread has to be launcher, so the last launcher closes the exchange before it
-//! leaves. A reader that gets no more buffers ([`BufferExchange::close`]) leaves with what it could not read.
+//! A reader waits for a buffer, and for nothing else. A launcher never waits for long, because buffers are also
+//! released by the device. While there is a reader, a thread has to be launcher, so the last launcher closes the
+//! exchange before it leaves. A reader that gets no more buffers ([`BufferExchange::close`]) leaves and reports what it
+//! could not read.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -38,10 +39,10 @@ impl<Empty, Full> State<Empty, Full> {
     }
 }
 
-/// What a launcher has to do.
+/// The next step of a launcher.
 pub(crate) enum Next<Full> {
     Send(Full),
-    /// Nothing for now.
+    /// Nothing at the moment.
     Wait,
     /// There is no reader, and everything was sent.
     NoReaders,
@@ -89,7 +90,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         lock(&self.state).empty.pop()
     }
 
-    /// No further buffers come: readers that wait for one leave.
+    /// No further buffers are supplied: readers that wait for one leave.
     pub(crate) fn close(&self) {
         lock(&self.state).closed = true;
         self.buffer_supplied.notify_all();
@@ -101,7 +102,7 @@ impl<Empty, Full> BufferExchange<Empty, Full> {
         lock(&self.state).full.pop_front()
     }
 
-    /// What to do next; waits briefly for it. `out_of_buffers`: the launcher has no buffer to supply.
+    /// The next step; waits briefly for it. `out_of_buffers`: the launcher has no buffer to supply.
     pub(crate) fn next(&self, out_of_buffers: bool) -> Next<Full> {
         let mut state = lock(&self.state);
         if state.full.is_empty() && state.readers > 0 && (out_of_buffers || !state.needs_buffers()) {
@@ -121,7 +122,7 @@ const OUT_OF_BUFFERS_WAIT: Duration = Duration::from_micros(50);
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 impl<Empty, Full> Reader<'_, Empty, Full> {
-    /// An empty buffer; `None`: there will be none.
+    /// An empty buffer; `None`: there will be no more.
     pub(crate) fn acquire(&self) -> Option<Empty> {
         let exchange = self.0;
         let mut state = lock(&exchange.state);
@@ -140,7 +141,7 @@ impl<Empty, Full> Reader<'_, Empty, Full> {
         }
     }
 
-    /// Gives a full buffer to the launcher.
+    /// Submits a full buffer to the launcher.
     pub(crate) fn submit(&self, buffer: Full) {
         lock(&self.0.state).full.push_back(buffer);
         self.0.launcher_wake.notify_one();
@@ -154,7 +155,7 @@ impl<Empty, Full> Drop for Reader<'_, Empty, Full> {
     }
 }
 
-/// Under a model checker: every buffer that was supplied comes back, each one filled is sent, and no thread waits for ever.
+/// Under a model checker: every supplied buffer is released, each filled one is sent, and no thread waits forever.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::sync::Arc;
@@ -196,7 +197,7 @@ mod interleavings {
             lock(&self.buffers).push(buffer);
         }
 
-        /// Supplies readers as far as the pool goes.
+        /// Supplies readers as far as the pool has buffers.
         fn supply(&self) {
             while self.exchange.needs_buffers() {
                 let buffer = lock(&self.buffers).pop();
@@ -319,7 +320,7 @@ mod interleavings {
     }
 
     #[test]
-    fn late_reader_is_waited_for() {
+    fn launcher_waits_for_late_reader() {
         check(2, 1, 0, true, 1);
     }
 

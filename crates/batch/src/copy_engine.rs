@@ -1,16 +1,18 @@
 //! Fragments in the page cache, copied by the CPU into bounce buffers and sent together.
 //!
 //! ```text
-//!   caller ┐                                                        ┌─ fragment ─> its place
-//!   worker ├─ pread, pread, pread ... into a bounce buffer ─ launch ┼─ fragment ─> its place
-//!   worker ┘                          one for each thread           └─ fragment ─> its place
+//!   caller ┐                                                        ┌─ fragment ─> its destination
+//!   worker ├─ pread, pread, pread ... into a bounce buffer ─ launch ┼─ fragment ─> its destination
+//!   worker ┘                          one for each thread           └─ fragment ─> its destination
 //! ```
 //!
-//! The threads take fragments from the back, while the caller may be registering others from the front (split_range.rs).
+//! The threads take fragments from the back, while the caller may be registering others from the front
+//! (split_range.rs).
 //!
-//! Here by the threads that may call the device, each for itself, through the program's own descriptors: few fragments, or
-//! more than one device. Many fragments are read by the batch readers (batch_readers.rs). What is not in the page cache
-//! the Linux kernel reads: everything that another route could not deliver is read so, too.
+//! Used by the threads that may call the device, each with its own buffer, through the program's own descriptors: for
+//! few fragments, or more than one device. Many fragments are read by the batch readers (batch_readers.rs). Fragments
+//! that are not in the page cache are read by the Linux kernel, among them everything that another route could not
+//! deliver.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -33,7 +35,7 @@ use spinio_transfer::bounce::{BounceBuffer, Policy};
 /// Fragments a thread takes at once.
 pub(super) const STEP: u32 = 128;
 
-/// Fragments to be copied, by however many threads.
+/// Fragments to be copied, by any number of threads.
 pub(crate) struct CopyEngine {
     pub(crate) work: Arc<BatchState>,
     pub(crate) fragments: Vec<Fragment>,
@@ -47,7 +49,7 @@ pub(crate) struct CopyEngine {
 /// A buffer that is being filled.
 pub(super) struct PackedReads {
     buffer: PackBuffer,
-    /// Whose bytes are in it: indices into [`CopyEngine::fragments`].
+    /// The fragments whose bytes are in it: indices into [`CopyEngine::fragments`].
     fragments: Vec<u32>,
     bytes: u64,
     started: Instant,
@@ -58,7 +60,7 @@ impl PackedReads {
         PackedReads { buffer: page, fragments: Vec::new(), bytes: 0, started: Instant::now() }
     }
 
-    /// Reads a fragment into it; false if it has no room for that.
+    /// Reads a fragment into it; false if it has no space for the fragment.
     pub(super) fn try_add(&mut self, copies: &CopyEngine, fd: Fd, at: usize) -> bool {
         let fragment = &copies.fragments[at];
         let Some(slot) = self.buffer.slot_for(fragment.len as usize, fragment.dest) else { return false };
@@ -73,19 +75,19 @@ impl PackedReads {
         true
     }
 
-    /// Takes it apart; nothing of it is sent.
+    /// Splits it up; nothing of it is sent.
     pub(super) fn into_block(self) -> BounceBuffer {
         self.buffer.into_block()
     }
 }
 
-/// What a thread has open towards one device.
+/// The open buffer of a thread for one device.
 struct SinkState {
     writer: SinkWriter,
     reads: Option<PackedReads>,
 }
 
-/// What a thread has open towards every device.
+/// The open buffers of a thread for all devices.
 #[derive(Default)]
 pub(super) struct SinkSet(Vec<Option<SinkState>>);
 
@@ -110,9 +112,9 @@ impl CopyEngine {
         })
     }
 
-    /// Threads that are of use, the caller included.
+    /// The number of useful threads, the caller included.
     pub(super) fn useful_threads(&self) -> usize {
-        // One is worth waking for a few hundred operations, or a quarter of a MiB.
+        // One more thread is worth waking for a few hundred operations, or a quarter of a MiB.
         let items = &self.fragments[self.caller_only..];
         match items.len() / 256 {
             few if few < 64 => few.max((items.iter().map(|i| u64::from(i.len)).sum::<u64>() >> 18) as usize),
@@ -120,7 +122,7 @@ impl CopyEngine {
         }
     }
 
-    /// Wakes copy workers, as many as are of use.
+    /// Wakes as many copy workers as are useful.
     pub(crate) fn wake_workers(self: &Arc<Self>) {
         let useful = self.useful_threads();
         if useful > 1
@@ -131,14 +133,15 @@ impl CopyEngine {
         }
     }
 
-    /// No thread begins what no thread has begun.
+    /// Fragments that no thread has begun are not begun.
     pub(crate) fn cancel_rest(&self) {
         let _ = self.range.take_front(self.fragments.len());
     }
 
     /// Works until everything is done.
     pub(crate) fn finish(&self) {
-        // Workers finish before the caller returns, also after a panic: they write into its memory. The scope relays a panic.
+        // Workers finish before the caller returns, also after a panic: they write into its memory. The scope relays a
+        // panic.
         let _ = catch_unwind(AssertUnwindSafe(|| {
             if let Some(_inside) = self.scope.enter() {
                 self.run();
@@ -147,8 +150,8 @@ impl CopyEngine {
         self.scope.join();
     }
 
-    /// Whether the descriptors mean on this thread what they mean on the caller's: a thread of the program may have left the
-    /// table that it had when the workers were made.
+    /// Whether the descriptors refer to the same files on this thread as on the caller's: a thread of the program may
+    /// have left the fd table that it had when the workers were started.
     pub(super) fn verify_fds(&self) -> bool {
         self.work.sources.iter().all(|source| self.verify_fd(source))
     }
@@ -177,7 +180,7 @@ impl CopyEngine {
         true
     }
 
-    /// Sends what is not sent, and waits until it has arrived.
+    /// Sends what is not sent yet, and waits until it has arrived.
     pub(super) fn finish_sinks(&self, mut sinks: SinkSet) {
         self.send_all(&mut sinks);
         sinks.0.into_iter().flatten().for_each(|open| open.writer.finish());
@@ -263,7 +266,7 @@ impl CopyEngine {
         }
     }
 
-    /// One fragment in a buffer of its own.
+    /// One fragment in its own buffer.
     fn copy_single(&self, fragment: &Fragment, writer: &mut SinkWriter) -> Result<(), spinio_device::DeviceError> {
         let started = Instant::now();
         let mut buffer = PackBuffer::new(&writer.sink, writer.sink.staging.acquire()?);
@@ -279,7 +282,7 @@ impl CopyEngine {
         Ok(())
     }
 
-    /// Reads a fragment into memory; the bytes that came. If they are not all, that is recorded.
+    /// Reads a fragment into memory; the bytes read. If they are not all, that is recorded.
     ///
     /// # Safety
     /// `into` must have as many bytes, or be an address that the kernel may refuse.
@@ -293,8 +296,8 @@ impl CopyEngine {
         got
     }
 
-    /// Whether the bytes came from the files they were meant to come from: the program may have closed a descriptor
-    /// during its batch, and opened another file as the same number.
+    /// Whether the bytes came from the intended files: the program may have closed a descriptor during its batch, and
+    /// opened another file with the same number.
     fn verify_sources(&self, range: std::ops::Range<usize>) {
         let mut last = None;
         for at in range {

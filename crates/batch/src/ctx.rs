@@ -1,4 +1,4 @@
-//! What a batch needs of a runtime.
+//! The parts of a runtime that a batch uses.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use spinio_transfer::Kept;
 
 /// Handles for one batch.
 pub(crate) struct BatchCtx {
-    /// Reads, and everything that they need.
+    /// Reads, and the subsystems that they use.
     pub(crate) reader: Arc<Reader>,
     /// The directory of compiled GPU kernels; none: they are not stored.
     kernels: Option<String>,

@@ -1,4 +1,4 @@
-//! The way into one device: bounce buffers, and the lists of fragments that a gather kernel copies out of them.
+//! Sends fragments to one device: bounce buffers, and the lists of fragments that a gather kernel copies out of them.
 //!
 //! ```text
 //!   buffer   [bytes][bytes] [bytes] ───>        <─── [entry][entry][entry]     2 MiB of pinned memory
@@ -6,9 +6,9 @@
 //!                        └──────────── one launch ───────────┘
 //! ```
 //!
-//! A copy costs the copy engine of a GPU 8 us however short it is, so fragments are copied together: their bytes are packed
-//! into a buffer, and a GPU kernel copies each to its place. Source and destination are equal modulo 16, which is how the
-//! GPU kernel copies them fastest.
+//! A copy costs the copy engine of a GPU 8 us however short it is, so fragments are copied together: their bytes are
+//! packed into a buffer, and a GPU kernel copies each to its destination. Source and destination are equal modulo 16,
+//! since the GPU kernel copies such ranges fastest.
 //!
 //! If a device has no such kernel, or its code could not be loaded, each fragment is a copy.
 
@@ -30,15 +30,15 @@ pub(crate) const ENTRY_SIZE: usize = size_of::<GatherEntry>();
 pub(crate) struct DeviceSink {
     pub(crate) device: &'static dyn Device,
     pub(crate) staging: Arc<BouncePool>,
-    /// What every copy waits for.
+    /// The event that every copy waits for.
     order: Option<Fence>,
-    /// Whether a GPU kernel copies the fragments to their places.
+    /// Whether a GPU kernel copies the fragments to their destinations.
     gathers: AtomicBool,
     failure: Mutex<Option<DeviceError>>,
 }
 
 impl DeviceSink {
-    /// In the order of this thread, from now on. `gathers`: whether there are enough operations for a kernel.
+    /// In the order of this thread, from now on. `gathers`: whether there are enough operations for a GPU kernel.
     pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
         let (stream, capturing) = device.app_stream();
         let order = if capturing { None } else { Some(device.fence(stream)?) };
@@ -46,32 +46,33 @@ impl DeviceSink {
         Ok(DeviceSink { device, staging, order, gathers: AtomicBool::new(gathers), failure: Mutex::new(None) })
     }
 
-    /// Whether there is an order to keep; not while the program captures a graph.
+    /// Whether an order has to be kept; not while the program captures a graph.
     pub(crate) fn is_ordered(&self) -> bool {
         self.order.is_some()
     }
 
-    /// Whether a GPU kernel copies the fragments to their places.
+    /// Whether a GPU kernel copies the fragments to their destinations.
     pub(crate) fn gathers(&self) -> bool {
         self.gathers.load(Relaxed)
     }
 
-    /// Waits for what the program had queued before: storage and the CPU are not ordered with the device's streams.
+    /// Waits for the work that the program had queued before: storage and the CPU are not ordered with the device's
+    /// streams.
     pub(crate) fn wait_for_order(&self) -> Result<(), DeviceError> {
         self.order.as_ref().map_or(Ok(()), |fence| self.device.wait(fence, WaitMode::Context))
     }
 
-    /// The copies cannot be trusted to have arrived.
+    /// It is not certain that the copies have arrived.
     pub(crate) fn record_failure(&self, error: DeviceError) {
         lock(&self.failure).get_or_insert(error);
     }
 
-    /// Why not, if so.
+    /// The cause, if so.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
         *lock(&self.failure)
     }
 
-    /// A stream of SPIN's, ordered after what the program had queued before.
+    /// A stream of SPIN's, ordered after the work that the program had queued before.
     fn ordered_stream(&self) -> Result<StreamId, DeviceError> {
         let stream = self.device.acquire_stream()?;
         if let Some(order) = &self.order
@@ -111,7 +112,7 @@ impl PackBuffer {
         PackBuffer { device_ptr: device_ptr.unwrap_or(host), block, used: 0, entries: 0, gathers: device_ptr.is_some() }
     }
 
-    /// Its buffer; nothing was put into it.
+    /// Its buffer; nothing was written to it.
     pub(crate) fn into_block(self) -> BounceBuffer {
         self.block
     }
@@ -121,12 +122,13 @@ impl PackBuffer {
         self.block.ptr()
     }
 
-    /// Whether a GPU kernel will copy its fragments to their places: only then may they be outside of it.
+    /// Whether a GPU kernel will copy its fragments to their destinations: only then may their bytes be outside of the
+    /// buffer.
     pub(crate) fn gathers(&self) -> bool {
         self.gathers
     }
 
-    /// Room for the bytes of one more operation that goes to `to`: where in the buffer.
+    /// Space for the bytes of one more operation whose destination is `to`: the offset in the buffer.
     #[inline]
     pub(crate) fn slot_for(&self, len: usize, to: u64) -> Option<usize> {
         let at = self.used.next_multiple_of(16) + (to & 15) as usize;
@@ -140,19 +142,19 @@ impl PackBuffer {
         self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
-    /// Takes bytes off the front that no operation has yet.
+    /// Takes bytes from the front that no operation uses yet.
     pub(crate) fn reserve(&mut self, len: usize) {
         self.used = len;
     }
 
-    /// Adds a fragment whose bytes are in the buffer already.
+    /// Adds a fragment whose bytes are already in the buffer.
     #[inline]
     pub(crate) fn push_within(&mut self, at: usize, len: usize, to: u64) {
         debug_assert!(at + len <= self.used);
         self.push_entry(self.device_ptr + at as u64, to, len as u64);
     }
 
-    /// Adds an operation of memory that the device sees at `from`. There must be room for it.
+    /// Adds an operation on memory that the device sees at `from`. There must be space for it.
     #[inline(always)]
     pub(crate) fn push_entry(&mut self, from: u64, to: u64, len: u64) {
         self.entries += 1;
@@ -183,8 +185,8 @@ impl SinkWriter {
         }
     }
 
-    /// Sends a buffer: queues its fragments, and releases the buffer after them. An error: nothing of it may have been
-    /// queued, and nothing that was can be relied on.
+    /// Sends a buffer: queues its fragments, and releases the buffer after them. After an error some of it may have
+    /// been queued, but none of it can be relied on.
     pub(crate) fn send(&mut self, buffer: PackBuffer) -> Result<(), DeviceError> {
         let sink = Arc::clone(&self.sink);
         let PackBuffer { block, entries, gathers, .. } = buffer;
@@ -201,8 +203,8 @@ impl SinkWriter {
         };
         let list = block.ptr().wrapping_add(BUFFER_SIZE - entries * ENTRY_SIZE).cast::<GatherEntry>();
         let sent = if gathers {
-            // SAFETY: the buffer is released after the gather, the fragments are inside allocations, and what they take
-            // from elsewhere is kept by the batch until its queues are drained.
+            // SAFETY: the buffer is released after the gather, the fragments are inside allocations, and memory outside
+            // of the buffer that they read is kept by the batch until its streams are synchronized.
             unsafe { sink.device.gather(stream, list, entries) }
         } else {
             (0..entries).try_for_each(|i| {

@@ -1,16 +1,16 @@
-//! A batch that runs while the program does something else.
+//! A batch that runs concurrently with the program.
 //!
 //! ```text
 //!   submit ── the copy workers share this thread's fd table ──> the first free worker, or the thread that waits
-//!          ── they do not, or it is not known ────────────────> a thread of its own, made by this one
+//!          ── they do not, or it is not known ────────────────> a new thread, started by this one
 //! ```
 //!
-//! An operation means the file that its descriptor names in the table of the thread that submits it. Copy workers have the
-//! table of the thread that made them, which another thread may have left (`unshare`, CLONE_FILES): there the same number
-//! may be any file. A new thread has the table of its maker. The thread that waits may have that table, too; if so, it runs
-//! the batch itself unless another thread has begun it.
+//! An operation refers to the file that its descriptor has in the fd table of the thread that submits it. Copy workers
+//! have the table of the thread that started them, which another thread may have left (`unshare`, CLONE_FILES): there
+//! the same number may be any file. A new thread has the table of the thread that starts it. The thread that waits may
+//! have that table, too; if so, it runs the batch itself unless another thread has begun it.
 //!
-//! If no thread can be made either, the batch is complete when `submit` returns.
+//! If no thread can be started either, the batch is complete when `submit` returns.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,17 +1,17 @@
-//! The operations of a batch, in either of the forms a program may have them in.
+//! The operations of a batch, in either of the two forms of the API.
 //!
 //! ```text
 //!   ReadOp       [fd, offset, length, address, result]  [fd, ...]  ...      any files, any devices
 //!   ReadArrays   one fd; offsets [..], lengths [..] or one for all, addresses [..] or with a stride
 //! ```
 //!
-//! A million operations are looked at one after another in a few milliseconds, so reading one costs a load each and no call.
+//! Reading an operation costs one load per field and no call: a million operations take a few milliseconds.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
 use spinio_sys::linux::Fd;
 
-/// One read of a batch, and what became of it. The layout is that of `struct spinio_read_op`.
+/// One read of a batch, and its result. The layout is that of `struct spinio_read_op`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ReadOp {
@@ -21,9 +21,9 @@ pub struct ReadOp {
     pub reserved: u32,
     /// Offset in the file.
     pub offset: u64,
-    /// Bytes wanted.
+    /// Bytes requested.
     pub len: u64,
-    /// Device memory that they go to, or host memory.
+    /// The destination: device memory, or host memory.
     pub address: u64,
     /// Afterwards: bytes read, short at the end of the file, or an errno with a minus sign.
     pub result: i64,
@@ -47,9 +47,9 @@ pub struct ReadArrays<'a> {
     pub fd: Fd,
     /// Offsets in the file.
     pub offsets: Arg<'a>,
-    /// Bytes wanted.
+    /// Bytes requested.
     pub lens: Arg<'a>,
-    /// Where they go.
+    /// The destinations.
     pub addresses: Arg<'a>,
     /// As [`ReadOp::result`]; its length is the number of operations.
     pub results: &'a mut [i64],
@@ -73,7 +73,7 @@ impl Column {
     }
 
     /// # Safety
-    /// `i` must be below the number that [`Column::new`] checked, and the slice exist.
+    /// `i` must be below the number that [`Column::new`] checked, and the slice must exist.
     #[inline(always)]
     unsafe fn get(self, i: usize) -> u64 {
         match self {
@@ -90,20 +90,21 @@ enum Layout {
     Arrays { fd: Fd, offsets: Column, lens: Column, addresses: Column, results: *mut i64 },
 }
 
-/// The operations of a batch while threads work on it. Its maker keeps what it points to until the batch is done.
+/// The operations of a batch while threads work on it. Its creator keeps the memory that it points to until the batch
+/// is done.
 #[derive(Clone, Copy)]
 pub(crate) struct OpList {
     n: usize,
     layout: Layout,
 }
 
-// SAFETY: operations are only read, and a result is written by the one thread that resolves the operation, then by the one
-// that ended it, or by the caller when every other thread is done; the maker of the list keeps the memory.
+// SAFETY: operations are only read, and a result is written by the one thread that resolves the operation, then by the
+// one that completed it, or by the caller when every other thread is done; the creator of the list keeps the memory.
 unsafe impl Send for OpList {}
 // SAFETY: as above.
 unsafe impl Sync for OpList {}
 
-/// What an operation asks for.
+/// The request of an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct OpView {
     pub(crate) fd: Fd,
@@ -117,7 +118,7 @@ impl OpList {
         OpList { n: ops.len(), layout: Layout::Ops(ops.as_mut_ptr()) }
     }
 
-    /// `None` where an array is shorter than the results.
+    /// `None` if an array is shorter than the results.
     pub(crate) fn from_arrays(arrays: ReadArrays<'_>) -> Option<OpList> {
         let n = arrays.results.len();
         let form = Layout::Arrays {
@@ -154,12 +155,12 @@ impl OpList {
         }
     }
 
-    /// Sets the result of an operation: by one thread at a time for each.
+    /// Sets the result of an operation: only one thread at a time may do so for each.
     #[inline(always)]
     pub(crate) fn set(&self, i: usize, result: i64) {
         debug_assert!(i < self.n);
-        // SAFETY: below the number of operations; by the contract of the list they are there, and no other thread reads or
-        // writes this result meanwhile.
+        // SAFETY: below the number of operations; by the contract of the list they are there, and no other thread reads
+        // or writes this result meanwhile.
         unsafe {
             match self.layout {
                 Layout::Ops(ops) => (*ops.add(i)).result = result,

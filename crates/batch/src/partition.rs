@@ -9,8 +9,8 @@
 //!                                   └ caller_only: fragments before this one are never copied
 //! ```
 //!
-//! Within a part fragments are in any order. Very many are distributed by all threads, into a new vector: every chunk
-//! counts how many of its fragments go to each part, and so knows slots that only it writes.
+//! Within a part fragments are in any order. A large number of fragments is distributed by all threads, into a new
+//! vector: every chunk counts how many of its fragments go to each part, and so knows the slots that only it writes.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -27,11 +27,11 @@ use crate::state::{BatchState, Fragment, HOST_SINK};
 use spinio_host::lock;
 use spinio_host::parallel::{self, UninitSlots};
 
-/// Bytes of a part at most: 0.35 ms of the driver's lock, half a millisecond while others copy. In that time a
-/// reader fills half a page, or a whole one where operations are long; it has one in reserve.
+/// The most bytes of a part: 0.35 ms of the driver's lock, half a millisecond while others copy. In that time a reader
+/// fills half a buffer, or a whole one if operations are long; it has one in reserve.
 const MAX_PART: u64 = 16 << 20;
 
-/// Fragments that are worth registering come first.
+/// Fragments in the order of work; those that are worth registering come first.
 #[derive(Default)]
 pub(crate) struct Partitions {
     /// Where each part ends.
@@ -78,9 +78,9 @@ fn part_shift(device: &dyn Device) -> u32 {
     MAX_PART.min(device.capabilities().max_pin).max(PAGE as u64).ilog2()
 }
 
-/// Brings the fragments into the order in which they are taken.
+/// Sorts the fragments into the order in which they are taken.
 pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partitions {
-    // Many threads are no reason here: the choice below counts them.
+    // The number of threads does not matter here: the choice below includes it.
     if matches!(work.ctx.reader.policy.may_register(), Err(reason) if reason != Reason::ManyThreads) {
         return Partitions::default();
     }
@@ -175,7 +175,7 @@ fn may_register(work: &BatchState, group: usize, sink_count: usize) -> bool {
     to.gathers() && to.device.capabilities().can_pin && file.is_mappable() && !file.pin_refused.load(Relaxed)
 }
 
-/// Brings fragments into their buckets, in place; where each bucket ends. Within one they are in any order.
+/// Moves fragments into their buckets, in place; the end of each bucket. Within one they are in any order.
 fn partition_in_place<T>(items: &mut [T], buckets: usize, bucket: impl Fn(&T) -> usize) -> Vec<usize> {
     let mut ends = vec![0; buckets];
     items.iter().for_each(|item| ends[bucket(item)] += 1);
@@ -206,7 +206,7 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
     bucket: impl Fn(&T) -> usize + Sync,
 ) -> Vec<usize> {
     let (n, chunks) = (items.len(), parallel::chunk_count(items.len()));
-    // How many of each chunk go to each bucket, and then where the next one of them goes.
+    // How many fragments of each chunk go to each bucket, and then the slot of the next one.
     let counts: Vec<Mutex<Vec<usize>>> = (0..chunks).map(|_| Mutex::default()).collect();
     parallel::share(
         || ctx.reader.files.workers().batch_readers(),
@@ -238,7 +238,8 @@ fn partition_parallel<T: Copy + Send + Sync + 'static>(
             let mut next = lock(&places[chunk]);
             for item in &items[parallel::chunk_range(chunk, n)] {
                 let place = &mut next[bucket(item)];
-                // SAFETY: only this chunk writes its slots in a bucket, as many as it counted; the vector is not used meanwhile.
+                // SAFETY: only this chunk writes its slots in a bucket, as many as it counted; the vector is not used
+                // meanwhile.
                 unsafe { slots.write(*place, *item) };
                 *place += 1;
             }

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   operation i ── same file, same allocation as the last, inside one chunk? ── yes ──> an entry of the list: 5 ns
-//!             └─ no ──> the slow path: which file, which memory, cut where a chunk ends
+//!             └─ no ──> the slow path: which file, which memory, split where a chunk ends
 //!
 //!   list [from, to, len] [from, to, len] ...   32768 entries, then a launch; the next are written meanwhile
 //! ```
 //!
 //! This is all that the processor does for such an operation: it never reads the bytes.
 //!
-//! What was gathered counts if its file was still pinned when everything had arrived; if not, the whole batch is read
-//! once more, on other routes.
+//! The result is valid if the file was still pinned when all bytes had arrived; otherwise the whole batch is read
+//! again, on other routes.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -25,20 +25,20 @@ use crate::op_list::OpList;
 use crate::state::Source;
 use spinio_io::PinGuard;
 
-/// Entries of a launch.
+/// Entries per launch.
 const MAX_ENTRIES: usize = 32 << 10;
 
-/// Bytes of an entry at most: longer ones keep one warp busy while others have nothing to do.
+/// The most bytes of an entry: a longer one keeps one warp busy while the others are idle.
 const MAX_ENTRY: u64 = 64 << 10;
 
-/// What the last operation probably has in common with the next.
+/// What the next operation probably has in common with the last one.
 struct FastPath {
     fd: Fd,
     size: u64,
     /// The allocation.
     start: u64,
     end: u64,
-    /// Where the device finds each chunk of the file, and the length of a chunk: a power of two.
+    /// The device address of each chunk of the file, and the length of a chunk: a power of two.
     device_ptrs: *const u64,
     shift: u32,
 }
@@ -66,7 +66,8 @@ struct OpenList {
 /// The operations of a batch on pinned files.
 pub(crate) struct PinnedGather {
     enabled: bool,
-    /// Before the sources: if this is dropped by a panic, the device has to be done before the pages are unpinned.
+    /// Declared before the sources: if this is dropped by a panic, the device must be done before the pages are
+    /// unpinned.
     lists: Vec<OpenList>,
     sources: Vec<PinnedSource>,
     fast_path: Option<(FastPath, usize, usize)>,
@@ -105,7 +106,7 @@ impl PinnedGather {
         while let Some(buffer) = &mut open.buffer
             && i < n
         {
-            // As many as the list has room for.
+            // As many as the list has space for.
             let end = n.min(i + MAX_ENTRIES - open.entries);
             let before = i;
             while i < end {
@@ -215,7 +216,7 @@ impl PinnedGather {
         true
     }
 
-    /// Sends what is left; the first operation that has to be read again, if that fails.
+    /// Sends the rest of the list; the first operation that has to be read again, if that fails.
     pub(crate) fn flush(&mut self) -> Option<usize> {
         let mut retry_from = self.take_failure();
         for open in &mut self.lists {
@@ -228,7 +229,7 @@ impl PinnedGather {
         retry_from
     }
 
-    /// Waits until everything has arrived; whether every file was pinned until then. Reports the bytes of each.
+    /// Waits until all bytes have arrived; whether every file was pinned until then. Records the bytes of each file.
     pub(crate) fn finish(self, ctx: &Arc<BatchCtx>, report: impl Fn(u64)) -> bool {
         self.lists.into_iter().for_each(|open| open.writer.finish());
         self.sources.iter().all(|source| {

@@ -6,14 +6,14 @@
 //!     caller: register, list ──>       <── copying threads, a few fragments at a time
 //!     │                           meet: split_range.rs
 //!     ▼
-//!   all has arrived ─> the pages are unpinned as those of single requests are (transfer/src/unpin.rs)
+//!   all bytes have arrived ─> the pages are unpinned as those of single requests are (transfer/src/unpin.rs)
 //! ```
 //!
-//! By the caller: the driver registers one range at a time, from whichever thread. Parts are short, because the caller also
-//! launches what the readers have read, between two of them: a launch by another thread would wait until all is registered
-//! (batch_readers.rs). Copy workers, which launch for themselves (copy_engine.rs), therefore start only afterwards.
-//! Fragments so dense that copying would hardly be faster come first, and only the caller takes those. What cannot be
-//! registered is copied afterwards.
+//! Run by the caller: the driver registers one range at a time, from any thread. Parts are short, because the caller
+//! also launches the buffers of the readers, between two of them: a launch by another thread would wait until all is
+//! registered (batch_readers.rs). Copy workers, which launch themselves (copy_engine.rs), therefore start only
+//! afterwards. Fragments so dense that copying would hardly be faster come first, and only the caller takes those.
+//! Fragments that cannot be registered are copied afterwards.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -33,11 +33,11 @@ use crate::partition::Partitions;
 use crate::state::{BatchState, Fragment};
 use spinio_transfer::Mapping;
 
-/// Entries of a launch: several parts' as a rule. Each launch costs the caller some microseconds and a bounce buffer,
-/// and what is listed in the last one is gathered when nothing is left to register.
+/// Entries per launch: usually those of several parts. Each launch costs the caller some microseconds and a bounce
+/// buffer, and the entries of the last one are gathered when nothing is left to register.
 const MAX_ENTRIES: usize = 8 << 10;
 
-/// A list that is being written: of one or several parts.
+/// A list that is being written, of one or several parts.
 struct OpenList {
     writer: SinkWriter,
     buffer: Option<PackBuffer>,
@@ -48,10 +48,10 @@ struct OpenList {
     started: Instant,
 }
 
-/// What was registered, and is in flight.
+/// Ranges that were registered, and are in flight.
 pub(crate) struct RegisteredParts {
     work: Arc<BatchState>,
-    /// One a sink.
+    /// One per sink.
     lists: Vec<Option<OpenList>>,
     pins: Vec<(&'static dyn Device, Pin, Arc<Mapping>)>,
     bytes: u64,
@@ -64,14 +64,14 @@ pub(crate) fn run(copies: &CopyEngine, partitions: &Partitions, readers: Option<
     let work = &copies.work;
     let lists = work.sinks.iter().map(|_| None).collect();
     let mut all = RegisteredParts { work: Arc::clone(work), lists, pins: Vec::new(), bytes: 0, fallback: Vec::new() };
-    // Of the part before: its file and device, and the mapping; none if it failed. What failed once is not tried again.
+    // File, device and mapping of the part before; none if it failed. A failed registration is not repeated.
     let (mut last, mut mapping) = (None, None);
     let mut taken = 0;
     for &end in &partitions.ends {
         if let Some(readers) = readers {
             readers.pump();
         }
-        // What cannot be registered others copy, but for what they must not take.
+        // Fragments that cannot be registered are copied by the other threads, except those that they must not take.
         if taken >= partitions.caller_only && !all.within_limits() {
             break;
         }
@@ -111,12 +111,12 @@ fn map_source(work: &BatchState, source: u16) -> Option<Arc<Mapping>> {
 }
 
 impl RegisteredParts {
-    /// Nothing failed, and no more is registered at once than may wait to be given back.
+    /// True if nothing has failed, and no more bytes are registered than may wait to be unpinned.
     fn within_limits(&self) -> bool {
         self.fallback.is_empty() && self.bytes <= self.work.ctx.reader.files.unpin().max_pending()
     }
 
-    /// Registers a part: where it begins in the file, and where the device sees it.
+    /// Registers a part: its offset in the file, and its device address.
     fn register_part(&mut self, mapping: &Arc<Mapping>, some: &[Fragment]) -> Option<(u64, u64)> {
         if self.bytes > self.work.ctx.reader.files.unpin().max_pending() {
             return None;
@@ -129,7 +129,7 @@ impl RegisteredParts {
         Some((start, device_ptr.ok()?))
     }
 
-    /// Lists the fragments of a part that is registered; false if they, or others before them, are missed.
+    /// Lists the fragments of a registered part; false if they, or others before them, are to be read again.
     fn add_fragments(
         &mut self,
         items: &[Fragment],
@@ -165,7 +165,7 @@ impl RegisteredParts {
         false
     }
 
-    /// Sends the list towards a sink, if there is one; false if that failed: its parts are missed.
+    /// Sends the list to a sink, if there is one; false if that failed: its parts are to be read again.
     fn send(&mut self, which: usize, items: &[Fragment]) -> bool {
         let Some(list) = &mut self.lists[which] else { return true };
         let Some(buffer) = list.buffer.take() else { return true };
@@ -184,7 +184,7 @@ impl RegisteredParts {
         }
     }
 
-    /// Waits for what is in flight; the fragments that could not be registered.
+    /// Waits for launches in flight; returns the fragments that could not be registered.
     pub(crate) fn finish(mut self) -> Vec<Fragment> {
         std::mem::take(&mut self.lists).into_iter().flatten().for_each(|open| open.writer.finish());
         std::mem::take(&mut self.fallback)
@@ -197,7 +197,7 @@ impl OpenList {
         OpenList { writer: SinkWriter::new(sink), buffer: None, entries: 0, bytes: 0, parts, started: Instant::now() }
     }
 
-    /// Whether there is a page to write in, an empty one if need be.
+    /// Whether there is a buffer for the list; acquires an empty one if needed.
     fn ensure_buffer(&mut self, readers: Option<&BatchReaders>) -> bool {
         if self.buffer.is_some() {
             return true;
@@ -217,7 +217,7 @@ impl OpenList {
         true
     }
 
-    /// Adds fragments of a part that begins at `start` in the file and is seen at `view`.
+    /// Adds fragments of a part that begins at `start` in the file and has the device address `view`.
     fn push_fragments(&mut self, items: &[Fragment], start: u64, device_ptr: u64) {
         let Some(buffer) = &mut self.buffer else { return };
         for item in items {
@@ -230,7 +230,7 @@ impl OpenList {
 
 impl Drop for RegisteredParts {
     fn drop(&mut self) {
-        // After a panic they are here still: a kernel may be reading the pages.
+        // After a panic these are still here: a GPU kernel may be reading the pages.
         for open in self.lists.drain(..).flatten() {
             if let Some(buffer) = open.buffer {
                 open.writer.sink.staging.release(buffer.into_block());
@@ -263,7 +263,7 @@ fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Opt
         pins.unpin_all();
     }
     mapping.prefault(start..start + len as u64);
-    // SAFETY: the mapping lives until the pins are given back: `Pins` holds it.
+    // SAFETY: the mapping lives until the pages are unpinned: `Pins` keeps it.
     match unsafe { device.pin(ptr, len) } {
         Ok(pin) => Some((start, pin)),
         Err(e) => {

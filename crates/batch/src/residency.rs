@@ -1,16 +1,17 @@
 //! Which fragments of a batch are in the page cache.
 //!
 //! ```text
-//!   may survey   a sample of many fragments: all cached, or hardly one? then that counts for all
+//!   may survey   a sample of many fragments: if all or hardly any are cached, that is assumed of all
 //!                else the whole span surveyed at once: all, none, or page by page (mincore)
-//!   may not      a sample of the fragments, a byte each: nearly all cached? then all count as cached
+//!   may not      a sample of the fragments, a byte each: if nearly all are cached, all count as cached
 //! ```
 //!
-//! A survey of every page of 8 GiB takes 70 ms, as long as reading a million operations of it; a sample takes 0.1 ms. A wrong
-//! "absent" is read from storage, which is right; a wrong "cached" is read by the Linux kernel into the page cache, which is
-//! right too.
+//! A survey of every page of 8 GiB takes 70 ms, as long as reading a million operations of it; a sample takes 0.1 ms. A
+//! wrong "absent" is read from storage, which is correct; a wrong "cached" is read by the Linux kernel into the page
+//! cache, which is correct too.
 //!
-//! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none does.
+//! Known flaw: of another user's file that is cached in part, either all fragments go through the page cache or none
+//! does.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -29,27 +30,27 @@ const PAGE64: u64 = PAGE as u64;
 /// Fragments of another user's file that are sampled.
 const READ_SAMPLES: usize = 64;
 
-/// Fragments of a file of this user that are sampled, and from how many on that is done.
+/// The number of fragments of a file of this user that are sampled, and the number from which that is done.
 const STAT_SAMPLES: usize = 256;
 const SAMPLING_MIN: usize = 4096;
 
-/// If one of this many samples or fewer is cached, the others are not surveyed: that would take as long as reading some per
-/// cent of them, and storage would be idle meanwhile.
+/// If at most one in this many samples is cached, the others are not surveyed: that would take as long as reading some
+/// per cent of them, and storage would be idle meanwhile.
 const ABSENT_RATIO: usize = 64;
 
-/// A survey of one fragment costs as much as one of this many pages in one call.
+/// A survey of one fragment costs as much as a survey of this many pages in one call.
 const PROBE_COST_PAGES: u64 = 12;
 
 /// Pages surveyed in one call.
 const MINCORE_STEP: usize = 16 << 10;
 
-/// Where the operations of one file are.
+/// The range of the operations of one file.
 pub(crate) enum FragmentResidency {
     Cached,
     Absent,
     /// A byte for each page from the first on, its lowest bit set if the page is cached.
     PageMap(u64, Vec<u8>),
-    /// Each has to be surveyed.
+    /// Each fragment has to be surveyed.
     Probe(Arc<Mapping>),
 }
 
@@ -66,7 +67,7 @@ impl FragmentResidency {
             FragmentResidency::Probe(mapping) => {
                 let mut bits = [0u8; (crate::state::MAX_FRAGMENT / PAGE64) as usize + 2];
                 let bits = &mut bits[..(end - first) as usize];
-                // SAFETY: the mapping has all bytes of the file that an operation can ask for, and outlives the call.
+                // SAFETY: the mapping has all bytes of the file that an operation can request, and outlives the call.
                 let status = unsafe { linux::mincore(mapping.ptr.wrapping_add((first * PAGE64) as usize), bits) };
                 status.is_ok() && bits.iter().any(|b| b & 1 == 0)
             }
@@ -117,7 +118,7 @@ pub(crate) fn survey(ctx: &Arc<BatchCtx>, source: &Source, fragments: &[Fragment
             .for_key(source.file.storage)
             .run_blocking(move || file.mapping(kernel, end * PAGE64))?
     });
-    // Without a mapping it is not known: the page cache serves what it has and reads the rest.
+    // Without a mapping it is not known: the page cache serves cached pages and reads the rest.
     let Some(mapping) = mapping.filter(|m| m.len as u64 >= end * PAGE64) else { return FragmentResidency::Cached };
     if (fragments.len() as u64).saturating_mul(PROBE_COST_PAGES) < end - first {
         return FragmentResidency::Probe(mapping);

@@ -1,8 +1,8 @@
-//! From operations to fragments: which descriptor, which memory, how many bytes, and which results follow already.
+//! From operations to fragments: the file, the memory and the length of each, and the results that are already known.
 //!
-//! Most operations of a batch are of the same file and allocation as the one before, so both are remembered; a
-//! million operations are resolved in about ten milliseconds. Where there are many that are alike, and each is one
-//! fragment, threads share them (`spinio_host::parallel`):
+//! Most operations of a batch have the file and the allocation of the one before, so both are remembered; a million
+//! operations are resolved in about ten milliseconds. Where many consecutive ones are alike, and each is one fragment,
+//! threads share them (`spinio_host::parallel`):
 //!
 //! ```text
 //!   operations   first | like it ........................ | another | like that ......
@@ -32,7 +32,7 @@ use spinio_host::parallel::{self, UninitSlots};
 /// Operations of this length and more are separate requests.
 const LARGE_OP: u64 = 4 << 20;
 
-/// Operations of a batch from which a kernel is worth having if its code has to be made first.
+/// The number of operations from which a gather kernel is worth having if it has to be compiled first.
 const MIN_FOR_KERNEL: usize = 64;
 
 /// How often threads are woken for operations that are alike: mixed ones are resolved by one thread.
@@ -44,11 +44,11 @@ enum FdKind {
     Refused(Errno),
     /// Only by reads one at a time.
     Single,
-    /// Which of the sources.
+    /// An index into the sources.
     File(u16),
 }
 
-/// Where a range of addresses is.
+/// The destination of a range of addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct DestRange {
     pub(crate) start: u64,
@@ -92,9 +92,9 @@ pub(crate) struct Resolver<'a> {
     pub(crate) single_reads: Vec<u32>,
     pub(crate) samples: Vec<P2pSample>,
     pub(crate) pinned: PinnedGather,
-    /// All fragments are of one file and go to one device.
+    /// All fragments are of one file and one device.
     pub(crate) uniform: bool,
-    /// Storage may reach where some of them go.
+    /// Storage may DMA to some of the destinations.
     pub(crate) p2p: bool,
     /// Bytes of all fragments.
     pub(crate) bytes: u64,
@@ -126,7 +126,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Resolves every operation; those of no bytes, and invalid ones, have their results.
+    /// Resolves every operation; empty and invalid ones have their results.
     pub(crate) fn resolve_all(&mut self) {
         let mut i = 0;
         while i < self.list.len() {
@@ -154,7 +154,7 @@ impl<'a> Resolver<'a> {
     /// Resolves operations from `i` on while they are like the last, by all threads; returns the first that is not.
     fn resolve_uniform(&mut self, i: usize) -> usize {
         let (Some((fd, FdKind::File(source))), Some(range)) = (self.last_fd, self.last_range) else { return i };
-        // What storage may reach is looked at one by one.
+        // Destinations that storage may reach are resolved one by one.
         if range.allocation.is_none() || range.refused.is_some() || range.sink == HOST_SINK || range.p2p {
             return i;
         }
@@ -185,7 +185,7 @@ impl<'a> Resolver<'a> {
                     if !uniform {
                         first_odd.fetch_min(index, Relaxed);
                     }
-                    // What comes after it is resolved again.
+                    // Later ones are resolved again.
                     if !uniform || (at % 1024 == 0 && first_odd.load(Relaxed) < index) {
                         break;
                     }
@@ -199,7 +199,8 @@ impl<'a> Resolver<'a> {
                         offset,
                         dest: to,
                     };
-                    // SAFETY: each slot belongs to one chunk, and each chunk to one thread; the fragments are not used meanwhile.
+                    // SAFETY: each slot belongs to one chunk, and each chunk to one thread; the fragments are not used
+                    // meanwhile.
                     unsafe { slots.write(at, fragment) };
                     list.set(index, len as i64);
                     sum += len;
@@ -209,8 +210,8 @@ impl<'a> Resolver<'a> {
         );
         let next = first_odd.into_inner();
         if next > i {
-            // SAFETY: there is room for them, and every chunk has filled its slots up to the first odd operation: it breaks
-            // off only there, or after it.
+            // SAFETY: there is space for them, and every chunk has filled its slots up to the first odd operation: a
+            // chunk stops only there, or after it.
             unsafe { self.fragments.set_len(self.fragments.len() + next - i) };
             self.update_uniform(source, sink);
             let all = next == list.len();
@@ -220,7 +221,7 @@ impl<'a> Resolver<'a> {
         next
     }
 
-    /// Looks whether a fragment is of the file and device of the others.
+    /// Whether a fragment is of the file and device of the others.
     #[inline(always)]
     fn update_uniform(&mut self, source: u16, sink: u16) {
         self.uniform &= self.fragments.first().is_none_or(|i| (i.source, i.sink) == (source, sink));
@@ -251,7 +252,7 @@ impl<'a> Resolver<'a> {
         if let Some(errno) = range.refused {
             return Err(errno);
         }
-        // A buffer that ends early takes what fits, as with a single read.
+        // A buffer that ends early takes as much as fits, as with a single read.
         let len = within.min(range.end - op.address);
         let (sink, p2p) = (range.sink, range.p2p);
         if self.pinned.is_enabled() && sink != HOST_SINK {
@@ -277,7 +278,7 @@ impl<'a> Resolver<'a> {
         let mut done = 0;
         while done < len {
             let offset = op.offset + done;
-            // Cut at multiples in the file, so that parts are whole units of direct I/O.
+            // Split at multiples in the file, so that parts are whole units of direct I/O.
             let part = (len - done).min((offset / MAX_FRAGMENT + 1) * MAX_FRAGMENT - offset);
             let to = op.address + done;
             self.fragments.push(Fragment {
@@ -323,7 +324,7 @@ impl<'a> Resolver<'a> {
         let stat = kernel.fstat(fd)?;
         let flags = kernel.status_flags(fd)? as u32;
         let unreadable = flags & linux::O_ACCMODE == linux::O_WRONLY || flags & linux::O_PATH != 0;
-        // The Linux kernel decides what reads of these return; so it does for files whose size is not known.
+        // The Linux kernel decides the result of these reads; also for files whose size is not known.
         let empty_file = stat.kind == FileKind::Regular && stat.size == 0;
         if unreadable || empty_file || stat.kind == FileKind::Other || flags & linux::O_DIRECT != 0 {
             return Ok(FdKind::Single);
@@ -338,7 +339,7 @@ impl<'a> Resolver<'a> {
         Ok(FdKind::File(which))
     }
 
-    /// The range of an address.
+    /// The destination of an address.
     #[inline]
     fn dest_range(&mut self, address: u64, len: u64) -> DestRange {
         match &self.last_range {
@@ -400,7 +401,7 @@ impl<'a> Resolver<'a> {
         Ok(which)
     }
 
-    /// Where an operation is read to by itself.
+    /// Where an operation is read to by a single read.
     pub(crate) fn op_target(&mut self, i: usize) -> Option<Target> {
         let op = self.list.get(i);
         let allocation = self.dest_range(op.address, op.len.max(1)).allocation?;

@@ -24,12 +24,12 @@ use spinio_host::panic_relay::PanicRelay;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
 
-/// How a batch went.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchResult {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Operations that failed: their results are below zero.
+    /// Operations that failed: their results are negative.
     pub failed: usize,
 }
 
@@ -37,21 +37,21 @@ pub struct BatchResult {
 pub(crate) struct ResolvedBatch {
     pub(crate) work: Arc<BatchState>,
     fragments: Vec<Fragment>,
-    /// Operations to be read one at a time, and where to.
+    /// Operations to be read one at a time, and their destinations.
     single_reads: Vec<(u32, Option<Target>)>,
     /// First byte of each allocation, its end, and its sink; sorted.
     ranges: Vec<(u64, u64, u16)>,
     samples: Vec<P2pSample>,
-    /// What was gathered out of pinned files already, while it was resolved.
+    /// The gather of pinned files, which ran while the batch was resolved.
     pinned: PinnedGather,
     known: Vec<Allocation>,
-    /// Storage may reach where some fragments go.
+    /// Storage may DMA to the destinations of some fragments.
     p2p: bool,
     /// Bytes of all fragments.
     bytes: u64,
 }
 
-/// Resolves the operations, on the program's thread: their order on the device is that of this moment.
+/// Resolves the operations, on the program's thread: this is the moment that determines their order on the device.
 pub(crate) fn resolve(
     ctx: &Arc<BatchCtx>,
     ops: OpList,
@@ -63,7 +63,7 @@ pub(crate) fn resolve(
     }
     let fd = if ops.len() > 0 { ops.get(0).fd } else { -1 };
     let span: RequestSpan = ctx.reader.files.stats().begin(Direction::Batch, fd, None, 0);
-    // Made by a thread of the program, whose fd table they share.
+    // Started by a thread of the program, whose fd table they share.
     ctx.reader.files.workers().batch_copy();
     let mut resolver = Resolver::new(ctx, ops, known, use_pinned);
     resolver.resolve_all();
@@ -84,7 +84,7 @@ pub(crate) fn resolve(
 }
 
 impl ResolvedBatch {
-    /// Moves everything and waits. Where that panics, no operation counts as read.
+    /// Moves all bytes and waits. If that panics, no operation counts as read.
     pub(crate) fn run(self) -> BatchResult {
         let work = Arc::clone(&self.work);
         let mut relay = PanicRelay::default();
@@ -111,7 +111,7 @@ impl ResolvedBatch {
             let copies =
                 (!cached.is_empty()).then(|| CopyEngine::new(&work, cached, partitions.caller_only, Reason::Cached));
             let readers = copies.as_ref().and_then(BatchReaders::start);
-            // Copy workers launch, too, which they cannot while the caller registers.
+            // Copy workers launch, too, which they cannot do while the caller registers.
             let start_workers = |yes: bool| {
                 if let (Some(copies), None, true) = (&copies, &readers, yes) {
                     copies.wake_workers();
@@ -162,7 +162,7 @@ impl ResolvedBatch {
         self.finish()
     }
 
-    /// Writes of the CPU or of storage into a device are not ordered: what was queued before has to be done.
+    /// Writes of the CPU or of storage into a device are not ordered: work that was queued before has to be done.
     fn wait_stream_order(&mut self, mut items: Vec<Fragment>) -> Vec<Fragment> {
         let work = &self.work;
         for (sink_index, sink) in work.sinks.iter().enumerate() {
@@ -225,7 +225,7 @@ impl ResolvedBatch {
         (items, absent)
     }
 
-    /// Which files' storage may DMA into which devices.
+    /// Whether the storage of each file may DMA into each device.
     fn p2p_pairs(&self) -> Vec<(u16, u16)> {
         let can_p2p = |s: &&P2pSample| {
             let (work, capturing) = (&self.work, !self.work.sinks[s.sink as usize].is_ordered());

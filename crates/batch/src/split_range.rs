@@ -6,9 +6,9 @@
 //!                   back_limit: below it none is copied
 //! ```
 //!
-//! Both ends are in one word, so taking is one compare and exchange, and no fragment is ever taken twice or left. Nothing
-//! else is ordered by it: the fragments were written before any thread saw the range, and the thread that takes some has
-//! them alone.
+//! Both ends are in one word, so taking is one compare-and-exchange, and no fragment is taken twice or left. The word
+//! orders nothing else: the fragments were written before any thread saw the range, and only the thread that takes a
+//! fragment uses it.
 
 #![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
 
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_meet_without_gap() {
+    fn both_ends_take_each_fragment_once() {
         let range = SplitRange::new(10, 0);
         assert_eq!((range.take_front(3), range.remaining()), (Some(0..3), 7));
         assert_eq!(range.take_front(3), None);
@@ -110,8 +110,8 @@ mod tests {
     }
 }
 
-/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that needs
-/// at most two preemptions.
+/// Under a model checker: one thread takes parts from the front, another one steps from the back, in every order that
+/// needs at most two preemptions.
 #[cfg(all(test, loom))]
 mod interleavings {
     use loom::cell::UnsafeCell;

@@ -1,4 +1,4 @@
-//! State that the threads of a batch share: where fragments come from, where they go, and what failed.
+//! State that the threads of a batch share: the sources of fragments, their destinations, and the failures.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,10 +13,10 @@ use spinio_files::FileState;
 use spinio_host::lock;
 use spinio_stats::RequestSpan;
 
-/// Bytes of an [`Fragment`] at most: longer operations are cut, so that threads can share them.
+/// The most bytes of a [`Fragment`]: longer operations are split, so that threads can share them.
 pub(crate) const MAX_FRAGMENT: u64 = 256 << 10;
 
-/// The sink of memory that the CPU and the Linux kernel can store to: none.
+/// The sink index of memory that the CPU and the Linux kernel can store to: none.
 pub(crate) const HOST_SINK: u16 = u16::MAX;
 
 /// An operation of a batch, or a part of one, that has to be moved.
@@ -32,11 +32,11 @@ pub(crate) struct Fragment {
     pub(crate) len: u32,
     /// Storage may DMA to its address.
     pub(crate) p2p: bool,
-    /// Where it begins in its operation.
+    /// Its offset in its operation.
     pub(crate) offset_in_op: u64,
-    /// In the file.
+    /// Its offset in the file.
     pub(crate) offset: u64,
-    /// Where it goes.
+    /// Its destination.
     pub(crate) dest: u64,
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct Source {
     pub(crate) size: u64,
 }
 
-/// An operation that was read in part, or not.
+/// An operation that was read in part, or not at all.
 struct Failure {
     op: u32,
     /// Bytes before the gap.
     prefix: u64,
-    /// Why; `None`: the file ended.
+    /// The cause; `None`: the file ended.
     errno: Option<Errno>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct BatchState {
     pub(crate) ops: OpList,
     pub(crate) sources: Vec<Source>,
     pub(crate) sinks: Vec<Arc<DeviceSink>>,
-    /// All fragments are of one file and go to one device.
+    /// All fragments are of one file and one device.
     pub(crate) uniform: bool,
     failures: Mutex<Vec<Failure>>,
 }
@@ -82,14 +82,15 @@ impl BatchState {
         BatchState { ctx: Arc::clone(ctx), span, ops, sources, sinks, uniform, failures: Mutex::default() }
     }
 
-    /// A fragment ended `got` bytes in.
+    /// A fragment ended after `got` bytes.
     pub(crate) fn record_short(&self, fragment: &Fragment, got: u64, errno: Option<Errno>) {
         lock(&self.failures).push(Failure { op: fragment.op, prefix: fragment.offset_in_op + got, errno });
     }
 
     /// Writes failures into the results; when every thread is done.
     pub(crate) fn apply_failures(&self) {
-        // Of several gaps in an operation the first counts, and at one place an error before the end of the file.
+        // Of several gaps in an operation the first one determines the result, and at one offset an error precedes the
+        // end of the file.
         let mut failures = std::mem::take(&mut *lock(&self.failures));
         failures.sort_by_key(|f| (f.op, f.prefix, f.errno.is_none()));
         failures.dedup_by_key(|f| f.op);

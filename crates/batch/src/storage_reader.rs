@@ -2,29 +2,31 @@
 //!
 //! ```text
 //!   fragments ──coalesce──> reads of whole units, each serving one or several fragments
-//!                       │ packed into groups: what one bounce buffer holds
+//!                       │ packed into groups: the contents of one bounce buffer
 //!   caller ── buffer ──>│
 //!                    shadow worker: a ring with up to 128 reads in flight, O_DIRECT through the shadow descriptor
 //!   caller <── filled ──┘
-//!      └─ launch: each fragment to its place
+//!      └─ launch: each fragment to its destination
 //! ```
 //!
-//! Where storage may DMA into the device an aligned read goes there directly (`p2p`), and needs no buffer.
+//! If storage may DMA into the device, an aligned read is made there directly (`p2p`), and needs no buffer.
 //!
-//! The first buffer is read into as soon as it is there, while the pool grows for the next. From then on no more buffers
-//! are in use than keep the ring full, and those that were in use a moment ago come first: what storage writes into memory
-//! that is in the processor's cache, it writes faster. Seen (virtio disk, 32 MiB of cache, 10000 reads of 64 KiB at this
+//! The first buffer is read into as soon as it is available, while the pool grows for the next. From then on no more
+//! buffers are in use than keep the ring full, and the most recently used ones are taken first: storage writes faster
+//! into memory that is in the processor's cache. Seen (virtio disk, 32 MiB of cache, 10000 reads of 64 KiB at this
 //! depth): 122 to 126 ms through 8 to 14 MiB of memory in turn, 132 through 20, 154 through 32 and more.
 //!
-//! Where the Linux kernel offers no ring, several shadow workers read one after another. What comes back short or fails is
-//! read through the page cache, and then returns what a plain `pread` returns.
+//! If the Linux kernel offers no ring, several shadow workers read one after another. A read that is short or fails is
+//! repeated through the page cache, and then has the result of a plain `pread`.
 //!
 //! Known flaws:
-//! - In a batch that is cached in part, storage begins when the caller has registered what is worth it: 20 ms a GiB.
+//! - In a batch that is cached in part, storage reads begin when the caller has registered what is worth it: 20 ms per
+//!   GiB.
 //! - One ring is one thread, which submits about a million reads a second at most.
-//! - If a seccomp filter is installed while reads are in flight and forbids to wait for them (`sys/src/linux/uring.rs`), their
-//!   buffers are lost, 32 MiB at most and once in a process's life. P2P reads in flight may still be written when the batch
-//!   returns: the same bytes again, unless the program uses that memory for something else at once.
+//! - If a seccomp filter is installed while reads are in flight and forbids waiting for them
+//!   (`sys/src/linux/uring.rs`), their buffers are lost, 32 MiB at most and once in a process's life. P2P reads in
+//!   flight may still write when the batch returns: the same bytes again, unless the program uses that memory for
+//!   something else at once.
 
 #![expect(unsafe_code, reason = "operations in the caller's memory, copies to the device")]
 
@@ -53,26 +55,26 @@ use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
 /// Reads in flight.
 pub(crate) const DEPTH: u32 = 128;
 
-/// Reads of one group at most: all of them complete before any is sent on.
+/// The most reads of one group: all of them complete before any is sent on.
 const GROUP_MAX_READS: usize = 64;
 
-/// Bytes that are enough for a group of at least `GROUP_MIN_READS` reads: later reads can use its buffer again.
+/// Bytes that are enough for a group of at least `GROUP_MIN_READS` reads: later reads can reuse its buffer.
 const GROUP_BYTES: u64 = 1 << 20;
 const GROUP_MIN_READS: usize = 16;
 
-/// Groups in flight at most.
+/// The most groups in flight.
 const MAX_GROUPS: usize = 16;
 
-/// Groups ready for a ring when it is full: it takes one while the caller sends another.
+/// Groups that are ready when the ring is full: it takes one while the caller sends another.
 const READY_GROUPS: usize = 2;
 
 /// How long a shadow worker without work waits for the next load.
 const IDLE_WAIT: Duration = Duration::from_millis(1);
 
-/// Bytes between two fragments that are read too, if at most these: about what a command costs a fast disk.
+/// The most bytes between two fragments that are read too: about the cost of a command to a fast disk.
 const MERGE_GAP: u64 = 4096;
 
-/// One read of storage.
+/// One read from storage.
 struct DiskRead {
     source: u16,
     offset: u64,
@@ -95,7 +97,7 @@ struct ReadGroup {
 struct GroupInFlight {
     group: usize,
     base: u64,
-    /// Bytes that came, read by read.
+    /// Bytes read, for each read.
     got: Vec<u32>,
     /// Storage may still write its buffer.
     dma_unresolved: bool,
@@ -113,7 +115,7 @@ struct State {
     closed: bool,
 }
 
-/// Fragments to be fetched from storage.
+/// Fragments to be read from storage.
 pub(crate) struct StorageReader {
     work: Arc<BatchState>,
     fragments: Vec<Fragment>,
@@ -136,7 +138,7 @@ impl StorageReader {
         let mut share = NO_SERVER;
         for some in items.chunk_by(|a, b| (a.source, a.sink) == (b.source, b.sink)) {
             let key = work.sources[some[0].source as usize].file.storage;
-            // Each combination of file systems is a share.
+            // Each combination of file systems has its share.
             share = if share == NO_SERVER || share == key { key } else { share | key | MIXED };
             let (mut staged, mut p2p) = (Vec::new(), Vec::new());
             for item in some {
@@ -166,7 +168,7 @@ impl StorageReader {
         })
     }
 
-    /// Wakes a shadow worker, or several where there is no ring, unless they work already.
+    /// Wakes a shadow worker, or several if there is no ring, unless they are already at work.
     fn wake_workers(self: &Arc<Self>) {
         let count = if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { SHADOW_WORKERS } else { 1 };
         let mut state = lock(&self.state);
@@ -180,8 +182,8 @@ impl StorageReader {
         }
     }
 
-    /// Supplies buffers and sends what comes back, until all is done; returns what storage could not deliver. `readers`:
-    /// readers that may have buffers of the pool meanwhile.
+    /// Supplies buffers and sends completed ones, until all is done; returns the fragments that storage could not
+    /// deliver. `readers`: readers that may have buffers of the pool meanwhile.
     pub(crate) fn finish(self: &Arc<Self>, readers: Option<&BatchReaders>) -> Vec<Fragment> {
         let mut buffers: Vec<Option<PackBuffer>> = self.groups.iter().map(|_| None).collect();
         let mut relay = PanicRelay::default();
@@ -192,9 +194,9 @@ impl StorageReader {
             std::mem::take(&mut state.ready)
         };
         self.changed.notify_all();
-        // Also after a panic storage writes no memory of the program from here on.
+        // After a panic too: storage writes no memory of the program from here on.
         relay.catch(|| self.scope.join());
-        // Only of a batch that panicked. What a shadow worker read may still be written if it panicked itself.
+        // Only after a panic of the batch. A read of a shadow worker may still write if that worker panicked itself.
         let completed = std::mem::take(&mut lock(&self.state).completed);
         for in_hand in not_begun.into_iter().chain(completed).filter(|in_hand| !in_hand.dma_unresolved) {
             if let Some(buffer) = buffers[in_hand.group].take() {
@@ -274,7 +276,7 @@ impl StorageReader {
         fallback
     }
 
-    /// Whether the batch shall end early. The poll may read too, and must find buffers that this batch does not have.
+    /// Whether the batch is to end early. The poll may read too, and must find buffers that this batch does not have.
     fn is_cancelled(&self) -> bool {
         self.work.ctx.reader.bounce.limit() >= 2 * (MAX_GROUPS * BUFFER_SIZE) as u64 && is_cancelled()
     }
@@ -287,7 +289,7 @@ impl StorageReader {
         }
     }
 
-    /// A buffer for a group: `Ok(None)`: not now. The inner `None`: it needs none.
+    /// A buffer for a group: `Ok(None)`: not at the moment. The inner `None`: it needs none.
     fn acquire_buffer(
         &self,
         group: usize,
@@ -301,7 +303,7 @@ impl StorageReader {
         let sink = &self.work.sinks[group.sink as usize];
         let block = match sink.staging.try_acquire(Policy::CacheWarm) {
             Ok(None) if in_flight == 0 => match readers.filter(|readers| readers.uses_sink(group.sink)) {
-                // Perhaps no other thread sends what they have read.
+                // Perhaps no other thread sends the buffers that they have filled.
                 Some(readers) => readers.acquire_block().map(Some),
                 None => sink.staging.acquire().map(Some),
             },
@@ -324,7 +326,7 @@ impl StorageReader {
         if self.work.ctx.reader.files.workers().io_uring_denied.load(Relaxed) { MAX_GROUPS } else { READY_GROUPS }
     }
 
-    /// Shadow workers need not wait for a group before they look for completions.
+    /// Shadow workers need not wait for a group before they check for completions.
     fn finish_filling(&self) {
         if std::mem::take(&mut lock(&self.state).filling) {
             self.changed.notify_all();
@@ -336,10 +338,10 @@ impl StorageReader {
         lock(&self.state).ready.len() < self.queue_ahead()
     }
 
-    /// A completed group; waits for one, and with `more` no longer than until none is ready.
+    /// A completed group; waits for one, and with `more` only until a group is ready.
     fn next_completed(&self, more: bool) -> Option<GroupInFlight> {
         let state = lock(&self.state);
-        // The time limit lets the caller look whether there is a ring, and whether there are shadow workers.
+        // The time limit lets the caller check whether there is a ring, and whether there are shadow workers.
         let limit = Duration::from_millis(5);
         let waiting = |s: &mut State| s.completed.is_empty() && !(more && s.ready.is_empty());
         let (mut state, _) =
@@ -402,8 +404,9 @@ impl StorageReader {
         }
     }
 
-    /// A group to read, if there is one. `idle`: the worker has nothing else to do; it waits briefly, and leaves without
-    /// one. It must not wait for ever: the caller may wait for buffers that another batch has, and that for shadow workers.
+    /// A group to read, if there is one. `idle`: the worker has nothing else to do; it waits briefly, and leaves
+    /// without one. It must not wait forever: the caller may wait for buffers of another batch, and that batch for
+    /// shadow workers.
     fn take_group(&self, idle: bool) -> Option<GroupInFlight> {
         let mut state = lock(&self.state);
         if idle {
@@ -411,7 +414,7 @@ impl StorageReader {
         }
         let next = self.pop_ready(&mut state);
         if idle && next.is_none() {
-            // Under the lock, so that a thread that has a group for it from now on wakes it again.
+            // Under the lock, so that a thread that adds a group from now on wakes it again.
             state.workers -= 1;
         }
         next
@@ -430,7 +433,7 @@ impl StorageReader {
     fn pop_ready(&self, state: &mut State) -> Option<GroupInFlight> {
         let next = state.ready.pop_front()?;
         if state.ready.is_empty() {
-            // The caller shall make others ready, even if nothing completes.
+            // The caller has to prepare others, even if nothing completes.
             self.changed.notify_all();
         }
         Some(next)
@@ -444,7 +447,8 @@ impl StorageReader {
     /// A load for the ring.
     fn next_for_ring(&self, ring: &mut Ring) -> Option<GroupInFlight> {
         let next = self.take_group(ring.outstanding() == 0);
-        // The first ones are in flight while the caller makes others ready. An error comes again when the ring is waited for.
+        // The first ones are in flight while the caller prepares others. An error is returned again when the ring is
+        // waited for.
         if next.is_none() && ring.outstanding() > 0 && lock(&self.state).filling && ring.submit(0).is_ok() {
             return self.take_while_filling();
         }
@@ -475,15 +479,15 @@ impl StorageReader {
                 let fd =
                     self.work.sources[read.source as usize].file.direct_fd.as_ref().map_or(-1, |shadow| shadow.get());
                 let to = group.base.wrapping_add(read.dest) as *mut u8;
-                // SAFETY: the caller lent the buffer, which has room for the read, until the group is complete; a P2P
-                // address is inside its allocation.
+                // SAFETY: the buffer of the caller has space for the read, and is this worker's until the group is
+                // complete; a P2P address is inside its allocation.
                 if !unsafe { ring.read(fd, to, read.len, read.offset, token) } {
                     pending.push_front((slot, which));
                     break;
                 }
             }
             if ring.outstanding() == 0 {
-                // No group came while it waited: all are done.
+                // No group arrived while it waited: all are done.
                 return;
             }
             if let Err(errno) = ring.submit(1) {
@@ -545,7 +549,7 @@ impl Task for StorageReader {
         if !ctx.reader.files.workers().io_uring_denied.load(Relaxed) {
             match ctx.reader.files.sys().new_io_uring(DEPTH) {
                 Ok(ring) => return self.run_uring(ring),
-                // Too little memory, or too many files open: that passes.
+                // Too little memory, or too many open files: that is temporary.
                 Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN) => {}
                 Err(_) => ctx.reader.files.workers().io_uring_denied.store(true, Relaxed),
             }
@@ -568,7 +572,7 @@ impl GroupPacker<'_> {
         (u64::from(align.offset).max(512), u64::from(align.memory).max(512))
     }
 
-    /// Whether storage may write a fragment to its place itself.
+    /// Whether storage may write a fragment to its destination itself.
     fn can_p2p(&self, item: &Fragment) -> bool {
         let (unit, memory) = self.align(item.source);
         item.p2p && (item.offset | u64::from(item.len)).is_multiple_of(unit) && item.dest.is_multiple_of(memory)
@@ -576,7 +580,7 @@ impl GroupPacker<'_> {
 
     fn pack_staged(&mut self, (source, sink): (u16, u16), wanted: &mut [Span]) {
         let (unit, memory) = self.align(source);
-        // Not longer than a fragment and its units, so that any fits a buffer next to the list of its members.
+        // At most the length of a fragment and its units, so that any fits a buffer next to the list of its members.
         let rule = CoalesceRule { unit, gap: MERGE_GAP, max_len: MAX_FRAGMENT + 2 * unit, max_members: 4096 };
         let runs = coalesce(wanted, &rule);
         let base = self.wanted.len();

@@ -1,5 +1,5 @@
-//! A request that its thread is asked about ends early when the answer is to stop: with a count of bytes that are there,
-//! or EINTR if there are none; and what comes after it is as if it had never been.
+//! A request is cancelled when its thread's poll returns true: it ends early with the count of bytes that have arrived,
+//! or with EINTR if there are none. Later requests are not affected.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -24,7 +24,7 @@ fn settings() -> Settings {
 
 thread_local!(static POLLS_LEFT: Cell<u32> = const { Cell::new(0) });
 
-/// The answer is to stop when this thread has been asked so often.
+/// The poll returns true at its `nth` call on this thread.
 fn cancel_at_poll(nth: u32) -> CancelPoll {
     fn poll() -> bool {
         POLLS_LEFT.set(POLLS_LEFT.get() - 1);
@@ -40,7 +40,7 @@ fn subject() -> (MountFixture, File) {
     (place, file)
 }
 
-/// What a read that is stopped said; fails if what it counts is not there.
+/// The result of a cancelled read; fails if bytes that it counts have not arrived.
 fn read(runtime: &Runtime, file: &File, buffer: &Buffer, nth: u32) -> Result<usize, Errno> {
     buffer.fill(POISON);
     let got = with_deadline("an interrupted read", || {
@@ -50,7 +50,7 @@ fn read(runtime: &Runtime, file: &File, buffer: &Buffer, nth: u32) -> Result<usi
     let delivered = *got.as_ref().unwrap_or(&0);
     assert!(
         buffer.range_bytes(0..delivered) == file::bytes(0, delivered, 0),
-        "{delivered} bytes are counted that are not there"
+        "{delivered} bytes are counted that have not arrived"
     );
     got.map_err(|e| e.kind.errno())
 }
@@ -63,8 +63,8 @@ fn cancelled_read_is_short() {
         let runtime = Runtime::new(Settings { routes: vec![route, Route::Copy, Route::Store], ..settings() });
         let buffer = Buffer::new(device, SIZE);
         for question in 1..4 {
-            // Helpers may be done before this thread is asked for the first time.
-            eventually("a read that is stopped is cut short", || {
+            // Workers may be done before the first poll of this thread.
+            eventually("a cancelled read is short", || {
                 file::evict(&file);
                 match read(&runtime, &file, &buffer, question) {
                     Ok(got) => got < SIZE,
@@ -83,7 +83,7 @@ fn cancelled_read_leaves_offset_after_bytes_read() {
     let (_place, file) = subject();
     let runtime = Runtime::new(settings());
     let buffer = Buffer::new(emulated("size=256M"), SIZE);
-    eventually("a read that is stopped is cut short", || {
+    eventually("a cancelled read is short", || {
         runtime.unreserve(file.as_raw_fd(), runtime.reserve(file.as_raw_fd(), 0).unwrap());
         let got = {
             let _asking = cancel_at_poll(2);
@@ -128,7 +128,7 @@ fn cancelled_write_ends_after_a_chunk() {
 
 thread_local!(static NESTED: Cell<Option<&'static dyn Fn()>> = const { Cell::new(None) });
 
-/// While it lives this is done whenever this thread is asked; how often it was.
+/// While it lives `what` runs at each poll of this thread; the number of polls.
 fn run_at_each_poll(what: impl Fn() + 'static) -> (CancelPoll, &'static Cell<u32>) {
     fn poll() -> bool {
         NESTED.get().unwrap()();
@@ -142,7 +142,7 @@ fn run_at_each_poll(what: impl Fn() + 'static) -> (CancelPoll, &'static Cell<u32
     (install_cancel_poll(poll, Duration::ZERO), polls)
 }
 
-/// A signal's handler may move something too.
+/// A poll function may make requests too.
 #[test]
 fn poll_callback_finds_bounce_buffers() {
     const OTHER: usize = 20 << 20;
@@ -158,12 +158,12 @@ fn poll_callback_finds_bounce_buffers() {
             assert_eq!(runtime.read(fd, Some(0), target, OTHER).unwrap(), OTHER);
         })
     };
-    // A write has half of what there is, however little that is.
+    // A write has half of the buffers, however few there are.
     let small = runtime(Settings { bounce_limit: 16 << 20, ..settings() });
     buffer.write_at(0, &file::bytes(0, SIZE, 3));
-    let wrote = with_deadline("a write and what comes into it", || {
-        let (_asking, asked) = nested_reads(small);
-        (small.write(out.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), asked.get())
+    let wrote = with_deadline("a write and the requests of its polls", || {
+        let (_poll, polls) = nested_reads(small);
+        (small.write(out.as_raw_fd(), Some(0), buffer.target(0), SIZE).unwrap(), polls.get())
     });
     assert!(wrote.0 == SIZE && wrote.1 > 3, "{wrote:?}");
     let mut seen = vec![0; SIZE];
@@ -174,9 +174,9 @@ fn poll_callback_finds_bounce_buffers() {
         buffer.fill(POISON);
         other.fill(POISON);
         file::evict(&source);
-        let got = with_deadline("a read and what comes into it", || {
-            let (_asking, asked) = nested_reads(runtime);
-            (runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), asked.get())
+        let got = with_deadline("a read and the requests of its polls", || {
+            let (_poll, polls) = nested_reads(runtime);
+            (runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap(), polls.get())
         });
         assert!(got.0 == SIZE && got.1 > 0, "{route:?}: {got:?}");
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0) && other.bytes() == file::bytes(0, OTHER, 0), "{route:?}");
@@ -206,7 +206,7 @@ fn cancelled_batch_leaves_ops_not_started() {
         let _asking = cancel_at_poll(1);
         runtime.batch(&mut some).unwrap().failed
     };
-    assert!(failed > 0, "nothing was left out");
+    assert!(failed > 0, "nothing was cancelled");
     for (i, piece) in some.iter().enumerate() {
         match piece.result {
             result if result == PIECE as i64 => {

@@ -22,11 +22,11 @@ use spinio_testkit::{Buffer, FaultyDevice, file, with_deadline};
 
 const LEN: usize = (5 << 20) + 777;
 
-/// A kernel of the program that ends when the program says so.
+/// A GPU kernel of the program that ends when the program sets its flag.
 struct BlockingKernel(&'static AtomicBool);
 
 unsafe extern "C" fn wait(flag: *mut c_void) {
-    // SAFETY: `Waiting::on` gives it the address of a flag that lives for ever.
+    // SAFETY: `BlockingKernel::launch` passes the address of a flag that lives forever.
     let flag = unsafe { &*flag.cast::<AtomicBool>() };
     while !flag.load(SeqCst) {
         std::thread::sleep(Duration::from_micros(100));
@@ -36,7 +36,7 @@ unsafe extern "C" fn wait(flag: *mut c_void) {
 impl BlockingKernel {
     fn launch(device: &Emulated, queue: StreamId) -> BlockingKernel {
         let flag: &'static AtomicBool = Box::leak(Box::default());
-        // SAFETY: as `wait` wants it.
+        // SAFETY: `wait` takes the address of such a flag.
         unsafe { device.launch(queue, wait, std::ptr::from_ref(flag).cast_mut().cast()) }.unwrap();
         BlockingKernel(flag)
     }
@@ -64,7 +64,8 @@ fn waiting_stream_does_not_block_other_requests() {
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     drop(file::create_filled(&input, LEN as u64));
     let expected = file::bytes(0, LEN, 0);
-    // Eight blocks: not half of what is queued below. No pages are registered: giving them back would wait for the kernel.
+    // Eight buffers: not half of what is queued below. No pages are registered: unpinning them would wait for the
+    // kernel.
     let routes = vec![Route::Copy, Route::Store, Route::Direct];
     let runtime = Runtime::new(Settings { bounce_limit: 16 << 20, routes, ..Settings::default() });
     let (from, to) = (
@@ -80,7 +81,7 @@ fn waiting_stream_does_not_block_other_requests() {
     let buffers: Vec<Buffer> = (0..16).map(|_| Buffer::new(device, LEN)).collect();
     set_thread_stream(mine);
     let kernel = BlockingKernel::launch(device, busy);
-    let moves = with_deadline("queueing moves on a queue that waits for the program", || {
+    let moves = with_deadline("queueing moves on a stream that waits for the program", || {
         let up = |n: usize, queue| runtime.read_on_stream(&from, 0, buffers[n].target(0), LEN, queue).unwrap();
         let down = |n: usize| runtime.write_on_stream(&to, (n * LEN) as u64, source.target(0), LEN, busy).unwrap();
         assert_eq!(runtime.read_async(program.as_raw_fd(), 0, buffers[13].target(0), LEN, busy).unwrap(), LEN);
@@ -90,7 +91,7 @@ fn waiting_stream_does_not_block_other_requests() {
         moves.extend((11..13).map(|n| up(n, other)));
         moves
     });
-    with_deadline("requests beside them", || {
+    with_deadline("concurrent requests", || {
         let fd = program.as_raw_fd();
         for len in [4096, LEN] {
             assert_eq!(runtime.read(fd, Some(0), buffers[14].target(0), len).unwrap(), len);
@@ -116,7 +117,7 @@ fn waiting_stream_does_not_block_other_requests() {
     assert!(buffers[15].bytes()[..500 * 4096] == expected[..500 * 4096]);
     assert!(fs::read(&output).unwrap() == [&expected[..]; 4].concat());
     assert!(fs::read(folder.path().join("plain")).unwrap() == expected);
-    // As much again as the ring, at most twice, and a block for the first upload of a queue.
+    // Again the size of the pool, at most twice, and a buffer for the first upload of a stream.
     let bytes = runtime.bounce_bytes(&source.allocation());
     assert!(bytes <= (16 + 32 + 4) << 20, "{} MiB", bytes >> 20);
 }
@@ -201,7 +202,7 @@ fn reused_stream_id_is_harmless() {
     }
 }
 
-/// Threads that share a stream need not agree on whose move comes first.
+/// The moves of threads that share a stream need no order among themselves.
 #[test]
 fn threads_enqueue_uploads_concurrently() {
     const UPLOADS: usize = 400;

@@ -1,8 +1,8 @@
-//! A ring that the kernel refuses to serve any more, under a batch: nothing is lost but the ring, and no page is used
-//! again that storage may still write.
+//! A ring that the kernel no longer serves, under a batch: nothing is lost but the ring, and no buffer is reused that
+//! storage may still write.
 //!
-//! The refusal is a seccomp filter on the shadow worker that made the ring. It stays with that thread, so these tests have a
-//! process of their own.
+//! The refusal is a seccomp filter on the shadow worker that created the ring. It stays with that thread, so these
+//! tests have their own process.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -23,9 +23,9 @@ const SIZE: usize = 16 << 20;
 #[derive(Clone, Copy, Debug)]
 enum DeniedCalls {
     All,
-    /// Those that only wait: something flies then.
+    /// Calls that only wait: reads are in flight then.
     WaitOnly,
-    /// Those that bring reads.
+    /// Calls that submit reads.
     Submitting,
 }
 
@@ -93,7 +93,7 @@ fn batch_completes_when_io_uring_is_denied_midway() {
     ] {
         let kernel: &'static DenyingKernel =
             Box::leak(Box::new(DenyingKernel { which, errno, rings: AtomicUsize::new(0) }));
-        // As few blocks as there can be: one that is lost is missed at once.
+        // As few buffers as possible: one that is lost is missed at once.
         let runtime = Runtime::with_kernel(
             Settings { bounce_limit: 4 << 20, kernel_cache_dir: None, ..Settings::default() },
             kernel,
@@ -101,7 +101,7 @@ fn batch_completes_when_io_uring_is_denied_midway() {
         let buffer = Buffer::new(device, 8 << 20);
         for round in 0..3 {
             file::evict(&subject);
-            // Apart from each other, so that many reads fly.
+            // Far apart, so that many reads are in flight.
             let piece = |i: u64| ReadOp {
                 fd,
                 offset: (i * 7 + round) * 65_536 % (SIZE as u64 - 5000),
@@ -120,11 +120,11 @@ fn batch_completes_when_io_uring_is_denied_midway() {
         }
         let rings = kernel.rings.load(SeqCst);
         match (which, errno) {
-            // Nobody may have had to wait.
+            // No thread may have had to wait.
             (DeniedCalls::WaitOnly, _) => {}
-            // That passes, so every batch tries again.
+            // That is temporary, so every batch tries again.
             (_, Errno::AGAIN) => assert!(rings >= 3, "{rings}"),
-            _ => assert_eq!(rings, 1, "one that was of no use is not asked for again"),
+            _ => assert_eq!(rings, 1, "a ring that was refused is not created again"),
         }
     }
 }

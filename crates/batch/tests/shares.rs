@@ -1,4 +1,4 @@
-//! A file server that does not answer takes no more than its share: cold batches of other file systems go on.
+//! A file server that does not answer takes no more than its share: cold batches of other file systems continue.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -6,18 +6,18 @@
  *     nvmmuMove("out.bin", device_out, 0, bytes, D2H);        device -> file, after the kernel has finished
  *     nvmmuEnd(1);                                            all bytes are in the file
  *
- * The three functions with capital letters are those of the NVMMU paper (PACT 2015, Table I), with the same arguments and
- * return values. The others report the cause of a failure: -1 and errno, and spinio_last_error() of spinio.h returns a
- * message. It returns one after a failed call of the paper's functions too.
+ * The three functions with capital letters are those of the NVMMU paper (PACT 2015, Table I), with the same arguments
+ * and return values. The others report the cause of a failure: -1 and errno, and spinio_last_error() of spinio.h
+ * returns a message. It returns one after a failed call of the paper's functions too.
  *
  * A session belongs to the thread that began it. Files stay open between its moves, outside the program's descriptor
- * table. A move is ordered on the device as a cudaMemcpy would be, or with the stream of spinio_set_stream(). It is not a
- * POSIX call: its bytes may reach the file in several writes, and small consecutive downloads are gathered and are in the
- * file when the session ends or is flushed. docs/nvmmu.md describes when to use moves, and when pread and pwrite.
+ * table. A move is ordered on the device as a cudaMemcpy would be, or with the stream of spinio_set_stream(). It is not
+ * a POSIX call: its bytes may reach the file in several writes, and small consecutive downloads are gathered and are in
+ * the file when the session ends or is flushed. docs/nvmmu.md describes when to use moves, and when pread and pwrite.
  *
  * None of these functions may be called from a signal handler. A forked child has no session: its parent's session
- * continues in the parent only; and the child cannot wait for a ticket of its parent (ESRCH). Gathered bytes are lost if
- * a process ends without nvmmuEnd.
+ * continues in the parent only; and the child cannot wait for a ticket of its parent (ESRCH). Gathered bytes are lost
+ * if a process ends without nvmmuEnd.
  */
 #ifndef NVMMU_H
 #define NVMMU_H
@@ -43,12 +43,12 @@ enum { H2D = 1, D2H = 2 };
 
 /* ---- as in the paper -------------------------------------------------------------------------------------------- */
 
-/* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the output file
- * for results, created if it does not exist and never truncated, or NULL. Returns 1, or 0 on failure. */
+/* Begins a session of this thread. threadId: any number that no other thread uses now. downloadFileName: the output
+ * file for results, created if it does not exist and never truncated, or NULL. Returns 1, or 0 on failure. */
 int nvmmuBegin(int threadId, const char *downloadFileName);
 
-/* Moves length bytes between a file, starting at offset, and device memory. Returns the bytes moved: fewer than length only
- * if an upload reaches the end of its file. 0 on failure. */
+/* Moves length bytes between a file, starting at offset, and device memory. Returns the bytes moved: fewer than length
+ * only if an upload reaches the end of its file. 0 on failure. */
 int nvmmuMove(const char *fileName, void *gpuMemPtr, int offset, int length, int direction);
 
 /* Ends the session: writes the gathered bytes and closes every file. Returns 1, or 0 on failure. */
@@ -56,22 +56,22 @@ int nvmmuEnd(int threadId);
 
 /* ---- with 64-bit sizes and errno --------------------------------------------------------------------------------- */
 
-/* As nvmmuBegin; returns 0, or -1 and errno. EBUSY: this thread, or another thread with this number, has a session already.
- * Else the errors of open(). */
+/* As nvmmuBegin; returns 0, or -1 and errno. EBUSY: this thread, or another thread with this number, has a session
+ * already. Else the errors of open(). */
 int nvmmu_begin(int thread, const char *download);
 
 /* As nvmmuMove; -1 and errno on failure, and then any part of the range may have been moved.
- * ESRCH: no session. EINVAL: unknown direction, no file name, a negative offset or length. EFAULT: not device memory, or
- * it ends before the range ends. Else the errors of open(), pread() or pwrite(). */
+ * ESRCH: no session. EINVAL: unknown direction, no file name, a negative offset or length. EFAULT: not device memory,
+ * or it ends before the range ends. Else the errors of open(), pread() or pwrite(). */
 int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t length, int direction);
 
-/* Announces the range of a later download in the output, as early as it is known: on an array with parity (RAID-5, RAID-6),
- * the rest of its first and last stripe is then read while the GPU kernel runs. May be called several times. Without it
- * the session expects the range that the previous session on that file wrote. Returns 0, or -1 and errno. */
+/* Announces the range of a later download in the output, as early as it is known: on an array with parity (RAID-5,
+ * RAID-6), the rest of its first and last stripe is then read while the GPU kernel runs. May be called several times.
+ * Without it the session expects the range that the previous session on that file wrote. Returns 0, or -1 and errno. */
 int nvmmu_hint_range(int64_t offset, int64_t length);
 
-/* Writes the gathered bytes, so that other processes read them in the output; if sync is not 0, waits until the output is on
- * storage. Does not wait for other files with downloads. Returns 0, or -1 and errno. */
+/* Writes the gathered bytes, so that other processes read them in the output; if sync is not 0, waits until the output
+ * is on storage. Does not wait for other files with downloads. Returns 0, or -1 and errno. */
 int nvmmu_flush(int sync);
 
 /* ---- stream-ordered moves ---------------------------------------------------------------------------------------- */
@@ -79,11 +79,10 @@ int nvmmu_flush(int sync);
 struct nvmmu_ticket;
 
 /* As nvmmu_move, but the move begins after all work queued on a stream (CUDA: a cudaStream_t), and work queued there
- * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL; the end
- * of the session waits for a move without a ticket. These are complete on return: a download into an output on an array
- * with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), any move on a device without host
- * functions.
- * EBUSY: the stream is being captured into a graph. */
+ * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL;
+ * the end of the session waits for a move without a ticket. These are complete on return: a download into an output on
+ * an array with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), any move on a device without
+ * host functions. EBUSY: the stream is being captured into a graph. */
 int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
 
 /* Waits for a move and frees its ticket; call it once. Returns what nvmmu_move would have returned. */
@@ -106,7 +105,8 @@ struct nvmmu_step {
     struct nvmmu_slot slot;
 };
 
-/* The pieces of a pipeline: consecutive pieces of the input file; their results are written consecutively to the output. */
+/* The pieces of a pipeline: consecutive pieces of the input file; their results are written consecutively to the
+ * output. */
 struct nvmmu_pieces {
     const char *input;
     int64_t input_offset;
@@ -116,10 +116,10 @@ struct nvmmu_pieces {
     int64_t output_offset;
 };
 
-/* Moves pieces through the slots in turn, so that with three slots an upload, a GPU kernel and a download overlap. For each
- * piece kernel(step, context) queues work on the step's stream and returns the number of output bytes of this work, or
- * a negative number to stop; it must not use the session meanwhile (EBUSY). Returns the bytes written, or -1 and errno;
- * ECANCELED: kernel returned a negative number. */
+/* Moves pieces through the slots in turn, so that with three slots an upload, a GPU kernel and a download overlap. For
+ * each piece kernel(step, context) queues work on the step's stream and returns the number of output bytes of this
+ * work, or a negative number to stop; it must not use the session meanwhile (EBUSY). Returns the bytes written, or -1
+ * and errno; ECANCELED: kernel returned a negative number. */
 int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slot *slots, size_t count, int64_t (*kernel)(const struct nvmmu_step *, void *), void *context);
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */

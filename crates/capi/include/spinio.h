@@ -1,9 +1,9 @@
 /* spinio.h: the C API of SPIN (libspinio.so).
  *
  * Most programs need none of this: under LD_PRELOAD=libspinio.so, or linked with -lspinio, plain pread(), read(),
- * readv(), preadv() and fread() accept device memory, and so do write(), pwrite(), writev(), pwritev() and fwrite(). This
- * header is for memory of devices that have no allocator of their own, for stream-ordered reads and writes, for batches
- * and pinned files, and for counters.
+ * readv(), preadv() and fread() accept device memory, and so do write(), pwrite(), writev(), pwritev() and fwrite().
+ * This header is for memory of devices that have no allocator of their own, for stream-ordered reads and writes, for
+ * batches and pinned files, and for counters.
  *
  * Unless stated otherwise a function returns -1 and sets errno when it fails, and spinio_last_error() returns a message
  * about the cause. All functions may be called from any thread, none from a signal handler.
@@ -59,9 +59,9 @@ ssize_t spinio_pread(int fd, void *buffer, size_t size, off_t offset);
  * EFAULT if the buffer is not device memory, EBUSY if the stream is being captured into a graph. */
 ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void *stream);
 
-/* Sets the stream with which this thread's reads and writes are ordered from now on, including hooked ones: a cudaStream_t,
- * NULL for the default stream. Small reads are queued on it; larger reads, and writes, start after the work queued
- * there. */
+/* Sets the stream with which this thread's reads and writes are ordered from now on, including hooked ones: a
+ * cudaStream_t, NULL for the default stream. Small reads are queued on it; larger reads, and writes, start after the
+ * work queued there. */
 void spinio_set_stream(void *stream);
 
 /* ---- GPU kernels of the emulated GPU ---------------------------------------------------------------------------
@@ -72,8 +72,8 @@ void spinio_set_stream(void *stream);
  * the library, and only during that call can the CPU access the memory of spinio_mem_alloc("emulated", ...). */
 int spinio_emulated_launch(void (*kernel)(void *), void *argument, void *stream);
 
-/* Creates a stream of the emulated GPU, ordered with the default stream in both directions as a blocking CUDA stream is;
- * NULL and errno on failure. It exists until the process ends. */
+/* Creates a stream of the emulated GPU, ordered with the default stream in both directions as a blocking CUDA stream
+ * is; NULL and errno on failure. It exists until the process ends. */
 void *spinio_emulated_stream(void);
 
 /* Waits for all work queued on a stream; NULL: on all streams. */
@@ -81,17 +81,18 @@ int spinio_emulated_wait(void *stream);
 
 /* ---- writes ---------------------------------------------------------------------------------------------------- */
 
-/* As pwrite(), from host or device memory, but a size above 0x7ffff000 bytes (2 GiB minus a page) is written completely. */
+/* As pwrite(), from host or device memory, but a size above 0x7ffff000 bytes (2 GiB minus a page) is written
+ * completely. */
 ssize_t spinio_pwrite(int fd, const void *buffer, size_t size, off_t offset);
 
-/* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream reaches
- * that point the file is written, and then *written, unless it is NULL, is set to the bytes written or to a negative errno;
- * work queued after it on the stream waits for both. The file may be closed meanwhile. Writes larger than the bounce limit
- * (SPINIO_BOUNCE_LIMIT) are made before the call returns, after the queued work. Until the stream reaches the write, the write
- * occupies memory of its length, for which no other request waits. At most twice SPINIO_BOUNCE_LIMIT of that memory is pinned;
- * above it CUDA copies only while the caller waits, so if the stream waits for a later action of this thread, the call
- * never returns. EFAULT if the buffer is not device memory, ESPIPE if the file has no offsets, EBADF if it is not open for
- * writing, EBUSY if the stream is being captured into a graph. */
+/* Queues a pwrite() of device memory on a stream of the device (CUDA: a cudaStream_t) and returns 0. When the stream
+ * reaches that point the file is written, and then *written, unless it is NULL, is set to the bytes written or to a
+ * negative errno; work queued after it on the stream waits for both. The file may be closed meanwhile. Writes larger
+ * than the bounce limit (SPINIO_BOUNCE_LIMIT) are made before the call returns, after the queued work. Until the stream
+ * reaches the write, the write occupies memory of its length, for which no other request waits. At most twice
+ * SPINIO_BOUNCE_LIMIT of that memory is pinned; above it CUDA copies only while the caller waits, so if the stream
+ * waits for a later action of this thread, the call never returns. EFAULT if the buffer is not device memory, ESPIPE if
+ * the file has no offsets, EBADF if it is not open for writing, EBUSY if the stream is being captured into a graph. */
 int spinio_pwrite_async(int fd, const void *buffer, size_t size, off_t offset, void *stream, ssize_t *written);
 
 /* ---- batches --------------------------------------------------------------------------------------------------- */
@@ -107,8 +108,8 @@ struct spinio_read_op {
 };
 
 /* Executes all reads, in any order, and waits for them: thousands of small reads cost little more than their bytes.
- * Each has the result of the corresponding pread(); a failed read does not affect the others. The batch starts after all
- * work queued on the device before. Returns the total number of bytes read, or -1 if the batch could not start. */
+ * Each has the result of the corresponding pread(); a failed read does not affect the others. The batch starts after
+ * all work queued on the device before. Returns the total number of bytes read, or -1 if the batch could not start. */
 ssize_t spinio_batch(struct spinio_read_op *ops, size_t count);
 
 /* The same for one file, with the reads given as arrays. results may be NULL. */
@@ -120,9 +121,9 @@ ssize_t spinio_batch_fixed(int fd, const uint64_t *offsets, size_t size, void *b
 /* The handle of an asynchronous batch. */
 typedef struct spinio_batch_handle spinio_batch_handle;
 
-/* Submits a batch, which starts after the work queued on the device now, and returns; NULL and errno if it could not start.
- * Until spinio_batch_wait() has returned, the array, the buffers and the descriptors must stay valid, and no thread may
- * access the array. */
+/* Submits a batch, which starts after the work queued on the device now, and returns; NULL and errno if it could not
+ * start. Until spinio_batch_wait() has returned, the array, the buffers and the descriptors must stay valid, and no
+ * thread may access the array. */
 spinio_batch_handle *spinio_batch_submit(struct spinio_read_op *ops, size_t count);
 
 /* 1 if every read has its result, 0 if not. */
@@ -134,15 +135,15 @@ ssize_t spinio_batch_wait(spinio_batch_handle *batch);
 
 /* ---- pinned files ----------------------------------------------------------------------------------------------- */
 
-/* Pins a file: keeps its pages registered with the device (CUDA: of the current context), for repeated reads: large reads
- * are DMA directly from the pages, batches use the gather kernel. The file is read into memory and stays there; the limit
- * is SPINIO_PIN_LIMIT. A read lease prevents writes meanwhile: a process that opens the file for writing, or truncates it,
- * waits until the pages are unpinned, which takes milliseconds; with O_NONBLOCK its call fails with EAGAIN meanwhile. From then on
- * reads are served as if the file had never been pinned. A file may be pinned more than once.
- * ETXTBSY: open for writing. EACCES: not owned by this user, and neither sealed nor immutable nor on a read-only file
- * system. EOPNOTSUPP: the file system has no leases, or is an overlay. ENOMEM: above the limit, or the pages cannot be
- * mapped (RLIMIT_AS) or registered. EAGAIN: no worker threads. ENODEV: no device in use reads host memory. EINVAL: not a
- * regular file, or an empty one. */
+/* Pins a file: keeps its pages registered with the device (CUDA: of the current context), for repeated reads: large
+ * reads are DMA directly from the pages, batches use the gather kernel. The file is read into memory and stays there;
+ * the limit is SPINIO_PIN_LIMIT. A read lease prevents writes meanwhile: a process that opens the file for writing, or
+ * truncates it, waits until the pages are unpinned, which takes milliseconds; with O_NONBLOCK its call fails with
+ * EAGAIN meanwhile. From then on reads are served as if the file had never been pinned. A file may be pinned more than
+ * once. ETXTBSY: open for writing. EACCES: not owned by this user, and neither sealed nor immutable nor on a read-only
+ * file system. EOPNOTSUPP: the file system has no leases, or is an overlay. ENOMEM: above the limit, or the pages
+ * cannot be mapped (RLIMIT_AS) or registered. EAGAIN: no worker threads. ENODEV: no device in use reads host memory.
+ * EINVAL: not a regular file, or an empty one. */
 int spinio_pin_file(int fd);
 
 /* Unpins the file; call it once for each spinio_pin_file(). Closing the descriptor that was passed to spinio_pin_file()
@@ -152,11 +153,11 @@ int spinio_unpin_file(int fd);
 /* 1 if the file is pinned and no process waits to write it, else 0. */
 int spinio_is_pinned(int fd);
 
-/* Returns an address at which GPU kernels read a pinned file in place; pins the file if it is not pinned. Read-only, for the
- * device only; flags must be 0. NULL and errno as for spinio_pin_file(); EINVAL if the range is not within the file.
- * While the file is mapped, a process that opens it for writing waits: poll spinio_map_revoked(), and unmap. If that takes
- * longer than /proc/sys/fs/lease-break-time (45 s), the Linux kernel lets the process write nevertheless, and from then on
- * the address shows the old contents of the file. */
+/* Returns an address at which GPU kernels read a pinned file in place; pins the file if it is not pinned. Read-only,
+ * for the device only; flags must be 0. NULL and errno as for spinio_pin_file(); EINVAL if the range is not within the
+ * file. While the file is mapped, a process that opens it for writing waits: poll spinio_map_revoked(), and unmap. If
+ * that takes longer than /proc/sys/fs/lease-break-time (45 s), the Linux kernel lets the process write nevertheless,
+ * and from then on the address shows the old contents of the file. */
 void *spinio_map(int fd, off_t offset, size_t size, unsigned flags);
 
 /* 1 if a process waits to write the file of a mapping, else 0. EINVAL: no mapping at this address. */
@@ -201,8 +202,8 @@ struct spinio_counters {
  * fit: fields that the library does not know become 0, fields beyond size are left out. */
 int spinio_stats(struct spinio_counters *out, size_t size);
 
-/* The message about this thread's last failed call, hooked calls included; "" if none failed. Valid until the thread's next
- * failure. */
+/* The message about this thread's last failed call, hooked calls included; "" if none failed. Valid until the thread's
+ * next failure. */
 const char *spinio_last_error(void);
 
 /* The version of the library, such as "0.1.0". */

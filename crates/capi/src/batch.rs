@@ -33,7 +33,8 @@ unsafe extern "C-unwind" fn spinio_batch_file(
 ) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        // SAFETY: the header requires `count` of each, which no thread writes meanwhile; an address is a number of 64 bits.
+        // SAFETY: the header requires `count` of each, which no thread writes meanwhile; an address is a number of 64
+        // bits.
         let (offsets, sizes, addresses) = unsafe {
             (slice_shared(offsets, count)?, slice_shared(sizes, count)?, slice_shared(buffers.cast::<u64>(), count)?)
         };
@@ -63,7 +64,8 @@ unsafe extern "C-unwind" fn spinio_batch_fixed(
 unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usize) -> *mut BatchHandle {
     guard::cancellation_point();
     let made = guard::run(|| {
-        // SAFETY: the header requires `count` read ops that no other thread uses until the wait for the batch has returned.
+        // SAFETY: the header requires `count` read ops that no other thread uses until the wait for the batch has
+        // returned.
         let pieces: *mut [ReadOp] = unsafe { slice_mut(pieces, count) }?;
         // SAFETY: as above; the header requires open descriptors and allocated memory until then.
         Ok(unsafe { runtime().submit(pieces) }?)
@@ -100,7 +102,7 @@ fn read_arrays(
 ) -> Result<usize, Failure> {
     let mut own;
     let results = if results.is_null() {
-        // Not filled: fresh memory is zero, and the thread that resolves an op is the first to touch its result.
+        // Not filled: new memory is zero, and the thread that resolves an op is the first to access its result.
         own = vec![0; count];
         &mut own[..]
     } else {

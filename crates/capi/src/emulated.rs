@@ -1,4 +1,4 @@
-//! Kernels of the emulated GPU: what the headers in `device/` call.
+//! GPU kernels of the emulated GPU, for the headers in `device/`.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -19,7 +19,7 @@ unsafe extern "C" fn spinio_emulated_launch(
 ) -> c_int {
     let done = guard::run(|| {
         let kernel = kernel.ok_or(Failure::Errno(libc::EINVAL))?;
-        // SAFETY: the header asks for a function and an argument that are good until the stream got there.
+        // SAFETY: the header requires a function and an argument that are valid until the stream has called it.
         unsafe { device()?.launch(StreamId(stream as u64), kernel, argument) }
             .map_err(|e| device_failure(e, "launch a kernel"))
     });

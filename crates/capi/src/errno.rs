@@ -11,8 +11,8 @@ pub fn get() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// errno as a hook found it. A call that succeeds leaves it so, whatever was asked of a driver or tried on the host
-/// before the call was served. Without a destructor: frames of the host path have none.
+/// errno as a hook found it. A call that succeeds restores it, because a query of a driver or an attempt on the host
+/// may have changed it before the call was served. Without a destructor: frames of the host path have none.
 #[derive(Clone, Copy)]
 pub struct Saved {
     place: *mut c_int,
@@ -30,7 +30,7 @@ impl Saved {
         }
     }
 
-    /// Sets errno to what it was; on the thread that noted it.
+    /// Restores errno, on the thread that saved it.
     #[inline(always)]
     pub fn restore(self) {
         // SAFETY: as in `now`; the pointer is of this thread, and no hook passes a `Saved` to another.

@@ -1,8 +1,8 @@
-//! The border between a C caller and our own code: nothing of ours crosses it but a number and errno.
+//! The boundary between a C caller and Rust: only a number and errno cross it.
 //!
-//! A panic becomes EIO. And the unwinding of `pthread_cancel` must meet no frame that would stop it, or that holds a
-//! lock: a call to the next function never runs in here, and since a driver may come across a cancellation point of its
-//! own, cancellation is put off until the device call is over.
+//! A panic becomes EIO. The unwinding of `pthread_cancel` must meet no frame that would stop it, or that holds a lock:
+//! a call to the next function never runs in here, and since a driver may contain a cancellation point, cancellation is
+//! deferred until the device call is complete.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -17,7 +17,7 @@ use spinio_io::Error;
 use crate::{errno, fork_guard, last_error};
 
 unsafe extern "C-unwind" {
-    /// Ends the thread here if the program has asked for it.
+    /// Ends the thread here if a cancellation is pending.
     fn pthread_testcancel();
 }
 
@@ -28,17 +28,17 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 
 thread_local! {
-    /// The thread is inside a device call, so what a signal handler does now has interrupted one.
+    /// The thread is inside a device call, so a signal handler that runs now has interrupted one.
     static IN_DEVICE_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Why a call fails.
 pub enum Failure {
-    /// Of our own making, with a text of its own.
+    /// An error of this library, with a text.
     Io(Error),
-    /// The kernel's answer or an argument that the kernel would refuse.
+    /// An errno of the kernel, or an argument that the kernel would refuse.
     Errno(i32),
-    /// With a sentence that says more than the errno does.
+    /// An errno with a message that is more specific.
     Message(i32, String),
 }
 
@@ -59,7 +59,7 @@ pub fn call(body: impl FnOnce() -> Result<usize, Failure>) -> isize {
     run(body).map_or(-1, |count| count as isize)
 }
 
-/// As [`call`], for answers that are no count; `None` after errno was set.
+/// As [`call`], for results that are no count; `None` after errno was set.
 pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     static PANIC_HOOK: Once = Once::new();
     let saved = errno::get();
@@ -83,15 +83,16 @@ pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
             last_error::set(&sentence);
             value
         }
-        // The hook above has kept the message.
+        // The panic hook above has stored the message.
         Err(_) => libc::EIO,
     };
     errno::set(failed);
     None
 }
 
-/// Passes on news that spare work. Nothing is lost without them, so they wait for nobody: they are dropped in a signal
-/// handler that has interrupted a device call, whose locks its own thread holds, and in a child that only borrows them.
+/// Reports an event that saves work later. Nothing depends on it, so it must not wait: it is dropped in a signal
+/// handler that has interrupted a device call, whose locks its own thread holds, and in a child that shares the memory
+/// of its parent.
 pub fn run_hint(body: impl FnOnce()) {
     if IN_DEVICE_CALL.get() || !fork_guard::has_device_calls() {
         return;
@@ -110,7 +111,7 @@ fn run_inside<T>(body: impl FnOnce() -> T) -> thread::Result<T> {
     })
 }
 
-/// Runs something that must not be cancelled half-way, and must not panic.
+/// Runs a closure that must not be cancelled half-way, and must not panic.
 pub fn with_cancel_disabled<T>(body: impl FnOnce() -> T) -> T {
     let mut state = 0;
     // SAFETY: `state` lives across the call.
@@ -121,7 +122,7 @@ pub fn with_cancel_disabled<T>(body: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A call that may block is a place where the thread can be cancelled: before it takes anything.
+/// A call that may block is a point where the thread can be cancelled: before it acquires anything.
 pub fn cancellation_point() {
     // SAFETY: no arguments. It may unwind, and the frames above hold nothing that needs dropping.
     unsafe { pthread_testcancel() }

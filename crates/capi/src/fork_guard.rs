@@ -1,15 +1,15 @@
-//! Whether the process that runs this code is the one that made our device calls.
+//! Whether the process that runs this code is the one that has made device calls.
 //!
-//! A child of `vfork` runs in its parent's memory: it finds every word of ours as the parent left it, but has
-//! descriptors of its own. What it closes before `exec` is no news for the parent. In a child of `fork` the word below
-//! is wiped.
+//! A child of `vfork` runs in its parent's memory: it finds every word of the library as the parent left it, but has
+//! its own descriptors. The files that it closes before `exec` are still open in the parent. In a child of `fork` the
+//! word below is wiped.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use spinio_sys::linux;
 
-/// Number of the process that made a device call; 0 for none.
+/// PID of the process that made a device call; 0 for none.
 static DEVICE_CALL_PID: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
 
 /// This process makes a device call.

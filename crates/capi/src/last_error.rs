@@ -1,6 +1,6 @@
-//! What the thread's last failed device call had to say: text for `spinio_last_error`.
+//! The message of the thread's last failed device call, for `spinio_last_error`.
 //!
-//! A fixed buffer without destructor, so that a thread that dies, or is cancelled, has nothing to tear down.
+//! A fixed buffer without a destructor, so that a thread that ends, or is cancelled, has nothing to free.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -14,7 +14,7 @@ thread_local! {
     static TEXT: UnsafeCell<[u8; SIZE]> = const { UnsafeCell::new([0; SIZE]) };
 }
 
-/// Remembers an error; what does not fit is cut off.
+/// Stores a message; it is truncated if it does not fit.
 pub(crate) fn set(error: &dyn Display) {
     let mut text = TruncatingWriter { bytes: [0; SIZE], len: 0 };
     let _ = write!(text, "{error}");
@@ -22,7 +22,7 @@ pub(crate) fn set(error: &dyn Display) {
     TEXT.with(|cell| unsafe { *cell.get() = text.bytes });
 }
 
-/// The text, NUL-terminated; empty if nothing failed yet. It changes with the thread's next failure.
+/// The message, NUL-terminated; empty if no call has failed yet. It changes with the thread's next failure.
 pub(crate) fn pointer() -> *const c_char {
     TEXT.with(|cell| cell.get().cast_const().cast())
 }

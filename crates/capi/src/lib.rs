@@ -4,7 +4,7 @@
 //!   batch.rs       spinio_batch, _file, _fixed, ...     many reads at once
 //!   emulated.rs    spinio_emulated_...                  GPU kernels of the emulated GPU, for the headers in device/
 //!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
-//!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without an allocator of their own
+//!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without their own allocator
 //!   nvmmu.rs       nvmmuBegin ... nvmmu_move ...        declared in include/nvmmu.h
 //!   read.rs        spinio_pread, spinio_pread_async     as the hooks, without the 2 GiB limit, or stream-ordered
 //!   write.rs       spinio_pwrite, spinio_pwrite_async
@@ -15,11 +15,12 @@
 //!   errno.rs, last_error.rs, fork_guard.rs              used by it
 //! ```
 //!
-//! The crate is not a library file of its own: `libspinio.so`, which crates/preload builds, exports the functions. None of
-//! them has the name of a libc function, so a program that links this crate hooks nothing.
+//! The crate is not a library file: `libspinio.so`, which crates/preload builds, exports the functions. None of them
+//! has the name of a libc function, so a program that links this crate hooks nothing.
 //!
-//! Every function reports a failure as POSIX does, with -1 or NULL and errno, and stores a message for `spinio_last_error`.
-//! `SPINIO_DISABLE` turns off the hooks, not these functions: a program that calls them means them.
+//! Every function reports a failure as POSIX does, with -1 or NULL and errno, and stores a message for
+//! `spinio_last_error`. `SPINIO_DISABLE` turns off the hooks, not these functions: a program that calls them needs
+//! them.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -63,8 +64,8 @@ struct Part {
     device: Option<Target>,
 }
 
-/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes moved.
-/// A failure is returned only if nothing was moved before.
+/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes
+/// moved. A failure is returned only if nothing was moved before.
 fn for_each_part(
     buffer: *const u8,
     size: usize,

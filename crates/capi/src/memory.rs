@@ -53,11 +53,11 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
         }
         let (to, from) = (to.cast::<u8>(), from.cast::<u8>());
         match (device_slice(to, size)?, device_slice(from, size)?) {
-            // SAFETY: both are the host's, and the header asks for `size` bytes at each.
+            // SAFETY: both are host memory, and the header requires `size` bytes at each.
             (None, None) => unsafe { core::ptr::copy(from, to, size) },
-            // SAFETY: `from` is the host's, and the header asks for `size` bytes there.
+            // SAFETY: `from` is host memory, and the header requires `size` bytes there.
             (Some(device), None) => write_device(device, unsafe { core::slice::from_raw_parts(from, size) })?,
-            // SAFETY: `to` is the host's, and the header asks for `size` bytes there.
+            // SAFETY: `to` is host memory, and the header requires `size` bytes there.
             (None, Some(device)) => runtime().fetch(device, unsafe { core::slice::from_raw_parts_mut(to, size) })?,
             (Some(into), Some(out_of)) => {
                 let mut bounce = vec![0u8; size.min(BOUNCE_BYTES)];
@@ -73,14 +73,14 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
     done.map_or(-1, |()| 0)
 }
 
-/// Says what the emulated GPU shall be like; without effect once it is made.
+/// Configures the emulated GPU; without effect once it is created.
 pub(super) fn configure_emulated() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
     registry::configure_emulated(text)
         .map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
-/// `emulated`, `p2pmem:1`: back end and number, 0 if it is not said.
+/// `emulated`, `p2pmem:1`: back end and number, 0 if none is given.
 fn parse(name: &str) -> Option<(DeviceKind, u32)> {
     let (kind, ordinal) = match name.split_once(':') {
         Some((kind, ordinal)) => (kind, ordinal.parse().ok()?),
@@ -90,7 +90,7 @@ fn parse(name: &str) -> Option<(DeviceKind, u32)> {
     Some((kind, ordinal))
 }
 
-/// The device memory at an address, `None` for the host's; refused if it ends before `size` bytes.
+/// The device memory at an address, `None` for host memory; an error if it ends before `size` bytes.
 fn device_slice(address: *const u8, size: usize) -> Result<Option<Target>, Failure> {
     match target_of(address, size) {
         Some(t) if t.allocation.bytes_left(t.addr) < size as u64 => Err(Failure::Errno(libc::EFAULT)),
@@ -102,7 +102,7 @@ fn advance(target: Target, bytes: usize) -> Target {
     Target { addr: target.addr.offset(bytes as u64), ..target }
 }
 
-/// Copies into the device and waits for the arrival, which a small copy of `io` does not.
+/// Copies into the device and waits until the bytes have arrived, which a small copy of `io` does not.
 fn write_device(to: Target, bytes: &[u8]) -> Result<(), Failure> {
     runtime().put(to, bytes)?;
     let device = to.allocation.device;

@@ -21,7 +21,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The path at a pointer, unless it is NULL.
+/// The path at a pointer; `None` if it is NULL.
 ///
 /// # Safety
 /// A string of C, or NULL.
@@ -275,7 +275,7 @@ unsafe extern "C-unwind" fn nvmmu_pipeline(
     done.map_or(-1, |written| written as i64)
 }
 
-// ---- as the paper has them ------------------------------------------------------------------------------------------
+// ---- as in the paper ------------------------------------------------------------------------------------------------
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn nvmmuBegin(thread: c_int, download: *const c_char) -> c_int {

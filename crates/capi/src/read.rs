@@ -1,4 +1,4 @@
-//! Reads for programs that link us.
+//! Reads, for programs that link the library.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -11,7 +11,7 @@ use spinio_sys::linux;
 use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
 
-/// Bytes asked of `io` at once: a kernel moves a little less than 2 GiB in a call.
+/// Bytes per request to `io`: the kernel moves a little less than 2 GiB in a call.
 const MAX_REQUEST: usize = 1 << 30;
 
 #[unsafe(no_mangle)]

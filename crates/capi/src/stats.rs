@@ -1,4 +1,4 @@
-//! What has happened: counters, version, the last error.
+//! Counters, version, and the last error.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -61,8 +61,8 @@ unsafe extern "C" fn spinio_stats(out: *mut Counters, size: usize) -> c_int {
             route.nanoseconds += line.nanos;
         }
         let known = size.min(size_of::<Counters>());
-        // SAFETY: the header asks for `size` bytes at `out`. A caller with an older header gets the part it knows; one
-        // with a newer header gets zeros for what we do not count.
+        // SAFETY: the header requires `size` bytes at `out`. A caller with an older header gets the part it knows; one
+        // with a newer header gets zeros for fields that this library does not count.
         unsafe {
             core::ptr::copy_nonoverlapping((&raw const counters).cast::<u8>(), out.cast::<u8>(), known);
             core::ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);

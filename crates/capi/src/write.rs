@@ -1,4 +1,4 @@
-//! Writes for programs that link us.
+//! Writes, for programs that link the library.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -12,7 +12,7 @@ use spinio_sys::linux;
 use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
 
-/// Bytes of one call at most: what Linux moves in one.
+/// The most bytes of one call: as many as Linux moves in one.
 const MAX_RW_COUNT: usize = 0x7fff_f000;
 
 #[unsafe(no_mangle)]

@@ -41,9 +41,9 @@ pub fn preferred() -> DeviceName {
     DeviceName(DeviceId { kind, ordinal: 0 })
 }
 
-/// Memory on a device, given back when dropped.
+/// Memory on a device, freed when dropped.
 pub struct Buffer {
-    /// Where it is.
+    /// Its address.
     pub target: Target,
     addr: DeviceAddr,
 }
@@ -54,7 +54,7 @@ impl Buffer {
         Buffer::alloc(device, len, false)
     }
 
-    /// The same, host-mapped where the device can: memory that storage may be able to reach.
+    /// The same, host-mapped if the device supports it: storage may be able to reach such memory.
     pub fn mapped(device: DeviceName, len: u64) -> anyhow::Result<Buffer> {
         Buffer::alloc(device, len, true).or_else(|_| Buffer::alloc(device, len, false))
     }
@@ -67,7 +67,7 @@ impl Buffer {
         };
         let bytes = usize::try_from(len).with_context(failed)?;
         match id.kind {
-            // For the reason: the registry would only say that there is none.
+            // For the cause: the registry would only return that there is none.
             DeviceKind::Cuda => drop(standalone::open(id.ordinal).map_err(|e| missing(&e))?),
             _ => configure()?,
         }
@@ -81,7 +81,7 @@ impl Buffer {
     }
 }
 
-/// What a buffer on a device would be like, without keeping one.
+/// The properties of a buffer on a device; the buffer is not kept.
 pub fn probe_buffer(device: DeviceName) -> anyhow::Result<spinio_io::Buffer> {
     let page = Buffer::new(device, 4096)?;
     Ok(spinio_io::Buffer::of(&page.target.allocation))

@@ -1,6 +1,6 @@
 //! Exit codes, and the error that carries one.
 //!
-//! They are part of the contract: docs/command.md and `--help` list them, scripts rely on them.
+//! They are an interface: docs/command.md and `--help` list them, scripts depend on them.
 
 use std::fmt;
 use std::io::Write;
@@ -16,11 +16,11 @@ pub enum Exit {
     Ok = 0,
     /// A file, device or program failed; the message says which.
     Failed = 1,
-    /// The command line is not understood.
+    /// The command line is invalid.
     Usage = 2,
     /// Bytes on the device differ from the file's.
     Different = 3,
-    /// Something that is needed is not here: a compiler, the library, a device.
+    /// Something that is needed is missing: a compiler, the library, a device.
     Missing = 4,
     /// `run` refused (`--strict`) or could not do its own part.
     Refused = 125,
@@ -30,7 +30,7 @@ pub enum Exit {
     NotFound = 127,
 }
 
-/// What the codes mean, at the end of `spinio --help` and of each command's that does not run a program.
+/// The meaning of the codes, at the end of `spinio --help` and of that of each command that does not run a program.
 macro_rules! codes {
     () => {
         "\
@@ -43,7 +43,7 @@ Exit status:
     };
 }
 
-/// The same of a command that ends as its program does.
+/// The same for a command that ends as its program does.
 macro_rules! programs_codes {
     () => {
         "  125  refused by --strict, or spinio itself failed
@@ -60,24 +60,24 @@ pub const HELP: &str = concat!(
     "\n\nEnvironment: SPINIO_* (docs/settings.md), SPINIO_LIBRARY (path of libspinio.so), NO_COLOR."
 );
 
-/// Of most commands.
+/// For most commands.
 pub const CODES: &str = codes!();
 
-/// Of `calibrate`.
+/// For `calibrate`.
 pub const CALIBRATE: &str =
     concat!(codes!(), "\nWith --check 1 also means that the model does not fit, and 4 that there is none.");
 
-/// Of `run`.
+/// For `run`.
 pub const RUN: &str = concat!(
     "Exit status: the program's, 128+n if signal n ended it, or\n",
     "  2    the command line is not understood\n",
     programs_codes!()
 );
 
-/// Of `trace`.
+/// For `trace`.
 pub const TRACE: &str = concat!(codes!(), "\nWith a program: its status, as of `spinio run`.");
 
-/// An error that knows the exit code it deserves.
+/// An error with its exit code.
 #[derive(Debug)]
 pub struct ExitError {
     /// The code.
@@ -103,13 +103,13 @@ pub fn code(error: &anyhow::Error) -> Exit {
     error.chain().find_map(|e| e.downcast_ref::<ExitError>()).map_or(Exit::Failed, |c| c.exit)
 }
 
-/// Prints help, a version, or what is wrong with the command line. Text that does not arrive is a failure.
+/// Prints help, a version, or an error of the command line. A failed write is an error.
 pub fn of_clap(error: &clap::Error) -> anyhow::Result<u8> {
     error.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
     Ok(error.exit_code() as u8)
 }
 
-/// The status of a command named `command` that ended so, after its error was printed.
+/// The status of the command `command` with this result, after its error was printed.
 pub fn report(command: &str, done: anyhow::Result<u8>) -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
@@ -121,7 +121,7 @@ pub fn report(command: &str, done: anyhow::Result<u8>) -> ExitCode {
     }
 }
 
-/// Whether the reader of our output went away (`spinio doctor | head`): no error of ours.
+/// Whether the reader of the output has closed the pipe (`spinio doctor | head`): not an error.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }

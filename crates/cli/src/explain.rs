@@ -9,13 +9,14 @@
 //!   [1] a faster route was refused: ...
 //! ```
 //!
-//! The code that serves a read answers, for this process, at this moment: a program of another user, or the same program
-//! later, may see something else. Nothing is read of a file that the user owns or may write to.
+//! The result is that of the code that serves a read, for this process, at this moment: for a program of another user,
+//! or for the same program later, it may differ. Nothing is read of a file that the user owns or may write to.
 //!
 //! Whether another process pins the file is taken from /proc/locks and from that process's counters (`holders.rs`).
 //!
-//! Known flaw: the Linux kernel reports no residency of a file owned by another user, so a byte every 64 KiB is tried, and
-//! each that is absent makes the kernel fetch its page. The second time such a file looks more cached than it is.
+//! Known flaw: the Linux kernel reports no residency of a file owned by another user, so a byte every 64 KiB is read
+//! with RWF_NOWAIT, and for each that is absent the kernel reads its page in. The second time such a file looks more
+//! cached than it is.
 
 use std::fmt::Write;
 use std::fs::OpenOptions;
@@ -98,12 +99,12 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Predicted nanoseconds of a segment, where there is a prediction.
+/// Predicted nanoseconds of a segment, if any.
 fn nanos(explanation: &Explanation, segment: usize) -> Option<f64> {
     explanation.prediction.segments.get(segment).copied()
 }
 
-/// What it means that another process pins the file.
+/// The consequences if another process pins the file.
 fn holders_text(holders: &[Holder], write: bool) -> String {
     let mut s = String::new();
     for holder in holders {

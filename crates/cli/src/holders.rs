@@ -5,9 +5,9 @@
 //!   counters       4711 python3, 2 pinned files                        which of these is SPIN's
 //! ```
 //!
-//! Known flaws: a pinned file that needs no lease, because it is sealed, immutable or on a read-only file system, is not
-//! found, nor is that of a process whose counters this user cannot see. A process that pins other files, and has a lease on
-//! this one for another reason, counts as well.
+//! Known flaws: a pinned file that needs no lease, because it is sealed, immutable or on a read-only file system, is
+//! not found, nor is that of a process whose counters this user cannot see. A process that pins other files, and has a
+//! lease on this one for another reason, counts as well.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! A file named on the command line, opened, and the range asked for.
+//! A file named on the command line, opened, and the requested range.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -33,7 +33,7 @@ pub struct OpenRange {
     pub file: File,
     /// First byte.
     pub offset: u64,
-    /// Bytes from there, cut at the end of the file.
+    /// Bytes from there, truncated at the end of the file.
     pub len: u64,
 }
 
@@ -52,7 +52,7 @@ impl Input {
         &self.path
     }
 
-    /// Opens it and cuts the range at the end of the file.
+    /// Opens it and truncates the range at the end of the file.
     pub fn open(&self) -> anyhow::Result<OpenRange> {
         let name = self.path.display();
         let cannot = || format!("Cannot open {name}");
@@ -66,7 +66,7 @@ impl Input {
             FileKind::Block => seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from).with_context(cannot)?,
             FileKind::Other => bail!("Cannot read {name}: it is no file with offsets"),
         };
-        // `/proc` reports its files as empty, and they are not.
+        // `/proc` reports a size of 0 for files that are not empty.
         if stat.kind == FileKind::Regular && size == 0 && file.read_at(&mut [0], 0).is_ok_and(|n| n > 0) {
             bail!("Cannot read {name}: it has bytes, but its file system reports a size of 0, as /proc does");
         }

@@ -1,24 +1,24 @@
 //! The `spinio` command.
 //!
 //! ```text
-//!   demo      the main job on a real file, with proof
+//!   demo      reads a real file into a device, and verifies every byte
 //!   run       a program under libspinio.so
 //!   read      a file into device memory, in this process
 //!   explain   which route each part of a file would take, and why
-//!   doctor    what this machine offers, and the cure for what it lacks
+//!   doctor    what this machine offers, and the cure for each missing facility
 //!   calibrate measures what each route costs here, and stores it for every program
 //!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
 //!   top       the same, live
-//!   trace     request by request, with the pieces of each
+//!   trace     each request, with its pieces
 //! ```
 //!
 //! One file per subcommand. Results go to standard output, errors and tables about another
 //! program to standard error. Exit codes are a contract: see [`exit`].
 //!
-//! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices and measurements. Public is
-//! only what that uses.
+//! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices and measurements. Only these
+//! are public.
 #![forbid(unsafe_code)]
-#![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
+#![expect(unreachable_pub, reason = "a command has no library users: `pub` here means `for other files`")]
 
 pub mod calibrate;
 mod demo;
@@ -99,7 +99,7 @@ enum Command {
     Simulate(Moved),
 }
 
-/// A subcommand that is another program's now. All arguments after it are accepted and ignored.
+/// A subcommand that has moved to another program. All arguments after it are accepted and ignored.
 #[derive(Debug, Args)]
 struct Moved {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

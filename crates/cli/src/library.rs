@@ -1,4 +1,4 @@
-//! Where libspinio.so is, and how to ask the loader for it.
+//! The path of libspinio.so, and the value of LD_PRELOAD that loads it.
 //!
 //! ```text
 //!   $SPINIO_LIBRARY                      set by the user: nothing else is tried
@@ -6,7 +6,7 @@
 //!   <bin>/deps/libspinio.so              cargo build, cargo run: target/release/deps
 //!   <bin>/../lib/libspinio.so.0          installed under a prefix: `cargo x stage`, the wheel
 //!   <bin>/../lib/libspinio.so            the same, copied there by hand
-//!   <bin>/../lib/spinio/libspinio.so     the same, in a directory of its own
+//!   <bin>/../lib/spinio/libspinio.so     the same, in its own directory
 //! ```
 //!
 //! Cargo builds the library because this package depends on it, and leaves it in
@@ -25,8 +25,8 @@ use crate::exit::{self, Exit};
 
 const NAME: &str = "libspinio.so";
 
-/// The name of an installed library: its SONAME, so that the loader takes it for the one that programs were linked with.
-/// Next to it `libspinio.so` may be a linker script, hence the order below.
+/// The name of an installed library: its SONAME, so that the loader identifies it with the one that programs were
+/// linked with. Next to it `libspinio.so` may be a linker script, hence the order below.
 const INSTALLED: &str = "libspinio.so.0";
 
 /// The library, or an error that lists every path tried.
@@ -47,8 +47,8 @@ fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathB
         ],
         (None, None) => vec![],
     };
-    // The loader resolves a relative path against the directory the program happens to be in, and ignores it in
-    // others: always pass an absolute one.
+    // The loader resolves a relative path against the current directory of the program, and ignores one that does not
+    // exist there: always pass an absolute path.
     if let Some(found) = looked.iter().find(|p| p.is_file()).and_then(|p| p.canonicalize().ok()) {
         return Ok(found);
     }
@@ -68,8 +68,8 @@ pub fn can_be_preloaded(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|b| matches!(b, b':' | b' ' | b'\t' | b'\n'))
 }
 
-/// The value of LD_PRELOAD: ours before what is there, so that no other library is handed a device pointer it
-/// does not know; but after a sanitizer's runtime, which insists on being first.
+/// The value of LD_PRELOAD: this library before the existing entries, so that no other library is passed a device
+/// pointer it does not know; but after a sanitizer's runtime, which must be first.
 pub fn preload(path: &Path, present: Option<&OsStr>) -> anyhow::Result<OsString> {
     if !can_be_preloaded(path) {
         return Err(exit::error(

@@ -16,7 +16,7 @@ pub fn reason(reason: Reason) -> String {
     out
 }
 
-/// The key of a reason in the last release, where it was another one.
+/// The key of a reason in the last release, if it was another one.
 pub const fn reason_old(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::NoShadowFd => "no_twin",
@@ -44,7 +44,7 @@ pub fn add_reason(object: &mut Value, reason: Reason) {
     }
 }
 
-/// The key of a gauge in the last release, where it was another one.
+/// The key of a gauge in the last release, if it was another one.
 pub const fn gauge_old(gauge: Gauge) -> Option<&'static str> {
     match gauge {
         Gauge::Pinned => None,

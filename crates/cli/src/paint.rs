@@ -1,4 +1,4 @@
-//! Colour, where the reader can see and wants it.
+//! Colour, if the output can show it and the user wants it.
 //!
 //! Off when the stream is no terminal, when NO_COLOR is set to anything, or when TERM is `dumb`;
 //! on without a terminal only when CLICOLOR_FORCE is set (to anything but 0).
@@ -8,12 +8,12 @@ use std::io::IsTerminal;
 
 use spinio_plan::{Residency, Route};
 
-/// What a piece of text means; the colour follows from it.
+/// The meaning of a piece of text, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextRole {
     /// Found, equal, fast.
     Good,
-    /// Works, but not as well as it could.
+    /// Works, but could be better.
     Weak,
     /// Wrong or missing.
     Bad,
@@ -52,9 +52,9 @@ impl TextRole {
 /// Whether to colour, and how wide the line is, for one output stream.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputStyle {
-    /// Escape codes are welcome.
+    /// Escape codes are allowed.
     pub colour: bool,
-    /// Columns; 120 where there is no terminal.
+    /// Columns; 120 if there is no terminal.
     pub width: usize,
 }
 

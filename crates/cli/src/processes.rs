@@ -25,7 +25,7 @@ use crate::exit::{self, Exit};
 
 /// A file of counters.
 pub struct CounterFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     file: File,
     /// The counters when it was last read.
@@ -35,9 +35,9 @@ pub struct CounterFile {
 /// What was found.
 #[derive(Default)]
 pub struct ProcessList {
-    /// Living processes, by number.
+    /// Living processes, by PID.
     pub processes: Vec<CounterFile>,
-    /// Living processes that run another build of SPIN, whose counters we cannot read.
+    /// Living processes that run another build of SPIN, whose counters cannot be read.
     pub other_versions: usize,
 }
 
@@ -58,13 +58,13 @@ impl CounterFile {
         CounterFile::opened(path, OpenOptions::new().read(true))
     }
 
-    /// The same, to switch tracing on.
+    /// The same, for writing, to switch tracing on.
     pub fn open_to_trace(path: &Path) -> Result<CounterFile, ReadError> {
         CounterFile::opened(path, OpenOptions::new().read(true).write(true))
     }
 
     fn opened(path: &Path, options: &mut OpenOptions) -> Result<CounterFile, ReadError> {
-        // Root opens files in directories of other users: a link must not be followed, and a FIFO must not block.
+        // Root opens files in directories of other users: it must not follow a link, nor block on a FIFO.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = options.custom_flags(flags.bits() as i32).open(path).map_err(ReadError::Io)?;
         if !file.metadata().map_err(ReadError::Io)?.is_file() {
@@ -75,7 +75,7 @@ impl CounterFile {
         Ok(counters)
     }
 
-    /// Reads the counters once more.
+    /// Reads the counters again.
     pub fn refresh(&mut self) -> Result<(), ReadError> {
         let mut bytes = vec![0; file::COUNTERS_BYTES];
         self.file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
@@ -89,7 +89,7 @@ impl CounterFile {
         Ok(())
     }
 
-    /// Whether the process that made it lives: it has the file locked until it ends.
+    /// Whether its process is alive: the process keeps the file locked until it ends.
     pub fn is_alive(&self) -> bool {
         is_locked(&self.file)
     }
@@ -140,7 +140,7 @@ fn list_in(places: &[PathBuf]) -> ProcessList {
     found
 }
 
-/// The living process with this number.
+/// The living process with this PID.
 pub fn find(pid: u32) -> anyhow::Result<CounterFile> {
     let found = list();
     let others = found.other_versions;

@@ -1,6 +1,6 @@
-//! What a command shows while it works: nothing in its first second, then a bar; and only on a terminal.
+//! Progress of a command: nothing in its first second, then a bar; and only on a terminal.
 //!
-//! The second is the command's, not that of one of its parts: a demo of many short parts is a long wait too.
+//! The second is that of the whole command, not of one of its parts: a demo of many short parts is a long wait too.
 
 use std::sync::LazyLock;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -28,7 +28,7 @@ fn hidden_bar(total: Option<u64>, style: &str, what: &str) -> ProgressBar {
     bar
 }
 
-/// How much is done of what there is to do: bytes, or things.
+/// How much is done, of a known total: bytes, or items.
 pub struct Progress {
     bar: ProgressBar,
     shown: bool,
@@ -41,20 +41,20 @@ impl Progress {
         Progress { bar: hidden_bar(Some(total), style, what), shown: false }
     }
 
-    /// The same, of things that are counted.
+    /// The same, of items.
     pub fn count(total: u64, what: &str) -> Progress {
         let style = "{msg} {wide_bar} {pos} of {len}, {eta} left";
         Progress { bar: hidden_bar(Some(total), style, what), shown: false }
     }
 
-    /// What is going on now.
+    /// The current activity.
     pub fn set_message(&self, what: &str) {
         if self.bar.message() != what {
             self.bar.set_message(what.to_owned());
         }
     }
 
-    /// So much is done.
+    /// This much is done.
     pub fn set(&mut self, done: u64) {
         if !self.shown && STARTED.elapsed() >= SHOW_AFTER {
             // indicatif itself draws nothing where stderr is no terminal.

@@ -1,11 +1,11 @@
-//! Numbers that look random and are the same in every run (splitmix64).
+//! Pseudo-random numbers that are the same in every run (splitmix64).
 
 /// A generator.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// One of a family: neighbouring numbers of one seed have nothing in common.
+    /// One of a family: generators of consecutive numbers and one seed are independent.
     pub fn new(seed: u64, number: u64) -> SplitMix64 {
         let mut first = SplitMix64(seed);
         let mut second = SplitMix64(first.next_u64() ^ number);
@@ -21,7 +21,7 @@ impl SplitMix64 {
         x ^ (x >> 31)
     }
 
-    /// From 0 up to, not including, 1.
+    /// In 0 <= x < 1.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,9 +1,8 @@
-//! `spinio read`: a file into device memory, in this process, without any preloading.
+//! `spinio read`: a file into device memory, in this process, without preloading.
 //!
-//! One device buffer of a block, read again and again: the time is that of the reads alone.
-//! `--verify` compares each block at once with a plain `pread`. That brings the block into the
-//! page cache, but only after the device has read it, and under POSIX_FADV_RANDOM, so no
-//! later block is touched.
+//! One device buffer of a block is read into repeatedly, so the time is that of the reads alone. `--verify` compares
+//! each block at once with a plain `pread`. That reads the block into the page cache, but only after the device has
+//! read it, and under POSIX_FADV_RANDOM, so no later block is affected.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -37,7 +36,7 @@ pub struct Read {
     verify: bool,
 }
 
-/// What was read.
+/// The result.
 #[derive(Default)]
 struct ReadTotals {
     bytes: u64,
@@ -65,7 +64,7 @@ pub fn run(read: &Read) -> anyhow::Result<Exit> {
 
 fn read_all(read: &Read, opened: &OpenRange, buffer: &Buffer, block: u64) -> anyhow::Result<ReadTotals> {
     let name = read.input.path().display().to_string();
-    // A description of its own: advice must not change the one that the device reads.
+    // Its own open file description: advice must not change the one that the device reads.
     let plain = match read.verify {
         true => Some(std::fs::File::open(read.input.path()).with_context(|| format!("Cannot open {name}"))?),
         false => None,

@@ -1,4 +1,4 @@
-//! Where to make files that must lie on a disk.
+//! A directory for files that must be on a disk.
 
 use std::path::{Path, PathBuf};
 

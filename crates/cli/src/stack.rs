@@ -1,11 +1,11 @@
-//! The block devices under a file, for people and for programs.
+//! The block devices under a file, as text and as JSON.
 
 use serde_json::{Value, json};
 use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
 
 use crate::units;
 
-/// The tree, moved to the right, and what follows from it.
+/// The tree, indented, and its consequences.
 pub fn tree_text(stack: &BlockStack, indent: usize) -> String {
     let mut lines: Vec<String> = stack.to_string().lines().map(|l| format!("{:indent$}{l}", "")).collect();
     if stack.top.is_some() {
@@ -15,7 +15,7 @@ pub fn tree_text(stack: &BlockStack, indent: usize) -> String {
     lines.join("\n")
 }
 
-/// What stripes there are, in a sentence.
+/// The stripes, in a sentence.
 pub fn stripes(stack: &BlockStack) -> String {
     match stack.stripe() {
         None => "no stripes".to_owned(),

@@ -1,12 +1,12 @@
-//! A range of a file as one line of characters: what is resident, and which route each part takes.
+//! A range of a file as one line of characters: its residency, and the route of each part.
 //!
 //! ```text
 //!   pages  ████████████░░░░░░░░░░▒▒▒▒▒▒▓▓▓▓██████
 //!   route  ccccccccccccddddddddddddddddccccmmmmmm
 //! ```
 //!
-//! Every column is the same number of bytes and shows what most of them are. Colour repeats what the
-//! character shows, so nothing is lost without it.
+//! Every column is the same number of bytes and shows the kind of most of them. Colour repeats what the character
+//! shows, so it is not needed.
 
 use spinio_plan::{Extent, Residency, Route, Schedule};
 
@@ -44,7 +44,7 @@ fn distribute<K: Copy + PartialEq>(runs: &[(u64, K)], columns: usize) -> Vec<Vec
     if total == 0 || columns == 0 {
         return out;
     }
-    // In 1/columns of a byte, so that columns need not be whole bytes.
+    // In 1/columns of a byte, so that a column need not be a whole number of bytes.
     let (scale, column) = (columns as u128, u128::from(total));
     let mut at: u128 = 0;
     for &(len, kind) in runs {
@@ -52,7 +52,7 @@ fn distribute<K: Copy + PartialEq>(runs: &[(u64, K)], columns: usize) -> Vec<Vec
         while at < end {
             let index = ((at / column) as usize).min(columns - 1);
             let until = end.min((index as u128 + 1) * column);
-            // At least 1, so that a run shorter than a column still counts there.
+            // At least 1, so that a run shorter than a column still counts.
             let part = (((until - at) / scale) as u64).max(1);
             match out[index].iter_mut().find(|(k, _)| *k == kind) {
                 Some((_, bytes)) => *bytes += part,
@@ -90,7 +90,7 @@ fn line<K: Copy + PartialEq>(
     show: impl Fn((K, bool)) -> (char, TextRole),
 ) -> String {
     let mut out = String::new();
-    // One escape code a run of equal colours, not one a character.
+    // One escape code per run of equal colours, not per character.
     let mut run: Option<(TextRole, String)> = None;
     for column in columns {
         let (c, ink) = majority(column).map_or((' ', TextRole::Dim), &show);
@@ -109,7 +109,7 @@ fn line<K: Copy + PartialEq>(
     out
 }
 
-/// What the characters of [`residency`] mean, with the bytes of each that is there.
+/// The legend of [`residency`], with the bytes of each kind that occurs.
 pub fn residency_legend(paint: &OutputStyle, extents: &[Extent]) -> String {
     let total: u64 = extents.iter().map(|e| e.len).sum();
     let mut parts = Vec::new();
@@ -127,7 +127,7 @@ pub fn residency_legend(paint: &OutputStyle, extents: &[Extent]) -> String {
     parts.join("   ")
 }
 
-/// What the letters of [`schedule`] mean, with the bytes of each that is there.
+/// The legend of [`schedule`], with the bytes of each kind that occurs.
 pub fn schedule_legend(paint: &OutputStyle, schedule: &Schedule) -> String {
     let total: u64 = schedule.segments.iter().map(|s| s.len).sum();
     let mut parts = Vec::new();

@@ -15,7 +15,7 @@ use crate::exit::{self, Exit};
 use crate::progress::Progress;
 use crate::scratch;
 
-/// Bytes read at once into the page cache.
+/// Bytes per read into the page cache.
 const STEP: usize = 1 << 20;
 
 /// The file.
@@ -26,7 +26,7 @@ pub struct TestFile {
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
-    /// Made by us: it may be written.
+    /// A scratch file: it may be written.
     pub scratch: bool,
 }
 
@@ -83,8 +83,8 @@ impl TestFile {
         Ok(())
     }
 
-    /// Drops what is cached of a range, as far as the kernel lets it go. A page may sit in a list of some processor
-    /// at that moment: then again.
+    /// Drops the cached pages of a range, as far as the kernel permits. A page may be in a per-CPU list at that moment:
+    /// then tries again.
     pub fn evict(&self, at: u64, len: u64) {
         for _ in 0..5 {
             let _ = linux::fadvise(self.file.as_raw_fd(), at, len, Advice::DontNeed);
@@ -95,12 +95,12 @@ impl TestFile {
         }
     }
 
-    /// What the kernel does around a read of this descriptor.
+    /// The kernel's read-ahead for this descriptor.
     pub fn advise(&self, advice: Advice) {
         let _ = linux::fadvise(self.file.as_raw_fd(), 0, 0, advice);
     }
 
-    /// Nanoseconds a byte to write `len` dirty bytes back; none if the file is not ours to write.
+    /// Nanoseconds per byte to write `len` dirty bytes back; none if the file is not a scratch file.
     pub fn writeback(&self, len: u64) -> anyhow::Result<Option<f64>> {
         if !self.scratch {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Tables for people: one look everywhere, colour by meaning, no wider than the terminal.
+//! Tables: one style everywhere, colour by meaning, no wider than the terminal.
 
 use comfy_table::{
     Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, TableComponent, Width, presets,
@@ -42,7 +42,7 @@ pub fn align_columns(table: &mut Table, numbers: &[usize]) {
     }
 }
 
-/// The text of a table, without blanks at the ends of its lines.
+/// The text of a table, without trailing blanks.
 pub fn text(table: &Table) -> String {
     table.trim_fmt()
 }
@@ -59,10 +59,10 @@ pub fn route(route: Route) -> Cell {
     })
 }
 
-/// Routes of a snapshot: where the bytes travelled, and why.
+/// The routes of a snapshot: bytes and reasons.
 pub fn of_snapshot(paint: &OutputStyle, snapshot: &Snapshot) -> Table {
     let moved = snapshot.rows.iter().fold(0u64, |sum, l| sum.saturating_add(l.bytes));
-    // Most programs only read; then the direction is not printed on every line.
+    // Most programs only read; then the direction is omitted.
     let single_route = snapshot.rows.iter().all(|l| l.direction == Direction::Read);
     let mut head = vec!["route", "pieces", "bytes", "share", "p50", "p99", "why"];
     if !single_route {
@@ -90,7 +90,7 @@ pub fn of_snapshot(paint: &OutputStyle, snapshot: &Snapshot) -> Table {
     table
 }
 
-/// `37 %`; never 0 for something or 100 for not all.
+/// `37 %`; never 0 for a part or 100 for less than all.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();

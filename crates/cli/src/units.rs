@@ -1,4 +1,4 @@
-//! Sizes, times and rates as people read them. Sizes are powers of 1024, rates powers of 1000.
+//! Sizes, times and rates as text. Sizes are powers of 1024, rates powers of 1000.
 
 /// `256 MiB`, `4.0 KiB`, `17 B`.
 pub fn bytes(n: u64) -> String {

@@ -1,4 +1,4 @@
-//! `spinio calibrate`: measured, stored, used by the next process, and checked.
+//! `spinio calibrate`: measures, stores a model that the next process uses, and checks it.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use assert_cmd::Command;
 use common::{file, folder, spinio, stderr, stdout};
 
-/// The command with a state directory of its own, and little to do.
+/// The command with its own state directory, and a short measurement.
 fn calibrate(state: &Path, args: &[&str]) -> Command {
     let mut command = spinio();
     command.env("XDG_STATE_HOME", state);
@@ -22,7 +22,7 @@ fn explained(state: &Path, path: &Path) -> String {
 }
 
 #[test]
-fn what_was_measured_is_used_by_the_next_process() {
+fn measured_model_is_used_by_next_process() {
     let (dir, state) = (folder(), folder());
     let data = file(dir.path(), "data", 1 << 20);
     assert!(explained(state.path(), &data).contains("not calibrated"));
@@ -38,7 +38,7 @@ fn what_was_measured_is_used_by_the_next_process() {
 
     let value = explained(state.path(), &data);
     assert!(value.contains("Cost model: calibrated 20"), "{value}");
-    // Whether a machine that is busy with tests still fits is its own affair.
+    // Whether a machine that is busy with tests still fits is not asserted.
     let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert();
     let text = stdout(&assert);
     assert!(text.contains("still fits") != text.contains("does not fit"), "{text}");
@@ -57,12 +57,12 @@ fn what_was_measured_is_used_by_the_next_process() {
 }
 
 #[test]
-fn a_model_that_is_wrong_by_far_does_not_fit() {
+fn check_rejects_model_far_from_measurement() {
     let (dir, state) = (folder(), folder());
     calibrate(state.path(), &[]).arg(dir.path()).assert().success();
     let models = state.path().join("spinio/models");
     let model = std::fs::read_dir(models).unwrap().next().expect("a model").unwrap().path();
-    // Of every route: what one transfer costs, its cutoff, what a byte costs; what those in flight cost.
+    // For every route: the cost of one transfer, its cutoff, the cost per byte; the cost of those in flight.
     let scaled = |line: &str, by: f64| {
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let costs = if words[0] == "cost" { [1, 3].as_slice() } else { &[1, 2, 3] };
@@ -81,7 +81,7 @@ fn a_model_that_is_wrong_by_far_does_not_fit() {
 }
 
 #[test]
-fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
+fn file_is_only_read_and_dry_run_stores_nothing() {
     let (dir, state) = (folder(), folder());
     let data = file(dir.path(), "data", 3 << 20);
     let before = std::fs::read(&data).unwrap();
@@ -99,7 +99,7 @@ fn a_file_is_only_read_and_a_dry_run_keeps_nothing() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_named() {
+fn unmeasurable_path_is_named() {
     let state = folder();
     let assert = calibrate(state.path(), &[]).arg("/nowhere/at/all").assert().code(1);
     assert!(stderr(&assert).contains("/nowhere/at/all"));
@@ -114,7 +114,7 @@ fn what_cannot_be_measured_is_named() {
 }
 
 #[test]
-fn result_is_printed_where_it_cannot_be_stored() {
+fn result_is_printed_if_it_cannot_be_stored() {
     let dir = folder();
     let taken = common::file(dir.path(), "taken", 10);
     let assert = calibrate(&taken, &[]).arg(dir.path()).assert().code(1);

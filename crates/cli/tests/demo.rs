@@ -1,11 +1,11 @@
-//! `spinio demo`: the main job, small.
+//! `spinio demo`, on small files.
 
 mod common;
 
 use common::{folder, spinio, stderr, stdout};
 
 #[test]
-fn it_reads_three_states_and_every_byte_is_right() {
+fn demo_reads_three_states_and_verifies_every_byte() {
     let dir = folder();
     let file = dir.path().join("data");
     let assert =
@@ -27,8 +27,8 @@ fn it_reads_three_states_and_every_byte_is_right() {
 }
 
 #[test]
-fn on_a_gpu_machine_the_memory_is_cudas() {
-    // The stand-in for the driver that the tests of `sys` and `device` use, and the one call that only the demo makes.
+fn demo_uses_cuda_memory_on_gpu_machine() {
+    // The stand-in for the driver of the tests of `sys` and `device`, and the one call that only the demo makes.
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");
     let more = "int cuMemcpyDtoH_v2(void *p, uint64_t d, size_t n) { return cuMemcpyDtoHAsync_v2(p, d, n, 0); }";
     let source = format!("{}\n{more}\n", std::fs::read_to_string(fake).unwrap());
@@ -48,7 +48,7 @@ fn on_a_gpu_machine_the_memory_is_cudas() {
 }
 
 #[test]
-fn a_device_that_is_not_here_is_told() {
+fn missing_device_is_reported() {
     let dir = folder();
     let path = dir.path().join("data");
     let assert = spinio()
@@ -68,7 +68,7 @@ fn a_device_that_is_not_here_is_told() {
 }
 
 #[test]
-fn a_size_that_is_no_multiple_of_anything() {
+fn odd_size_is_read() {
     let dir = folder();
     let assert = spinio()
         .args(["demo", "--size", "9437189", "--device", "emulated", "--path"])
@@ -79,7 +79,7 @@ fn a_size_that_is_no_multiple_of_anything() {
 }
 
 #[test]
-fn a_folder_that_the_loader_cannot_name() {
+fn library_path_that_ld_preload_cannot_name_is_linked() {
     let Ok(library) = std::fs::canonicalize(
         std::path::Path::new(env!("CARGO_BIN_EXE_spinio")).parent().unwrap().join("deps/libspinio.so"),
     ) else {
@@ -99,7 +99,7 @@ fn a_folder_that_the_loader_cannot_name() {
 }
 
 #[test]
-fn an_interrupted_demo_leaves_nothing() {
+fn interrupted_demo_removes_its_files() {
     use std::os::unix::process::ExitStatusExt;
     let dir = folder();
     let (file, temporary) = (dir.path().join("data"), dir.path().join("tmp"));
@@ -122,7 +122,7 @@ fn an_interrupted_demo_leaves_nothing() {
 }
 
 #[test]
-fn a_file_that_exists_is_not_overwritten() {
+fn existing_file_is_not_overwritten() {
     let dir = folder();
     let file = common::file(dir.path(), "precious", 100);
     let assert = spinio().args(["demo", "--size", "1M", "--path"]).arg(&file).assert().code(1);
@@ -131,7 +131,7 @@ fn a_file_that_exists_is_not_overwritten() {
 }
 
 #[test]
-fn a_missing_compiler_is_named() {
+fn missing_compiler_is_named() {
     let dir = folder();
     let path = dir.path().join("data");
     let assert = spinio().env("PATH", dir.path()).env_remove("CC").args(["demo", "--path"]).arg(&path).assert().code(4);
@@ -141,13 +141,13 @@ fn a_missing_compiler_is_named() {
 }
 
 #[test]
-fn a_missing_library_is_told_with_its_place() {
+fn missing_library_is_reported_with_its_path() {
     let assert = spinio().env("SPINIO_LIBRARY", "/nowhere/libspinio.so").arg("demo").assert().code(4);
     assert!(stderr(&assert).contains("/nowhere/libspinio.so"));
 }
 
 #[test]
-fn sizes_that_make_no_sense() {
+fn invalid_sizes_are_refused() {
     for (size, code) in [("0", 2), ("many", 2), ("8000000T", 1)] {
         let dir = folder();
         let path = dir.path().join("data");

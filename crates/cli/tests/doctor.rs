@@ -1,4 +1,4 @@
-//! `spinio doctor`: every fact is complete, whatever this machine has.
+//! `spinio doctor`: every fact is complete, on any machine.
 
 mod common;
 

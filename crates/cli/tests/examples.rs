@@ -1,4 +1,4 @@
-//! The examples that the README shows really run.
+//! The examples in the README run.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn examples() -> std::path::PathBuf {
 }
 
 #[test]
-fn the_python_example() {
+fn python_example_runs() {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         eprintln!("skipped: no python3");
         return;
@@ -28,7 +28,7 @@ fn the_python_example() {
 }
 
 #[test]
-fn the_readme_shows_the_files_that_are_tested() {
+fn readme_contains_tested_examples() {
     let readme = std::fs::read_to_string(examples().join("../README.md")).unwrap();
     let cuda = std::fs::read_to_string(examples().join("cuda/read.c")).unwrap();
     let body = cuda.split("*/\n").nth(1).map(|_| &cuda[cuda.find("#include").unwrap()..]).unwrap();

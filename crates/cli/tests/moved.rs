@@ -1,4 +1,4 @@
-//! What the laboratory does now is answered with its name, for one release.
+//! Subcommands that have moved to the laboratory name it, for one release.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn moved_commands_name_the_laboratory() {
 }
 
 #[test]
-fn a_chart_of_a_calibration_is_drawn_by_the_laboratory() {
+fn calibrate_svg_names_the_laboratory() {
     let dir = folder();
     let svg = dir.path().join("chart.svg");
     let assert =

@@ -1,4 +1,4 @@
-//! `spinio stat`, `top` and `trace` on programs that run.
+//! `spinio stat`, `top` and `trace` on running programs.
 
 mod common;
 
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use common::{compile, file, folder, spinio, stderr, stdout};
 use serde_json::Value;
 
-/// Reads 1 MiB and ten times 4 KiB into a device, then again at each line of its input. With `fork` a child does the
-/// same. The program's descriptors must stay what they were.
+/// Reads 1 MiB and ten times 4 KiB into a device, then again for each line of its input. With `fork` a child does the
+/// same. The program's descriptors must stay unchanged.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// The program under the library, with a place for counters of its own.
+/// The program under the library, with its own directory for counters.
 struct ObservedProgram {
     child: Child,
     input: Option<ChildStdin>,
@@ -126,7 +126,7 @@ impl ObservedProgram {
         self.await_ready();
     }
 
-    /// `run` has executed the program in its own place.
+    /// `run` has executed the program in its own process.
     fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -183,7 +183,7 @@ fn live_processes_are_listed_and_reported_in_full() {
 #[test]
 fn deprecated_json_keys_equal_new_keys() {
     let Some(bench) = Bench::new() else { return };
-    // The setting refuses `dma` to the large read: a reason that was renamed.
+    // The setting refuses `dma` for the large read: a reason that was renamed.
     let program = bench.start(&[("SPINIO_ROUTES", "copy"), ("SPINIO_DMA_MIN", "64K")]);
     let value = json(&bench.spinio().args(["stat", "--json", &program.pid().to_string()]).assert().success());
     let pairs = [
@@ -239,7 +239,7 @@ fn forked_child_has_own_counters_and_run_adds_them() {
         bench.spinio().args(["run", "--stats", "--"]).arg(&bench.program).arg(&bench.data).arg("fork").assert();
     let text = stderr(&assert.success());
     assert!(text.contains("22 device reads"), "{text}");
-    // Each has a file of its own: in a directory that we named they stay.
+    // Each has its own file: in a directory that the user named they stay.
     let kept = bench.dir.path().join("kept");
     std::fs::create_dir(&kept).unwrap();
     let mut command = bench.spinio();
@@ -263,7 +263,7 @@ fn file_without_counters_is_error() {
     spinio().args(["stat", "--file"]).arg(dir.path()).assert().code(1);
 }
 
-/// Every line, and that its segments make up its bytes.
+/// Every line; checks that its segments add up to its bytes.
 fn requests(text: &str) -> Vec<Value> {
     let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     for line in &lines {
@@ -274,7 +274,7 @@ fn requests(text: &str) -> Vec<Value> {
         let ended = begun + line["duration_ns"].as_u64().unwrap();
         for s in segments {
             let start = s["start_ns"].as_u64().unwrap();
-            // The clock is read anew for each, so the ends may differ by what that takes.
+            // The clock is read again for each, so the ends may differ by the time of a call.
             assert!((begun..=ended).contains(&start), "a segment outside its request: {line:#}");
         }
     }
@@ -302,7 +302,7 @@ fn program_and_child_are_traced() {
     let expected: Vec<u64> = [1 << 20].into_iter().chain([4096; 10]).collect();
     assert_eq!(by_process.len(), 2);
     assert!(by_process.values().all(|lengths| *lengths == expected), "{by_process:?}");
-    // Each process's in order; the tracer may come by while both read.
+    // Those of each process are in order; the tracer may poll while both read.
     for pid in by_process.keys() {
         let small = lines.iter().filter(|l| l["pid"] == *pid && l["length"] == 4096);
         let offsets: Vec<_> = small.map(|l| l["offset"].as_u64().unwrap()).collect();
@@ -346,12 +346,12 @@ fn running_process_is_traced_until_tracer_ends() {
     let head = || std::fs::read(&file).unwrap()[24 * 8..25 * 8].to_vec();
     let before = head();
     program.read();
-    assert_eq!(head(), before, "tracing goes on without a tracer");
+    assert_eq!(head(), before, "tracing continues without a tracer");
     program.end();
 }
 
 #[test]
-fn prometheus_scrapes_it() {
+fn prometheus_page_is_valid() {
     let Some(bench) = Bench::new() else { return };
     let program = bench.start(&[]);
     let once = stdout(&bench.spinio().args(["stat", "--prometheus"]).assert().success());
@@ -382,11 +382,11 @@ fn prometheus_scrapes_it() {
     program.end();
 }
 
-/// What `promtool check metrics` and a scrape ask of a page of version 0.0.4.
+/// What `promtool check metrics` and a scrape require of a page of version 0.0.4.
 fn check_prometheus_page(page: &str) {
     let (mut helped, mut typed) = (Vec::new(), HashMap::new());
     let mut series: HashMap<&str, f64> = HashMap::new();
-    // Of each histogram, what its buckets have so far, and its last bound.
+    // For each histogram, the sum of its buckets so far, and its last bound.
     let mut buckets: HashMap<String, (f64, f64)> = HashMap::new();
     for line in page.lines() {
         let words: Vec<&str> = line.splitn(4, ' ').collect();
@@ -410,7 +410,7 @@ fn check_prometheus_page(page: &str) {
                 let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
                 let family = family.filter(|family| typed.get(family) == Some(&"histogram")).unwrap_or(name);
                 assert!(family != name || typed.get(name).is_some_and(|kind| *kind != "histogram"), "no TYPE: {line}");
-                // The metrics of a name follow each other, after its TYPE.
+                // The metrics of a name are consecutive, after its TYPE.
                 assert_eq!(helped.last(), Some(&family), "{line}");
                 if name.ends_with("_bucket") {
                     let (bound, others) = labels.strip_prefix("le=\"").unwrap().split_once("\",").unwrap();
@@ -437,7 +437,7 @@ fn top_without_terminal_prints_message() {
 
 #[test]
 fn top_restores_terminal_on_signal() {
-    // The other end of a pseudo terminal: waits for the screen to be taken over, then for the end.
+    // The other end of a pseudo terminal: waits until the screen is in use, then for the end.
     const OTHER_END: &str = r#"
 import os, pty, signal, sys
 pid, fd = pty.fork()

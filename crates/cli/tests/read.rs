@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use common::{as_ordinary_user, file, folder, spinio, stderr, stdout};
 
 #[test]
-fn every_byte_arrives() {
+fn read_verifies_every_byte() {
     let dir = folder();
     let path = file(dir.path(), "data", 5_000_003);
     let assert = spinio().args(["read", "--verify", "--block", "1M"]).arg(&path).assert().success();
@@ -17,7 +17,7 @@ fn every_byte_arrives() {
 }
 
 #[test]
-fn a_range_is_cut_at_the_end_of_the_file() {
+fn range_is_truncated_at_end_of_file() {
     let dir = folder();
     let path = file(dir.path(), "data", 100_000);
     let read = |args: &[&str]| stdout(&spinio().args(["read", "--verify"]).args(args).arg(&path).assert().success());
@@ -30,14 +30,14 @@ fn a_range_is_cut_at_the_end_of_the_file() {
 }
 
 #[test]
-fn an_empty_file() {
+fn empty_file_is_read() {
     let dir = folder();
     let path = file(dir.path(), "data", 0);
     spinio().args(["read", "--verify"]).arg(&path).assert().success();
 }
 
 #[test]
-fn files_that_cannot_be_read_are_named() {
+fn unreadable_files_are_named() {
     let dir = folder();
     let missing = dir.path().join("missing");
     let assert = spinio().arg("read").arg(&missing).assert().code(1);
@@ -49,7 +49,7 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
-fn a_named_pipe_is_refused_and_not_waited_for() {
+fn named_pipe_is_refused_without_waiting() {
     let dir = folder();
     let pipe = dir.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -60,7 +60,7 @@ fn a_named_pipe_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn a_file_that_hides_its_length_is_not_called_empty() {
+fn proc_file_of_size_zero_is_not_called_empty() {
     for command in ["read", "explain"] {
         let assert = spinio().args([command, "/proc/version"]).assert().code(1);
         assert!(stderr(&assert).contains("Cannot read /proc/version: it has bytes"), "{}", stderr(&assert));
@@ -68,7 +68,7 @@ fn a_file_that_hides_its_length_is_not_called_empty() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error_that_says_where_to() {
+fn failed_write_to_stdout_is_reported() {
     let dir = folder();
     let path = file(dir.path(), "data", 10);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
@@ -79,7 +79,7 @@ fn output_that_cannot_be_written_is_an_error_that_says_where_to() {
 }
 
 #[test]
-fn the_emulated_device_is_one() {
+fn second_emulated_device_is_refused() {
     let dir = folder();
     let path = file(dir.path(), "data", 10);
     let assert = spinio().args(["read", "--device", "emulated:1"]).arg(&path).assert().code(4);
@@ -87,7 +87,7 @@ fn the_emulated_device_is_one() {
 }
 
 #[test]
-fn a_file_that_this_user_may_not_read() {
+fn file_without_read_permission_is_an_error() {
     let place = tempfile::tempdir().unwrap();
     let closed = file(place.path(), "closed", 10);
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
@@ -97,7 +97,7 @@ fn a_file_that_this_user_may_not_read() {
 }
 
 #[test]
-fn a_file_of_another_owner_arrives_whole() {
+fn file_of_other_owner_is_read_completely() {
     let place = tempfile::tempdir().unwrap();
     let path = file(place.path(), "theirs", 5_000_003);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
@@ -107,7 +107,7 @@ fn a_file_of_another_owner_arrives_whole() {
 }
 
 #[test]
-fn devices_that_are_not_here() {
+fn missing_devices_are_refused() {
     let dir = folder();
     let path = file(dir.path(), "data", 10);
     let assert = spinio().args(["read", "--device", "p2pmem:97"]).arg(&path).assert().code(4);

@@ -1,4 +1,4 @@
-//! `spinio run`: statuses, signals, and programs that cannot be helped.
+//! `spinio run`: statuses, signals, and programs that LD_PRELOAD does not affect.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn exit_status_is_the_programs() {
         run("exit 7").code(7);
         assert_eq!(stdout(&run("echo $0 $LD_PRELOAD")).matches("libspinio.so").count(), 1);
     }
-    // With exec no process of SPIN's is left to translate: the shell that waits does it.
+    // With exec no process of SPIN remains to translate the signal: the waiting shell does it.
     spinio().args(["run", "--stats", "--", "sh", "-c", "kill -TERM $$"]).assert().code(128 + 15);
 }
 
@@ -73,7 +73,7 @@ fn settings_reach_the_program() {
 fn old_and_new_names_of_a_setting_reach_the_program_alike() {
     let seen = |sets: &[&str]| {
         let mut command = spinio();
-        // The caller's value: `--set` replaces it, under either name.
+        // The value of the caller's environment: `--set` replaces it, under either name.
         command.env("SPINIO_HOLD", "3M").arg("run");
         for set in sets {
             command.args(["--set", set]);
@@ -98,7 +98,7 @@ fn errors_of_starting_have_their_exit_codes() {
     for stats in [&[][..], &["--stats"]] {
         let run = |what: &str| {
             let mut command = spinio();
-            // Not the caller's own, which may name directories that the user may not enter.
+            // Not the caller's own PATH, which may name directories that the user may not enter.
             command.env("PATH", "/usr/bin:/bin").arg("run").args(stats).args(["--", what]);
             command.assert()
         };
@@ -123,7 +123,7 @@ fn static_program_warns_and_strict_refuses() {
     assert!(text.contains("statically linked") && text.contains("fixed"), "{text}");
     let assert = spinio().args(["run", "--strict", "--"]).arg(&program).assert().code(125);
     assert!(stderr(&assert).contains("--strict"));
-    // Its script is as static as itself.
+    // A script for it is as static as the program.
     let script = dir.path().join("script");
     std::fs::write(&script, format!("#!{}\n", program.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -151,7 +151,7 @@ fn unknown_option_is_usage_error() {
         let assert = spinio().args(command).assert().code(2);
         assert!(stderr(&assert).contains("--nonsense"), "{}", stderr(&assert));
     }
-    // The program's own options stay its own, and after `--` everything is the program's.
+    // The program's own options are passed to it, and after `--` everything is.
     let assert = spinio().args(["run", "echo", "--nonsense", "-n"]).assert().success();
     assert_eq!(stdout(&assert), "--nonsense -n\n");
     spinio().args(["run", "--", "--nonsense"]).assert().code(127);
@@ -196,7 +196,7 @@ fn asan_program_is_warned_about_and_starts() {
     let dir = folder();
     let flags = ["-fsanitize=address", "-shared-libasan"];
     let source = "int main(void) { return 9; }\n";
-    // GCC links the shared runtime without being asked, and does not know the second flag.
+    // GCC links the shared runtime by default, and does not know the second flag.
     let program =
         compile(dir.path(), "asan", source, &flags[..1]).or_else(|| compile(dir.path(), "asan", source, &flags));
     let Some(program) = program else { return };
@@ -223,7 +223,7 @@ fn asan_program_is_warned_about_and_starts() {
 fn bad_emulated_device_is_refused_like_other_settings() {
     let assert = spinio().args(["run", "--set", "emulated=nonsense", "--", "true"]).assert().code(2);
     assert!(stderr(&assert).contains("SPINIO_EMULATED takes"), "{}", stderr(&assert));
-    // In the environment it is ignored, like any other that is not understood, and doctor says so.
+    // In the environment an invalid value is ignored, and doctor reports it.
     let dir = folder();
     let path = common::file(dir.path(), "f", 100_000);
     for command in ["read", "explain"] {

@@ -14,7 +14,7 @@ pub(crate) const RW: u32 = 3;
 pub(crate) const SHARED: u32 = 1;
 pub(crate) const ANON: u32 = 0x22;
 
-/// Bounce buffers: blocks that are reused, but never unmapped, so that a late copy cannot fault.
+/// Bounce buffers: memory that is reused, but never unmapped, so that a late copy cannot fault.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemoryPool {
     blocks: Mutex<PoolState>,
@@ -44,7 +44,7 @@ impl HostMemoryPool {
         Ok(block)
     }
 
-    /// Releases a block; it stays mapped, but has no pages until it is acquired again.
+    /// Releases a buffer; it stays mapped, but has no pages until it is acquired again.
     pub(crate) fn release(&self, block: PinnedBuffer) {
         const MADV_DONTNEED: u32 = 4;
         // SAFETY: the block is idle; a late reader finds zeros.
@@ -54,7 +54,7 @@ impl HostMemoryPool {
         blocks.idle.push(block);
     }
 
-    /// The number of acquired blocks.
+    /// The number of acquired buffers.
     pub(crate) fn in_use(&self) -> usize {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).in_use
     }

@@ -1,7 +1,7 @@
 //! The registry: which device owns an address.
 //!
 //! ```text
-//!   hook ── any()? ── no ──> the next function        one load: the whole cost for a host program
+//!   hook ── any()? ── no ──> the next function        one load: all that a host program pays
 //!             │ yes
 //!          find(addr) ── in the range table (emulated, p2pmem) ──> its device: still the same allocation?
 //!             │ no
@@ -119,8 +119,8 @@ pub fn current_device() -> Option<&'static dyn Device> {
     EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started.map(|d| d as &'static dyn Device)
 }
 
-/// Allocates device memory, for programs without an allocator, and for our own programs: on CUDA it loads
-/// the driver. `host_mapped` requests memory that the CPU can store to.
+/// Allocates device memory, for programs without an allocator, and for SPIN's own programs: on CUDA it loads the
+/// driver. `host_mapped` requests memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
     match (kind, ordinal) {
         (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),

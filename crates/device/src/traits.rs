@@ -1,4 +1,4 @@
-//! The contract between `io` and a device.
+//! The interface between `io` and a device.
 //!
 //! Order is the central part. A **stream** runs its copies one after another; stream 0
 //! is the device's default stream (CUDA: the legacy default stream), which also waits
@@ -186,7 +186,7 @@ pub trait Device: Send + Sync + 'static {
     /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// The allocation that contains `addr`, queried afresh: `None` if it is not (or no longer) the device's.
+    /// The allocation that contains `addr`, queried again: `None` if it is not (or no longer) the device's.
     /// Neighbouring mappings that the program sees as one range (CUDA VMM) count as one, as far as `want` bytes reach.
     fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation>;
 
@@ -261,7 +261,8 @@ pub trait Device: Send + Sync + 'static {
     /// waits for its end. It must not call a device.
     ///
     /// # Safety
-    /// The function must be one that may be called once with the argument, on any thread, until the stream is drained.
+    /// The function must be one that may be called once with the argument, on any thread, until the stream is
+    /// synchronized.
     unsafe fn launch_host_func(
         &self,
         stream: StreamId,

@@ -140,11 +140,11 @@ fn host_reads_query_driver_once() {
     let host = Box::new([0u8; 100]);
     let addr = host.as_ptr() as u64;
     assert!(find(addr, 100).is_none());
-    let asked = gpu.fake.queries();
+    let queries = gpu.fake.queries();
     for _ in 0..1000 {
         assert!(find(addr, 100).is_none());
     }
-    assert_eq!(gpu.fake.queries(), asked);
+    assert_eq!(gpu.fake.queries(), queries);
 }
 
 #[test]
@@ -300,9 +300,9 @@ fn capture_is_never_invalidated() {
     assert_eq!(gpu.fake.invalidated(), handles_before);
     gpu.fake.capture(0);
     device.release_stream(queue);
-    let lent = device.acquire_stream().unwrap();
-    assert_ne!(lent, queue, "the stream of captures is never acquired");
-    device.release_stream(lent);
+    let acquired = device.acquire_stream().unwrap();
+    assert_ne!(acquired, queue, "the stream of captures is never acquired");
+    device.release_stream(acquired);
     assert_eq!(device.app_stream(), (StreamId(0), false));
     assert_eq!(peek(gpu, at, 10), [9; 10]);
     gpu.fake.free(at);
@@ -425,11 +425,11 @@ fn forked_child_makes_no_driver_calls() {
     let Some((_turn, gpu)) = gpu() else { return };
     let at = gpu.fake.alloc(0, 4096, 0);
     assert!(find(at, 1).is_some());
-    let asked = gpu.fake.queries();
+    let queries = gpu.fake.queries();
     // SAFETY: the child only looks up addresses and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let silent = find(at, 1).is_none() && find_after_fault(at).is_none() && gpu.fake.queries() == asked;
+        let silent = find(at, 1).is_none() && find_after_fault(at).is_none() && gpu.fake.queries() == queries;
         // SAFETY: ends the child at once, without the test harness's exit handlers.
         unsafe { libc::_exit(i32::from(!silent)) };
     }

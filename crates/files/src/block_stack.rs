@@ -7,9 +7,9 @@
 //!   in memory, by network   no block device
 //! ```
 //!
-//! Reading costs about 10 us per layer, so results are cached per device for two seconds: long enough for a thousand files
-//! of one data set, short enough that a failed disk, or a number given to another device, is soon noticed. Correctness does
-//! not depend on it: it selects cost models, split points and messages.
+//! Reading costs about 10 us per layer, so results are cached per device for two seconds: long enough for a thousand
+//! files of one data set, short enough that a failed disk, or a number that is reused for another device, is soon
+//! noticed. Correctness does not depend on it: it selects cost models, split points and messages.
 //!
 //! Without /sys, as in some containers, the storage of every file is unknown.
 
@@ -31,7 +31,7 @@ const TTL: Duration = Duration::from_secs(2);
 /// Stacks cached at once.
 const MAX_CACHED: usize = 64;
 
-/// The most bytes of a sysfs file, and of mountinfo.
+/// The limit in bytes of a sysfs file, and of mountinfo.
 const SYSFS_MAX: usize = 4096;
 const MOUNTINFO_MAX: usize = 4 << 20;
 

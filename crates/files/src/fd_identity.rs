@@ -5,30 +5,33 @@
 //!                  └── dup2 of another file over the number, and back: fstat does not show that
 //! ```
 //!
-//! Each system call looks its number up again, so a read that takes several could return bytes of two files. `fstat` before
-//! and after finds a number that refers to another file *by then*. It does not find one that referred to another file in
-//! between. So the hooks of `close`, `dup2` and similar calls count here how often a number was reassigned, and data that was
-//! read while the count changed is read again.
+//! Each system call looks its number up again, so a read that takes several could return bytes of two files. `fstat`
+//! before and after finds a number that refers to another file *by then*. It does not find one that referred to another
+//! file in between. So the hooks of `close`, `dup2` and similar calls count here how often a number was reassigned, and
+//! data that was read while the count changed is read again.
 //!
-//! A change is counted before the system call and ends after it, because a read may begin between the count and the call:
+//! A change is counted before the system call and ends after it, because a read may begin between the count and the
+//! call:
 //!
 //! ```text
 //!   program   count, dup2(B)      count ─────────── dup2(A)
 //!   reader                              of(fd), read: B     is_still(A)?   the count is the same, and the file is A
 //! ```
 //!
-//! So a number of which a change has begun and not ended is not trusted either. A word holds both: how many changes have
-//! begun, and how many of them have not ended. It lies in memory that Linux allocates when its page is first used. Numbers
-//! from [`NUMBERS`] on share the words of others, which costs a second read if both are in use.
+//! So a number is not trusted either while a change has begun and not ended. A word contains both: the number of
+//! changes that have begun, and the number of those that have not ended. It is in memory that Linux allocates when its
+//! page is first used. Numbers from [`NUMBERS`] on share the words of others, which costs a second read if both are in
+//! use.
 //!
-//! Known flaw: a signal handler that jumps out of `close` or `dup2` leaves the change without an end. Reads by this number
-//! are then correct and slow (through the shadow descriptor), and those of pipes and devices end after one buffer.
+//! Known flaw: a signal handler that jumps out of `close` or `dup2` leaves the change without an end. Reads by this
+//! number are then correct and slow (through the shadow descriptor), and those of pipes and devices end after one
+//! buffer.
 //!
 //! Known flaw: calls without a hook are not counted: raw system calls, `fclose`, io_uring, a program without the hooks
-//! (Python, or one that links the C API and is not preloaded). There a number that is reassigned and restored between two
-//! checks, about 10 us to 1 ms apart, is not noticed. To close that gap too, the bytes would have to be read through a private
-//! reference of the open file (`pidfd_getfd`) by threads with an unshared descriptor table, which costs a hand-over for each
-//! request.
+//! (Python, or one that links the C API and is not preloaded). There a number that is reassigned and restored between
+//! two checks, about 10 us to 1 ms apart, is not noticed. To close that gap too, the bytes would have to be read
+//! through a private reference of the open file (`pidfd_getfd`) by threads with an unshared descriptor table, which
+//! costs a hand-over for each request.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -48,8 +51,8 @@ const IN_PROGRESS: u64 = (1 << 16) - 1;
 
 static CHANGES: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 
-/// A change of descriptor numbers by the program, from before the system call that closes or reassigns them until this is
-/// dropped. May be created and dropped in any context: it takes no lock.
+/// A change of descriptor numbers by the program, from before the system call that closes or reassigns them until this
+/// is dropped. May be created and dropped in any context: it takes no lock.
 #[must_use]
 pub struct FdChange {
     words: Range<usize>,

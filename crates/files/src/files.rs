@@ -115,7 +115,8 @@ impl Files {
         self.table.get(self.ctx.sys, workers, fd, stat)
     }
 
-    /// What each route costs for a file and a device. Called on the program's thread, which may query the device's name.
+    /// What each route costs for a file and a device. Called on the program's thread, which may query the device's
+    /// name.
     pub fn cost_entry(&self, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
         self.costs.get(&self.ctx, file, device)
     }

@@ -1,7 +1,7 @@
 //! The thread that releases broken write leases.
 //!
-//! It has the shadow table, where the leases are, and all signals blocked: it fetches the signal that reports a break, so
-//! no handler of the program runs. It exists while there are leases.
+//! It has the shadow table, where the leases are, and all signals blocked: it fetches the signal that reports a break,
+//! so no handler of the program runs. It exists while there are leases.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -15,8 +15,8 @@ use crate::ctx::FilesCtx;
 /// The longest validity of a lease that is never broken by force: it is verified again after an hour.
 const MAX_LEASE_SECONDS: u64 = 3600;
 
-/// Until when a lease that exists now excludes writers, in nanoseconds since boot: computed before the lease is checked,
-/// with a margin of a fifth.
+/// Until when a lease that exists now excludes writers, in nanoseconds since boot: computed before the lease is
+/// checked, with a margin of a fifth.
 pub fn lease_valid_until(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(MAX_LEASE_SECONDS).min(MAX_LEASE_SECONDS);
     linux::boottime_ns() + seconds * 800_000_000

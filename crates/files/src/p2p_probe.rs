@@ -1,4 +1,4 @@
-//! The canary: before storage is trusted to DMA into a device, one range is read both ways.
+//! The P2P probe: before storage is trusted to DMA into a device, one range is read both ways.
 //!
 //! ```text
 //!   O_DIRECT into the device ──┐
@@ -7,11 +7,12 @@
 //!                                             still no: never trusted
 //! ```
 //!
-//! The range is part of the request, so the device receives no bytes that were not requested; it is as long as the request
-//! allows, up to a bounce buffer or a whole stripe of the array under the file, because not all members may reach the device.
+//! The range is part of the request, so the device receives no bytes that were not requested. It is as long as the
+//! request allows, up to a bounce buffer or a whole stripe of the array under the file, because not all members may
+//! reach the device.
 //!
-//! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the device;
-//! the engine finds that later (the read fails) and the trust is revoked.
+//! Known flaw: a shorter request, or an array whose stripes are not known, can pass while one member cannot reach the
+//! device; the engine finds that later (the read fails) and the trust is revoked.
 
 #![expect(unsafe_code, reason = "system calls into buffers, mappings")]
 

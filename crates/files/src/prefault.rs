@@ -1,4 +1,5 @@
-//! Fills the page tables of the range that a stream will read next, on a shadow worker (`prefault_state.rs`: when that pays).
+//! Fills the page tables of the range that a stream will read next, on a shadow worker (`prefault_state.rs`: when that
+//! is worth it).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -4,10 +4,10 @@
 //!   stream    ──[ request, being registered ]──[ next: a shadow worker fills its page tables ]──>
 //! ```
 //!
-//! Single pages of the page cache take as long to be entered into page tables as to be registered (io/src/read/prefault.rs).
-//! A request of up to a few MiB is over before another thread could help. But in a sequential stream the next range is known:
-//! while one request is registered, a shadow worker checks whether the bytes after it are all cached, and fills their page
-//! state.
+//! Single pages of the page cache take as long to be entered into page tables as to be registered
+//! (io/src/read/prefault.rs). A request of up to a few MiB is complete before another thread could help. But in a
+//! sequential stream the next range is known: while one request is registered, a shadow worker checks whether the bytes
+//! after it are all cached, and fills their page tables.
 //!
 //! This is a hint: pages may be evicted again, and then registering faults them in.
 //!

@@ -6,11 +6,11 @@
 //!                   residency further ahead than Linux reads: owned later        <┘   (spinio_plan::readahead)
 //!                     │
 //!   shadow worker   which processes opened the file meanwhile? (inotify)
-//!                   ├─ another one: what we read in is forgotten; nothing is dropped until it has closed the file
+//!                   ├─ another one: what SPIN read in is forgotten; nothing is dropped until it has closed the file
 //!                   └─ none:        owned pages ──> the bounded set ── over the limit ──> DONTNEED
 //! ```
 //!
-//! The caller surveys, at a microsecond each time, because the survey must come before the Linux kernel's read-ahead does,
+//! The caller surveys, at a microsecond each time, because the survey must precede the read-ahead of the Linux kernel,
 //! and a shadow worker may have to wait for a processor. The work of shadow workers is not urgent.
 //!
 //! Pieces of large requests that use the page cache although they were absent (edges, short gaps, short sequential
@@ -18,20 +18,20 @@
 //!
 //! When the program closes the file, its pages in the set are dropped at once: no later request could drop them.
 //!
-//! Only files whose residency may be queried are managed (owned by this user, or writable), and only if inotify is available;
-//! pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident before the reader
-//! came near it, and Linux keeps pages that are mapped, dirty or in use.
+//! Only files whose residency may be queried are managed (owned by this user, or writable), and only if inotify is
+//! available; pages of all others stay cached, as after any read. DONTNEED is never used for a page that was resident
+//! before the reader came near it, and Linux keeps pages that are mapped, dirty or in use.
 //!
 //! A stream through cached pages is probed at one place in 512 KiB, every 8 MiB.
 //!
-//! Nothing prevents an open of the file while its pages are dropped, and a drop may take milliseconds under load. So the
-//! shadow worker checks for an open after the drop too, and makes Linux read the range again if there was one.
+//! Nothing prevents an open of the file while its pages are dropped, and a drop may take milliseconds under load. So
+//! the shadow worker checks for an open after the drop too, and makes Linux read the range again if there was one.
 //!
 //! Known flaws: inotify does not report which process opened a file, so a second open by the program itself counts as
-//! another process's. It merges two opens without another event between them, so after the first of the two has closed the
-//! file the second is no longer counted. A process that had the file open before SPIN began to watch it is not seen at all:
-//! pages that it reads in a range that SPIN read in are dropped too, and it reads them again. A page that the program itself
-//! reads into host memory is not distinguished from one that only the device needed.
+//! another process's. It merges two opens without another event between them, so after the first of the two has closed
+//! the file the second is no longer counted. A process that had the file open before SPIN began to watch it is not seen
+//! at all: pages that it reads in a range that SPIN read in are dropped too, and it reads them again. A page that the
+//! program itself reads into host memory is not distinguished from one that only the device needed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -85,7 +85,7 @@ pub struct ReadaheadCache {
     streams: Mutex<Vec<Arc<SequentialStream>>>,
     /// The inotify descriptor, in the shadow table.
     inotify: OnceLock<Option<ShadowFd>>,
-    /// How many opens of a watched file are not ours, by watch.
+    /// The number of opens of a watched file that are not SPIN's, by watch.
     other_opens: Mutex<HashMap<i32, Arc<AtomicI64>>>,
     /// The managed files.
     files: Mutex<HashMap<FileKey, Watch>>,
@@ -95,7 +95,7 @@ pub struct ReadaheadCache {
     weak_self: Weak<ReadaheadCache>,
 }
 
-/// A stream of reads of one descriptor. It has a lock of its own, so that a survey of it blocks no other stream.
+/// A stream of reads of one descriptor. It has its own lock, so that a survey of it blocks no other stream.
 struct SequentialStream {
     key: FileKey,
     fd: Fd,
@@ -178,7 +178,7 @@ impl ReadaheadCache {
         self.policy != CachePolicy::Keep
     }
 
-    /// A stream of small or short reads has come to `at` (none: where the descriptor stands).
+    /// A stream of small or short reads has reached `at` (none: the descriptor's own offset).
     #[cold]
     pub fn check_stream(&self, fd: Fd, at: Option<u64>) {
         const SEEK_CUR: i32 = 1;
@@ -210,7 +210,7 @@ impl ReadaheadCache {
         }
     }
 
-    /// The stream of a descriptor, the newest from now on.
+    /// The stream of a descriptor, which becomes the most recent one.
     fn stream_of(&self, key: FileKey, fd: Fd) -> Arc<SequentialStream> {
         let mut streams = lock(&self.streams);
         let position = streams.iter().position(|stream| stream.key == key && stream.fd == fd);
@@ -295,8 +295,8 @@ impl ReadaheadCache {
         self.ctx.stats().set_gauge(Gauge::ReadaheadPages, bytes / PAGE as u64);
     }
 
-    /// Watches opens of the file; returns how many are not ours. `None` if they cannot be watched, or its residency may not
-    /// be queried.
+    /// Watches opens of the file; returns the number that are not SPIN's. `None` if they cannot be watched, or its
+    /// residency may not be queried.
     fn watch_file(&self, workers: &WorkerPool, file: &FileState) -> Option<Arc<AtomicI64>> {
         if file.residency_access != ResidencyAccess::Permitted {
             return None;
@@ -343,8 +343,8 @@ impl ReadaheadCache {
         }
     }
 
-    /// Drops `run`, and again what was dropped just before it: a folio across the boundary was kept then.
-    /// Where `others` have opened the file meanwhile, Linux is asked to read it again. On a shadow worker.
+    /// Drops `run`, and again the range that was dropped just before it: a folio across the boundary was kept then. If
+    /// `others` have opened the file meanwhile, Linux is made to read it again. On a shadow worker.
     fn drop_range(&self, fd: Fd, others: &AtomicI64, last_dropped: &Range<u64>, run: Range<u64>) {
         let (sys, start) = (self.ctx.sys, run.start.saturating_sub(MAX_FOLIO).max(last_dropped.start));
         let _ = sys.advise(fd, start, run.end - start, Advice::DontNeed);
@@ -359,7 +359,7 @@ impl ReadaheadCache {
 
     fn unwatch(&self, wd: i32) {
         let mut watched = lock(&self.other_opens);
-        // Another state of the same file may have come in the meantime.
+        // Another state of the same file may have been created meanwhile.
         if watched.get(&wd).is_some_and(|others| Arc::strong_count(others) <= 1) {
             watched.remove(&wd);
             if let Some(Some(inotify)) = self.inotify.get() {
@@ -368,7 +368,7 @@ impl ReadaheadCache {
         }
     }
 
-    /// The program has given advice on a range: it is not managed any more.
+    /// The program has given advice on a range: it is no longer managed.
     fn forget(&self, file: &FileState, range: &Range<u64>) {
         lock(&self.owned).remove(file.key(), range);
         for stream in self.file_streams(file.key()) {
@@ -408,7 +408,7 @@ impl ReadaheadCache {
         self.drop_range(file.cached.get(), &others, &dropped, run);
     }
 
-    /// A file is dropped: what a shadow worker does with its descriptor before it closes it.
+    /// A file is dropped: the work of a shadow worker with its descriptor before it closes it.
     fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
         let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else {
             return Box::new(|_| {});

@@ -1,4 +1,4 @@
-//! Which pages are in the page cache, queried as cheaply as the file allows.
+//! The pages of a range that are in the page cache, queried as cheaply as the file permits.
 //!
 //! ```text
 //!   permitted       cachestat, 512 KiB at a time ── all or nothing ──> one extent
@@ -7,12 +7,12 @@
 //!                   for which cachestat returns EPERM and mincore reports, wrongly, that all is resident
 //! ```
 //!
-//! Costs, 8 MiB: 5 us absent, 67 us cached with permission; a microsecond per probe without it, which is why two bytes of
-//! 64 KiB are probed and taken for the whole run. A run wrongly taken for cached is found when it is read with RWF_NOWAIT;
-//! one wrongly taken for absent is read from storage, which is always correct.
+//! Costs, 8 MiB: 5 us absent, 67 us cached with permission; a microsecond per probe without it, which is why two bytes
+//! of 64 KiB are probed and count for the whole run. A run that was wrongly assumed cached is found when it is read
+//! with RWF_NOWAIT; one that was wrongly assumed absent is read from storage, which is always correct.
 //!
 //! Known flaw: a probe of an absent page makes the Linux kernel read that one page. After many cold reads of one range
-//! enough of them are cached for a wrong guess; the read is correct all the same.
+//! enough of them are cached for a wrong guess; the read is correct nevertheless.
 
 #![expect(unsafe_code, reason = "system calls into buffers, mappings")]
 
@@ -64,7 +64,7 @@ pub fn residency_access(sys: &dyn Syscalls, shadow_fd: Fd, owner: u32) -> Reside
 }
 
 /// The runs of a range that are certainly absent, in order. A part mixed at a small scale is left out, so that no page
-/// of another process is taken for absent. Empty if cachestat fails.
+/// of another process is assumed absent. Empty if cachestat fails.
 pub fn absent_runs(sys: &dyn Syscalls, fd: Fd, range: Range<u64>) -> Vec<Range<u64>> {
     let granularity = if range.end - range.start <= PROBE_SPAN { PAGE64 } else { 4 * PAGE64 };
     let mut out: Vec<Range<u64>> = Vec::new();

@@ -5,14 +5,14 @@
 //!                                                                   └─ yes ──> fstat, check (readahead.rs)
 //! ```
 //!
-//! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window are
-//! made with the one call that a host read makes (read/sequential_small.rs). The slot says up to which length.
+//! A stream that storage serves is *cold*: the kernel reads ahead of it, and its requests up to the read-ahead window
+//! are made with the single system call of a host read (read/sequential_small.rs). The entry has the maximum length.
 //!
-//! A slot is a hint. Nobody locks it; threads that share a descriptor may garble it, a number may come to mean another
-//! file between two looks. Then a look comes early or late, or finds another file and begins anew.
+//! An entry is a hint. No thread locks it; threads that share a descriptor may garble it, and a number may be reused
+//! for another file between two checks. Then a check is early or late, or finds another file and starts again.
 //!
-//! Advice (`posix_fadvise`) is kept here too, for the whole process: programs give it before their first device read, when
-//! no runtime exists. It is kept with the file that the number meant then.
+//! Advice (`posix_fadvise`) is stored here too, for the whole process: programs give it before their first device read,
+//! when no runtime exists. It is stored with the file that the number referred to then.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,10 +21,10 @@ use spinio_sys::linux::{Advice, Fd, Stat};
 
 use spinio_host::settings::{CachePolicy, Settings};
 
-/// Descriptors with separate entries; others share one, which costs only an additional check.
+/// Descriptors with separate entries; others share one, which only costs an additional check.
 const ENTRIES: usize = 256;
 
-/// No read can begin there.
+/// An offset at which no read can begin.
 const NO_OFFSET: u64 = u64::MAX;
 
 /// One descriptor.
@@ -37,10 +37,10 @@ struct Entry {
     next: AtomicU64,
     /// Bytes until a check.
     until_check: AtomicU64,
-    /// Storage serves it, which is slower than any thread: the longest request that the kernel's read-ahead serves best.
-    /// 0 if it is cached or unknown.
+    /// Storage serves it, which is slower than any thread: the longest request for which the kernel's read-ahead is
+    /// best. 0 if it is cached or unknown.
     limit: AtomicU64,
-    /// The longest for which read-ahead is the faster way by cost, as far as is known.
+    /// The longest request for which read-ahead is faster by cost, as far as is known.
     cost_limit: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ pub struct SequentialDetector {
 impl SequentialDetector {
     /// Nothing is detected yet.
     pub fn new(settings: &Settings) -> SequentialDetector {
-        // Nothing is ever dropped, so nothing needs a check.
+        // Nothing is ever dropped, so no check is needed.
         let first_check = if settings.readahead_keep == CachePolicy::Keep { u64::MAX } else { DETECT_BYTES };
         SequentialDetector { entries: (0..ENTRIES).map(|_| Entry::default()).collect(), first_check }
     }
@@ -112,7 +112,7 @@ impl SequentialDetector {
         entry.fd.load(Relaxed) == fd as u64 + 1 && entry.next.load(Relaxed) == at
     }
 
-    /// `bytes` of a stream that `is_next` has seen were read through the page cache; true when a check is due.
+    /// `bytes` of a stream that `is_next` has detected were read through the page cache; true when a check is due.
     pub fn advance(&self, fd: Fd, bytes: u64) -> bool {
         let entry = self.entry(fd);
         let until_check = entry.until_check.load(Relaxed);
@@ -120,8 +120,8 @@ impl SequentialDetector {
         until_check <= bytes
     }
 
-    /// A look has seen how soon the next one is needed, and so whether what lies ahead is cached. `most`: the longest
-    /// request that read-ahead serves best if it is not.
+    /// Stores when the next check is needed, which depends on whether the range ahead is cached. `most`: the longest
+    /// request for which read-ahead is best if it is not.
     pub fn schedule_check(&self, fd: Fd, step: u64, max_len: u64) {
         let entry = self.entry(fd);
         entry
@@ -132,20 +132,20 @@ impl SequentialDetector {
         }
     }
 
-    /// A request of the stream has asked what storage and page cache cost: `most` is the longest that read-ahead serves
-    /// best.
+    /// Stores the result of the cost model for a request of the stream: `most` is the longest request for which
+    /// read-ahead is best.
     pub fn set_cost_limit(&self, fd: Fd, max_len: u64) {
         let entry = self.entry(fd);
         entry.cost_limit.store(max_len, Relaxed);
         entry.limit.fetch_min(max_len, Relaxed);
     }
 
-    /// A request of the stream has found something absent.
+    /// A request of the stream has found an absent page.
     pub fn mark_cold(&self, fd: Fd, max_len: u64) {
         self.entry(fd).limit.store(max_len, Relaxed);
     }
 
-    /// Whether a read of `len` bytes belongs to a cold stream, and is one that the kernel's read-ahead serves best.
+    /// Whether a read of `len` bytes belongs to a cold stream, and is one for which the kernel's read-ahead is best.
     pub fn uses_kernel_readahead(&self, fd: Fd, at: Option<u64>, len: u64) -> bool {
         let entry = self.entry(fd);
         len <= entry.limit.load(Relaxed)
@@ -203,7 +203,7 @@ mod tests {
         let all = 1024 * 4096;
         let expected = 1 + (all - DETECT_BYTES - 4096) / SURVEY_STEP;
         assert_eq!(checks(&mut |i| Some(i * 4096)), expected);
-        assert_eq!(checks(&mut |_| None), all / SURVEY_STEP, "it goes on where it was");
+        assert_eq!(checks(&mut |_| None), all / SURVEY_STEP, "it continues at the same offset");
         assert_eq!(checks(&mut |i| Some(i * 7919 % 1000 * 4096)), 0);
         let disabled = SequentialDetector::new(&Settings { readahead_keep: CachePolicy::Keep, ..Settings::default() });
         assert!((0..1 << 12).all(|i| !disabled.record(5, Some(i << 16), 1 << 16)));

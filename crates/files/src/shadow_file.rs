@@ -1,9 +1,10 @@
 //! Files that SPIN opened itself, by path, and that stay open between requests.
 //!
-//! Their descriptors are in the shadow table, because the program owns every number in its own table: it may close or reuse
-//! any, and closing a descriptor of SPIN there would drop every `fcntl` lock that the program has on that file. But every
-//! part of a request, on the program's thread and on copy workers, refers to files by descriptor. So a shadow file has a
-//! number that no table can contain, and the system calls of this runtime pass calls on it to a shadow worker:
+//! Their descriptors are in the shadow table, because the program owns every number in its own table: it may close or
+//! reuse any, and closing a descriptor of SPIN there would drop every `fcntl` lock that the program has on that file.
+//! But every part of a request, on the program's thread and on copy workers, refers to files by descriptor. So a shadow
+//! file has a number that no table can contain, and the system calls of this runtime pass calls on it to a shadow
+//! worker:
 //!
 //! ```text
 //!   caller, copy worker ── pread(5) ─────────────> Linux               a descriptor of the program
@@ -14,7 +15,8 @@
 //!
 //! So everything that takes a descriptor also takes a shadow file: reads, writes, their routes, their statistics.
 //!
-//! Known flaw: a call that is passed on costs two wake-ups if the shadow workers sleep, about 10 us. Transfers are large.
+//! Known flaw: a call that is passed on costs two wake-ups if the shadow workers sleep, about 10 us. Transfers are
+//! large.
 
 #![expect(unsafe_code, reason = "system calls into buffers, mappings")]
 
@@ -323,7 +325,7 @@ impl ShadowFile {
     }
 }
 
-/// What shadow files need of their runtime.
+/// The parts of their runtime that shadow files use.
 pub struct ShadowFiles {
     /// The host.
     pub ctx: Arc<FilesCtx>,
@@ -337,8 +339,8 @@ impl ShadowFiles {
     /// Opens a file by its name, outside the program's descriptor table. `flags` and `mode` as for `open`.
     /// ENOSYS: threads cannot have an unshared descriptor table here.
     ///
-    /// If another process has a lease, the wait is here, on the caller's thread: shadow workers are few, and the owner of
-    /// the lease, perhaps a session of this process, needs them to release it. EINTR: the wait was interrupted
+    /// If another process has a lease, the wait is here, on the caller's thread: shadow workers are few, and the owner
+    /// of the lease, perhaps a session of this process, needs them to release it. EINTR: the wait was interrupted
     /// ([`spinio_host::interruptible`]). Opening a named pipe does not wait for its other end.
     pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<ShadowFile> {
         let shadow = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
@@ -366,7 +368,7 @@ impl ShadowFiles {
     }
 }
 
-/// Each file that is opened by name has a share of the shadow workers of its own.
+/// Each file that is opened by path has its own share of the shadow workers.
 fn opened_share(fd: Fd) -> ShareKey {
     OPENED_BY_NAME | fd as ShareKey
 }

@@ -5,13 +5,13 @@
 //!                                  alignment, residency access, a mapping, statistics of past requests
 //! ```
 //!
-//! The program's descriptor is authoritative and is queried again by every request (`fstat`, F_GETFL); a `FileState` holds
-//! only what can be cached. A shadow descriptor keeps the inode in use, so its number cannot be given to another file
-//! meanwhile. But it also keeps a file system busy and the space of a deleted file allocated, so a `FileState` is dropped
-//! when the program closes a descriptor of the file, and at the latest a second or two after its last request.
+//! The program's descriptor is authoritative and is queried again by every request (`fstat`, F_GETFL); a `FileState`
+//! holds only what can be cached. A shadow descriptor keeps the inode in use, so its number cannot be given to another
+//! file meanwhile. But it also keeps a file system busy and the space of a deleted file allocated, so a `FileState` is
+//! dropped when the program closes a descriptor of the file, and at the latest a second or two after its last request.
 //!
-//! Known flaw: opening a shadow descriptor is an ordinary open, so a program that has a write lease on the file itself gets
-//! a lease break, and fanotify listeners see the open.
+//! Known flaw: opening a shadow descriptor is an ordinary open, so a program that has a write lease on the file itself
+//! gets a lease break, and fanotify listeners see the open.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

@@ -6,17 +6,17 @@
 //!   offset 0 of the file is the start of a stripe only by chance
 //! ```
 //!
-//! Writes that bypass the page cache should cover whole stripes, since for others the array reads old parity, and the writer
-//! waits for that. Two callers need this: large direct writes, which end their chunks at stripe boundaries, and NVMMU, which
-//! assembles stripes in memory.
+//! Writes that bypass the page cache should cover whole stripes, since for others the array reads old parity, and the
+//! writer waits for that. Two callers need this: large direct writes, which end their chunks at stripe boundaries, and
+//! NVMMU, which assembles stripes in memory.
 //!
-//! The result is cached with the file, for as long as its length and its allocated blocks are unchanged. A file that was
-//! moved on the device all the same (defragmented, or rewritten with the same length) is split at other offsets until its
-//! state is dropped; correctness does not depend on it.
+//! The result is cached with the file, for as long as its length and its allocated blocks are unchanged. A file that
+//! was moved on the device nevertheless (defragmented, or rewritten with the same length) is split at other offsets
+//! until its state is dropped; correctness does not depend on it.
 //!
-//! Known flaws: layers between file system and array that do not report their start offset (LVM, dm-crypt) hide the phase,
-//! unless the stripe width divides that offset. Bytes without a position yet are assumed to follow those before them; if there
-//! are none before them, nothing is known.
+//! Known flaws: layers between file system and array that do not report their start offset (LVM, dm-crypt) hide the
+//! phase, unless the stripe width divides that offset. Bytes without a position yet are assumed to follow those before
+//! them; if there are none before them, nothing is known.
 
 use std::fmt;
 use std::ops::Range;

@@ -7,11 +7,11 @@
 //!      └─ waits until the write is over, releases the lease: open() returns; from then on with_lease returns None
 //! ```
 //!
-//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems that
-//! support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that takes long
-//! within `with_lease` checks again before each step ([`WriteLease::check`]). The watcher is a thread with the shadow table
-//! and all signals blocked: it fetches the signal that reports a break, so no handler of the program runs. It exists while
-//! there are leases.
+//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems
+//! that support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that
+//! takes long within `with_lease` checks again before each step ([`WriteLease::check`]). The watcher is a thread with
+//! the shadow table and all signals blocked: it fetches the signal that reports a break, so no handler of the program
+//! runs. It exists while there are leases.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -52,8 +52,8 @@ impl WriteLease {
         move || state.is_intact()
     }
 
-    /// Within [`WriteLease::with_lease`]: whether no other process can have opened the file until now, even if a break is
-    /// pending. The lease was verified so recently that it cannot have been broken by force.
+    /// Within [`WriteLease::with_lease`]: whether no other process can have opened the file until now, even if a break
+    /// is pending. The lease was verified so recently that it cannot have been broken by force.
     pub fn is_recent(&self) -> bool {
         linux::boottime_ns() < self.state.valid_until.load(Relaxed)
     }

@@ -1,18 +1,18 @@
-//! Cancellation of long requests: a language whose signal handlers run only when they are polled (Python) installs its poll
-//! function here.
+//! Cancellation of long requests: a language whose signal handlers run only when it is polled (Python) installs its
+//! poll function here.
 //!
 //! ```text
 //!   install_cancel_poll(poll) ─┐
-//!   read ── piece, piece, [poll: go on], piece, piece, [poll: stop] ── what was not begun is left out ── the count so far
+//!   read ── piece, piece, [poll: continue], piece, piece, [poll: stop] ── the rest is cancelled ── the count so far
 //! ```
 //!
-//! The kernel does the same to a request that a signal interrupts: it ends early with what it has moved, or with EINTR if
-//! that is nothing. Only the thread that makes the request polls, between two pieces and while it waits for workers. It waits
-//! for what is under way: from storage, some tens of MiB at most. The poll function may make requests too: so a request does
-//! not poll where the polling requests could have all bounce buffers (reads, with `SPINIO_BOUNCE_LIMIT` below 64 MiB); a write
-//! leaves half of them free while it polls.
+//! The kernel does the same to a request that a signal interrupts: it ends early with the bytes it has moved, or with
+//! EINTR if there are none. Only the thread that makes the request polls, between two pieces and while it waits for
+//! workers. It waits for pieces in flight: from storage, some tens of MiB at most. The poll function may make requests
+//! too. So a request does not poll where the polling requests could have all bounce buffers (reads, with
+//! `SPINIO_BOUNCE_LIMIT` below 64 MiB); a write leaves half of them free while it polls.
 //!
-//! Known flaws: a write that is one system call is not interrupted, nor is what a batch reads from the page cache.
+//! Known flaws: a write that is one system call is not interrupted, nor are reads of a batch from the page cache.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ struct PollState {
     poll: fn() -> bool,
     interval: Duration,
     last_poll: Instant,
-    /// The answer was to stop: no further poll.
+    /// The poll returned true: no further poll.
     cancelled: bool,
 }
 
@@ -32,16 +32,16 @@ thread_local! {
     static POLL_STATE: Cell<Option<PollState>> = const { Cell::new(None) };
 }
 
-/// While it lives, long requests of this thread poll whether to go on.
+/// While it lives, long requests of this thread poll for cancellation.
 #[must_use]
 pub struct CancelPoll {
     previous: Option<PollState>,
-    /// It belongs to this thread.
+    /// Bound to this thread.
     _here: PhantomData<*const ()>,
 }
 
-/// From now on long requests of this thread call `poll` between their pieces, at most once per `interval`, and end early
-/// once it has returned true.
+/// From now on long requests of this thread call `poll` between their pieces, at most once per `interval`, and end
+/// early once it has returned true.
 pub fn install_cancel_poll(poll: fn() -> bool, interval: Duration) -> CancelPoll {
     let state = PollState { poll, interval, last_poll: Instant::now(), cancelled: false };
     CancelPoll { previous: POLL_STATE.replace(Some(state)), _here: PhantomData }

@@ -3,17 +3,17 @@
 //! ```text
 //!   settings     SPINIO_*, read once
 //!   syscalls     every system call of an engine behind one trait, for fault injection
-//!   pool/        worker pools, one descriptor table each (app, shadow, per thread)
+//!   pool/        worker pools, one fd table each (app, shadow, per thread)
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
 //!   shares       one file system gets only its share of workers and buffers
 //!   parallel     one pass over many items, shared among the workers of a pool
-//!   task_scope   counts the threads at work on something, and waits for them at its end
-//!   panic_relay  a panic that continues when all other threads have left
+//!   task_scope   counts the threads at work on a task, and waits for them at its end
+//!   panic_relay  delays a panic until all other threads have left
 //!   cancel       long requests poll whether to go on
 //!   sync, lock   locks and pauses, as a model checker sees them
 //! ```
 //!
-//! Nothing here knows a device: `transfer` and `files` use it, and so will sockets and the mapped page cache.
+//! Nothing here uses a device: `transfer` and `files` build on it, and so will sockets and the mapped page cache.
 
 pub mod cancel;
 mod lock;

@@ -1,13 +1,13 @@
-//! A panic leaves a batch after all other threads have.
+//! Delays a panic of a batch until all other threads have left.
 //!
 //! ```text
-//!   caller    register ✗ ── wait for storage ── wait for readers ── panic goes on
+//!   caller    register ✗ ── wait for storage ── wait for readers ── panic continues
 //!   workers   reads, copies, launches ...................... left
 //! ```
 //!
-//! Workers write into memory of the program, through its descriptors, for as long as the call lasts. So where the caller
-//! panics in one part of a batch, the panic is stored, the caller waits for what others have begun, and only then it unwinds.
-//! What no thread has begun is left undone, and not reported as done.
+//! Workers write into memory of the program, through its descriptors, for as long as the call lasts. So if the caller
+//! panics in one part of a batch, the panic is stored, the caller waits for the work that other threads have begun, and
+//! only then it unwinds. Work that no thread has begun is left undone, and not reported as done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

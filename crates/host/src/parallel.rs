@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   caller   chunk 0   chunk 3   chunk 4          each thread takes the next chunk;
-//!   reader   chunk 1   chunk 5                    the caller goes on when all are done
+//!   reader   chunk 1   chunk 5                    the caller continues when all are done
 //!   reader   chunk 2   chunk 6
 //! ```
 //!
-//! A pass over a million operations takes one thread 10 to 15 ms, most of it for page faults of fresh memory, and no data
-//! moves meanwhile. Passes touch memory, and neither a device nor a descriptor, so the batch readers, which the batch needs
-//! anyway, can take part. Where they are busy the caller does it alone.
+//! A pass over a million operations takes one thread 10 to 15 ms, most of it for page faults of fresh memory, and no
+//! data moves meanwhile. Passes access memory, but neither a device nor a descriptor, so the batch readers, which the
+//! batch needs anyway, can take part. If they are busy the caller makes the pass alone.
 
 #![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
 
@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::pool::{Task, WorkerPool};
 use crate::task_scope::TaskScope;
 
-/// Operations for which a thread is woken.
+/// Operations per woken thread.
 const CHUNK: usize = 16 << 10;
 
 /// Operations from which on a pass is shared.
 pub const SHARE_MIN: usize = 4 * CHUNK;
 
-/// A pass under way.
+/// A pass in progress.
 struct Pass {
     next: AtomicUsize,
     chunks: usize,
@@ -35,7 +35,8 @@ struct Pass {
     body: *const (dyn Fn(usize) + Sync),
 }
 
-// SAFETY: what the pointer leads to may be called by any thread (it is `Sync`), and lives as long as the scope is open.
+// SAFETY: the pointer is to a closure that any thread may call (it is `Sync`), and that lives as long as the scope is
+// open.
 unsafe impl Send for Pass {}
 // SAFETY: as above.
 unsafe impl Sync for Pass {}
@@ -61,7 +62,7 @@ impl Task for Pass {
     }
 }
 
-/// The number of chunks of so many operations.
+/// The number of chunks for this number of operations.
 pub fn chunk_count(ops: usize) -> usize {
     ops.div_ceil(CHUNK)
 }
@@ -71,7 +72,8 @@ pub fn chunk_range(index: usize, ops: usize) -> std::ops::Range<usize> {
     index * CHUNK..ops.min((index + 1) * CHUNK)
 }
 
-/// Runs a pass over every chunk of `ops` operations, each once, on this thread and up to `max_workers` idle ones of a pool.
+/// Runs a pass over every chunk of `ops` operations, each once, on this thread and up to `max_workers` idle ones of a
+/// pool.
 pub fn share<'a>(
     pool: impl FnOnce() -> Option<&'a WorkerPool>,
     max_workers: usize,
@@ -88,7 +90,7 @@ pub fn share<'a>(
     let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
     let pass = Arc::new(Pass { next: AtomicUsize::new(0), chunks, scope: TaskScope::new(), body: run });
     pool.submit(Arc::clone(&pass) as Arc<dyn Task>, workers);
-    // Whatever happens here, the other threads have left before the closure is dropped.
+    // After a panic here too, the other threads have left before the closure is dropped.
     let outcome = catch_unwind(AssertUnwindSafe(|| pass.run_chunks()));
     let poisoned = pass.scope.close_and_wait();
     if let Err(panic) = outcome {

@@ -1,7 +1,7 @@
 //! Descriptors of the shadow table, owned by any thread.
 //!
-//! A number means something only in the table that it was opened in, so a thread of the program cannot close one: it
-//! defers the close to a shadow worker.
+//! A number is valid only in the table that it was opened in, so a thread of the program cannot close one: it defers
+//! the close to a shadow worker.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use spinio_sys::linux::Fd;
 
 use crate::shares::ShareKey;
 
-/// A descriptor to be closed, and what is done with it first.
+/// A descriptor to be closed, and its pre-close hook.
 pub struct PendingClose {
     /// The number, in its own table.
     pub fd: Fd,
@@ -21,7 +21,7 @@ pub struct PendingClose {
 
 /// A pool whose workers close descriptors of their table.
 pub trait Closer: Send + Sync {
-    /// Has a worker close it, some time.
+    /// Has a worker close it, at some later time.
     fn defer_close(&self, pending: PendingClose);
 }
 
@@ -48,7 +48,7 @@ impl ShadowFd {
         ShadowFd { fd, close_queue, hook: None }
     }
 
-    /// What a worker calls before it closes this. It must not panic.
+    /// Sets the hook that a worker calls before it closes this. It must not panic.
     pub fn set_pre_close(&mut self, hook: PreCloseHook) {
         self.hook = Some(hook);
     }
@@ -58,7 +58,7 @@ impl ShadowFd {
         self.fd
     }
 
-    /// The share of the workers that its file has.
+    /// The share of the workers that its file takes.
     pub fn share_key(&self) -> ShareKey {
         self.close_queue.key
     }

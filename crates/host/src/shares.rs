@@ -4,18 +4,18 @@
 //!   16 workers:  server A (hangs)  8     server B (hangs)  4     server C  2     ...  always some for the next one
 //! ```
 //!
-//! A server of files may never answer, and a thread or a buffer that waits for it is gone until then. So each file system
-//! has a share: it gets one more only while it then has no more than are left over. A file system that keeps all it gets
-//! ends at half of everything, the next one at half of the rest.
+//! A file server may never answer, and until then a thread or a buffer that waits for it is not available. So each file
+//! system has a share: it gets another unit only if afterwards it has no more than are left over. A file system that
+//! keeps all its units ends at half of all, the next one at half of the rest.
 
-/// Which share something takes: a device number, or one of the keys below.
+/// The key of a share: a device number, or one of the keys below.
 pub type ShareKey = u64;
 
 /// The share of work that waits for no file server.
 pub const NO_SERVER: ShareKey = 0;
 
-/// The share of files that are opened by name: their server is unknown before, so they have one share together. With a
-/// descriptor number of the shadow table added, the share of one such file. No device number has this bit.
+/// The share of files that are opened by path: their server is not known before, so they have one share together. With
+/// a descriptor number of the shadow table added, the share of one such file. No device number has this bit.
 pub const OPENED_BY_NAME: ShareKey = 1 << 63;
 
 /// The share of work on several file systems at once. No device number has this bit.
@@ -36,13 +36,13 @@ impl Shares {
         self.0.iter().map(|c| c.1).sum()
     }
 
-    /// How many more units a key may have now, of `size` in all.
+    /// How many more units a key may have now, of `size` in total.
     pub fn available(&self, key: ShareKey, size: usize) -> usize {
         let left = size.saturating_sub(self.total());
         (left + 1).saturating_sub(self.of(key)) / 2
     }
 
-    /// A key takes some units.
+    /// Adds units to a key.
     pub fn add(&mut self, key: ShareKey, count: usize) {
         match self.0.iter_mut().find(|c| c.0 == key) {
             Some(entry) => entry.1 += count,
@@ -51,10 +51,10 @@ impl Shares {
         }
     }
 
-    /// A key gives some units back.
+    /// Removes units from a key.
     pub fn remove(&mut self, key: ShareKey, count: usize) {
         let Some(at) = self.0.iter().position(|c| c.0 == key) else { return debug_assert_eq!(count, 0) };
-        debug_assert!(self.0[at].1 >= count, "more given back than taken");
+        debug_assert!(self.0[at].1 >= count, "more released than taken");
         self.0[at].1 = self.0[at].1.saturating_sub(count);
         if self.0[at].1 == 0 {
             self.0.swap_remove(at);

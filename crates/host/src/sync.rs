@@ -1,5 +1,5 @@
-//! Locks, atomics and pauses that a model checker must see. `cargo x interleavings` compiles the crate with loom's versions,
-//! which run a test once for every order in which its threads can meet.
+//! Locks, atomics and pauses that a model checker must see. `cargo x interleavings` compiles the crate with loom's
+//! versions, which run a test once for every order in which its threads can interleave.
 
 #[cfg(loom)]
 pub use self::model::*;
@@ -16,7 +16,7 @@ mod real {
 
     pub use crate::lock::lock;
 
-    /// Which of `count` slots the calling thread's processor has.
+    /// The index, below `count`, of the slot of the calling thread's processor.
     pub fn cpu_index(count: usize) -> usize {
         spinio_sys::linux::cpu() % count
     }
@@ -31,7 +31,7 @@ mod real {
         changed.wait_timeout(guard, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits for a copy: briefly at first, then asleep, and not for ever.
+    /// Waits for a copy: spins briefly, then sleeps, up to a limit.
     pub struct Backoff(Instant);
 
     impl Default for Backoff {
@@ -46,7 +46,7 @@ mod real {
             Backoff(Instant::now())
         }
 
-        /// Waits a moment; false once it is time to check everything again.
+        /// Waits for a moment; false once it is time to check everything again.
         pub fn wait(&self) -> bool {
             match self.0.elapsed() {
                 short if short < Duration::from_micros(200) => std::hint::spin_loop(),
@@ -69,7 +69,7 @@ mod model {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One slot for all threads, where they meet.
+    /// One slot for all threads, so that they share it.
     pub fn cpu_index(_count: usize) -> usize {
         0
     }

@@ -2,8 +2,8 @@
 //!
 //! Each function of the trait makes the system call by default, and [`LinuxSyscalls`] overrides none. So a new call is
 //! added once, here. A test that injects faults overrides the calls that are to fail, and passes the others to
-//! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that cannot
-//! be reopened.
+//! `LinuxSyscalls`: short reads and writes, EINTR, EIO, ENOSPC, EREMOTEIO in the middle of a P2P transfer, files that
+//! cannot be reopened.
 
 #![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
 
@@ -47,8 +47,8 @@ pub trait Syscalls: Send + Sync + 'static {
         unsafe { linux::read(fd, buf, len) }
     }
 
-    /// `pwritev2` with `RWF_*` flags, at the descriptor's own offset where none is given: one system call, the
-    /// simplest that does it. `_route`: the route it serves.
+    /// `pwritev2` with `RWF_*` flags, at the descriptor's own offset if none is given: one system call, the simplest
+    /// that is sufficient. `_route`: the route it serves.
     ///
     /// # Safety
     /// Each vector must be memory that stays readable for the call, or an address that the kernel may refuse.
@@ -82,7 +82,7 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::fstat(fd)
     }
 
-    /// Whether a descriptor means the file with this device number and inode.
+    /// Whether a descriptor refers to the file with this device number and inode.
     fn is_file(&self, fd: Fd, key: (u64, u64)) -> bool {
         self.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == key)
     }
@@ -138,7 +138,7 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::read_file(path, max_len)
     }
 
-    /// The names in a folder.
+    /// The names in a directory.
     fn list_dir(&self, path: &CStr) -> Result<Vec<CString>> {
         linux::read_dir(path)
     }
@@ -238,7 +238,7 @@ pub trait Syscalls: Send + Sync + 'static {
     }
 }
 
-/// The kernel itself.
+/// The system calls of Linux.
 #[derive(Debug)]
 pub struct LinuxSyscalls;
 

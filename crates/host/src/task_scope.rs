@@ -1,5 +1,5 @@
-//! Which threads are at work on part of a batch, and when they are done: workers enter at any time, and the batch returns
-//! when all that entered have left. A large read that panics uses one too.
+//! Counts the threads at work on part of a batch, and waits until they are done: workers enter at any time, and the
+//! batch returns when all that entered have left. A large read that panics uses one too.
 
 #![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
 
@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 
 use crate::sync::{Condvar, Mutex, lock};
 
-/// Counts the threads that are at work on something, and lets none in once it is closed.
+/// Counts the threads at work, and admits none once it is closed.
 pub struct TaskScope {
     state: Mutex<State>,
     idle: Condvar,
@@ -17,7 +17,7 @@ pub struct TaskScope {
 struct State {
     active: usize,
     closed: bool,
-    /// A thread panicked inside: what it had taken is lost.
+    /// A thread panicked inside: the items that it had taken are lost.
     poisoned: bool,
 }
 
@@ -46,10 +46,10 @@ impl TaskScope {
         Some(ScopeGuard(self))
     }
 
-    /// Lets no thread in any more, and waits until those inside have left.
+    /// Admits no further thread, and waits until those inside have left.
     ///
     /// # Panics
-    /// If one of them did: no answer is better than one that counts bytes which never arrived.
+    /// If one of them did: an error is better than a count of bytes that never arrived.
     pub fn join(&self) {
         assert!(!self.close_and_wait(), "a worker of this batch panicked");
     }
@@ -91,7 +91,7 @@ mod interleavings {
 
     use super::*;
 
-    /// Items are taken by number; results are the caller's memory, gone when the call has returned.
+    /// Items are taken by index; results are the caller's memory, freed when the call has returned.
     struct Batch {
         scope: TaskScope,
         next: AtomicUsize,
@@ -123,7 +123,7 @@ mod interleavings {
     }
 
     #[test]
-    fn workers_have_left_when_the_batch_returns() {
+    fn join_returns_after_all_workers_left() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
@@ -137,7 +137,7 @@ mod interleavings {
                 .collect();
             batch.work();
             batch.scope.join();
-            // From here on the results are the caller's alone.
+            // From here on only the caller uses the results.
             for result in &batch.results {
                 // SAFETY: loom checks that no other thread accesses it.
                 result.with_mut(|value| unsafe { assert_eq!(value.replace(9), 1, "moved once") });

@@ -1,7 +1,7 @@
-//! `spinio-lab chart`: what `spinio calibrate --json` measured, drawn.
+//! `spinio-lab chart`: draws the result of `spinio calibrate --json`.
 //!
-//! The JSON is what the command's users have, so a chart can be drawn later and elsewhere, and `spinio` needs nothing that
-//! draws.
+//! Its input is the JSON, so a chart can be drawn later and on another machine, and `spinio` needs no library for
+//! charts.
 
 use std::path::PathBuf;
 
@@ -74,7 +74,7 @@ fn chart(value: &Value) -> anyhow::Result<Chart> {
             line: false,
             dots: true,
         });
-        // Eight places a power of 2, so that the bend shows.
+        // Eight points per power of 2, so that the bend is visible.
         let ends = (times.first().map_or(512, |t| t.bytes), times.last().map_or(512, |t| t.bytes));
         let places = (ends.0 as f64).log2() as i32 * 8..=(ends.1 as f64).log2() as i32 * 8;
         let fitted = |i: i32| {
@@ -118,7 +118,7 @@ mod tests {
         measure::RouteTimes { route, single: single.to_vec(), queued: many.to_vec() }
     }
 
-    /// The JSON of the command itself, so that the two cannot disagree.
+    /// The JSON of the command itself, so that the two stay consistent.
     #[test]
     fn chart_draws_the_json_of_calibrate() {
         let times = vec![times(Route::Copy), times(Route::Direct)];
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_calibration_is_refused() {
+    fn invalid_calibration_is_refused() {
         for value in ["{}", "[]", r#"{"routes": [{"route": "copy"}], "device": "", "storage": "", "file_system": ""}"#]
         {
             assert!(chart(&serde_json::from_str(value).unwrap()).is_err(), "{value}");

@@ -9,8 +9,8 @@
 //!       512 B   64 KiB
 //! ```
 //!
-//! A logarithmic axis is drawn as a straight one of logarithms, with labels of our own: every power of 10,
-//! or those of the powers of 2 that are there.
+//! A logarithmic axis is drawn as a linear one of logarithms, with separate labels: every power of 10, or the powers of
+//! 2 that occur.
 
 use std::path::Path;
 
@@ -20,34 +20,34 @@ use plotters::prelude::*;
 
 use crate::units;
 
-/// What an axis shows.
+/// The scale of an axis.
 #[derive(Clone, Debug)]
 pub enum Scale {
-    /// From 0 on.
+    /// From 0.
     Linear,
     /// Powers of 10.
     Log,
     /// Powers of 2 of bytes.
     Bytes,
-    /// Places 0, 1, 2 ... with these names.
+    /// Positions 0, 1, 2 ... with these names.
     Names(Vec<String>),
 }
 
 /// One axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it counts.
+    /// Its quantity.
     pub label: String,
-    /// How.
+    /// Its scale.
     pub scale: Scale,
 }
 
-/// One measurement, with the standard deviation of what it is the mean of.
+/// One measurement: a mean with its standard deviation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Along.
+    /// The horizontal value.
     pub x: f64,
-    /// Up.
+    /// The vertical value.
     pub y: f64,
     /// Standard deviation; 0 draws no bar.
     pub deviation: f64,
@@ -60,28 +60,28 @@ pub struct Series {
     pub name: String,
     /// In order of `x`.
     pub points: Vec<Point>,
-    /// Which colour; series of one thing share it.
+    /// Index of its colour; related series share it.
     pub colour: usize,
-    /// Joined by a line.
+    /// Whether its points are joined by a line.
     pub line: bool,
-    /// Marked by dots.
+    /// Whether its points are marked by dots.
     pub dots: bool,
 }
 
 /// A chart.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Above it.
+    /// The title.
     pub title: String,
-    /// Along.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// The vertical axis.
     pub y: Axis,
-    /// What is drawn.
+    /// The series.
     pub series: Vec<Series>,
 }
 
-/// Colours that most eyes can distinguish (Okabe and Ito's).
+/// Colours that are distinguishable with most kinds of colour blindness (Okabe and Ito's).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -110,7 +110,7 @@ impl Scale {
         }
     }
 
-    /// The ends of an axis that holds all these places.
+    /// The ends of an axis that contains all these values.
     fn ends(&self, places: impl Iterator<Item = f64>) -> (f64, f64) {
         let (mut least, mut most) =
             places.filter(|p| p.is_finite()).fold((f64::INFINITY, f64::NEG_INFINITY), |(l, m), p| (l.min(p), m.max(p)));
@@ -120,7 +120,7 @@ impl Scale {
         match self {
             Scale::Linear => (least.min(0.0), if most > 0.0 { most * 1.08 } else { 1.0 }),
             Scale::Log => (least.floor(), most.ceil().max(least.floor() + 1.0)),
-            // Half a power of air: points of the first and the last length do not touch the frame.
+            // Half a power of margin: points of the first and the last length do not touch the frame.
             Scale::Bytes => (least.floor() - 0.5, most.ceil().max(least.floor() + 1.0) + 0.5),
             Scale::Names(names) => (-0.5, names.len() as f64 - 0.5),
         }
@@ -136,12 +136,12 @@ impl Scale {
             Scale::Log | Scale::Names(_) => 1.0,
             Scale::Bytes => ((to - from) / 9.0).ceil().max(1.0),
         };
-        // Lengths are marked from the first one on, so that every mark of a few lengths is under a point.
+        // Lengths are marked from the first one on, so that with few lengths every mark is under a point.
         let first = if matches!(self, Scale::Bytes) { from.ceil() } else { (from / every).ceil() * every };
         (0..).map(|i| first + f64::from(i) * every).take_while(|t| *t <= to + 1e-9).take(100).collect()
     }
 
-    /// Size of the labels along: long names side by side are written smaller, so that none runs into the next.
+    /// Size of the labels of the horizontal axis: long adjacent names are written smaller, so that they do not overlap.
     fn font(&self) -> u32 {
         match self {
             Scale::Names(names) => {
@@ -171,7 +171,7 @@ impl Scale {
     }
 }
 
-/// A straight axis with labels at these places.
+/// A linear axis with labels at these positions.
 struct TickAxis {
     ends: (f64, f64),
     ticks: Vec<f64>,
@@ -183,7 +183,7 @@ impl Ranged for TickAxis {
 
     fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
         let share = (value - self.ends.0) / (self.ends.1 - self.ends.0);
-        // A place far outside is drawn a little outside, so that pixels stay numbers.
+        // A value far outside is drawn a little outside, so that pixel coordinates stay small.
         from + (share.clamp(-1.0, 2.0) * f64::from(to - from)).round() as i32
     }
 
@@ -251,7 +251,7 @@ impl Chart {
             }
             chart.draw_series(series.points.iter().filter(|p| p.deviation > 0.0).map(|p| {
                 let (x, y) = place(p);
-                // A logarithmic axis has no 0 for a bar to reach.
+                // A logarithmic axis has no 0 at which a bar could end.
                 let low = self.y.scale.place((p.y - p.deviation).max(p.y / 100.0)).max(ys.0);
                 ErrorBar::new_vertical(x, low, y, self.y.scale.place(p.y + p.deviation), colour.stroke_width(1), 6)
             }))?;

@@ -1,15 +1,15 @@
-//! The `spinio-lab` command: what measures SPIN and the ideas it is made of. No user of SPIN needs it.
+//! The `spinio-lab` command: measurements of SPIN and of the ideas that it is based on. Users of SPIN do not need it.
 //!
 //! ```text
 //!   bench     the paper's figures, on this machine's devices
-//!   simulate  how near to the best schedule each planner comes, on random residency
+//!   simulate  the distance of each planner from the best schedule, on random residency
 //!   chart     points and fit of `spinio calibrate --json`, as SVG
 //! ```
 //!
-//! Devices, tables, units, scratch files and exit codes are those of the `spinio` command (`spinio_cli`). What draws
-//! charts is only here, and so is the library it takes.
+//! Devices, tables, units, scratch files and exit codes are those of the `spinio` command (`spinio_cli`). Only this
+//! command draws charts, and only it needs the library for that.
 #![forbid(unsafe_code)]
-#![expect(unreachable_pub, reason = "a command has no users to hide from: `pub` here reads as `for other files`")]
+#![expect(unreachable_pub, reason = "a command has no library users: `pub` here means `for other files`")]
 
 mod bench;
 mod calibration;

@@ -1,4 +1,4 @@
-//! `spinio-lab bench`: every experiment runs, small, on the emulated device, and what cannot run is named.
+//! `spinio-lab bench`: every experiment runs, small, on the emulated device, and methods that cannot run are listed.
 
 #[path = "../../cli/tests/common/mod.rs"]
 mod common;
@@ -52,7 +52,7 @@ fn every_experiment_is_listed_and_runs() {
 }
 
 #[test]
-fn a_method_that_cannot_run_is_named() {
+fn unavailable_method_is_named() {
     let dir = folder();
     let data = file(dir.path(), "data", 8 << 20);
     let text = stdout(&bench(&["table3", "--path"]).arg(&data).assert().success());
@@ -67,7 +67,7 @@ fn a_method_that_cannot_run_is_named() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_arguments_are_refused() {
     for (args, needle) in [
         (&["fig9"][..], "`fig9` is no experiment"),
         (&[], "Name an experiment"),

@@ -1,4 +1,4 @@
-//! `spinio-lab simulate`: the same seed gives the same table, whatever the threads, and a chart.
+//! `spinio-lab simulate`: the same seed gives the same table, for any number of threads, and a chart.
 
 #[path = "../../cli/tests/common/mod.rs"]
 mod common;
@@ -6,11 +6,11 @@ mod common;
 use common::{folder, spinio as lab, stderr, stdout};
 
 #[test]
-fn the_table_depends_on_the_seed_alone() {
+fn table_depends_on_seed_only() {
     let table = |args: &[&str]| stdout(&lab().args(["simulate", "--vectors", "1200"]).args(args).assert().success());
     let one = table(&["--threads", "1"]);
     assert_eq!(one, table(&["--threads", "3"]));
-    // More than there is work for, and more than any machine starts.
+    // More than the work needs, and more than any machine starts.
     assert_eq!(one, table(&["--threads", "1000000000"]));
     assert_ne!(one, table(&["--seed", "2"]));
     for row in ["all-storage", "all-cache", "greedy", "optimal, serial", "optimal, concurrent"] {
@@ -21,7 +21,7 @@ fn the_table_depends_on_the_seed_alone() {
 }
 
 #[test]
-fn json_and_a_chart() {
+fn json_and_chart_are_written() {
     let dir = folder();
     let svg = dir.path().join("chart.svg");
     let assert = lab().args(["simulate", "--vectors", "600", "--json", "--svg"]).arg(&svg).assert().success();
@@ -34,7 +34,7 @@ fn json_and_a_chart() {
 }
 
 #[test]
-fn the_model_of_a_place_can_be_studied() {
+fn model_of_a_path_can_be_studied() {
     let dir = folder();
     let mut command = lab();
     command.args(["simulate", "--vectors", "50", "--device", "emulated", "--on"]).arg(dir.path());
@@ -43,7 +43,7 @@ fn the_model_of_a_place_can_be_studied() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_arguments_are_refused() {
     let assert = lab().args(["simulate", "--vectors", "0"]).assert().code(2);
     assert!(stderr(&assert).contains("--vectors above 0"));
     let dir = folder();
@@ -54,7 +54,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_simulation_is_compared_with_real_transfers() {
+fn simulation_is_compared_with_real_transfers() {
     let (dir, state) = (folder(), folder());
     let assert = lab()
         .env("XDG_STATE_HOME", state.path())

@@ -1,16 +1,17 @@
-//! The NVMMU paper's four microbenchmarks on one file: what its moves cost, and what the disks under it had to do.
+//! The four microbenchmarks of the NVMMU paper on one file: what its moves cost, and the requests that the disks under
+//! it served.
 //!
 //!     microbench PATTERN FILE [mode=passthrough|aligned|preread] [request=BYTES] [total=BYTES] [span=BYTES]
 //!                [device=emulated|p2pmem] [disks=NAME,NAME...]
 //!
-//! PATTERN: rdrd, sqrd (uploads, random and sequential), rdwr, sqwr (downloads). FILE is made `span` bytes long, written
-//! whole, and on the storage before anything is measured. Prints one line of JSON. `disks` are names in /sys/block whose
-//! `stat` files are read: requests and bytes read and written, while the output is prepared (as it would be while a
-//! kernel runs), while the moves are made, and until the storage has what the page cache took over. Every byte is checked
-//! at the end.
+//! PATTERN: rdrd, sqrd (uploads, random and sequential), rdwr, sqwr (downloads). Before the measurement, FILE is
+//! created, `span` bytes are written to it, and they are flushed to storage. Prints one line of JSON. `disks` are names
+//! in /sys/block whose `stat` files are read: requests and bytes read and written, while the output is prepared (as it
+//! would be while a GPU kernel runs), while the moves are made, and until storage has what the page cache took. Every
+//! byte is checked at the end.
 //!
-//! passthrough writes each request as it arrives, with direct I/O where it is aligned for that, as a program does that
-//! wants the bytes on the storage and not in the page cache. The earlier mode names (plain, shaped, prepared) still work.
+//! passthrough writes each request as it arrives, with direct I/O if it is aligned for that, as a program does that
+//! wants the bytes on storage and not in the page cache. The earlier mode names (plain, shaped, prepared) still work.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -106,7 +107,7 @@ impl Options {
     }
 }
 
-/// What the disks have done: requests read, bytes read, requests written, bytes written.
+/// What the disks have served: requests read, bytes read, requests written, bytes written.
 #[derive(Clone, Copy, Default)]
 struct DiskCounters([u64; 4]);
 
@@ -146,7 +147,7 @@ fn make_file(o: &Options) -> Result<()> {
     Ok(())
 }
 
-/// As a program without NVMMU: one request after the other, around the page cache where it can.
+/// As a program without NVMMU: one request after the other, around the page cache if possible.
 fn passthrough(o: &Options, runtime: &Runtime, target: Target, offsets: &[u64]) -> Result<()> {
     let aligned = o.request.is_multiple_of(4096);
     let flags = if aligned { linux::O_DIRECT as i32 } else { 0 };
@@ -195,7 +196,7 @@ fn main() -> Result<()> {
         for &offset in &offsets {
             started.hint_range(offset, o.request);
         }
-        // The kernel would run here.
+        // The GPU kernel would run here.
         started.report();
         session = Some(started);
     }
@@ -228,7 +229,7 @@ fn main() -> Result<()> {
     let synced = began.elapsed();
     let end = DiskCounters::now(&o.disks)?;
 
-    // In the file, or in the device's memory, is what should be there, and nothing else changed.
+    // The file, or the device's memory, has the expected bytes, and nothing else changed.
     let mut expected = pattern_at(0, o.span, 0);
     if o.direction() == Direction::Download {
         for &offset in &offsets {

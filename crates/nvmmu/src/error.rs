@@ -1,4 +1,4 @@
-//! Why a call failed, in a sentence and as an errno.
+//! Why a call failed, as text and as an errno.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use spinio_sys::Errno;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The calling thread has not begun: ESRCH.
+    /// The calling thread has no session: ESRCH.
     NoSession,
-    /// The calling thread, or another one under the same number, has begun and not ended: EBUSY.
+    /// The calling thread, or another one under the same number, has a session that has not ended: EBUSY.
     AlreadyBegun,
     /// The session belongs to another thread: EPERM.
     NotOwner,
@@ -19,14 +19,14 @@ pub enum ErrorKind {
     UnknownDirection,
     /// Not a range of a file: EINVAL.
     BadRange,
-    /// The address is no device memory, or that ends before the range does: EFAULT.
+    /// The address is not device memory, or the device memory ends before the range does: EFAULT.
     NotDeviceMemory,
     /// The kernel or the device refused.
     Failed(Errno),
 }
 
 impl ErrorKind {
-    /// What a C caller finds in errno.
+    /// The errno that a C caller receives.
     pub fn errno(&self) -> Errno {
         match self {
             ErrorKind::NoSession => Errno::SRCH,
@@ -39,47 +39,47 @@ impl ErrorKind {
     }
 }
 
-/// A call that failed, with what it was about.
+/// A failed call, with its operation and range.
 #[derive(Clone, Debug)]
 pub struct Error {
     /// What went wrong.
     pub kind: ErrorKind,
     /// What was being done, as a verb: "begin", "upload".
     pub operation: &'static str,
-    /// The file, where there is one.
+    /// The file, if any.
     pub path: Option<PathBuf>,
     /// First byte in the file.
     pub offset: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: u64,
-    /// Why, in words.
+    /// The cause, as text.
     pub detail: String,
 }
 
 impl Error {
-    /// An error that is about no range.
+    /// An error without a range.
     pub fn new(kind: ErrorKind, operation: &'static str, why: impl Into<String>) -> Error {
         Error { kind, operation, path: None, offset: 0, len: 0, detail: why.into() }
     }
 
-    /// The same, about a file.
+    /// Adds the file.
     pub fn with_path(mut self, path: &Path) -> Error {
         self.path = Some(path.to_owned());
         self
     }
 
-    /// The same, about a range.
+    /// Adds the range.
     pub fn with_range(mut self, offset: u64, len: u64) -> Error {
         (self.offset, self.len) = (offset, len);
         self
     }
 
-    /// The kernel's answer to something done to a file.
+    /// An error of a system call on a file.
     pub(crate) fn from_errno(errno: Errno, operation: &'static str, path: &Path) -> Error {
         Error::new(ErrorKind::Failed(errno), operation, errno.to_string()).with_path(path)
     }
 
-    /// A move that `io` could not make.
+    /// A transfer that `io` could not make.
     pub(crate) fn from_io(error: &spinio_io::Error, operation: &'static str, path: &Path) -> Error {
         Error::new(ErrorKind::Failed(error.kind.errno()), operation, error.to_string())
             .with_path(path)

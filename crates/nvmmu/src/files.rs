@@ -1,6 +1,6 @@
 //! Files of a session, opened once and cached.
 //!
-//! Before each use the path is looked up: a file that was replaced meanwhile is opened again.
+//! Before each use the path is looked up: a file that was replaced since is opened again.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -24,7 +24,7 @@ struct OpenFile {
     identity: (u64, u64),
 }
 
-/// Open files at most: what a program moves in turns, not what it ever moved.
+/// The most files open at once: enough for those that a program uses in turns, not for all that it ever used.
 const MAX_OPEN_FILES: usize = 64;
 
 /// The files that are open now.
@@ -33,7 +33,7 @@ pub(crate) struct Files {
     open_files: HashMap<(PathBuf, Purpose), OpenFile>,
 }
 
-/// A path for the kernel.
+/// A path as the kernel takes it.
 pub(crate) fn c_path(path: &Path) -> Result<CString, Errno> {
     if path.as_os_str().is_empty() {
         return Err(Errno::NOENT);
@@ -41,7 +41,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Errno> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)
 }
 
-/// Opens a file to be downloaded into; it is created if it does not exist. Readable too if permitted, for the filler.
+/// Opens a file for downloads; it is created if it does not exist. Readable too if permitted, for the filler.
 pub(crate) fn open_output(runtime: &Runtime, path: &Path) -> Result<ShadowFile, Errno> {
     let name = c_path(path)?;
     match runtime.open(&name, linux::O_RDWR | linux::O_CREAT, 0o666) {

@@ -10,17 +10,17 @@
 //!
 //! What it adds to reads and writes of SPIN:
 //!
-//! - Files are named, and stay open between moves, in a descriptor table that the program does not see.
-//! - The output is named before the kernel runs, so its storage can be prepared meanwhile. On an array with parity a
-//!   download then writes whole stripes and reads nothing. `output/` has the picture and the promises.
-//! - Small downloads that follow each other are gathered to stripes; they are in the file when the session ends, is
-//!   flushed, or the file is uploaded again.
+//! - Files are given by path, and stay open between moves, in an fd table that the program does not see.
+//! - The output is known before the GPU kernel runs, so its storage can be prepared meanwhile. On an array with parity
+//!   a download then writes full stripes and reads nothing. `output/` has the diagram and the guarantees.
+//! - Small consecutive downloads are gathered to stripes; they are in the file when the session ends, is flushed, or
+//!   the file is uploaded again.
 //!
-//! A move is no POSIX call: it may reach the file in pieces, in any order. Who needs the atomicity of `pwrite`, or
-//! descriptors, uses `pread` and `pwrite` on device memory; docs/nvmmu.md says when which.
+//! A move is not a POSIX call: it may reach the file in chunks, in any order. A program that needs the atomicity of
+//! `pwrite`, or descriptors, uses `pread` and `pwrite` on device memory; docs/nvmmu.md compares them.
 //!
-//! Known flaws: a session belongs to one thread at a time; a file that two sessions download into at once has the bytes
-//! of both, but stripes that both write in part are not gathered (neither is then alone with the file).
+//! Known flaws: a session belongs to one thread at a time. A file that two sessions download into concurrently has the
+//! bytes of both, but stripes that both write in part are not gathered (neither session then has the file to itself).
 
 mod error;
 mod files;

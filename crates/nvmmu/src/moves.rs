@@ -1,10 +1,10 @@
-//! What all moves share: the direction, and the loop that writes a range.
+//! Shared by all moves: the direction, and the loop that writes a range.
 
 use spinio_device::DeviceAddr;
 use spinio_io::{Runtime, Target};
 use spinio_sys::linux;
 
-/// Bytes moved in one request of `io`: a system call moves a little less than 2 GiB.
+/// Bytes of one request to `io`: a system call moves a little less than 2 GiB.
 pub(crate) const MAX_MOVE: u64 = 1 << 30;
 
 /// The direction of a move.

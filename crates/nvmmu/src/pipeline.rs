@@ -1,5 +1,5 @@
-//! The loop that every program writes which is larger than its device's memory: while a kernel works on one piece, the
-//! next one comes and the last one goes.
+//! The loop of every program whose data is larger than its device's memory: while a GPU kernel works on one chunk, the
+//! next one is uploaded and the last one is downloaded.
 //!
 //! ```text
 //!   slot 0   up 0 │ kernel 0 │ down 0 │ up 3 │ kernel 3 │ down 3          each slot: a stream, an input and an output
@@ -7,7 +7,8 @@
 //!   slot 2        │          │ up 2     │ kernel 2 │ down 2 ...
 //! ```
 //!
-//! Within a slot the stream keeps the order, so nothing is waited for but a slot's own download before it is used again.
+//! Within a slot the stream keeps the order, so the only wait is for a slot's own download before the slot is used
+//! again.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -17,48 +18,48 @@ use spinio_device::StreamId;
 
 use crate::{Direction, Error, ErrorKind, Session, Ticket};
 
-/// A stream, and the device memory that its pieces come and go by.
+/// A stream, and the device memory of its chunks.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
     /// The stream that copies and kernels of this slot are queued on.
     pub queue: StreamId,
-    /// Room for an input piece.
+    /// Memory for an input chunk.
     pub input: *mut c_void,
-    /// Room for an output piece.
+    /// Memory for an output chunk.
     pub output: *mut c_void,
 }
 
-/// What goes through.
+/// The input and the output of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub struct PipelineSpec<'a> {
     /// The file that input is read from.
     pub input: &'a Path,
     /// First byte.
     pub input_offset: u64,
-    /// Bytes in all.
+    /// Bytes in total.
     pub input_len: u64,
-    /// Bytes of a piece; the last one may be shorter.
+    /// Bytes per chunk; the last one may be shorter.
     pub chunk: u64,
-    /// The file that output is written to, from here on, one piece after the other.
+    /// The file that output is written to, from this offset on, one chunk after the other.
     pub output: &'a Path,
     /// First byte.
     pub output_offset: u64,
 }
 
-/// A piece that is on the device.
+/// A chunk that is on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Counted from 0.
     pub number: u64,
-    /// Where, and in whose order.
+    /// Its memory and its stream.
     pub slot: Slot,
     /// Bytes of input.
     pub len: u64,
 }
 
 impl Session {
-    /// Moves pieces through the slots. `kernel` queues its work on the step's stream, and answers how many bytes of
-    /// output that makes, or why it cannot. The bytes written.
+    /// Moves chunks through the slots. `kernel` queues its work on the step's stream, and returns the number of bytes
+    /// of output, or the cause of a failure. The bytes written.
     pub fn pipeline(
         &mut self,
         spec: &PipelineSpec<'_>,
@@ -93,7 +94,7 @@ impl Session {
             taken += step.len;
             number += 1;
         };
-        // Also after a failure: buffers that are still being copied from are the caller's.
+        // Also after a failure: the buffers belong to the caller, and copies from them may still run.
         let waited = self.wait_pending();
         ended.and(waited).map(|()| written)
     }

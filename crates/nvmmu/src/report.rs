@@ -1,16 +1,16 @@
-//! What a session did, and what it could promise.
+//! What a session did, and how its output was written.
 
 /// How far the output of a session could be prepared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutputMode {
-    /// No output was named.
+    /// The session has no output.
     NoOutput,
-    /// Downloads are written as they come; why.
+    /// Downloads are written as they arrive; with the cause.
     Passthrough(String),
-    /// Whole stripes are written as such; stripes that are covered in part are written as they come; why.
+    /// Full stripes are written as such; stripes that are covered in part are written as they arrive; with the cause.
     Aligned(String),
-    /// Stripes that are covered in part are written whole too, with the old bytes of their neighbours.
+    /// Stripes that are covered in part are also written as full stripes, with the old bytes around the new ones.
     Preread,
 }
 
@@ -28,18 +28,18 @@ impl std::fmt::Display for OutputMode {
 /// What a session did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes brought to the device.
+    /// Bytes uploaded to the device.
     pub uploaded: u64,
-    /// Bytes brought to files.
+    /// Bytes downloaded to files.
     pub downloaded: u64,
     /// How the output was written.
     pub mode: OutputMode,
-    /// Bytes written as whole stripes, neighbours' bytes included.
+    /// Bytes written as full stripes, filler included.
     pub full_stripe: u64,
-    /// Of these, bytes that were not the session's: old ones of neighbours.
+    /// Of these, filler: old bytes of the stripes, not the session's.
     pub filler: u64,
-    /// Bytes of the output written as they came.
+    /// Bytes of the output written as they arrived.
     pub unaligned: u64,
-    /// Bytes read by preparation, while others worked.
+    /// Bytes read by preparation, concurrently with the program.
     pub read_ahead: u64,
 }

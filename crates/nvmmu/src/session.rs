@@ -13,21 +13,21 @@ use crate::moves::{MAX_MOVE, write_all};
 use crate::output::Output;
 use crate::{Direction, Error, ErrorKind, OutputMode, Report, Ticket};
 
-/// Moves between files and devices, and the file that is to be written.
+/// Moves between files and devices, and the file that results are written to.
 pub struct Session {
     runtime: &'static Runtime,
     files: Files,
     output: Option<Output>,
-    /// Moves that may not be over, and that the end waits for.
+    /// Moves that may be in progress; the end waits for them.
     pending_moves: Vec<Ticket>,
     uploaded: u64,
     downloaded: u64,
-    /// The process that began it: a forked child has none of the threads that serve it.
+    /// The process that began it: a forked child has none of the threads that serve the session.
     process: u32,
 }
 
 impl Session {
-    /// Begins; `output` is the file that the results will go to, which is made if it is not there.
+    /// Begins; `output` is the file that the results will be written to, created if it does not exist.
     pub fn begin(runtime: &'static Runtime, output: Option<&Path>) -> Result<Session, Error> {
         Session::begin_with(runtime, output, None)
     }
@@ -70,8 +70,9 @@ impl Session {
         if self.is_forked_child() { Err(Error::new(ErrorKind::NoSession, operation, why)) } else { Ok(()) }
     }
 
-    /// Says where in the output downloads will go, as early as that is known: what stripes they cover in part is read
-    /// while the kernel runs. May be said several times; a download elsewhere is right too, but not prepared.
+    /// Announces where in the output downloads will be written, as early as that is known: stripes that they cover in
+    /// part are read while the GPU kernel runs. May be called several times; a download elsewhere is correct too, but
+    /// not prepared.
     pub fn hint_range(&mut self, offset: u64, len: u64) {
         if self.check_process("expect a download").is_ok()
             && let Some(output) = &mut self.output
@@ -81,7 +82,7 @@ impl Session {
     }
 
     /// Moves `len` bytes between a file, from `offset` on, and device memory at `address`. The bytes moved: fewer only
-    /// where an upload meets the end of its file.
+    /// where an upload reaches the end of its file.
     pub fn move_range(
         &mut self,
         path: &Path,
@@ -117,9 +118,9 @@ impl Session {
         device_memory(address, len).map(Some).map_err(|why| fail(ErrorKind::NotDeviceMemory, why))
     }
 
-    /// As [`Session::move_range`], in the order of a queue (CUDA: a stream): it begins when what is queued there is done,
-    /// and what is queued behind it finds the bytes on the device, or may use the memory again. Where that cannot be had
-    /// (an output on an array with parity, a device that calls no host functions) the move is over when this returns.
+    /// As [`Session::move_range`], in the order of a stream: it begins when the work queued there before is done, and
+    /// work queued after it finds the bytes on the device, or may reuse the memory. Where that is not possible (an
+    /// output on an array with parity, a device that calls no host functions) the move is complete when this returns.
     pub fn move_async(
         &mut self,
         path: &Path,
@@ -136,7 +137,7 @@ impl Session {
             return Ok(ticket(AsyncResult::ready(0), 0));
         };
         let fail = |e| Error::from_io(&e, direction.verb(), path);
-        // What failed is told at the end, for whoever let go of the ticket.
+        // Failures are reported at the end, in case the ticket was dropped.
         self.pending_moves.retain(|t| !t.is_done() || t.wait().is_err());
         let made = match direction {
             Direction::Upload => {
@@ -159,7 +160,7 @@ impl Session {
                         self.downloaded += len;
                         on.map_err(fail)?
                     }
-                    // Stripes are put together here and now, behind what is on the queue.
+                    // Stripes are assembled now, after the work that is queued on the stream.
                     None => {
                         let before = thread_stream();
                         set_thread_stream(stream);
@@ -175,7 +176,7 @@ impl Session {
         Ok(made)
     }
 
-    /// Waits for the moves that were asked for.
+    /// Waits for all stream-ordered moves.
     pub(crate) fn wait_pending(&mut self) -> Result<(), Error> {
         let mut settled = Ok(());
         for ticket in self.pending_moves.drain(..) {
@@ -184,7 +185,7 @@ impl Session {
         settled
     }
 
-    /// A file to be read, with all that this session wrote to it.
+    /// A file to be read, with all bytes that this session wrote to it.
     fn input(&mut self, path: &Path) -> Result<Arc<ShadowFile>, Error> {
         if self.pending_moves.iter().any(|t| t.direction == Direction::Download && is_same_file(&t.path, path)) {
             self.wait_pending()?;
@@ -192,7 +193,7 @@ impl Session {
         if let Some(output) = &mut self.output
             && output.is_same_file(path)
         {
-            // What was downloaded into it has to be there.
+            // Downloaded bytes must be in the file.
             output.flush()?;
             output.release_lease();
         }
@@ -229,7 +230,7 @@ impl Session {
         Ok(len)
     }
 
-    /// Writes what is still gathered, so that others find it in the output.
+    /// Writes the gathered bytes, so that other processes find them in the output.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.check_process("flush")?;
         let settled = self.wait_pending();
@@ -243,12 +244,12 @@ impl Session {
         self.output.as_mut().map_or(Ok(()), Output::sync)
     }
 
-    /// The file named at the beginning.
+    /// The output file, if any.
     pub fn output(&self) -> Option<PathBuf> {
         self.output.as_ref().map(|o| o.path().to_owned())
     }
 
-    /// What was done so far; waits for the preparation to be over.
+    /// What was done so far; waits for the preparation to complete.
     pub fn report(&mut self) -> Report {
         let (uploaded, downloaded) = (self.uploaded, self.downloaded);
         let none = Report {
@@ -264,7 +265,7 @@ impl Session {
         output.map_or(none, |output| Report { uploaded, downloaded, ..output.report() })
     }
 
-    /// Ends: what is gathered is written, every file closed.
+    /// Ends: gathered bytes are written, every file is closed.
     pub fn end(mut self) -> Result<Report, Error> {
         self.flush()?;
         Ok(self.report())
@@ -274,24 +275,24 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.is_forked_child() {
-            // The parent's to write and to close; its locks may be held for ever here.
+            // The output is the parent's to write and to close; its locks may be held forever here.
             std::mem::forget(self.output.take());
             std::mem::forget(std::mem::replace(&mut self.files, Files::new(self.runtime)));
             std::mem::forget(std::mem::take(&mut self.pending_moves));
             return;
         }
-        // Whoever lets go of a session without ending it loses no bytes, only the error.
+        // A session that is dropped without `end` loses no bytes, only the error.
         let _ = self.flush();
     }
 }
 
-/// Whether two paths name one file now.
+/// Whether two paths refer to one file now.
 fn is_same_file(first: &Path, second: &Path) -> bool {
     let names = |path: &Path| c_path(path).and_then(|name| linux::dev_and_inode(&name)).ok();
     first == second || names(first).is_some_and(|file| Some(file) == names(second))
 }
 
-/// The device memory of a range that begins at an address, or what is wrong with it.
+/// The device memory of a range that begins at an address, or the error.
 fn device_memory(address: *mut c_void, len: u64) -> Result<Target, String> {
     let at = address.cast_const().cast::<u8>();
     let want = usize::try_from(len).unwrap_or(usize::MAX);

@@ -1,9 +1,11 @@
-//! Which session is the calling thread's: for callers that have no place to keep one.
+//! The session of the calling thread: for callers that cannot keep a handle.
 //!
-//! `nvmmuMove` says neither session nor thread, so a session binds to the thread that began it. The number that the
-//! caller gives names it for `end`. What a thread left open when it ended is ended by the next thread that begins with that number.
+//! `nvmmuMove` takes neither session nor thread, so a session is bound to the thread that began it. The number that the
+//! caller passes identifies it for `end`. A session that a thread left open when it ended is ended by the next thread
+//! that begins with that number.
 //!
-//! Known flaw: a thread that left a session open, and whose number the kernel has given to another one, seems to live.
+//! Known flaw: a thread that left a session open, and whose TID the kernel has reused for another thread, seems to be
+//! alive.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,18 +19,17 @@ use spinio_sys::linux;
 
 use crate::{Error, ErrorKind, Report, Session};
 
-/// How long a thread that was joined may still look alive: it is told as ended a little before the kernel has let go of
-/// its number.
+/// How long a thread that was joined may still look alive: `join` returns a little before the kernel releases the TID.
 const JOIN_GRACE: Duration = Duration::from_millis(200);
 
 struct Slot {
-    /// The kernel's number of the thread, and ours, which is never used again.
+    /// The TID of the thread, and a number of this module, which is never reused.
     owner: (u32, u64),
     session: Mutex<Session>,
 }
 
-/// The sessions of a process. A forked child begins with none, in a table of its own: it has not the threads that would
-/// serve its parent's, and their locks may stay locked forever.
+/// The sessions of a process. A forked child begins with none, in a new table: it does not have the threads that would
+/// serve its parent's sessions, and their locks may stay locked forever.
 struct Table {
     /// 1 in the process that made it, wiped in its children.
     alive: Option<&'static AtomicU64>,
@@ -40,9 +41,9 @@ static TABLE: OnceLock<Box<Table>> = OnceLock::new();
 static THREADS: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// A number of this thread's own: the kernel's are used again.
+    /// A number for this thread: TIDs are reused.
     static THREAD: Cell<u64> = const { Cell::new(0) };
-    /// What it has begun.
+    /// The session that it has begun.
     static CURRENT: Cell<Option<i32>> = const { Cell::new(None) };
 }
 
@@ -78,19 +79,19 @@ fn my_session() -> Option<Arc<Slot>> {
     (slot.owner == thread_ids()).then_some(slot)
 }
 
-/// A function that the session calls has called the session.
+/// A function that the session has called calls the session.
 fn reentrant_call(operation: &'static str) -> Error {
     Error::new(ErrorKind::AlreadyBegun, operation, "the session is in use: it is running a pipeline")
 }
 
-/// Begins a session of the calling thread, under a number of the caller's choice.
+/// Begins a session of the calling thread, under a number chosen by the caller.
 pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
     if my_session().is_some() {
         let number = CURRENT.get().unwrap_or(thread);
         let why = format!("this thread has begun as {number} and not ended that");
         return Err(Error::new(ErrorKind::AlreadyBegun, "begin", why));
     }
-    // Its bytes are written as far as possible; no caller is there to receive an error.
+    // Its bytes are written as far as possible; there is no caller to return an error to.
     let since = Instant::now();
     let left = loop {
         let left = take_orphan(&mut Table::get().slots(), thread);
@@ -112,7 +113,7 @@ pub fn begin(thread: i32, output: Option<&Path>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a thread that is no more has left under a number, taken out; an error if a living one has begun as that.
+/// Removes the session that a thread which has ended left under a number; an error if a living thread has one.
 fn take_orphan(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Option<Arc<Slot>>, Error> {
     match slots.get(&thread) {
         Some(slot) if linux::is_thread(slot.owner.0) && slot.owner.0 != thread_ids().0 => {
@@ -123,11 +124,12 @@ fn take_orphan(slots: &mut HashMap<i32, Arc<Slot>>, thread: i32) -> Result<Optio
     }
 }
 
-/// Does something with the session of the calling thread; `operation` is for the error if it has none.
+/// Runs `f` on the session of the calling thread; `operation` is for the error if it has none.
 pub fn current<T>(operation: &'static str, f: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
     let none = || Error::new(ErrorKind::NoSession, operation, "this thread has no session: it has not begun, or ended");
     let slot = my_session().ok_or_else(none)?;
-    // Nobody else gets here, so who finds it locked is called by the session itself: a pipeline's function.
+    // No other thread uses this session, so if it is locked, the session itself is the caller: a function of a
+    // pipeline.
     let mut session = match slot.session.try_lock() {
         Ok(session) => session,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -149,7 +151,7 @@ pub fn end(thread: i32) -> Result<Report, Error> {
             let why = format!("another thread has begun as {thread}");
             return Err(Error::new(ErrorKind::NotOwner, "end", why));
         }
-        // Its own thread is inside a call, which takes it with the table locked.
+        // Its own thread is inside a call, which takes it while the table is locked.
         if Arc::strong_count(slot) > 1 {
             return Err(reentrant_call("end"));
         }

@@ -1,9 +1,9 @@
 //! A pinned file as memory that the program's own GPU kernels read.
 //!
-//! SPIN does not see what reads through such an address. So a mapping counts as a use: while there is one, the pins stay,
+//! SPIN does not see reads through such an address. So a mapping counts as a use: while there is one, the pins stay,
 //! and a process that opens the file for writing waits until the program has unmapped it
-//! ([`DeviceMapping::revoke_requested`] reports that a process waits), or until the Linux kernel breaks the lease by force.
-//! From then on GPU kernels read what the file was: old bytes, but no fault, until it is unmapped.
+//! ([`DeviceMapping::revoke_requested`] reports that a process waits), or until the Linux kernel breaks the lease by
+//! force. From then on GPU kernels read the old contents of the file, without a fault, until it is unmapped.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use spinio_host::lock;
 
 use crate::pinned_file::PinGuard;
 
-/// A mapped range. It stays until it is dropped by the process that mapped it: in a forked child it is an address without
-/// memory.
+/// A mapped range. It stays until it is dropped by the process that mapped it: in a forked child it is an address
+/// without memory.
 pub struct DeviceMapping {
     /// Present until the drop.
     guard: Option<PinGuard>,
@@ -65,7 +65,7 @@ impl DeviceMapping {
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
         if !self.is_own_process() {
-            // The parent still uses it. Its locks may stay locked in this process for ever.
+            // The parent still uses it. In this process its locks may stay locked forever.
             std::mem::forget((self.guard.take(), self.owner.take()));
         }
     }

@@ -24,7 +24,7 @@ pub enum PinError {
     NotReopened,
     /// The Linux kernel refused to map it.
     NotMapped(Errno),
-    /// More than may be pinned.
+    /// More than the limit of pinned bytes.
     LimitExceeded,
     /// SPIN has no worker threads.
     NoWorkers,

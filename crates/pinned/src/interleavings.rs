@@ -1,7 +1,7 @@
-//! Uses of a pinned file under a model checker: the pins are unpinned once, by one thread, while no use is active, and no
-//! thread waits for ever.
+//! Uses of a pinned file under a model checker: the pins are unpinned once, by one thread, while no use is active, and
+//! no thread waits forever.
 //!
-//! A pin is a cell: a use reads it, unpinning writes it, and loom fails where the two may meet.
+//! A pin is a cell: a use reads it, unpinning writes it, and loom fails if the two may overlap.
 
 #![cfg_attr(loom, expect(unsafe_code, reason = "loom hands out raw pointers"))]
 

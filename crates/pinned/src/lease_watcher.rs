@@ -1,16 +1,16 @@
 //! The two threads that serve pinned files.
 //!
 //! ```text
-//!   lease watcher   shadow table: the leases are there    signal: a lease is being broken ──> closing begins
+//!   lease watcher   shadow table: has the leases    signal: a lease is being broken ──> closing begins
 //!                       ▲                                                                          │
 //!                       │ unpinned: the lease is released, and the writer's open returns           ▼
-//!   unpinner        the program's table, in which the driver has to be called    waits for uses, unregisters
+//!   unpinner        the program's table, for calls of the driver    waits for uses, unregisters
 //! ```
 //!
 //! Both start with the first pinned file, and end with the runtime.
 //!
-//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that excluded
-//! writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
+//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that
+//! excluded writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -25,8 +25,8 @@ use crate::pinned_file::PinnedFile;
 
 const STACK_SIZE: usize = 1 << 20;
 
-/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes it,
-/// and may be installed at any time.
+/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes
+/// it, and may be installed at any time.
 const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.
@@ -42,7 +42,7 @@ pub(crate) struct LeaseWatcher {
     pub(crate) bytes: AtomicU64,
     closing: Mutex<VecDeque<Arc<PinnedFile>>>,
     wake: Condvar,
-    /// The watcher's thread id; 0 before it starts.
+    /// The watcher's TID; 0 before it starts.
     watcher_tid: AtomicU32,
     /// Reports changes; a descriptor of the shadow table. None where the user may have no more of them.
     inotify: OnceLock<Fd>,
@@ -52,9 +52,9 @@ pub(crate) struct LeaseWatcher {
 }
 
 impl LeaseWatcher {
-    /// Starts the threads if they do not run; the watcher's id.
+    /// Starts the threads if they do not run; the watcher's TID.
     pub(crate) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
-        // Under this lock, so that there is one of each.
+        // Under this lock, so that each thread is started once.
         let _start_lock = lock(&self.files);
         match self.watcher_tid.load(Acquire) {
             0 => {}
@@ -65,7 +65,7 @@ impl LeaseWatcher {
         let sys = files.sys();
         let spawned = files.shadow_workers()?.spawn_dedicated("spinio-lease", move || {
             watcher.init_inotify(sys);
-            // Whether it can be woken at all. The signal that this leaves pending causes one superfluous poll.
+            // Tests whether it can be woken at all. The signal that this leaves pending causes one superfluous poll.
             if !linux::wake_thread(linux::gettid()) {
                 watcher.signal_refused.store(true, Release);
             }
@@ -109,9 +109,9 @@ impl LeaseWatcher {
         }
     }
 
-    /// The reverse. Two entries of one file share a watch; the last one removes it.
+    /// Ends that. Two entries of one file share a watch; the last one removes it.
     fn unwatch_inode(&self, sys: &dyn Syscalls, file: &Arc<PinnedFile>) {
-        // Under the lock: an entry that comes into the list later watches the inode after this.
+        // Under the lock: an entry that is added to the list later watches the inode after this.
         let files = lock(&self.files);
         let wd = file.inotify_wd.load(Acquire);
         if let Some(&inotify) = self.inotify.get()
@@ -149,7 +149,7 @@ impl LeaseWatcher {
             self.drain_events(sys, &files);
             for file in &files {
                 if file.gate.is_unpinned() {
-                    // Before a writer can go on: its changes are of no interest.
+                    // Before a writer can continue: its changes are of no interest.
                     self.unwatch_inode(sys, file);
                     if let Some(lease) = file.lease() {
                         let _ = linux::release_lease(lease);
@@ -202,7 +202,7 @@ impl LeaseWatcher {
         }
     }
 
-    /// The runtime ends: unpins all files, and ends the threads.
+    /// At the end of the runtime: unpins all files, and ends the threads.
     pub(crate) fn shut_down(&self) {
         self.shutdown.store(true, Release);
         let files = lock(&self.files).clone();

@@ -1,4 +1,4 @@
-//! Pinned files: their pages stay registered with a device, for reads that come again and again.
+//! Pinned files: their pages stay registered with a device, for repeated reads.
 //!
 //! ```text
 //!   pin(fd) ── a lease, a seal ... excludes writers                                  write_exclusion.rs
@@ -13,19 +13,19 @@
 //!     reads finish ─ pages are unpinned ─ the lease is released ──> the writer's open returns      lease_watcher.rs
 //! ```
 //!
-//! Registered pages cannot be reclaimed. If a file is truncated, or written past the page cache, they are orphans with old
-//! bytes. So a file is pinned only while something excludes writers, and that is checked before each use and after it:
-//! bytes that were read when it no longer held are read again on another route.
+//! Registered pages cannot be reclaimed. If a file is truncated, or written past the page cache, they are orphans with
+//! old bytes. So a file is pinned only while something excludes writers, which is checked before each use and after it:
+//! bytes that were read after the exclusion had ended are read again on another route.
 //!
-//! Absent pages are read in while the file is registered: all of a pinned file is in memory, and `SPINIO_PIN_LIMIT` limits how
-//! much that may be.
+//! Absent pages are read in while the file is registered: all of a pinned file is in memory, and `SPINIO_PIN_LIMIT`
+//! limits the total.
 //!
-//! A forked child has no pinned files: it makes a runtime of its own. Its copy of the program's descriptors has no part in
-//! the lease, which belongs to a descriptor of SPIN's.
+//! A forked child has no pinned files: it creates its own runtime. Its copy of the program's descriptors has no part in
+//! the lease, which belongs to a descriptor of SPIN.
 //!
 //! Known flaws:
-//! - Unpinning waits for all work in the context (CUDA). So a GPU kernel of the program that runs on delays a writer until
-//!   it ends, at most until the Linux kernel breaks the lease by force.
+//! - Unpinning waits for all work in the context (CUDA). So a long GPU kernel of the program delays a writer until it
+//!   ends, at most until the Linux kernel breaks the lease by force.
 //! - A process that opens the file for writing with O_NONBLOCK gets EAGAIN meanwhile, as with any lease.
 //! - If a program closes its last descriptor of a pinned file in a way that no hook sees, the file stays pinned.
 

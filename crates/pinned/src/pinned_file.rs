@@ -13,7 +13,7 @@ use crate::write_exclusion::WriteExclusion;
 /// A pinned file.
 pub(crate) struct PinnedFile {
     pub(crate) key: (u64, u64),
-    /// The descriptor that it was pinned by.
+    /// The descriptor that it was pinned with.
     pub(crate) fd: Fd,
     pub(crate) file: Arc<FileState>,
     pub(crate) size: u64,
@@ -34,7 +34,8 @@ impl PinnedFile {
         }
     }
 
-    /// Waits until no thread uses the pins, and unpins them; how many bytes. By a thread that may call the device.
+    /// Waits until no thread uses the pins, and unpins them; the number of bytes. For a thread that may call the
+    /// device.
     pub(crate) fn unpin_all(&self) -> u64 {
         let mut bytes = 0;
         for pages in self.gate.wait_and_take() {

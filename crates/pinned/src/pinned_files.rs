@@ -59,14 +59,14 @@ impl PinnedFiles {
 
 /// Uses.
 impl PinnedFiles {
-    /// Whether large reads of a file of this size use its pins, as far as can be found out without a read.
+    /// Whether large reads of a file of this size use its pins, as far as can be determined without a read.
     pub fn can_serve(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
         let pinned = if self.is_empty() { None } else { self.find(key) };
         device.capabilities().can_pin && pinned.is_some_and(|file| file.size == size && !file.gate.is_closing())
     }
 
-    /// The pins of a file on a device, made now if need be; `None` if it is not pinned, or writers are no longer excluded.
-    /// `fd`: a descriptor of the file, of this thread.
+    /// The pins of a file on a device, registered now if needed; `None` if it is not pinned, or writers are no longer
+    /// excluded. `fd`: a descriptor of the file, of this thread.
     pub fn acquire(&self, fd: Fd, key: (u64, u64), device: &'static dyn Device) -> Option<PinGuard> {
         if self.is_empty() {
             return None;
@@ -113,9 +113,9 @@ impl PinnedFiles {
 
 /// Pin and unpin.
 impl PinnedFiles {
-    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other device at its first read),
-    /// and stay registered until [`PinnedFiles::unpin_file`], or until a process opens the file for writing. May be called
-    /// more than once for a file.
+    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other device at its first
+    /// read), and stay registered until [`PinnedFiles::unpin_file`], or until a process opens the file for writing. May
+    /// be called more than once for a file.
     pub fn pin(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), PinError> {
         let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
         if stat.kind != FileKind::Regular || stat.size == 0 {
@@ -128,8 +128,8 @@ impl PinnedFiles {
             match self.find(key) {
                 None => break self.pin_new(workers, fd, stat, watcher_tid)?,
                 Some(file) if file.gate.add_ref() => break file,
-                // It is being unpinned: a process waits to write it, which the end of the unpinning will show, or the
-                // descriptor that it was pinned by was closed. A mapping may belong to this very thread.
+                // It is being unpinned: a process waits to write it, which is known once unpinning ends, or the
+                // descriptor that it was pinned with was closed. A mapping may belong to this very thread.
                 Some(file) if file.gate.wait_released_unless_mapped() => {}
                 Some(_) => return Err(PinError::OpenForWriting),
             }
@@ -150,8 +150,8 @@ impl PinnedFiles {
             Reason::NoWorkers => PinError::NoWorkers,
             _ => PinError::NotReopened,
         })?;
-        // There are two kinds of file without mappings of their own. One keeps its files in memory; a mapping of the other
-        // shows old bytes.
+        // There are two kinds of file without mappings of their own. One keeps its files in memory; a mapping of the
+        // other shows old bytes.
         if !file.is_mappable() && file.residency_access != ResidencyAccess::InMemory {
             return Err(PinError::NotMappable);
         }
@@ -159,7 +159,7 @@ impl PinnedFiles {
             return Err(PinError::LimitExceeded);
         }
         let exclusion = WriteExclusion::establish(files, workers, fd, key, watcher_tid)?;
-        // Only from now on does the length not change.
+        // The length is constant only from now on.
         let size = files.sys().fstat(fd).map_err(PinError::BadFd)?.size;
         let (inotify_wd, gate, pin_lock) = (AtomicI32::new(0), RefGate::new(), Mutex::new(()));
         let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
@@ -205,7 +205,7 @@ impl PinnedFiles {
         self.find((stat.dev, stat.ino)).is_some_and(|file| !file.gate.is_closing())
     }
 
-    /// The program closes a descriptor, perhaps the one that a file was pinned by.
+    /// The program closes a descriptor, perhaps the one that a file was pinned with.
     pub fn on_close(&self, fd: Fd, key: (u64, u64)) {
         if let Some(file) = self.find(key).filter(|file| file.fd == fd) {
             self.watcher.begin_unpin(&file);
@@ -248,7 +248,7 @@ impl PinnedFiles {
     ) -> Result<DeviceMapping, PinError> {
         let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
         let inside = |size: u64| len > 0 && offset.checked_add(len).is_some_and(|end| end <= size);
-        // Checked first, so that the file is not pinned for nothing.
+        // Checked first, so that the file is not pinned in vain.
         if !inside(stat.size) {
             return Err(PinError::OutOfRange);
         }
@@ -283,7 +283,7 @@ impl Drop for PinnedFiles {
     }
 }
 
-/// Bytes counted against the limit until it is known how many are registered: none, if that fails.
+/// Bytes counted against the limit until the number of registered bytes is known: none, if that fails.
 struct BudgetReservation<'a>(&'a AtomicU64, u64);
 
 impl<'a> BudgetReservation<'a> {
@@ -295,7 +295,7 @@ impl<'a> BudgetReservation<'a> {
 
     /// `bytes` are registered.
     fn commit(mut self, bytes: u64) {
-        // One addition: no thread that looks meanwhile may count both.
+        // One addition: no thread that reads meanwhile may count both.
         self.0.fetch_add(bytes.wrapping_sub(self.1), Relaxed);
         self.1 = 0;
     }

@@ -4,8 +4,8 @@
 //!   the whole file, mapped     ├───── chunk ─────┼───── chunk ─────┼── rest ──┤      one pin each
 //!
 //!   queue_copy    DMA out of the pins, across chunks
-//!   device_ptrs   where a gather kernel finds each chunk
-//!   contiguous    where the program's own GPU kernels find a range, if its chunks have consecutive addresses for them
+//!   device_ptrs   the device address of each chunk, for a gather kernel
+//!   contiguous    the address of a range for the program's own GPU kernels, if its chunks have consecutive addresses
 //! ```
 
 #![expect(unsafe_code, reason = "registered mappings")]
@@ -31,7 +31,7 @@ pub struct PinnedPages {
     /// Dropped, and so unmapped, after the pins were unpinned: see [`PinnedPages::unpin`].
     mapping: Arc<Mapping>,
     pins: Vec<Pin>,
-    /// Where a gather kernel finds each chunk; empty if the device has no such addresses.
+    /// The device address of each chunk, for a gather kernel; empty if the device has no such addresses.
     pub device_ptrs: Vec<u64>,
     /// Bytes of a chunk: a power of two.
     pub chunk: u64,
@@ -57,7 +57,7 @@ impl PinnedPages {
         });
         let ptr = mapped.ok_or(PinError::NoWorkers)?.map_err(PinError::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
-        // SAFETY: advice on our own new mapping, which a forked child has no use for.
+        // SAFETY: advice on a new mapping of this function, which a forked child does not use.
         let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
         let chunk = 1u64 << CHUNK.min(device.capabilities().max_pin).max(linux::PAGE as u64).ilog2();
         let mut pages = PinnedPages { device, mapping, pins: Vec::new(), device_ptrs: Vec::new(), chunk };
@@ -75,7 +75,7 @@ impl PinnedPages {
         self.pins.iter().map(|p| p.len as u64).sum()
     }
 
-    /// Unpins, and then unmaps. By a thread that may call the device.
+    /// Unpins, and then unmaps. For a thread that may call the device.
     pub(crate) fn unpin(self) {
         self.pins.into_iter().for_each(|pin| self.device.unpin(pin));
         drop(self.mapping);
@@ -126,7 +126,7 @@ impl PinnedPages {
         Ok(())
     }
 
-    /// Where GPU kernels find a range, if its chunks have consecutive addresses for them.
+    /// The address of a range for GPU kernels, if its chunks have consecutive addresses.
     pub(crate) fn contiguous(&self, offset: u64, len: u64) -> Option<u64> {
         let (first, last) = ((offset / self.chunk) as usize, ((offset + len - 1) / self.chunk) as usize);
         let mut at = self.pins[first..=last].iter().map(|pin| self.device.map_pin(pin).ok());

@@ -16,8 +16,8 @@ use crate::pinned_file::PinGuard;
 const SLEEP_MIN: u64 = 64 << 20;
 
 impl PinGuard {
-    /// Reads `len` bytes at `offset`, a range of the file, after the event `after`. False: the bytes are not reliable, and
-    /// have to be read on another route.
+    /// Reads `len` bytes at `offset`, a range of the file, after the event `after`. False: the bytes are not reliable,
+    /// and have to be read on another route.
     #[expect(clippy::too_many_arguments, reason = "the request, as it came")]
     pub fn read(
         &self,

@@ -1,4 +1,4 @@
-//! Which uses of a file's pins are active, and when the pins may be unpinned.
+//! The uses of a file's pins that are active, and when the pins may be unpinned.
 //!
 //! ```text
 //!   a use           acquire ── find or add ── use ── release         any number, until closing begins
@@ -8,7 +8,7 @@
 //!   any thread                                                 wait_released
 //! ```
 //!
-//! It knows nothing of files, so that a model checker can run it (`interleavings.rs`).
+//! It has no knowledge of files, so that a model checker can run it (`interleavings.rs`).
 
 use std::sync::{Arc, PoisonError};
 
@@ -16,7 +16,7 @@ use spinio_host::sync::{Condvar, Mutex, lock, yield_now};
 
 struct State<T> {
     active: usize,
-    /// Of these, mappings: they may stay for long.
+    /// Of these, mappings: they may last long.
     mappings: usize,
     /// Number of times that the file was pinned, less those that it was unpinned.
     refs: usize,
@@ -137,7 +137,7 @@ impl<T> RefGate<T> {
         }
     }
 
-    /// The same, but returns too while there is a mapping; whether it is released.
+    /// The same, but also returns while there is a mapping; whether it is released.
     pub(crate) fn wait_released_unless_mapped(&self) -> bool {
         let mut state = lock(&self.state);
         while !state.released && state.mappings == 0 {

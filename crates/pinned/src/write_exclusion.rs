@@ -1,27 +1,28 @@
-//! How it is known that no process writes a pinned file.
+//! What ensures that no process writes a pinned file.
 //!
 //! ```text
 //!   lease      a process that opens the file for writing, or truncates it, waits until the lease is released
 //!   sealed     a memory file that no process can write or shrink any more: permanent
 //!   immutable  the attribute, which root can clear                          checked at every use
-//!   read-only  the file system, which can be mounted anew                   checked at every use
+//!   read-only  the file system, which can be remounted                   checked at every use
 //! ```
 //!
-//! The last two may be cleared, the file replaced, and be set again before the next check. So they count only together with
-//! the times and the length that the file had when it was pinned: no write leaves all of these as they were. They do not
-//! count on file systems that other machines change without this Linux kernel's knowledge.
+//! The last two may be cleared, the file replaced, and be set again before the next check. So they are valid only
+//! together with the times and the length that the file had when it was pinned: every write changes at least one of
+//! these. They are not used on file systems that other machines change without the knowledge of this Linux kernel.
 //!
-//! The Linux kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the process
-//! was stopped. So a check of the lease is valid for a time: the lease was there at that moment, and from then on no process
-//! writes for as long as a break takes. Until that has run out nothing is checked; then a shadow worker checks again.
+//! The Linux kernel breaks a lease by force after `/proc/sys/fs/lease-break-time` seconds (45), for instance when the
+//! process was stopped. So a check of the lease is valid for a time: the lease was there at that moment, and from then
+//! on no process writes for as long as a break takes. Until that has run out nothing is checked; then a shadow worker
+//! checks again.
 //!
 //! Known flaws:
 //! - If the break time is lowered while a lease is being broken, that time can be shorter than it was at the check.
 //! - Before Linux 6.13 the time of a change is known to some milliseconds: an attribute that was set, cleared and set
 //!   again within these, with a write of the same length between, is not detected.
-//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a mapping shows old bytes,
-//!   and is revoked as soon as inotify has reported it (`lease_watcher.rs`), or never where the user may have no more
-//!   inotify instances.
+//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a mapping shows old
+//!   bytes, and is revoked as soon as inotify has reported it (`lease_watcher.rs`), or never where the user may have no
+//!   more inotify instances.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -37,14 +38,14 @@ use crate::error::PinError;
 
 /// What excludes writers of a pinned file.
 pub(crate) enum WriteExclusion {
-    /// The lease's descriptor, of the shadow table, and until when its last check is valid (boot time, ns).
+    /// The lease's descriptor, of the shadow table, and the time until which its last check is valid (boot time, ns).
     Lease(Arc<ShadowFd>, AtomicU64),
     Sealed,
     Immutable(ChangeStamp),
     ReadOnly(ChangeStamp),
 }
 
-/// Attributes of a file that every change changes.
+/// Attributes of a file, of which every change of the file changes at least one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChangeStamp {
     changed: i128,
@@ -63,7 +64,8 @@ impl ChangeStamp {
     }
 }
 
-/// File systems whose leases do not bind writers on other machines, or below the file system: FUSE, 9p, SMB, AFS, eCryptfs.
+/// File systems whose leases do not bind writers on other machines, or below the file system: FUSE, 9p, SMB, AFS,
+/// eCryptfs.
 const LEASES_NOT_BINDING: [u64; 6] =
     [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
 
@@ -81,13 +83,13 @@ const READ_ONLY_NOT_BINDING: [u64; 9] = [
     fs_magic::VBOXSF,
 ];
 
-/// Memory files (memfd, of ordinary and of huge pages): the Linux kernel does not count the descriptor that creates one among
-/// its writers, so a lease is granted although that descriptor can write.
+/// Memory files (memfd, of ordinary and of huge pages): the Linux kernel does not count the descriptor that creates one
+/// among its writers, so a lease is granted although that descriptor can write.
 const WRITER_NOT_COUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
 impl WriteExclusion {
-    /// Finds something that excludes writers of the file of `fd`, a descriptor of this thread. `watcher_tid`: the thread
-    /// that lease breaks are signalled to.
+    /// Finds something that excludes writers of the file of `fd`, a descriptor of this thread. `watcher_tid`: the
+    /// thread that lease breaks are signalled to.
     pub(crate) fn establish(
         files: &Arc<Files>,
         workers: &WorkerPool,
@@ -121,7 +123,7 @@ impl WriteExclusion {
             return Ok(WriteExclusion::Sealed);
         }
         let magic = sys.file_system(fd).unwrap_or(0);
-        // A process that had it open for writing before may go on writing.
+        // A process that had it open for writing before may continue to write.
         let may_change =
             refused == Errno::AGAIN || LEASES_NOT_BINDING.contains(&magic) || READ_ONLY_NOT_BINDING.contains(&magic);
         // Before the attribute is read: from here on a change is detected.

@@ -31,7 +31,8 @@ fn planners(c: &mut Criterion) {
     for (model_name, model) in [("nvme", Model::nvme()), ("virtual disk", Model::virtual_disk())] {
         for objective in Objective::ALL {
             for percent in [5, 50, 95] {
-                // Other vectors each time: a branch predictor that has seen them all would flatter us.
+                // Other vectors each time: a branch predictor that has seen them all would give times that are too
+                // short.
                 let vectors: Vec<_> = (0..64).map(|seed| random(percent, seed)).collect();
                 let mut next_random = 0;
                 let name = format!("8 MiB/{model_name}/{}/{percent} % resident", objective.name());

@@ -1,4 +1,5 @@
-//! Cached ops of a batch: register the pages with the device for this batch alone, copy by the CPU, or both at once?
+//! Cached ops of a batch: whether to register the pages with the device for this batch alone, to copy by the CPU, or
+//! both.
 //!
 //! ```text
 //!   register   every page of the span, wanted or not; the device fetches the wanted bytes meanwhile
@@ -19,7 +20,7 @@
 pub struct DensityStats {
     /// Number of ops.
     pub ops: u64,
-    /// Their bytes in all.
+    /// Their total bytes.
     pub bytes: u64,
     /// Bytes that would have to be registered.
     pub span: u64,
@@ -64,7 +65,7 @@ const LINK_BANDWIDTH: f64 = 45.0;
 /// The copying threads must do at least one part in this many of a hybrid transfer to be worth waking.
 const MIN_COPY_SHARE: f64 = 8.0;
 
-/// Hybrid must save one part in this many: the registering thread also launches the copies of the others.
+/// Hybrid must save one part in this many: the registering thread also launches the buffers of the others.
 const MIN_SAVING: f64 = 5.0;
 
 impl DensityStats {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_are_skipped_and_bad_values_named() {
+    fn unknown_keywords_are_skipped_and_bad_values_reported() {
         let with = |line: &str| Calibration::parse(&format!("{}{line}\n", example().to_text()));
         assert!(with("colour green").is_ok());
         for (line, why) in [

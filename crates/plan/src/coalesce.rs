@@ -7,10 +7,10 @@
 //!                 a d     b          c e
 //! ```
 //!
-//! A gap is read too where that costs less than another command. No read is longer than a bound, so a span that
-//! overlaps the end of one read begins another, and the bytes they share are read twice.
+//! A gap is read too if that costs less than another command. No read is longer than a limit, so a span that overlaps
+//! the end of one read begins another, and the bytes they share are read twice.
 //!
-//! Known flaw: a bound in the middle of many overlapping spans reads some bytes twice.
+//! Known flaw: a limit in the middle of many overlapping spans reads some bytes twice.
 
 use std::ops::Range;
 

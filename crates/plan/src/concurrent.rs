@@ -1,4 +1,4 @@
-//! Our objective: storage and page cache work at the same time, so the slower side determines the time.
+//! SPIN's objective: storage and page cache work at the same time, so the slower side determines the time.
 //!
 //! ```text
 //!   storage side:  latency + Σ transfers (cost a command + bytes / BW)  ─┐
@@ -14,24 +14,24 @@
 //!   cache side     - bytes / BW_cache   - cost a command
 //! ```
 //!
-//! Short runs win on both sides; long ones trade one side for the other. To minimise the maximum is
-//! the partition problem, hard in general, so we do this:
+//! Short runs win on both sides; long ones trade one side for the other. To minimise the maximum is the partition
+//! problem, hard in general, so the planner does this:
 //!
 //! Give a price to each side, and let every group take its cheaper choice. With all weight on
 //!    storage this gives the least storage time S; if S is the slower side even so, it is the
 //!    solution. That is the usual case, and exact. The same with all weight on the cache.
-//! 2. Otherwise there are two solutions, one on each side of the balance. Change the prices to where both
-//!    cost the same, until that finds nothing new (a few rounds: the lower hull of a small set of points).
-//! 3. Start from the solution that leaves more in the cache, and visit the groups once: move each group in
-//!    which the two solutions differ, if that lowers the maximum. Unless that is at the bound that the
-//!    prices prove, try every combination of the longest runs, and then the other runs one by one.
+//! 2. Otherwise there are two solutions, one on each side of the balance. Change the prices to those at which both cost
+//!    the same, until that finds nothing new (a few rounds: the lower hull of a small set of points).
+//! 3. Start from the solution that leaves more in the cache, and visit the groups once: move each group in which the
+//!    two solutions differ, if that lowers the maximum. Unless that is at the limit that the prices prove, try every
+//!    combination of the longest runs, and then the other runs one by one.
 //!
-//! Distance to the optimum, tested: none up to 10 resident runs, by brute force, whatever the model
-//! (but for a thousandth). From 11 to 16, all resident: 0 to 2 % on average by model, 23 % the worst seen.
-//! 8 MiB at random residency: at most 4 % above a bound that no plan can beat.
+//! Distance to the optimum, tested: none up to 10 resident runs, by brute force, for any model (except for a
+//! thousandth). From 11 to 16, all resident: 0 to 2 % on average by model, 23 % the worst seen. 8 MiB at random
+//! residency: at most 4 % above a lower limit of all plans.
 //!
-//! Known flaws: long segments are cut into several commands when they run, and only the first is
-//! counted here; the sides share the bus to the device, and the model does not know it.
+//! Known flaws: long segments are split into several commands when they run, and only the first is counted here; the
+//! sides share the bus to the device, which the model ignores.
 
 use crate::constraints::RouteConstraints;
 use crate::scratch::{Group, Run, Scratch};
@@ -67,7 +67,7 @@ impl SideTimes {
 const MIN_PRICE: f64 = 1e-6;
 /// Random requests need three.
 const MAX_ROUNDS: usize = 8;
-/// Stop searching when the result is this near to the bound.
+/// Stop searching when the result is this close to the limit.
 const TOLERANCE: f64 = 1.0 + 1e-3;
 /// Try every combination of up to this many runs.
 const EXHAUSTIVE_MAX: usize = 10;

@@ -13,7 +13,7 @@ pub struct RouteConstraints {
     pub cache: Route,
     /// `dma`, and the least number of bytes in the page cache for which it is used.
     pub cache_large: Option<(Route, u64)>,
-    /// `p2p` or `direct`; none where the file has no direct I/O.
+    /// `p2p` or `direct`; none if the file has no direct I/O.
     pub storage: Option<Route>,
     /// `p2p` moves only whole blocks of this size, which must not be 0: the remainder at either end takes
     /// the cache route. `direct` reads the whole blocks around the range and needs no cut.
@@ -50,7 +50,7 @@ impl RouteConstraints {
     /// The cache route for a run.
     #[inline]
     pub(crate) fn cache_route(&self, residency: Residency, bytes: u64) -> Route {
-        // Registering pages that may be absent would wait for storage a page at a time.
+        // Registering pages that may be absent would wait for storage page by page.
         if residency.is_cached() { self.resident_route(bytes) } else { self.cache }
     }
 

@@ -5,7 +5,7 @@
 //!
 //!   T │            ╱ slope 1/BW                  T(n commands, s bytes) =
 //!     │          ╱                                   latency            once
-//!   C │────────╯                                   + n * cost a command
+//!   C │────────╯                                   + n * cost per command
 //!     └────────┴──────── s                         + s / BW
 //!          S_cutoff
 //! ```
@@ -101,9 +101,9 @@ impl Cost {
 pub struct QueueCost {
     /// Nanoseconds before the first byte, once.
     pub latency: f64,
-    /// Nanoseconds a command.
+    /// Nanoseconds per command.
     pub per_command: f64,
-    /// Nanoseconds a byte.
+    /// Nanoseconds per byte.
     pub per_byte: f64,
 }
 
@@ -154,7 +154,7 @@ const STORE: Cost = Cost::from_constants(500.0, 0, 4e9);
 const STORE_QUEUE: QueueCost = QueueCost::new(500.0, 500.0, 8e9);
 
 impl Model {
-    /// An NVMe drive of PCIe 4: 80 us, 6.5 GB/s, half a million commands a second. From data sheets, not measured.
+    /// An NVMe drive of PCIe 4: 80 us, 6.5 GB/s, half a million commands per second. From data sheets, not measured.
     pub const fn nvme() -> Model {
         Model {
             cache: COPY,
@@ -169,8 +169,8 @@ impl Model {
         }
     }
 
-    /// The disk of a virtual machine, as measured: reads alone 4 KiB 30 us, 64 KiB 49 us, 1 MiB 379 us;
-    /// 1.9 GB/s at any depth; direct writes 3.2 GB/s. The cost a command in flight was not measured.
+    /// The disk of a virtual machine, as measured: reads alone 4 KiB 30 us, 64 KiB 49 us, 1 MiB 379 us; 1.9 GB/s at any
+    /// depth; direct writes 3.2 GB/s. The cost per command in flight was not measured.
     pub const fn virtual_disk() -> Model {
         Model {
             storage: Cost::from_constants(30_000.0, 4 << 10, 3.0e9),

@@ -3,7 +3,7 @@
 //! ```text
 //!   one transfer at a time                     n commands in flight
 //!
-//!   T │            o╱                          T = latency + n * cost a command + s / BW
+//!   T │            o╱                          T = latency + n * cost per command + s / BW
 //!     │          ╱o                            three unknowns, none below 0
 //!   C │o──o───o╯
 //!     └────────┴──────── s
@@ -14,10 +14,10 @@
 //! the objective is the sum of the squares of the *relative* errors; plain least squares would fit
 //! the largest transfers and nothing else.
 //!
-//! **Eq. 1.** For a given cutoff, `C` and `1 / BW` are a straight line through the points, in closed
-//! form. The rule `C >= S_cutoff / BW` (cost.rs) is one linear constraint: where the best line breaks it, the
-//! best line on its edge, `T = max(s, S_cutoff) / BW`, is the solution. The cutoff itself is searched on a
-//! grid, then between the neighbours of the best one. Of cutoffs that fit equally well the smallest is taken.
+//! **Eq. 1.** For a given cutoff, `C` and `1 / BW` are a straight line through the points, in closed form. The rule
+//! `C >= S_cutoff / BW` (cost.rs) is one linear constraint: if the best line violates it, the solution is the best line
+//! on its edge, `T = max(s, S_cutoff) / BW`. The cutoff itself is searched on a grid, then between the neighbours of the
+//! best one. Of cutoffs that fit equally well the smallest is taken.
 //!
 //! **In flight.** Least squares with three unknowns that may not be negative: the solution is the
 //! best of the plain least squares on each of the seven sets of unknowns that are not 0.
@@ -43,7 +43,7 @@ pub struct Sample {
 pub struct QueueSample {
     /// Number of commands.
     pub commands: u64,
-    /// Their length in all.
+    /// Their total length.
     pub bytes: u64,
     /// From the first start to the last end.
     pub nanos: f64,
@@ -118,7 +118,7 @@ pub fn fit_cost(samples: &[Sample]) -> Result<Fit<Cost>, FitError> {
     Ok(Fit { value, r2, error })
 }
 
-/// Latency, cost a command and bandwidth of commands in flight together.
+/// Latency, cost per command and bandwidth of commands in flight together.
 pub fn fit_queue(batches: &[QueueSample]) -> Result<Fit<QueueCost>, FitError> {
     length_range(batches.iter().map(|b| (b.bytes, b.nanos)))?;
     if batches.iter().any(|b| b.commands == 0) {
@@ -129,7 +129,7 @@ pub fn fit_queue(batches: &[QueueSample]) -> Result<Fit<QueueCost>, FitError> {
         batches.iter().map(|b| [1.0 / b.nanos, b.commands as f64 / b.nanos, b.bytes as f64 / b.nanos]).collect();
     let scale: [f64; 3] = std::array::from_fn(|i| rows.iter().map(|r| r[i] * r[i]).sum::<f64>().sqrt());
     let mut best: Option<(f64, [f64; 3])> = None;
-    // Bytes alone first, then with a latency, then with a cost a command: of equal results the first is kept.
+    // Bytes alone first, then with a latency, then with a cost per command: of equal results the first is kept.
     for set in [[2].as_slice(), &[0, 2], &[1, 2], &[0, 1, 2], &[0], &[1], &[0, 1]] {
         let Some(found) = solve(&rows, &scale, set) else { continue };
         let loss: f64 = rows.iter().map(|r| (r[0] * found[0] + r[1] * found[1] + r[2] * found[2] - 1.0).powi(2)).sum();
@@ -206,7 +206,7 @@ impl Line {
     }
 }
 
-/// Least squares on some of the unknowns, the others 0; none if it is not unique or goes below 0.
+/// Least squares on some of the unknowns, the others 0; none if it is not unique or negative.
 fn solve(rows: &[[f64; 3]], scale: &[f64; 3], set: &[usize]) -> Option<[f64; 3]> {
     let n = set.len();
     // The normal equations, with the right side as the last column.

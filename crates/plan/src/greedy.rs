@@ -13,7 +13,7 @@
 //! merging; an unknown run among them keeps all of `b` in the cache; without an `a` only the second
 //! rule applies, because the first is about merging with `a`.
 //!
-//! Known flaws: the paper's own, it never looks past `c`.
+//! Known flaws: that of the paper: it never looks past `c`.
 
 use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;

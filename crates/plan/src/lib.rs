@@ -1,4 +1,4 @@
-//! Routing as arithmetic: which bytes are resident, what each route costs, which schedule is cheapest.
+//! Routing as arithmetic: the residency of the bytes, the cost of each route, and the cheapest schedule.
 //!
 //! ```text
 //!   extents (residency) ──> runs ─┐

@@ -1,8 +1,7 @@
 //! The exact optimum of the paper's cost, in one pass.
 //!
-//! The paper adds up: each storage transfer costs Eq. 1 of its length, each run taken from the page
-//! cache costs its own time, and nothing overlaps. A resident run in the middle may be merged into a
-//! storage transfer, to save a second one.
+//! The paper adds up: each storage transfer costs Eq. 1 of its length, each run from the page cache costs its own time,
+//! and nothing overlaps. A resident run in the middle may be merged into a storage transfer, to save a second one.
 //!
 //! ```text
 //!    absent  CLEAN  absent CLEAN absent  CLEAN        (capitals: may come from the cache)
@@ -18,8 +17,8 @@
 //! A dirty run that is merged is written back first. A run of unknown residency is never merged:
 //! transfers cannot span it.
 //!
-//! Known flaws: two neighbouring cache runs (clean next to dirty) are counted as two, though they
-//! become one segment. Bytes cut off for alignment are not counted: two blocks a transfer at most.
+//! Known flaws: two neighbouring cache runs (clean next to dirty) are counted as two, though they become one segment.
+//! Bytes trimmed for alignment are not counted: two blocks per transfer at most.
 
 use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;

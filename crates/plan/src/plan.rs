@@ -4,7 +4,7 @@ use crate::constraints::RouteConstraints;
 use crate::scratch::Scratch;
 use crate::{Extent, Model, Residency, Schedule, concurrent, greedy, optimal, segments};
 
-/// What a plan minimises, and how exactly.
+/// The objective of a plan, and how exactly it is minimised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Objective {
     /// Storage and page cache work at the same time, with several commands in flight: the slower side counts.

@@ -47,7 +47,7 @@ pub struct WriteDecision {
 /// Nanoseconds per byte from the device by its DMA engine; measured on an H200.
 const DMA_OUT_PER_BYTE: f64 = 1.0 / 50.0;
 
-/// Nanoseconds per byte from the device by CPU loads. Not measured: 16 bytes a load, each a round trip over PCI.
+/// Nanoseconds per byte from the device by CPU loads. Not measured: 16 bytes per load, each a round trip over PCI.
 const CPU_LOAD: f64 = 20.0;
 
 /// Nanoseconds to open and close a descriptor for one write.

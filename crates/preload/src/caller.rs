@@ -1,19 +1,19 @@
-//! Who called the hook: the program, or the accelerator's driver?
+//! Whether a hook was called by the program or by the accelerator's driver.
 //!
-//! The driver reads files too, and may do so while it holds its own locks. Such a call must not make us ask the driver
-//! whose memory the buffer is: that would wait for the very lock its caller holds. So a hook passes on its return
-//! address, and calls out of the driver's libraries go straight to the next function.
+//! The driver reads files too, and may do so while it holds its own locks. Such a call must not make SPIN query the
+//! driver for the owner of the buffer: that would wait for the very lock that the caller holds. So a hook passes on its
+//! return address, and calls out of the driver's libraries go straight to the next function.
 //!
 //! ```text
-//!   return address ──> table of verdicts ── known: one load
+//!   return address ──> CALLER_CACHE      ── known: one load
 //!                           └ new: which object is it in? ── libcuda.so.1, libnvidia-*.so... ──> the driver
 //! ```
 //!
-//! Looking it up anew for each new address, rather than once for all libraries, sees the parts that the driver loads
-//! late, such as its compiler. glibc 2.35 answers without a lock.
+//! The lookup is done for each new address, not once for all libraries, so it covers the libraries that the driver
+//! loads late, such as its compiler. glibc 2.35 answers without a lock.
 //!
-//! Known flaws: a verdict outlives the object it was made for, so code that later lies at the same address inherits it
-//! (drivers stay loaded). A file that the driver reads through a library of someone else's counts as the program's.
+//! Known flaws: an entry outlives the object it was made for, so code that is later loaded at the same address inherits
+//! it (drivers stay loaded). A file that the driver reads through another vendor's library counts as the program's.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 const SLOTS: usize = 256;
 
-/// Address and verdict in one word, so that a reader never sees one without the other.
+/// Address and result in one word, so that a reader never sees one without the other.
 static CALLER_CACHE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
 /// Whether the code at this return address belongs to a driver.
@@ -73,7 +73,7 @@ pub(crate) fn init() {
     FIND_OBJECT.store(found, Relaxed);
 }
 
-/// The path of the object that holds `at`. Loaded objects keep their names, and the caller runs in this one.
+/// The path of the object that contains `at`. Loaded objects keep their names, and the caller runs in this one.
 fn object_name(at: usize) -> Option<&'static [u8]> {
     let find = FIND_OBJECT.load(Relaxed);
     let name = if find.is_null() {

@@ -1,18 +1,18 @@
 //! `SPINIO_DISABLE=1`: every hook becomes a plain call to the next function.
 //!
-//! Read once, when the library is loaded: a program that changes its environment later does not change us.
+//! Read once, when the library is loaded: later changes of the environment have no effect.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static DISABLED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the hooks must leave everything alone.
+/// Whether the hooks must do nothing.
 #[inline]
 pub(crate) fn is_disabled() -> bool {
     DISABLED.load(Relaxed)
 }
 
-/// Reads the settings; for the constructor, while nobody changes the environment.
+/// Reads the settings; for the constructor, while no other thread changes the environment.
 pub(crate) fn init() {
     DISABLED.store(spinio_io::Settings::of_process().disable, Relaxed);
 }

@@ -1,8 +1,8 @@
-//! libspinio.so: what an unmodified program meets.
+//! libspinio.so, the library that an unmodified program loads.
 //!
 //! ```text
-//!   program ── pread(fd, gpu, n, off) ──> hooks/ ── nobody's memory ──> next_symbol: libc's own pread
-//!      │                                    │ a device's
+//!   program ── pread(fd, gpu, n, off) ──> hooks/ ── host memory ──> next_symbol: libc's own pread
+//!      │                                    │ device memory
 //!      │                                    ▼
 //!      └── spinio_pread(...) ──> crates/capi ──> spinio_io::runtime()
 //! ```
@@ -11,9 +11,9 @@
 //! the loader would then never bind a program's versioned reference to them; `exports.txt` lists every name.
 //!
 //! Known flaws:
-//! - A statically linked program, a setuid program and a raw system call never come here.
-//! - Only calls that libc's user makes are seen. What libc does inside itself (`getline`, `fgets`, iostreams that
-//!   gather small pieces) stores with the CPU, and crashes on device memory as it does without us.
+//! - A statically linked program, a setuid program and a raw system call never reach these hooks.
+//! - Only calls of libc's users are seen. What libc does inside itself (`getline`, `fgets`, iostreams that gather small
+//!   chunks) stores with the CPU, and crashes on device memory as it does without SPIN.
 
 mod caller;
 mod disabled;

@@ -1,8 +1,8 @@
-//! The next function in symbol order: what the program would have called without us.
+//! The next function in symbol order: what the program would have called without SPIN.
 //!
-//! Usually libc's, but another preloaded library may stand between. All are looked up in a constructor, because
-//! `dlsym` takes the loader's lock and so must not run inside `read` in a signal handler or a forked child. A call
-//! that comes before the constructor (another library's constructor, while there is one thread) looks up its own.
+//! Usually libc's, but another preloaded library may be in between. All are looked up in a constructor, because `dlsym`
+//! takes the loader's lock and so must not run inside `read` in a signal handler or a forked child. A call that comes
+//! before the constructor (from another library's constructor, while the process has one thread) looks up its own.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -43,7 +43,7 @@ impl<F: Copy> Next<F> {
     #[cold]
     fn resolve(&self) -> *mut c_void {
         let saved = errno::get();
-        // SAFETY: the name is NUL-terminated. RTLD_NEXT starts behind the object that calls, which is this library.
+        // SAFETY: the name is NUL-terminated. RTLD_NEXT starts after the object that calls, which is this library.
         let mut at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if at.is_null() {
             at = missing_function as *mut c_void;

@@ -12,21 +12,21 @@ use crate::{dlpack, interface, pybuffer, tensor};
 /// The process that loaded the module.
 static LOADED_PID: OnceLock<u32> = OnceLock::new();
 
-/// Remembers it.
+/// Records the PID.
 pub(crate) fn record_pid() {
     LOADED_PID.get_or_init(std::process::id);
 }
 
-/// What the caller does with the memory.
+/// The direction of the transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Bytes are put into it.
+    /// Bytes are written into it.
     Fill,
-    /// Bytes are taken out of it.
+    /// Bytes are read from it.
     Drain,
 }
 
-/// Where the bytes are.
+/// The address of the bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MemoryPlace {
     /// Memory of the host.
@@ -41,7 +41,7 @@ pub(crate) enum OwnedGuard {
     Object(#[expect(dead_code, reason = "kept alive, not read")] Py<PyAny>),
     /// A tensor, which has to be released.
     Tensor(#[expect(dead_code, reason = "kept alive, not read")] dlpark::python::ImportedDlpack),
-    /// There is nothing to keep.
+    /// Nothing has to be kept.
     None,
 }
 
@@ -73,7 +73,7 @@ impl<'py> Buffer<'py> {
             return Err(PyBufferError::new_err(format!("{} is read-only", type_name(object))));
         }
         let place = match found.location {
-            // No byte belongs to no device; the address need not be valid.
+            // An empty array is on no device; the address need not be valid.
             _ if found.bytes == 0 => MemoryPlace::Host(1),
             Location::Host => MemoryPlace::Host(found.address),
             Location::Device => MemoryPlace::Device(device_memory(object, found.address, found.bytes)?),
@@ -104,7 +104,7 @@ fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>
     match pybuffer::describe(object) {
         Ok(Some(found)) => return Ok(Some(found)),
         Ok(None) => {}
-        // NumPy cannot say in this protocol what the elements of some arrays are (bfloat16, dates); it can in its own.
+        // NumPy cannot describe the elements of some arrays (bfloat16, dates) in this protocol; it can in its own.
         Err(error) => return interface::describe_host(object)?.map(Some).ok_or(error),
     }
     if let Some(found) = dlpack::describe(object)? {
@@ -113,20 +113,20 @@ fn described<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>
     interface::describe_host(object)
 }
 
-/// The device that owns the memory an object says is a device's.
+/// The device that owns memory which an object reports as device memory.
 fn device_memory(object: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<Target> {
     let Some(target) = Target::find(address as u64, bytes) else {
         let forked = LOADED_PID.get().is_some_and(|process| *process != std::process::id());
         let why = if forked { ": a forked process has no device memory, its parent has" } else { "" };
         return Err(PyBufferError::new_err(format!(
-            "{} says that its memory at {address:#x} is a device's, but no device knows that address{why}",
+            "{} reports memory of a device at {address:#x}, but no device knows that address{why}",
             type_name(object)
         )));
     };
-    let room = target.room();
+    let room = target.bytes_left();
     if room < bytes as u64 {
         return Err(PyValueError::new_err(format!(
-            "{} says that it has {bytes} bytes at {address:#x}, but its device memory ends after {room}",
+            "{} reports {bytes} bytes at {address:#x}, but its device memory ends after {room}",
             type_name(object)
         )));
     }

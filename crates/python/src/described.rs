@@ -58,8 +58,8 @@ pub(crate) fn references_error(object: &Bound<'_, PyAny>) -> PyErr {
     ))
 }
 
-/// Whether the elements of an array are contiguous, in C order. `strides` are in bytes (`unit` is the size of an element) or
-/// in elements (`unit` is 1).
+/// Whether the elements of an array are contiguous, in C order. `strides` are in bytes (`unit` is the size of an
+/// element) or in elements (`unit` is 1).
 pub(crate) fn is_contiguous(shape: &[i64], strides: &[i64], unit: i64) -> bool {
     if shape.contains(&0) {
         return true;

@@ -15,16 +15,16 @@ use spinio_runtime::client::{Stream, thread_stream};
 
 use crate::described::{BufferGuard, Described, Location, ReadOrder, is_contiguous};
 
-/// The stream that we will work on, as DLPack wants it named.
+/// The stream that SPIN will work on, in the notation of DLPack.
 struct StreamRequest {
-    /// The thread's choice; 0 for none.
+    /// The thread's stream; 0 for none.
     chosen: Stream,
-    /// What the producer said its own is.
+    /// The stream that the producer reported as its own.
     producer: Cell<Option<Stream>>,
 }
 
-// SAFETY: the stream is the default one, or one that the program chose and must keep alive while it is chosen; CUDA is
-// the only device for which one is named.
+// SAFETY: the stream is the default one, or one that the program chose and must keep alive while it is chosen. A stream
+// is passed for CUDA devices only.
 unsafe impl DlpackStream for StreamRequest {
     fn as_python_arg(&self, _py: Python<'_>, _device: DLDevice) -> PyResult<StreamArg> {
         Ok(cuda(self.chosen.0 as *mut c_void))
@@ -37,7 +37,7 @@ unsafe impl DlpackStream for StreamRequest {
     }
 }
 
-/// What an object with `__dlpack__` says; `None` if it has none.
+/// What `__dlpack__` of an object returns; `None` if it has none.
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
     if object.getattr_opt("__dlpack__")?.is_none() {
         return Ok(None);
@@ -68,7 +68,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     }
     let order = match (claim, cuda) {
         (Location::Host, _) => ReadOrder::Synchronous,
-        // The emulated device has one queue that all wait for.
+        // The emulated device has a default stream with which all streams are ordered.
         (Location::Device, false) => ReadOrder::On(Stream(0)),
         (Location::Device, true) => stream.producer.get().map_or(ReadOrder::Synchronous, ReadOrder::On),
     };
@@ -88,7 +88,7 @@ pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
     }))
 }
 
-/// A producer from before DLPack 1.0, which knows no argument but the stream.
+/// A producer from before DLPack 1.0, which takes no argument but the stream.
 fn import_legacy(object: &Bound<'_, PyAny>, stream: Option<Stream>, refused: PyErr) -> PyResult<ImportedDlpack> {
     let options = PyDict::new(object.py());
     if let Some(stream) = stream {

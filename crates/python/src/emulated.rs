@@ -18,7 +18,7 @@ use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::described::total_bytes;
 use crate::failure;
 
-/// One allocation, freed when the last array and the last DLPack tensor over it are gone.
+/// One allocation, freed when the last array and the last DLPack tensor over it are dropped.
 struct OwnedAllocation {
     addr: u64,
 }
@@ -27,7 +27,7 @@ impl Drop for OwnedAllocation {
     fn drop(&mut self) {
         let mut waiting = lock_deferred();
         if waiting.pauses > 0 {
-            // Freeing waits for the device, which waits for a thread that may need what this one holds.
+            // Freeing waits for the device, which waits for a thread that may need a lock that this one holds.
             waiting.freed.push(self.addr);
         } else {
             drop(waiting);
@@ -60,7 +60,7 @@ impl Memory {
     #[new]
     #[pyo3(signature = (bytes, host_mapped=false))]
     fn new(bytes: usize, host_mapped: bool) -> PyResult<Memory> {
-        // Nothing has an address too, so that arrays of no elements are like all others.
+        // Empty memory has an address too, so that arrays without elements need no special case.
         let addr = client::emulated::alloc(bytes.max(1), host_mapped).map_err(|e| {
             let said = || format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
             match e.errno {
@@ -88,7 +88,8 @@ impl Memory {
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         let from = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
-            py.detach(|| if bytes == 0 { Ok(()) } else { from.fetch(into) }).map_err(|e| failure::request_error(&e))
+            py.detach(|| if bytes == 0 { Ok(()) } else { from.copy_to_host(into) })
+                .map_err(|e| failure::request_error(&e))
         })
     }
 
@@ -102,15 +103,15 @@ impl Memory {
         if buffer.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: memory of an object that `buffer` keeps. Should another thread change it meanwhile, either byte may
-        // be copied.
+        // SAFETY: memory of an object that `buffer` keeps. If another thread changes it meanwhile, either byte may be
+        // copied.
         let bytes = unsafe { core::slice::from_raw_parts(address as *const u8, buffer.bytes) };
-        let done = from.py().detach(|| to.put(bytes));
+        let done = from.py().detach(|| to.copy_from_host(bytes));
         done.map_err(|e| failure::request_error(&e))
     }
 
     /// A DLPack capsule of an array in this memory. Strides count elements; `code` and `bits` are DLPack's.
-    #[expect(clippy::too_many_arguments, reason = "they are those of DLPack, and of the array")]
+    #[expect(clippy::too_many_arguments, reason = "the arguments are those of DLPack, and of the array")]
     #[pyo3(signature = (at, shape, strides, code, bits, readonly, stream=None, max_version=None, dl_device=None, copy=None))]
     fn dlpack<'py>(
         &self,
@@ -148,7 +149,7 @@ impl Memory {
     }
 }
 
-/// A queue of the device, as a stream is one of a GPU's.
+/// A stream of the device.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Stream {
     queue: client::Stream,
@@ -160,19 +161,19 @@ impl Stream {
     fn new() -> PyResult<Stream> {
         let mut queue = client::emulated::stream().map_err(no_device)?;
         if queue.0 == 1 {
-            // CUDA's second name of the default stream. It stays open, so that it is not given out again.
+            // CUDA's second handle of the default stream. It stays open, so that it is not used for another stream.
             queue = client::emulated::stream().map_err(no_device)?;
         }
         Ok(Stream { queue })
     }
 
-    /// What set_stream takes.
+    /// The handle for set_stream.
     #[getter]
     fn handle(&self) -> u64 {
         self.queue.0
     }
 
-    /// Waits for what is queued on it.
+    /// Waits for the work queued on it.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| client::emulated::wait(self.queue)).map_err(no_device)
     }
@@ -180,8 +181,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // What is on it still runs.
-        client::emulated::return_stream(self.queue);
+        // Work queued on it still runs.
+        client::emulated::release_stream(self.queue);
     }
 }
 
@@ -204,8 +205,8 @@ impl DlpackArray {
         let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
         made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
-        // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape and
-        // strides is inside it, as its caller checks.
+        // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape
+        // and strides is inside it, as its caller checks.
         Ok(unsafe { made.finish() })
     }
 }
@@ -232,7 +233,8 @@ impl DlpackExporter for DlpackArray {
     }
 }
 
-/// Says what the emulated device shall be like, as `SPINIO_EMULATED` does, which wins. Too late once it has memory.
+/// Configures the emulated device, in the format of `SPINIO_EMULATED`, which takes precedence. Without effect once it
+/// has memory.
 #[pyfunction]
 pub(crate) fn configure(text: &str) -> PyResult<()> {
     client::emulated::configure(text).map_err(|e| PyValueError::new_err(e.text))
@@ -243,7 +245,7 @@ pub(crate) fn configure(text: &str) -> PyResult<()> {
 pub(crate) fn pause() -> PyResult<()> {
     // First: memory freed from now on is freed when the device resumes.
     lock_deferred().pauses += 1;
-    client::emulated::hold().map_err(|e| {
+    client::emulated::pause().map_err(|e| {
         lock_deferred().pauses -= 1;
         no_device(e)
     })

@@ -5,13 +5,13 @@ use pyo3::exceptions::PyOSError;
 use spinio_runtime::client::Error;
 use spinio_sys::Errno;
 
-/// The kernel's.
+/// An error of the kernel.
 pub(crate) fn errno_error(errno: Errno, operation: &str) -> PyErr {
     let number = errno.raw_os_error();
     PyOSError::new_err((number, format!("{operation}: {}", std::io::Error::from_raw_os_error(number))))
 }
 
-/// A request's.
+/// An error of a request.
 pub(crate) fn request_error(error: &Error) -> PyErr {
     match &error.path {
         Some(path) => PyOSError::new_err((error.errno, error.text.clone(), path.clone().into_os_string())),

@@ -13,8 +13,8 @@ pub(crate) fn describe_device<'py>(object: &Bound<'py, PyAny>) -> PyResult<Optio
     let Some(said) = object.getattr_opt("__cuda_array_interface__")? else { return Ok(None) };
     let said = said.cast_into::<PyDict>()?;
     let mut described = parse(object, &said, "__cuda_array_interface__", Location::Device)?;
-    // The work that is under way on the array, and will go on, is on this stream. Not said: there is none under way; the
-    // framework's next work may be anywhere.
+    // This stream has the work in flight on the array, and will have the next. If no stream is given, no work is in
+    // flight, and the framework's next work may be on any stream.
     if let Some(stream) = said.get_item("stream")?.filter(|s| !s.is_none()) {
         described.order = match stream.extract::<u64>()? {
             0 => return Err(PyValueError::new_err("__cuda_array_interface__ names stream 0, which means none")),
@@ -81,7 +81,7 @@ fn parse<'py>(
     })
 }
 
-/// Whether elements of a type ("<f4") are nothing but their bytes. Others are references to objects, or unknown.
+/// Whether elements of a type ("<f4") consist of plain bytes. Others are references to objects, or unknown.
 fn is_plain_type(typestr: &str) -> bool {
     typestr.get(1..2).is_some_and(|kind| "tbiufcmMSUV".contains(kind))
 }

@@ -1,9 +1,9 @@
-//! The Python module `spinio`, its Rust half: whose memory is it, and the data path.
+//! The Rust half of the Python module `spinio`: finding the memory of an object, and the data path.
 //!
 //! ```text
 //!   File.pread(array, offset)                     python/spinio/_file.py: an io.FileIO
 //!        │
-//!   buffer.rs   what memory does `array` mean?    tensor.rs     torch.Tensor
+//!   buffer.rs   the memory of `array`             tensor.rs     torch.Tensor
 //!        │      address, bytes, writable,         interface.rs  __cuda_array_interface__, __array_interface__
 //!        │      the stream it belongs to          dlpack.rs     __dlpack__
 //!        │                                        pybuffer.rs   bytearray, memoryview, NumPy (view.rs)
@@ -15,22 +15,22 @@
 //!   nvmmu.rs      sessions of NVMMU
 //! ```
 //!
-//! **Order on the device.** A small read is only queued when it returns, so it must be queued where the program's next
-//! work on that array goes. That is the current stream of the framework which the array comes from, and the read is put
-//! there: PyTorch is asked for it, the CUDA array interface names it, and so does the C table of DLPack. An object that
-//! names no stream is read on the legacy default stream, and the call waits for the arrival. `set_stream` overrides.
+//! **Order on the device.** A small read is only queued when it returns, so it must be queued on the stream of the
+//! program's next work on that array. That is the current stream of the framework that the array comes from: PyTorch is
+//! queried for it, the CUDA array interface has it, and so does the C table of DLPack. An object that gives no stream
+//! is read on the legacy default stream, and the call waits until the bytes have arrived. `set_stream` overrides this.
 //!
-//! **Lifetimes.** While bytes move, the object is kept: a buffer view, a DLPack tensor or a reference. What it does not
-//! protect against is what no framework does: to resize the storage in another thread meanwhile.
+//! **Lifetimes.** During a transfer the object is kept alive: by a buffer view, a DLPack tensor or a reference. As in
+//! every framework, resizing the storage in another thread meanwhile is not prevented.
 //!
-//! **Signals.** Python runs their handlers where it is asked to, and `signals.rs` asks, a few times a second: so Ctrl-C ends
-//! a long transfer of device memory.
+//! **Signals.** Python runs signal handlers only when it is called to check for them. `signals.rs` does that a few
+//! times per second, so Ctrl-C ends a long transfer of device memory.
 //!
-//! Known flaws: a write that is one call of the kernel (128 MiB, `SPINIO_BOUNCE_LIMIT`; host memory 2 GiB) sees Ctrl-C when it
-//! is done.
+//! Known flaws: a write that is a single system call (128 MiB, `SPINIO_BOUNCE_LIMIT`; host memory 2 GiB) sees Ctrl-C
+//! when it is complete.
 //!
-//! **One runtime.** Where `libspinio.so` is loaded already, its registry, pools and counters are used, and the ones that are
-//! linked into this module stay asleep; `spinio_runtime` says how and when. Beside an older library there are two.
+//! **One runtime.** If `libspinio.so` is already loaded, its registry, pools and counters are used, and those that are
+//! linked into this module stay unused; see `spinio_runtime`. With an older library there are two runtimes.
 
 mod buffer;
 mod described;
@@ -51,7 +51,7 @@ mod tensor;
 mod transfer;
 mod view;
 
-/// What `python/spinio` is built on; nothing here is for users.
+/// The base of `python/spinio`; not for users.
 #[pyo3::pymodule]
 mod _spinio {
     #[pymodule_export]
@@ -61,7 +61,7 @@ mod _spinio {
     #[pymodule_export]
     use crate::many::read_many;
     #[pymodule_export]
-    use crate::nvmmu::{Moves, OnItsWay};
+    use crate::nvmmu::{AsyncMove, Moves};
     #[pymodule_export]
     use crate::pinned::{DeviceMapping, is_pinned, pin_file, unpin_file};
     #[pymodule_export]

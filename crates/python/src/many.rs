@@ -4,15 +4,14 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use spinio_runtime::client::{self, Each};
+use spinio_runtime::client::{self, Arg};
 
 use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::stream::StreamScope;
 use crate::{failure, signals};
 
-/// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one after the
-/// other, and waits. `results` has the result of each: bytes, or a negative errno. Returns how many
-/// failed.
+/// Reads `lengths` bytes (a number for all, or 8-byte integers) from each of `offsets` into `out`, one after the other,
+/// and waits. `results` has the result of each: bytes, or a negative errno. Returns the number of failed reads.
 #[pyfunction]
 pub(crate) fn read_many(
     fd: i32,
@@ -40,7 +39,7 @@ pub(crate) fn read_many(
     let (lens, addresses) = match same {
         Some(len) => (Vec::new(), piece_addresses(address, &[], len, n, buffer.bytes)?),
         None => {
-            // A copy: were these changed by another thread, bytes would go where they must not.
+            // A copy: if another thread changed these, bytes would be written outside of the array.
             let lens = Integers::from_object(lengths, Access::Drain)?.copy();
             let lens = lens.into_iter().enumerate().map(|(piece, len)| {
                 let negative = |_| PyValueError::new_err(format!("Length {len} of piece {piece} is negative"));
@@ -60,20 +59,21 @@ pub(crate) fn read_many(
     let order = buffer.order;
     let done = signals::run_interruptible(py, || {
         let _chosen = StreamScope::new(order);
-        // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. Should
-        // another thread change them, other bytes of the file are read.
+        // SAFETY: as many 8-byte integers as were counted, in memory that `offsets` keeps; none is negative. If another
+        // thread changes them, other bytes of the file are read.
         let offsets = unsafe { core::slice::from_raw_parts(offsets.address as *const u64, n) };
-        // SAFETY: as many 8-byte integers as were counted, in writable memory that `results` keeps and that the
-        // caller has made for this call.
+        // SAFETY: as many 8-byte integers as were counted, in writable memory that `results` keeps and that the caller
+        // has allocated for this call.
         let results = unsafe { core::slice::from_raw_parts_mut(results.address as *mut i64, n) };
-        let lens = same.map_or(Each::Of(&lens), Each::Same);
-        let addresses = if same.is_some() { Each::Same(address) } else { Each::Of(&addresses) };
+        let lens = same.map_or(Arg::PerOp(&lens), Arg::Same);
+        let addresses = if same.is_some() { Arg::Same(address) } else { Arg::PerOp(&addresses) };
         client::read_many(fd, offsets, lens, addresses, results, known)
     });
     done?.map_err(|e| failure::request_error(&e))
 }
 
-/// Where each piece goes, none where one length serves for all; refused if they do not fit into `room` bytes.
+/// The destination of each read, empty if one length applies to all; an error if they do not fit into `buffer_len`
+/// bytes.
 fn piece_addresses(start: u64, lens: &[u64], len: u64, n: usize, buffer_len: usize) -> PyResult<Vec<u64>> {
     let mut at = 0u64;
     let mut places = Vec::with_capacity(lens.len());
@@ -114,8 +114,8 @@ impl<'py> Integers<'py> {
         if self.count == 0 {
             return Vec::new();
         }
-        // SAFETY: so many 8-byte integers lie there, aligned, in memory that is kept; should another thread change one
-        // meanwhile, the old or the new is copied.
+        // SAFETY: `count` 8-byte integers are there, aligned, in memory that is kept; if another thread changes one
+        // meanwhile, the old or the new value is copied.
         unsafe { core::slice::from_raw_parts(self.address as *const i64, self.count) }.to_vec()
     }
 }

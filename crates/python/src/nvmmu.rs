@@ -1,4 +1,4 @@
-//! NVMMU's sessions, for Python.
+//! NVMMU sessions, for Python.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -19,14 +19,15 @@ use crate::{failure, signals};
 /// How long a wait lasts before a signal's handler may run.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Moves between files and devices, from its making to `end`.
+/// Moves between files and devices, from the creation to `end`.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuSession")]
 pub(crate) struct Moves {
     /// Locked without the GIL only: a thread that waits for it must not block other threads from completing their move.
     session: Mutex<Option<Session>>,
-    /// Memory of moves that may not be over. Locked under the GIL, and for no longer than a look.
+    /// Memory of moves that may be in flight. Locked under the GIL, and only briefly.
     kept: Mutex<Vec<(Ticket, OwnedGuard)>>,
-    /// The thread that has it locked. A signal's handler may run in the middle of a move, and must not wait for that.
+    /// The thread that has locked it. A signal handler may run in the middle of a move, and must not wait for that
+    /// move.
     busy: AtomicU32,
     /// In a forked child the locks may stay locked forever.
     process: u32,
@@ -49,7 +50,7 @@ impl Moves {
 
     /// Announces the range of later downloads in the output.
     fn hint_range(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
-        self.with_session(py, |session| session.expect(offset, bytes))
+        self.with_session(py, |session| session.hint_range(offset, bytes))
     }
 
     /// Fills an array from a file; the bytes moved.
@@ -63,7 +64,7 @@ impl Moves {
         })
     }
 
-    /// Brings an array to a file, or to the output; the bytes moved.
+    /// Moves an array to a file, or to the output; the bytes moved.
     fn download(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<u64> {
         let buffer = Buffer::from_object(from, Access::Drain)?;
         let Some(from_device) = device_memory(&buffer)? else { return Ok(0) };
@@ -76,23 +77,23 @@ impl Moves {
     }
 
     /// As `upload`, in the order of the array's stream.
-    fn upload_async(&self, path: PathBuf, into: &Bound<'_, PyAny>, offset: u64) -> PyResult<OnItsWay> {
+    fn upload_async(&self, path: PathBuf, into: &Bound<'_, PyAny>, offset: u64) -> PyResult<AsyncMove> {
         self.queue_move(into, Access::Fill, Some(path), offset, Direction::Upload)
     }
 
     /// As `download`, in the order of the array's stream.
-    fn download_async(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<OnItsWay> {
+    fn download_async(&self, from: &Bound<'_, PyAny>, path: Option<PathBuf>, offset: u64) -> PyResult<AsyncMove> {
         self.queue_move(from, Access::Drain, path, offset, Direction::Download)
     }
 
-    /// Writes what is still gathered.
+    /// Writes the gathered bytes.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let flushed = self.with_session(py, |session| session.flush(false));
         self.release_finished();
         flushed
     }
 
-    /// As `flush`, and waits until the storage has it.
+    /// As `flush`, and waits until storage has them.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         let synced = self.with_session(py, |session| session.flush(true));
         self.release_finished();
@@ -104,7 +105,7 @@ impl Moves {
         report_dict(py, &self.with_session(py, Session::report)?)
     }
 
-    /// Ends: everything is in the files. What was done; None if it had ended.
+    /// Ends: all bytes are in the files. Returns the report; None if it had ended.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.check_process()?;
         let report = py.detach(|| {
@@ -119,7 +120,7 @@ impl Moves {
 impl Moves {
     fn check_process(&self) -> PyResult<()> {
         if self.process != std::process::id() {
-            return Err(wrong_process("work with a session"));
+            return Err(wrong_process("use a session"));
         }
         if self.busy.load(Relaxed) == linux::gettid() {
             return Err(PyRuntimeError::new_err("A signal's handler cannot use the session whose move it came into"));
@@ -145,7 +146,8 @@ impl Moves {
 }
 
 impl Moves {
-    /// Queues a move. Its memory is kept until it is over, even if the array or the ticket is dropped meanwhile.
+    /// Queues a move. Its memory is kept until the move is complete, even if the array or the ticket is dropped
+    /// meanwhile.
     fn queue_move(
         &self,
         array: &Bound<'_, PyAny>,
@@ -153,11 +155,11 @@ impl Moves {
         path: Option<PathBuf>,
         offset: u64,
         direction: Direction,
-    ) -> PyResult<OnItsWay> {
+    ) -> PyResult<AsyncMove> {
         let buffer = Buffer::from_object(array, access)?;
         let memory = device_memory(&buffer)?;
         let (len, queue) = (buffer.bytes as u64, stream_for(buffer.order));
-        // Nothing has no memory; the session knows what that means.
+        // An empty array has no memory; the session handles that case.
         let at = memory.map_or(0, |target| target.address);
         self.release_finished();
         let ticket = self.with_session(array.py(), |session| {
@@ -168,7 +170,7 @@ impl Moves {
             let kept = buffer.keep();
             self.kept.lock().unwrap_or_else(PoisonError::into_inner).push((ticket.clone(), kept));
         }
-        Ok(OnItsWay { ticket, process: self.process })
+        Ok(AsyncMove { ticket, process: self.process })
     }
 
     /// Releases the memory of completed moves.
@@ -177,22 +179,22 @@ impl Moves {
         let (over, still) = std::mem::take(&mut *kept).into_iter().partition(|(ticket, _)| ticket.is_done());
         *kept = still;
         drop(kept);
-        // What this ends may run any code, which may come back here.
+        // Dropping these may run arbitrary code, which may call this session.
         let over: Vec<(Ticket, OwnedGuard)> = over;
         drop(over);
     }
 }
 
-/// A move that was asked for.
+/// A stream-ordered move.
 #[pyclass(frozen, module = "spinio._spinio", name = "NvmmuTicket")]
-pub(crate) struct OnItsWay {
+pub(crate) struct AsyncMove {
     ticket: Ticket,
     process: u32,
 }
 
 #[pymethods]
-impl OnItsWay {
-    /// Waits until it is over; the bytes moved.
+impl AsyncMove {
+    /// Waits until it is complete; the bytes moved.
     fn wait(&self, py: Python<'_>) -> PyResult<u64> {
         while !self.done()? {
             py.check_signals()?;
@@ -209,16 +211,16 @@ impl OnItsWay {
         self.ticket.wait().map_err(|e| failure::request_error(&e))
     }
 
-    /// Whether it is over.
+    /// Whether it is complete.
     fn done(&self) -> PyResult<bool> {
         match self.ticket.is_done() || self.process == std::process::id() {
             true => Ok(self.ticket.is_done()),
-            false => Err(wrong_process("ask for a move")),
+            false => Err(wrong_process("query a move")),
         }
     }
 }
 
-/// The file of a download: the one that is named, or the session's output.
+/// The file of a download: the given one, or the session's output.
 fn target_path(session: &Session, path: Option<PathBuf>) -> Result<PathBuf, Error> {
     path.or_else(|| session.output())
         .ok_or_else(|| error(Errno::INVAL, "Cannot download: the session has no output: name a file".to_owned()))
@@ -232,14 +234,14 @@ fn wrong_process(what: &str) -> PyErr {
 impl Drop for Moves {
     fn drop(&mut self) {
         let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // What it still has is written, which others need not wait for.
+        // The gathered bytes are written, without blocking other threads.
         if let Some(session) = session {
             Python::attach(|py| py.detach(|| drop(session)));
         }
     }
 }
 
-/// The device memory of an array; `None` if it has no byte.
+/// The device memory of an array; `None` if it is empty.
 fn device_memory(buffer: &Buffer<'_>) -> PyResult<Option<Target>> {
     match buffer.memory_place {
         _ if buffer.bytes == 0 => Ok(None),
@@ -255,14 +257,14 @@ fn report_dict<'py>(py: Python<'py>, done: &Done) -> PyResult<Bound<'py, PyDict>
     let report = &done.report;
     dict.set_item("uploaded", report.uploaded)?;
     dict.set_item("downloaded", report.downloaded)?;
-    // With the names of earlier releases beside the new ones.
+    // With the names of earlier releases next to the new ones.
     for name in ["mode", "promise"] {
-        dict.set_item(name, &done.promise)?;
+        dict.set_item(name, &done.mode)?;
     }
     for (new, old, bytes) in [
-        ("full_stripe", "whole", report.whole),
-        ("filler", "neighbours", report.neighbours),
-        ("unaligned", "loose", report.loose),
+        ("full_stripe", "whole", report.full_stripe),
+        ("filler", "neighbours", report.filler),
+        ("unaligned", "loose", report.unaligned),
     ] {
         dict.set_item(new, bytes)?;
         dict.set_item(old, bytes)?;

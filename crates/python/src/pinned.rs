@@ -75,7 +75,7 @@ impl DeviceMapping {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
         match range.as_ref() {
             None => Err(PyValueError::new_err("The range is no longer mapped")),
-            Some(range) if !range.is_here() => {
+            Some(range) if !range.is_own_process() => {
                 Err(PyValueError::new_err("The range is mapped in the process that this one was forked from"))
             }
             Some(range) => Ok(query(range)),

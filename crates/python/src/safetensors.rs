@@ -1,4 +1,4 @@
-//! The header of a safetensors file, believed in nothing.
+//! The header of a safetensors file, which is untrusted.
 //!
 //! ```text
 //!   8 bytes   N, little endian
@@ -6,12 +6,12 @@
 //!   the rest  the tensors' bytes, counted from 0
 //! ```
 //!
-//! A header is untrusted input and decides which bytes become which tensor. So everything it claims is checked
-//! before a byte of data is read: its own length, every name only once, a type that we know, a shape whose size can be
-//! computed and is that of its bytes, and bytes that lie inside the file, without overlap and without a gap. The last two
-//! are rules of the format: without them one file could mean two things, or hide something.
+//! A header is untrusted input and decides which bytes become which tensor. So all of it is checked before a byte of
+//! data is read: its own length, that every name occurs once, that every type is known, that the size of every shape
+//! can be computed and equals that of its bytes, and that the bytes are inside the file, without overlap and without a
+//! gap. The last two are rules of the format: without them one file could have two meanings, or hidden contents.
 //!
-//! No I/O and no Python here: what calls it, and what fuzzes it, brings the bytes.
+//! No I/O and no Python here: the callers, and the fuzzer, pass the bytes.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,7 +19,7 @@ use std::fmt;
 use serde::Deserializer as _;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 
-/// The longest header that is read: the bound of the format's own library.
+/// The longest header that is accepted: the limit of the format's own library.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// Bytes of the length before the header.
@@ -64,13 +64,13 @@ pub(crate) struct Tensor {
 /// A valid header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The free text, if there is any.
+    /// The free-form metadata, if any.
     pub(crate) metadata: Option<Vec<(String, String)>>,
     /// In the order of their bytes.
     pub(crate) tensors: Vec<Tensor>,
 }
 
-/// Why a header is not believed, in one sentence.
+/// Why a header is rejected, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderError(String);
 
@@ -86,7 +86,7 @@ fn header_error<T>(why: impl Into<String>) -> Result<T, HeaderError> {
     Err(HeaderError(why.into()))
 }
 
-/// The length of the header, out of the first 8 bytes of a file of `file` bytes.
+/// The length of the header, from the first 8 bytes of a file of `file` bytes.
 pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, HeaderError> {
     let Some(Ok(prefix)) = prefix.get(..LENGTH_PREFIX as usize).map(<[u8; LENGTH_PREFIX as usize]>::try_from) else {
         return header_error(format!("the file has {file} bytes, too few for the length of a header"));
@@ -104,7 +104,7 @@ pub(crate) fn header_len(prefix: &[u8], file: u64) -> Result<u64, HeaderError> {
     Ok(len)
 }
 
-/// Reads the header's text; `data` is how many bytes follow it.
+/// Parses the header; `data` is the number of bytes after it.
 pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, HeaderError> {
     if text.first() != Some(&b'{') {
         return header_error("the header does not begin with {");
@@ -114,7 +114,7 @@ pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, HeaderError> {
         Ok(header) => header,
         Err(e) => return header_error(format!("the header is no such JSON: {e}")),
     };
-    // Tensors of no bytes come before the one that begins where they are.
+    // Tensors of no bytes precede the one that begins at the same byte.
     header.tensors.sort_by_key(|t| (t.begin, t.end));
     let mut end = 0;
     for tensor in &header.tensors {
@@ -130,7 +130,7 @@ pub(crate) fn parse(text: &[u8], data: u64) -> Result<Header, HeaderError> {
     Ok(header)
 }
 
-/// Bytes of so many elements; `None` if that is no whole number below 2^63.
+/// The bytes of this many elements; `None` if that is no whole number below 2^63.
 fn bytes(shape: &[u64], bits: u64) -> Option<u64> {
     let elements = shape.iter().try_fold(1u64, |n, &length| n.checked_mul(length))?;
     let bits = elements.checked_mul(bits)?;
@@ -152,7 +152,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let mut header = Header { metadata: None, tensors: Vec::new() };
         while let Some(name) = map.next_key::<String>()? {
             if !seen.insert(name.clone()) {
-                return Err(de::Error::custom(format_args!("{name:?} stands there twice")));
+                return Err(de::Error::custom(format_args!("{name:?} occurs twice")));
             }
             if name == "__metadata__" {
                 header.metadata = map.next_value_seed(MetadataVisitor)?;
@@ -164,7 +164,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// The free text: an object of strings, or null.
+/// The free-form metadata: an object of strings, or null.
 struct MetadataVisitor;
 
 impl<'de> DeserializeSeed<'de> for MetadataVisitor {
@@ -191,7 +191,7 @@ impl<'de> Visitor<'de> for MetadataVisitor {
         let mut texts = Vec::new();
         while let Some((name, text)) = map.next_entry::<String, String>()? {
             if !seen.insert(name.clone()) {
-                return Err(de::Error::custom(format_args!("{name:?} stands twice in __metadata__")));
+                return Err(de::Error::custom(format_args!("{name:?} occurs twice in __metadata__")));
             }
             texts.push((name, text));
         }
@@ -199,7 +199,7 @@ impl<'de> Visitor<'de> for MetadataVisitor {
     }
 }
 
-/// What is said of the tensor of this name.
+/// The entry of the tensor of this name.
 struct TensorVisitor(String);
 
 impl<'de> DeserializeSeed<'de> for TensorVisitor {
@@ -226,11 +226,11 @@ impl<'de> Visitor<'de> for TensorVisitor {
                 "dtype" => dtype.replace(map.next_value()?).is_some(),
                 "shape" => shape.replace(map.next_value()?).is_some(),
                 "data_offsets" => offsets.replace(map.next_value()?).is_some(),
-                // What later versions of the format may add.
+                // Keys of later versions of the format.
                 _ => map.next_value::<IgnoredAny>().map(|_| false)?,
             };
             if twice {
-                return fail(format!("{key:?} stands there twice"));
+                return fail(format!("{key:?} occurs twice"));
             }
         }
         let (Some(dtype), Some(shape), Some((begin, end))) = (dtype, shape, offsets) else {

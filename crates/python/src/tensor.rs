@@ -1,5 +1,5 @@
-//! PyTorch's tensors, asked directly: DLPack and the CUDA array interface refuse some of them (parameters that require
-//! gradients, 8-bit floats), and neither is as quick.
+//! PyTorch's tensors, queried directly: DLPack and the CUDA array interface refuse some of them (parameters that
+//! require gradients, 8-bit floats), and neither is as fast.
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -33,7 +33,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
     Ok(Some(TORCH.get_or_init(py, || found)))
 }
 
-/// What a tensor says of itself; `None` if it is none.
+/// The memory of a tensor; `None` if the object is none.
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Described<'py>>> {
     let py = object.py();
     let Some(torch) = torch(py)? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Bytes between a file and a Python object's memory, without the GIL.
+//! Transfers between a file and a Python object's memory, without the GIL.
 
 #![expect(unsafe_code, reason = "buffers of other Python objects")]
 
@@ -15,21 +15,21 @@ use crate::signals::CHECK_INTERVAL;
 use crate::stream::StreamScope;
 use crate::{failure, signals};
 
-/// What the kernel moves in a call at most; longer transfers of host memory go by pieces.
+/// The most that the kernel moves in one call; longer transfers of host memory are made in pieces.
 const MAX_RW_COUNT: usize = 0x7fff_f000;
 const PIECE: usize = 1 << 30;
 
-/// A read of host memory at an offset goes by pieces of this size, so that a signal's handler may run in between. At the
-/// descriptor's own offset other readers would come in between, and into a write other writers.
+/// A read of host memory at an offset is made in pieces of this size, so that signal handlers run in between. At the
+/// descriptor's own offset other readers could read in between, and other writers could write in the middle of a write.
 const HOST_PIECE: usize = 64 << 20;
 
-/// The longest piece of a transfer that should be one call.
+/// The longest piece of a transfer that should be one system call.
 fn max_piece(bytes: usize) -> usize {
     if bytes <= MAX_RW_COUNT { MAX_RW_COUNT } else { PIECE }
 }
 
 /// Fills `into` from the file, at `offset` or, with None, at the descriptor's offset. Returns the bytes read, or None
-/// where a descriptor that does not wait has none. `wait`: until they have arrived, however few they are.
+/// if a non-blocking descriptor has none. `wait`: until they have arrived, however few they are.
 #[pyfunction]
 #[pyo3(signature = (fd, into, offset=None, *, wait=false))]
 pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: bool) -> PyResult<Option<usize>> {
@@ -74,8 +74,8 @@ fn read_device(
     })
 }
 
-/// Writes the bytes of `from` to the file, at `offset` or at the descriptor's offset. Returns the bytes written, or None
-/// where a descriptor that does not wait takes none.
+/// Writes the bytes of `from` to the file, at `offset` or at the descriptor's offset. Returns the bytes written, or
+/// None if a non-blocking descriptor takes none.
 #[pyfunction]
 #[pyo3(signature = (fd, from, offset=None))]
 pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> PyResult<Option<usize>> {
@@ -105,11 +105,11 @@ pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> Py
     }
 }
 
-/// What `spinio` takes an object's memory for.
+/// How `spinio` classifies an object's memory.
 ///
-/// A dictionary: device ("cpu", "cuda:0", "emulated:0"), address, bytes, and the handle of the stream that transfers of the
-/// array are ordered with; None where it names none. A BufferError or TypeError says why it is no memory to read into or
-/// write out of.
+/// A dictionary: device ("cpu", "cuda:0", "emulated:0"), address, bytes, and the handle of the stream that transfers of
+/// the array are ordered with; None if it gives none. A BufferError or TypeError reports why the memory cannot be read
+/// into or written from.
 #[pyfunction]
 pub(crate) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     let buffer = Buffer::from_object(object, Access::Drain)?;
@@ -136,8 +136,8 @@ fn parse_offset(offset: Option<i64>) -> PyResult<Option<u64>> {
     })
 }
 
-/// Host memory: one kernel call, or several of `piece` bytes. A signal's handler runs in between, as it does in all of
-/// Python's own calls.
+/// Host memory: one system call, or several of `piece` bytes. Signal handlers run in between, as in all of Python's own
+/// calls.
 fn transfer_host(
     py: Python<'_>,
     bytes: usize,
@@ -148,7 +148,7 @@ fn transfer_host(
 ) -> PyResult<Option<usize>> {
     let mut done = 0;
     loop {
-        // None: it is time to look for signals.
+        // None: it is time to check for signals.
         let ended = py.detach(|| {
             let begun = Instant::now();
             while begun.elapsed() < CHECK_INTERVAL {

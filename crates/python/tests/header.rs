@@ -1,4 +1,4 @@
-//! The safetensors header parser, without a Python around it.
+//! The safetensors header parser, without Python.
 
 #[path = "../src/safetensors.rs"]
 mod safetensors;
@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use safetensors::{LENGTH_PREFIX, MAX_HEADER, header_len, parse};
 
-/// A header of tensors of so many bytes each, and all their bytes.
+/// A header of tensors of these sizes in bytes, and the size of all data.
 fn header(sizes: &[u64]) -> (String, u64) {
     let mut at = 0;
     let tensors: Vec<String> = sizes
@@ -50,7 +50,7 @@ fn tensors_are_ordered_by_offset() {
 }
 
 proptest! {
-    /// Whatever the bytes: an answer, and never one that leads outside the data.
+    /// For any bytes there is a result, and never one that leads outside the data.
     #[test]
     fn arbitrary_bytes_never_panic(text in vec(any::<u8>(), 0..300), data in any::<u64>()) {
         if let Ok(header) = parse(&text, data) {
@@ -58,7 +58,7 @@ proptest! {
         }
     }
 
-    /// As above, close to what is right: a right header with a few bytes changed.
+    /// As above, for a valid header with a few bytes changed.
     #[test]
     fn mutated_header_stays_in_bounds(sizes in vec(0u64..50, 0..6), changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), more in 0u64..3) {
         let (text, data) = header(&sizes);
@@ -76,7 +76,7 @@ proptest! {
         }
     }
 
-    /// What is right is read as it was written.
+    /// A valid header is read as it was written.
     #[test]
     fn valid_header_round_trips(sizes in vec(0u64..1 << 40, 0..8)) {
         let (text, data) = header(&sizes);

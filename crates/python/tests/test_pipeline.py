@@ -253,7 +253,7 @@ def test_bodies_are_ordered(numbers, tmp_path, monkeypatch):
     path, _ = numbers(400_000)
     said = []
 
-    class Told(_arrays.Emulated):
+    class Recording(_arrays.Emulated):
         def current_stream(self):
             return super().current_stream() or "outer"
 
@@ -264,7 +264,7 @@ def test_bodies_are_ordered(numbers, tmp_path, monkeypatch):
         def follow(self, stream, mark):
             said.append(("follow", stream, said[mark - 1][1]))
 
-    monkeypatch.setattr(_arrays, "Emulated", Told)
+    monkeypatch.setattr(_arrays, "Emulated", Recording)
     with nvmmu.pipeline(path, tmp_path / "out", "int32", count=20_000, device="emulated") as pieces:
         streams = []
         for step in pieces:
@@ -302,7 +302,7 @@ def test_stream_order_of_zipped_pipelines(numbers, monkeypatch):
     path, _ = numbers(120_000)
     said = []
 
-    class Told(_arrays.Emulated):
+    class Recording(_arrays.Emulated):
         def mark(self, stream):
             said.append(stream)
             return len(said)
@@ -310,7 +310,7 @@ def test_stream_order_of_zipped_pipelines(numbers, monkeypatch):
         def follow(self, stream, mark):
             said.append((stream, said[mark - 1]))
 
-    monkeypatch.setattr(_arrays, "Emulated", Told)
+    monkeypatch.setattr(_arrays, "Emulated", Recording)
     with nvmmu.pipeline(path, dtype="int32", count=10_000, device="emulated") as left:
         with nvmmu.pipeline(path, dtype="int32", count=10_000, device="emulated") as right:
             a, b = next(left), next(right)

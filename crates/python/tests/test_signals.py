@@ -50,7 +50,8 @@ def has_come(at):
         return part(at) == os.pread(f.fileno(), 4096, at)
 
 def all_has_come():
-    # Checked at every MiB: the order of the bytes depends on the number of reading threads. Past the array nothing changes.
+    # Checked at every MiB: the order of the bytes depends on the number of reading threads. Past the array nothing
+    # changes.
     assert memory[SIZE:].tobytes() == UNTOUCHED
     return all(has_come(at) for at in range(0, SIZE, 1 << 20))
 """

@@ -82,8 +82,8 @@ def test_missing_values(tmp_path):
 def test_partial_values(tmp_path):
     for i in range(50):
         (tmp_path / str(i)).write_bytes(bytes([i]) * 1000)
-    asked = [(str(i), RangeByteRequest(i, 500)) for i in range(60)]
-    got = asyncio.run(Store(tmp_path).get_partial_values(EMULATED, asked))
+    requests = [(str(i), RangeByteRequest(i, 500)) for i in range(60)]
+    got = asyncio.run(Store(tmp_path).get_partial_values(EMULATED, requests))
     assert [g and g.as_numpy_array().tobytes() for g in got] == [bytes([i]) * (500 - i) for i in range(50)] + [None] * 10
 
 

@@ -1,7 +1,8 @@
-//! The directory of a user's processes: one file for each process, which exists while the process runs, or a little longer.
+//! The directory of a user's processes: one file for each process, which exists while the process runs, or a little
+//! longer.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          mode 0700, ours, not a link; else it is not used
+//!   $XDG_RUNTIME_DIR/spinio/        else  /dev/shm/spinio-UID/          mode 0700, ours, not a link; else not used
 //!      4711      locked by 4711     created without a name, filled, locked, then linked: never visible incomplete
 //!      4712      not locked         4712 has ended, normally or not: the next process removes the file
 //!      4711.1    locked             another 4711, of another PID namespace
@@ -11,7 +12,7 @@
 //! cannot close it, and its children do not inherit it. It is not the descriptor of the mapping, because a forked child
 //! inherits mappings and would keep the lock after its parent has ended.
 //!
-//! An existing file is never opened for writing, and a file is removed only if it looks like one of ours.
+//! An existing file is never opened for writing, and a file is removed only if it is a table of SPIN.
 
 #![expect(unsafe_code, reason = "counters in shared memory")]
 
@@ -24,10 +25,10 @@ use super::layout::{MAGIC, TABLE_WORDS};
 use super::shared_words::SharedWords;
 use super::table_file::{allocate_table, write_header};
 
-/// Files that one process checks for removal at most.
+/// The limit of files that one process checks for removal.
 const MAX_CLEANED: usize = 256;
 
-/// Names that a process tries.
+/// The limit of names that a process tries.
 const FS_NAMES: usize = 16;
 
 /// The directories for the files of a user's processes, preferred first. `runtime`: XDG_RUNTIME_DIR.
@@ -123,7 +124,7 @@ fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     }
 }
 
-/// Calls `operation` with our PID as the name, or with a suffix if that name is taken.
+/// Calls `operation` with the PID of this process as the name, or with a suffix if that name is taken.
 fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Result<(CString, T), Errno> {
     let pid = linux::getpid();
     for n in 0..FS_NAMES {

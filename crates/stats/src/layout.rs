@@ -1,5 +1,5 @@
-//! The offset of each number. Everything is a 64-bit word, so one offset means the same to the process that counts, to a
-//! process that reads the bytes of its file, and to a program in another language.
+//! The offset of each number. Everything is a 64-bit word, so one offset means the same to the process that counts, to
+//! a process that reads the bytes of its file, and to a program in another language.
 //!
 //! ```text
 //!   word   0  header: magic, fingerprint, process, clocks, name, trace switch, head of the ring
@@ -13,8 +13,8 @@
 //!      12800  ring     [32768]                ticket, fourteen words, checksum (trace/)
 //! ```
 //!
-//! The words are little-endian, as are all supported machines. The fingerprint is a hash of these offsets and of the names
-//! of routes and reasons, so a file of another build is rejected instead of misread.
+//! The words are little-endian, as are all supported machines. The fingerprint is a hash of these offsets and of the
+//! names of routes and reasons, so a file of another build is rejected instead of misread.
 
 use spinio_plan::{Reason, Route};
 
@@ -36,7 +36,8 @@ pub(super) mod header {
     pub(crate) const OVERFLOW: usize = 7;
     /// Slots that threads have claimed; larger than the number of slots if there were more threads.
     pub(crate) const SLOTS_TAKEN: usize = 8;
-    /// The monotonic time until which requests are traced, 0 for never. In a separate cache line: every request reads it.
+    /// The monotonic time until which requests are traced, 0 for never. In a separate cache line: every request reads
+    /// it.
     pub(crate) const TRACING: usize = 16;
     /// The next ticket of the ring, and the last request number.
     pub(crate) const TICKETS: usize = 24;

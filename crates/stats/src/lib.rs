@@ -11,9 +11,9 @@
 //!   while tracing is on ──> ring of records (ring.rs, trace/)
 //! ```
 //!
-//! `small_calls.rs` counts small calls in slots of threads. `region.rs` decides where the table is stored. A process that
-//! makes device requests has a file in a directory of its user (`directory.rs`), where `spinio stat` and `spinio top`
-//! find it.
+//! `small_calls.rs` counts small calls in slots of threads. `region.rs` decides where the table is stored. A process
+//! that makes device requests has a file in a directory of its user (`directory.rs`), where `spinio stat` and `spinio
+//! top` find it.
 //!
 //! The code that serves a request begins a `RequestSpan`, records each piece under it, and ends it with the result:
 //!
@@ -26,9 +26,9 @@
 //! No function here takes a lock or fails, and only a traced small call allocates, so all may be called from any thread
 //! at any time.
 //!
-//! Known flaws: only some small calls are timed, and each stands for those since the last timed one, so the latencies of
-//! a few dozen calls are coarse. Processes that share one file by its name also share its gauges, and what a killed process
-//! had in use stays counted.
+//! Known flaws: only some small calls are timed, and each stands for those since the last timed one, so the latencies
+//! of a few dozen calls are coarse. Processes that share one file by its name also share its gauges, and what a killed
+//! process had in use stays counted.
 
 mod directory;
 mod histogram;
@@ -59,7 +59,7 @@ use layout::{header, key};
 use shared_words::SharedWords;
 use trace::TracedRequest;
 
-/// Which way a request's bytes go.
+/// The direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From a file to a device.

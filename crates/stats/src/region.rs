@@ -1,16 +1,17 @@
-//! Where the counters of a process are stored: in its memory, in a file that the user named, or in a file of the process
-//! that the tools find.
+//! Where the counters of a process are stored: in its memory, in a file that the user named, or in a file of the
+//! process that the tools find.
 //!
 //! ```text
-//!   runtime of a process    SPINIO_STATS not set    directory.rs: a file for this process, created at its first request
+//!   runtime of a process    SPINIO_STATS not set    directory.rs: a file of this process, created at its first request
 //!                           PATH/                   likewise, in an existing directory
 //!                           PATH                    that file, shared by all processes that name it
 //!                           off                     none: nothing is counted
 //!   runtime of a test or tool, or if the above fails: memory
 //! ```
 //!
-//! A shadow worker opens the file and maps it, so that no descriptor is ever in the program's table. A program that makes
-//! no device request has no file. A forked child that makes requests has a separate runtime, and so a separate file.
+//! A shadow worker opens the file and maps it, so that no descriptor is ever in the program's table. A program that
+//! makes no device request has no file. A forked child that makes requests has a separate runtime, and so a separate
+//! file.
 
 #![expect(unsafe_code, reason = "counters in shared memory")]
 
@@ -70,7 +71,7 @@ pub type GaugeSource = Box<dyn Fn() -> u64 + Send + Sync>;
 pub struct StatsRegion {
     stats: Stats,
     gauges: OnceLock<Vec<(Gauge, GaugeSource)>>,
-    /// Our file in a directory, and the descriptor whose lock shows that this process runs.
+    /// The file of this process in a directory, and the descriptor whose lock shows that this process runs.
     file: Option<(CString, ShadowFd)>,
 }
 

@@ -5,9 +5,9 @@
 //!   reader   from its last ticket up to tickets: intact if ticket and checksum match, else lost
 //! ```
 //!
-//! A writer never waits: a reader that is too slow loses the oldest records. Two writers use the same record only if one
-//! of them slept while all other records were written; the checksum detects that. Nothing is written while tracing is off,
-//! so the memory of the ring is not allocated.
+//! A writer never waits: a reader that is too slow loses the oldest records. Two writers use the same record only if
+//! one of them slept while all other records were written; the checksum detects that. Nothing is written while tracing
+//! is off, so the memory of the ring is not allocated.
 //!
 //! A tracer sets a time until which tracing stays on, and extends it while it runs; so a tracer that was killed costs
 //! nothing two seconds later.

@@ -43,8 +43,8 @@ impl Deref for SharedWords {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: page-aligned, `count` words long, mapped for as long as `self` lives, and every bit pattern is a valid atomic
-        // word, even if another process writes there.
+        // SAFETY: page-aligned, `count` words long, mapped for as long as `self` lives, and every bit pattern is a
+        // valid atomic word, even if another process writes there.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }

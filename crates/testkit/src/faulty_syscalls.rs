@@ -97,7 +97,7 @@ impl FaultySyscalls {
         self.inject(call, 1, u64::MAX, effect);
     }
 
-    /// Every `every`-th such call, for ever.
+    /// Every `every`-th such call, forever.
     pub fn inject_every(&self, call: Call, every: u64, effect: Effect) {
         self.faults().push(Fault { call, effect, skip: 0, times: u64::MAX, every, count: 0 });
     }

@@ -40,7 +40,7 @@ impl HungServer {
     }
 }
 
-/// A test that fails must not leave threads that wait for ever: with them its process would not end.
+/// A test that fails must not leave threads that wait forever: with them its process would not end.
 impl Drop for HungServer {
     fn drop(&mut self) {
         let _ = File::open(self.place.file("end"));

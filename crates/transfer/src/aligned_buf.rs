@@ -1,8 +1,8 @@
-//! Host memory that O_DIRECT takes: whole pages in alignment, whatever the storage asks for.
+//! Host memory for O_DIRECT: aligned to whole pages, whatever alignment the storage requires.
 //!
-//! A `Vec<u8>` begins at a multiple of 16. The kernel refuses such memory (EINVAL) on a descriptor with O_DIRECT, and the
-//! program would get that error for its own, aligned, buffer. So every private buffer that a descriptor of the program, or one
-//! with O_DIRECT, is read into or written from is one of these.
+//! A `Vec<u8>` begins at a multiple of 16. The kernel refuses such memory (EINVAL) on a descriptor with O_DIRECT, and
+//! the program would get that error for its own, aligned, buffer. So every private buffer that a descriptor of the
+//! program, or one with O_DIRECT, is read into or written from is one of these.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,8 +11,8 @@ use spinio_sys::linux::PAGE;
 /// Bytes that begin at a multiple of a page; zeros at first.
 #[derive(Debug, Default)]
 pub struct AlignedBuf {
-    /// A page more than is used. Not an allocation with the alignment of a page: zeroed ones are then written to at once,
-    /// while these stay untouched until they are needed.
+    /// One page more than is used. Not an allocation with the alignment of a page: zeroed ones of that kind are written
+    /// at once, while these pages are not touched until they are used.
     bytes: Vec<u8>,
     skip: usize,
     len: usize,

@@ -1,8 +1,8 @@
-//! The bounce buffer pools of a runtime: two a device.
+//! The bounce buffer pools of a runtime: two per device.
 //!
-//! One serves requests whose caller waits for them, so its buffers come back by themselves. The other serves what waits for
-//! a stream of the program: a stream may wait for the program, and the program for a read, so what one pool lends
-//! for long must not be what the other one lacks.
+//! One serves requests whose caller waits for them, so its buffers are released without the program. The other serves
+//! requests that wait for a stream of the program: a stream may wait for the program, and the program for a read, so
+//! buffers that are in use for long must not be taken from the pool of the other requests.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,17 +24,17 @@ impl BouncePools {
         BouncePools { limit, sync: Mutex::default(), stream: Mutex::default() }
     }
 
-    /// The pool for requests that are waited for.
+    /// The pool for requests whose caller waits.
     pub fn sync(&self, device: &'static dyn Device) -> Arc<BouncePool> {
         self.of(&self.sync, device)
     }
 
-    /// The pool for what waits for a stream of the program.
+    /// The pool for requests that wait for a stream of the program.
     pub fn stream(&self, device: &'static dyn Device) -> Arc<BouncePool> {
         self.of(&self.stream, device)
     }
 
-    /// Bytes that one pool may have.
+    /// The limit of one pool in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }

@@ -44,11 +44,11 @@ pub struct Error {
     pub kind: ErrorKind,
     /// The operation, as a verb: "read", "open again".
     pub operation: &'static str,
-    /// The file, where its name is known.
+    /// The file, if its name is known.
     pub path: Option<String>,
     /// File offset.
     pub offset: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: u64,
     /// The error of the device.
     pub device: Option<DeviceError>,
@@ -81,7 +81,7 @@ impl Error {
         self.kind.errno()
     }
 
-    /// The result of a request as the statistics take it.
+    /// The result of a request in the form that the statistics take.
     pub fn outcome(result: &Result<usize, Error>) -> Result<usize, Errno> {
         result.as_ref().copied().map_err(Error::errno)
     }

@@ -1,7 +1,8 @@
-//! Compiled code for devices, cached in the user's cache folder.
+//! Compiled code for devices, cached in the user's cache directory.
 //!
-//! Shadow workers open the files, so that no descriptor of SPIN is ever in the program's table. Code runs with all rights of
-//! the program on its device, so only a file is loaded that no other user can have written, wherever the folder is.
+//! Shadow workers open the files, so that no descriptor of SPIN is ever in the program's table. Code runs with all
+//! rights of the program on its device, so a file is loaded only if no other user can have written it, wherever the
+//! directory is.
 
 use std::ffi::CString;
 
@@ -10,12 +11,12 @@ use spinio_sys::linux;
 
 use spinio_host::pool::Workers;
 
-/// Bytes of a file at most.
+/// The most bytes of a file.
 const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// The code of one runtime.
+/// The kernel cache of one runtime.
 pub struct Kept<'a> {
-    /// Their shadow workers open the files.
+    /// The pools whose shadow workers open the files.
     pub workers: &'a Workers,
     /// The directory; `None`: nothing is cached.
     pub folder: Option<&'a str>,

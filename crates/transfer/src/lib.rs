@@ -1,13 +1,13 @@
-//! Host memory on its way to and from a device.
+//! Host memory for transfers to and from a device.
 //!
 //! ```text
-//!   bounce/        pinned buffers between the page cache or storage and the device, one pool a device
+//!   bounce/        pinned buffers between the page cache or storage and the device, per device
 //!   bounce_pools   those pools, for requests that are waited for and for those in the order of a stream
 //!   unpin          page-cache pages that were registered for a request, unregistered soon after it
 //!   mapping        shared read-only mappings of files, and their page tables
-//!   host_memory    ordinary memory where no bounce buffer may be used
+//!   host_memory    ordinary memory for requests that may use no bounce buffer
 //!   kernel_cache   compiled device code in the user's cache directory
-//!   error          what a request says when it fails
+//!   error          errors of requests
 //! ```
 
 mod aligned_buf;

@@ -1,4 +1,4 @@
-//! Shared read-only mappings of files, out of which devices copy, and their page tables.
+//! Shared read-only mappings of files, from which devices copy, and their page tables.
 
 #![expect(unsafe_code, reason = "memory that a device copies from or into")]
 
@@ -21,8 +21,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reads absent pages of a range of the file, and fills its page tables, in the kernel and without a lock of the driver;
-    /// registering, which the driver does one at a time, then finds them filled. Registering refuses what cannot be filled.
+    /// Reads absent pages of a range of the file, and fills its page tables, in the kernel and without a lock of the
+    /// driver. Registration, which the driver does one range at a time, then finds them filled. It refuses pages that
+    /// cannot be filled.
     pub fn prefault(&self, range: Range<u64>) {
         let page = linux::PAGE as u64;
         let (from, to) = (range.start / page * page, range.end.next_multiple_of(page).min(self.len as u64));

@@ -1,9 +1,8 @@
 //! Deferred unpinning: pinned pages whose transfers are done, unregistered later.
 //!
-//! CUDA unregisters pages only when everything under way in the context is done, kernels
-//! included (seen: 296 ms during a kernel of 300 ms; calls of other threads wait too). So
-//! unpinning between two pieces would undo their overlap, and unpinning before a call
-//! returns would make the caller wait for it:
+//! CUDA unregisters pages only when all work in flight in the context is done, GPU kernels included (seen: 296 ms
+//! during a kernel of 300 ms; calls of other threads wait too). So unpinning between two pieces would undo their
+//! overlap, and unpinning before a call returns would make the caller wait for it:
 //!
 //! ```text
 //!   request 1   pin ─ DMA ─ return
@@ -11,22 +10,22 @@
 //!   idle for 2 ms:   a copy worker unpins 2
 //! ```
 //!
-//! A long request unpins nothing meanwhile, since much is pending then and its caller waits for
-//! the data, not for that; but pins that overlap its own range go before it begins.
+//! A long request unpins nothing meanwhile, since much is pending then and its caller waits for the data, not for the
+//! unpinning; but pins that overlap its own range are unpinned before it begins.
 //!
-//! The driver's lock is not fair: while one thread unpins range after range, what another one queues waits until nearly all
-//! is done (17 ms for 2 GiB; registering does the same, 50 ms). So a copy worker pauses now and then, and the other thread
-//! then waits for a millisecond (seen on an H200: benches/runs/2026-11-22-h200-registering).
+//! The driver's lock is not fair: while one thread unpins range after range, work that another one queues waits until
+//! nearly all is done (17 ms for 2 GiB; registering does the same, 50 ms). So a copy worker pauses at intervals, and
+//! the other thread then waits for a millisecond (seen on an H200: benches/runs/2026-11-22-h200-registering).
 //!
-//! A program that keeps kernels running during its reads would notice that wait. It is
-//! measured, and after the second one that is far longer than the work itself no more
-//! pages are pinned in this process: the `copy` route replaces `dma`.
+//! A program that keeps GPU kernels running during its reads would notice that wait. It is measured, and after the
+//! second one that is far longer than the unpinning itself no more pages are pinned in this process: the `copy` route
+//! replaces `dma`.
 //!
-//! No request ever uses a pin of another one: before a range is pinned again, an old pin of
-//! it is released, so every request reads the pages that are in the page cache when it begins.
+//! No request ever uses a pin of another one: before a range is pinned again, an old pin of it is released, so every
+//! request reads the pages that are in the page cache when it begins.
 //!
-//! Known flaw: with a kernel that never ends, the first of these waits never ends either,
-//! as with `cudaFree`. Such a program sets SPINIO_ROUTES without `dma`.
+//! Known flaw: with a GPU kernel that never ends, the first of these waits never ends either, as with `cudaFree`. Such
+//! a program sets SPINIO_ROUTES without `dma`.
 
 #![expect(unsafe_code, reason = "memory that a device copies from or into")]
 
@@ -46,7 +45,7 @@ use spinio_host::pool::{IdleTask, Workers};
 
 use crate::mapping::Mapping;
 
-/// Bytes that may be pinned at all before a request stops to unpin; at most an eighth of the memory.
+/// The most bytes that may be pinned before a request stops to unpin; at most an eighth of the memory.
 const MAX_PENDING: u64 = 16 << 30;
 
 /// How much longer than at 10 GB/s unpinning may take before it counts as waiting for other work.
@@ -56,7 +55,7 @@ const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 const YIELD_EVERY: u64 = 64 << 20;
 const YIELD_TIME: Duration = Duration::from_micros(30);
 
-/// How long nothing must have been pinned before a copy worker unpins.
+/// How long no page must have been pinned before a copy worker unpins.
 const IDLE_DELAY: Duration = Duration::from_millis(2);
 
 struct PendingUnpin {
@@ -69,7 +68,7 @@ struct PendingUnpin {
 // SAFETY: a pin is an address range and a number; any thread may release it.
 unsafe impl Send for PendingUnpin {}
 
-/// The pins that wait to be released, of all devices.
+/// The pins of all devices that are to be unpinned.
 pub struct DeferredUnpin {
     pending: Mutex<Vec<PendingUnpin>>,
     bytes: AtomicU64,
@@ -77,14 +76,14 @@ pub struct DeferredUnpin {
     stall_count: AtomicU64,
     max_pending: u64,
     created: Instant,
-    /// Large requests under way.
+    /// Large requests in flight.
     in_flight: AtomicUsize,
     /// A copy worker sleeps only until no page was pinned for long enough.
     reaper_armed: AtomicBool,
     workers: Arc<Workers>,
 }
 
-/// A large request under way: while one is, idle workers unpin nothing.
+/// A large request in flight: while there is one, idle workers unpin nothing.
 pub struct InFlightGuard<'a>(&'a DeferredUnpin);
 
 impl Drop for InFlightGuard<'_> {
@@ -107,7 +106,7 @@ impl IdleTask for UnpinReaper {
     }
 
     fn reap_idle(&self) {
-        // Unpinning would stop the transfers of a request under way; the request does it itself if it must.
+        // Unpinning would stop the transfers of a request in flight; the request unpins itself if it must.
         if let Some(pins) = self.0.upgrade()
             && (pins.in_flight() == 0 || pins.flush_requested())
         {
@@ -140,12 +139,12 @@ impl DeferredUnpin {
         InFlightGuard(self)
     }
 
-    /// Large requests under way.
+    /// The number of large requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
-    /// Makes sure that pending pins are released soon, although every copy worker may be asleep.
+    /// Ensures that pending pins are released soon, although every copy worker may be asleep.
     pub fn watch(&self) {
         if !self.is_empty()
             && !self.reaper_armed.load(SeqCst)
@@ -176,22 +175,22 @@ impl DeferredUnpin {
         lock(&self.pending).push(PendingUnpin { device, pin, _mapping: mapping });
     }
 
-    /// Whether unpinning was seen to wait for the program's own work, more than once.
+    /// Whether unpinning has waited for the program's own work, more than once.
     pub fn unpin_stalls(&self) -> bool {
         self.stall_count.load(Relaxed) >= 2
     }
 
-    /// Whether a request under way must stop and unpin.
+    /// Whether a request in flight must stop and unpin.
     pub fn is_full(&self) -> bool {
         self.bytes.load(Relaxed) > self.max_pending
     }
 
-    /// Bytes that may be pinned at all before a request stops to give back.
+    /// The most bytes that may be pinned before a request stops to unpin.
     pub fn max_pending(&self) -> u64 {
         self.max_pending
     }
 
-    /// Unpins what overlaps a range of a mapping; whether there was anything.
+    /// Unpins pins that overlap a range of a mapping; whether there were any.
     pub fn unpin_overlapping(&self, ptr: *const u8, len: usize) -> bool {
         if self.is_empty() {
             return false;
@@ -215,7 +214,7 @@ impl DeferredUnpin {
         self.bytes.load(Relaxed)
     }
 
-    /// Until the next pin, no worker waits for idleness.
+    /// Until the next pin, no worker waits for the idle delay.
     pub fn flush_soon(&self) {
         self.last_deferred.store(0, Relaxed);
     }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Events of the workers: `parted` counts sessions that had to share their output in the middle, `neighbours` the bytes
-/// of others that sessions wrote with their own. The last three are the mutator's: how often it published a file that
-/// others may have pinned, how often it opened one, and the longest time that it had to wait, in milliseconds.
+/// Events of the workers: `parted` counts sessions that lost the exclusive access to their output, `neighbours` the
+/// filler bytes that sessions wrote. The last three are the mutator's: how often it published a file that other
+/// processes may have pinned, how often it opened one, and the longest time that it had to wait, in milliseconds.
 pub(crate) const EVENTS: [&str; 15] = [
     "steady",
     "changing",
@@ -29,7 +29,7 @@ pub(crate) struct EventCounts([AtomicU64; EVENTS.len()]);
 
 impl EventCounts {
     pub(crate) fn add(&self, event: &str, n: u64) {
-        let at = EVENTS.iter().position(|d| *d == event).expect("a known deed");
+        let at = EVENTS.iter().position(|d| *d == event).expect("a known event");
         self.0[at].fetch_add(n, Relaxed);
     }
 

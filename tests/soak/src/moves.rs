@@ -1,7 +1,7 @@
 //! NVMMU sessions, while other threads open and write the same output files.
 //!
 //! ```text
-//!   file      session's ......│ rival's │ unused ......│ session's │ rival's ....      anew for each session
+//!   file      session's ......│ rival's │ unused ......│ session's │ rival's ....      new for each session
 //!   stripes   │         │         │         │         │         │         │          some contain bytes of all three
 //! ```
 //!
@@ -38,7 +38,7 @@ const UPLOAD: u64 = 300_000;
 /// Stripes as if an array were under the file.
 const WIDTH: u64 = 3 << 14;
 
-/// A runtime for sessions, which need `&'static`, that is dropped all the same at the end of a worker.
+/// A runtime for sessions, which need `&'static`, that is nevertheless dropped at the end of a worker.
 pub(crate) struct SessionRuntime(NonNull<Runtime>);
 
 // SAFETY: a runtime is shared by threads.

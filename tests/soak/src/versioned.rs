@@ -108,7 +108,7 @@ pub(crate) fn open_for_write(path: &Path, truncate: bool, nonblocking: bool) -> 
     let begun = Instant::now();
     let open = |flags| OpenOptions::new().write(true).truncate(truncate).custom_flags(flags).open(path);
     if nonblocking {
-        // The file may be pinned anew between two tries, so these need not ever succeed.
+        // The file may be pinned again between two tries, so these need not ever succeed.
         for _ in 0..50 {
             match open(libc::O_NONBLOCK) {
                 Ok(file) => return Ok(file),

@@ -13,12 +13,12 @@ use spinio_sys::linux;
 use crate::case::{Case, Outcome, expect, expect_bytes, fail};
 use crate::loop_device::LoopDevice;
 use crate::memory::{Memory, P2pMemory, allocator, store_through_mapping};
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, remove};
 
 const MIB: usize = 1 << 20;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let mut all = vec![Case::new("machine: device memory keeps what the CPU stores", |_| keeps())];
+    let mut all = vec![Case::new("machine: device memory keeps what the CPU stores", |_| memory_keeps_stores())];
     for place in Place::REACHABLE {
         all.push(Case::new(format!("machine: O_DIRECT read writes into device memory, {}", place.name()), move |g| {
             direct_read(g, place)
@@ -48,7 +48,7 @@ pub(crate) fn cases() -> Vec<Case> {
 /// Run last: every user of device memory, SPIN and its programs included, has freed it.
 pub(crate) fn last_cases() -> Vec<Case> {
     let Ok(allocator) = allocator() else { return Vec::new() };
-    vec![Case::new("machine: all device memory was given back", move |_| {
+    vec![Case::new("machine: all device memory was freed", move |_| {
         let folder = allocator.with_file_name("");
         let number = |name: &str| fs::read_to_string(folder.join(name)).map(|text| text.trim().to_owned());
         let size = number("size")?;
@@ -63,7 +63,7 @@ pub(crate) fn last_cases() -> Vec<Case> {
     })]
 }
 
-fn keeps() -> Outcome {
+fn memory_keeps_stores() -> Outcome {
     let mut memory = P2pMemory::allocate(2 * MIB)?;
     memory.fill(0x5a);
     memory.put(4095, b"spin");
@@ -144,7 +144,7 @@ fn hole_and_end(guest: &Guest, place: Place) -> Outcome {
     let (path, file) = guest.create(place, "hole")?;
     file.write_all_at(&[1; 4096], 0)?;
     file.write_all_at(&[2; 100], MIB as u64)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let direct = open_direct(&path)?;
     let mut memory = P2pMemory::allocate(2 * MIB)?;
     memory.fill(0xee);

@@ -38,7 +38,7 @@ pub(crate) trait Memory {
     }
 }
 
-/// Memory of the emulated device: neither the CPU nor a system call can touch it, and no storage can DMA into it.
+/// Memory of the emulated device: neither the CPU nor a system call can access it, and no storage can DMA into it.
 pub(crate) struct EmulatedMemory(&'static Emulated, Buffer);
 
 impl EmulatedMemory {

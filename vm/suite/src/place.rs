@@ -188,13 +188,13 @@ impl Guest {
         let (path, file) = self.create(place, name)?;
         let bytes = pattern(len, name.bytes().fold(7, |h, b| h * 31 % 9973 + u64::from(b)));
         file.write_all_at(&bytes, 0)?;
-        chill(&file)?;
+        drop_cache(&file)?;
         Ok((path, bytes))
     }
 }
 
 /// Writes back what is dirty and drops the file's pages from the cache.
-pub(crate) fn chill(file: &File) -> Result<(), CaseError> {
+pub(crate) fn drop_cache(file: &File) -> Result<(), CaseError> {
     file.sync_all()?;
     linux::fadvise(file.as_raw_fd(), 0, 0, linux::Advice::DontNeed)?;
     Ok(())

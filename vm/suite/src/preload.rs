@@ -65,13 +65,13 @@ fn reader(guest: &Guest, place: Place, user: RunAs, memory: &str) -> Outcome {
         return fail(format!("{}, output: {} {}", ran.status, said.trim().replace('\n', " "), complaint.trim()));
     }
     let counted = fs::read(&stats).ok().and_then(|bytes| Snapshot::from_bytes(&bytes).ok()).unwrap_or_default();
-    judge(place, memory, &counted, &programs)?;
+    check_route(place, memory, &counted, &programs)?;
     remove(&path);
     Ok(())
 }
 
 /// Whether the bytes took the expected route.
-fn judge(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Outcome {
+fn check_route(place: Place, memory: &str, counted: &Snapshot, programs: &Path) -> Outcome {
     if memory == "mapped" && !exports(&programs.join("libspinio.so"), b"\0mmap\0")? {
         return Err(CaseError::Skipped(
             "read correctly, but by the Linux kernel alone: libspinio.so does not hook mmap".to_owned(),

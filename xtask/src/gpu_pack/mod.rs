@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let root = tools::root();
     let pack = root.join(&args.out);
     if pack.exists() {
-        // Only ever a directory that this chore has created.
+        // Only a directory that this command has created.
         ensure!(pack.join("run-gpu-suite").exists(), "{} exists, and is not a pack", pack.display());
         fs::remove_dir_all(&pack)?;
     }

@@ -4,9 +4,9 @@
 //! against a stub of glibc 2.28, and with it a program runs on every later one.
 //!
 //! The unwinder stays the machine's. zig has no libgcc_s and would link its libunwind into each object, while
-//! `pthread_cancel` unwinds with the libgcc_s of the process, through frames of ours: a frame with a clean-up would
-//! pass the state of one unwinder to the other. No such frame is known (the tests of `pthread_cancel` pass either way),
-//! but libgcc_s is what every other build and test uses. Its old symbols are on every system.
+//! `pthread_cancel` unwinds with the libgcc_s of the process, through frames of the library: a frame with a clean-up
+//! would pass the state of one unwinder to the other. No such frame is known (the tests of `pthread_cancel` pass either
+//! way), but libgcc_s is what every other build and test uses. Its old symbols are on every system.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Pieces that storage has to bring: when their reads begin, and what they need.
+//! Operations that need storage: when their reads begin, and what they need.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -25,7 +25,7 @@ use crate::subject::{assert_all_released, routes, run_through, settings};
 const LEN: u64 = 200;
 const STEP: u64 = 1_000_003;
 
-/// A kernel that counts what storage has brought.
+/// Counts the reads that storage has completed.
 #[derive(Debug, Default)]
 struct Counting {
     completed: AtomicU64,
@@ -62,7 +62,7 @@ fn path(place: &MountFixture) -> PathBuf {
     place.file("scattered")
 }
 
-/// A file of holes, and of bytes here and there where operations read.
+/// A sparse file, with bytes only where operations read.
 fn scattered(place: &MountFixture) -> File {
     use std::os::unix::fs::FileExt;
     let scattered = file::create_filled(&path(place), 4096);
@@ -98,12 +98,12 @@ fn first_reads_complete_while_pool_grows() {
             ..ReadOp::default()
         };
         let mut batch: Vec<ReadOp> = (0..1000).map(piece).collect();
-        // The ring of staging begins with one block. The second time it asks for memory it gets none until that block's
-        // reads are over: whoever hands out pages must not have to have them all before the first read begins.
+        // The bounce buffer pool begins with one buffer. The second request for memory gets none until that buffer's
+        // reads are complete: the first read must begin before all buffers are available.
         device.stall_until(Operation::Staging, 2, || kernel.completed.load(SeqCst) > 0);
         let done = run_through(device, &runtime, &buffer, &mut batch, "a batch while staging grows");
         assert_eq!((done.failed, done.bytes), (0, 1000 * LEN));
-        assert!(device.calls(Operation::Staging) >= 2, "one block was enough");
+        assert!(device.calls(Operation::Staging) >= 2, "one buffer was enough");
         let seen = buffer.bytes();
         for i in 0..1000u64 {
             let written = file::bytes(i * STEP, LEN as usize, 0);
@@ -132,7 +132,8 @@ fn few_cached_ops_do_not_delay_absent_ones() {
     };
     let both = [Route::Copy, Route::Direct];
     // How many samples are cached, and the routes with cachestat and without.
-    for (cached, told, untold) in [(0, &both[1..], &both[1..]), (4, &both[1..], &both[..]), (100, &both[..], &both[..])]
+    for (cached, with_cachestat, without) in
+        [(0, &both[1..], &both[1..]), (4, &both[1..], &both[..]), (100, &both[..], &both[..])]
     {
         for fault in [None, Some(Effect::Fail(Errno::NOSYS))] {
             file::evict(&file);
@@ -145,7 +146,11 @@ fn few_cached_ops_do_not_delay_absent_ones() {
             let mut batch: Vec<ReadOp> = (0..8192).map(piece).collect();
             let done = runtime.batch(&mut batch).unwrap();
             assert_eq!((done.failed, done.bytes), (0, 8192 * LEN));
-            assert_eq!(routes(&runtime), if fault.is_none() { told } else { untold }, "{cached} cached, {fault:?}");
+            assert_eq!(
+                routes(&runtime),
+                if fault.is_none() { with_cachestat } else { without },
+                "{cached} cached, {fault:?}"
+            );
         }
     }
 }
@@ -153,7 +158,7 @@ fn few_cached_ops_do_not_delay_absent_ones() {
 /// Bytes of the operations that readers take.
 const READER_LEN: usize = 8192;
 
-/// A kernel under which copy workers are of no use, and that counts readers, which are slow.
+/// Copy workers are not used with these system calls; readers are counted, and are slow.
 #[derive(Debug, Default)]
 struct ReadersOnly {
     readers: AtomicU64,
@@ -186,7 +191,7 @@ impl Syscalls for ReadersOnly {
     }
 }
 
-/// While the caller waits for storage no other thread sends what readers have read.
+/// While the caller waits for storage no other thread sends the buffers that readers have filled.
 #[test]
 fn caller_waiting_for_storage_takes_back_reader_buffers() {
     const DENSE: u64 = 64 << 20;
@@ -199,7 +204,8 @@ fn caller_waiting_for_storage_takes_back_reader_buffers() {
     }
     let (dense, long) =
         (file::create_filled(&place.file("dense"), DENSE), file::create_filled(&place.file("long"), LONG));
-    // Of the first operations nothing can be registered, and readers may not have them: they are busy with the others.
+    // Nothing can be registered for the first operations, and readers must not read them: they are busy with the
+    // others.
     let groups = [
         (&dense, 600_000, 64, DENSE / 600_000),
         (&long, 8000, READER_LEN as u64, LONG / 8000),

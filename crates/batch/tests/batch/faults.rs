@@ -1,4 +1,4 @@
-//! Failures: an operation fails as its own `pread` would, and nothing else with it.
+//! Failures: an operation fails as its own `pread` would, and affects no other.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -46,7 +46,7 @@ fn each_op_fails_as_its_own_pread() {
         piece(fd, 50, 100, host.as_mut_ptr() as u64),
         piece(fd, 50, 100, 8),
         piece(direct.as_raw_fd(), 0, 4096, base + 4096),
-        // The buffer ends before the operation does: what fits is read.
+        // The buffer ends before the operation does: as much as fits is read.
         piece(fd, 0, 4096, base + (64 << 10) - 10),
         piece(fd, 77, 200, base + 3000),
     ];
@@ -89,7 +89,7 @@ fn short_and_failed_preads_end_ops_early() {
     let subject = TestFile::new();
     let device = emulated("size=64M");
     let kernel = FaultySyscalls::new();
-    // Every read through the page cache stops half-way once: the rest is asked for again.
+    // Every read through the page cache is short once: the rest is read again.
     kernel.inject_every(Call::Pread(Route::Copy), 2, Effect::Short(1));
     let runtime = Runtime::with_kernel(settings(), kernel);
     let buffer = Buffer::new(device, 1 << 20);
@@ -97,7 +97,7 @@ fn short_and_failed_preads_end_ops_early() {
     runtime.batch(&mut batch).unwrap();
     check(&batch, &buffer);
     assert!(kernel.injected() > 0);
-    // An error in the middle of an operation is bytes before it, one at its start an errno.
+    // An error in the middle of an operation gives the bytes before it, one at its start an errno.
     kernel.clear_faults();
     kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Fail(Errno::IO));
     kernel.inject(Call::Pread(Route::Copy), 1, 1, Effect::Short(1));
@@ -150,7 +150,7 @@ fn batch_succeeds_despite_engine_faults() {
             assert_all_released(inner, 1);
         }
     }
-    with_deadline("the twins are closed", || {
+    with_deadline("the shadow descriptors are closed", || {
         while leak_check::descriptors_of(&subject.path) > 1 {
             std::thread::yield_now();
         }

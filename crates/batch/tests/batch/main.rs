@@ -1,4 +1,4 @@
-//! Batches against the `pread`s that they stand for: every residency, every form, every fault.
+//! Batches against the `pread`s that they replace: every residency, every form, every fault.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -92,7 +92,7 @@ fn only_absent_ops_are_read_from_storage() {
     let runtime = run(&mut rng);
     assert_eq!(routes(&runtime), [Route::Direct]);
     assert_eq!(file::cached_pages(&subject.file), Some(0), "the page cache was left alone");
-    // Each page was read once, or nearly: operations overlap, and what they share is one read.
+    // Each page was read once, or nearly: operations overlap, and a shared page is read once.
     let calls = runtime.stats();
     assert_eq!(calls.rows.len(), 1);
 }
@@ -188,7 +188,7 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
             let got = p.result as usize;
             assert!(
                 buffer.range_bytes(at..at + got) == file::bytes(p.offset, got, 0),
-                "what was queued before came later"
+                "work that was queued before arrived later"
             );
         }
     }

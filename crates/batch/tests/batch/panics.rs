@@ -1,4 +1,4 @@
-//! A panic on the calling thread: when it arrives at the caller, no thread uses its memory any more.
+//! A panic on the calling thread: when the caller receives it, no thread uses its memory any more.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -18,7 +18,7 @@ use spinio_testkit::{Buffer, FaultyDevice, Operation, file, mount_fixture, with_
 
 use crate::subject::{SIZE, TestFile, assert_all_released, settings};
 
-/// A kernel that takes its time, counts its reads, and has no ring.
+/// Slow system calls that count reads and have no ring.
 #[derive(Debug, Default)]
 struct Slow {
     started: AtomicUsize,
@@ -49,7 +49,7 @@ impl Syscalls for Slow {
     }
 }
 
-/// Runs a batch that panics; fails if anything of it goes on.
+/// Runs a batch that panics; fails if any thread of it continues.
 fn assert_batch_panics(what: &str, kernel: &Slow, runtime: &Runtime, batch: &mut [ReadOp], known: &[Allocation]) {
     let ended = with_deadline(what, || catch_unwind(AssertUnwindSafe(|| runtime.batch_with_allocations(batch, known))));
     let (inside, begun) = (kernel.active.load(SeqCst), kernel.started.load(SeqCst));
@@ -57,7 +57,7 @@ fn assert_batch_panics(what: &str, kernel: &Slow, runtime: &Runtime, batch: &mut
     assert_eq!(inside, 0, "{what}: a thread still reads");
     assert!(batch.iter().all(|p| p.result == -i64::from(Errno::IO.raw_os_error())), "{what}: operations count as read");
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(kernel.started.load(SeqCst), begun, "{what}: a thread reads on");
+    assert_eq!(kernel.started.load(SeqCst), begun, "{what}: a thread continues to read");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn workers_finish_before_panic_propagates() {
     let buffer = Buffer::new(inner, 4 << 20);
     let piece =
         |i: u64, fd, offset| ReadOp { fd, offset, len: 200, address: buffer.addr().0 + i * 256, ..ReadOp::default() };
-    // A crowd, which the caller registers, and many others, which readers or mates copy meanwhile.
+    // Dense operations, which the caller registers, and many others, which readers or copy workers copy meanwhile.
     let near = subject.fd();
     let dense = |count: u64| (0..count).map(move |i| piece(i, near, i * 509 % (SIZE as u64 - 200)));
     let rest = |count: u64| (0..count).map(move |i| piece(8000 + i, scattered, i * 1_000_003));
@@ -79,10 +79,10 @@ fn workers_finish_before_panic_propagates() {
         Settings { batch_threads: 6, routes: vec![Route::Copy, Route::Store, Route::Dma, Route::Gather], ..settings() };
     let absent = Settings { batch_threads: 6, ..settings() };
     let cases: [(&str, &Settings, u64, u64, Operation, u64); 4] = [
-        ("registering beside readers", &mixed, 4000, 6000, Operation::Pin, 1),
-        ("registering beside mates", &mixed, 4000, 700, Operation::Pin, 1),
+        ("registering concurrently with readers", &mixed, 4000, 6000, Operation::Pin, 1),
+        ("registering concurrently with copy workers", &mixed, 4000, 700, Operation::Pin, 1),
         ("waiting for a registered part", &mixed, 4000, 6000, Operation::Synchronize, 1),
-        ("sending what storage brought", &absent, 0, 6000, Operation::Gather, 1),
+        ("sending buffers read from storage", &absent, 0, 6000, Operation::Gather, 1),
     ];
     for (what, settings, near, far, operation, nth) in cases {
         let kernel: &'static Slow = Box::leak(Box::default());
@@ -92,7 +92,7 @@ fn workers_finish_before_panic_propagates() {
         let mut batch: Vec<ReadOp> = dense(near).chain(rest(far)).collect();
         device.panic(operation, nth);
         assert_batch_panics(what, kernel, &runtime, &mut batch, &known);
-        // The ring has all its blocks still, and everybody is ready for the next.
+        // The pool still has all its buffers, and every thread is ready for the next batch.
         let done = with_deadline(what, || runtime.batch_with_allocations(&mut batch, &known)).unwrap();
         assert_eq!((done.failed, done.bytes), (0, 200 * (near + far)), "{what}");
         drop(runtime);

@@ -1,4 +1,4 @@
-//! Batches of so many operations that threads with unshared fd tables read them.
+//! Batches of enough operations that batch readers read them.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -29,7 +29,7 @@ fn reader_settings() -> Settings {
     Settings { bounce_limit: 4 << 20, batch_threads: 6, routes, ..settings() }
 }
 
-/// So many that readers are called.
+/// Enough operations that batch readers are woken.
 fn many_ops(rng: &mut Rng, subject: &TestFile, buffer: &Buffer) -> Vec<ReadOp> {
     pieces(rng, &[subject.fd()], buffer, 4000, 5000)
 }
@@ -63,7 +63,7 @@ fn readers_return_same_bytes_as_single_reads() {
     ];
     let of_spin = names.iter().filter(|name| name.starts_with("spinio") && !name.starts_with("spinio-emu"));
     assert!(of_spin.clone().all(|name| THREADS.contains(&name.as_str())), "{names:?}");
-    // The program's descriptor, and the twins: readers keep nothing.
+    // The program's descriptor, and the shadow descriptors: readers keep nothing open.
     with_deadline("files are closed", || {
         while leak_check::descriptors_of(&subject.path) > 3 {
             std::thread::yield_now();
@@ -166,7 +166,7 @@ fn batch_with_more_files_than_reader_keeps_open() {
     }
 }
 
-/// The program puts another file under the number while it is read.
+/// The program replaces the file under the number during the batch.
 #[test]
 fn reused_fd_number_never_mixes_files_in_batch() {
     let subject = TestFile::new();
@@ -193,7 +193,7 @@ fn reused_fd_number_never_mixes_files_in_batch() {
             with_deadline("a batch whose number is taken", || runtime.batch(&mut batch)).is_ok()
         });
         let seen = buffer.bytes();
-        // All of them from the one or from the other, which it was when the batch began; else it failed.
+        // All of them are of one of the files, the one when the batch began; else it failed.
         let (mut one, mut another) = (0, 0);
         for p in batch.iter().filter(|p| begun && p.result > 64) {
             let bytes = &seen[(p.address - buffer.addr().0) as usize..][..p.result as usize];
@@ -208,7 +208,7 @@ fn reused_fd_number_never_mixes_files_in_batch() {
     }
 }
 
-/// Readers that are slow, and then can open nothing: the buffers ready for them are all that there are.
+/// Readers that are slow, and then can open nothing: the buffers supplied to them are all that there are.
 #[derive(Debug)]
 struct NoFds {
     share_calls: AtomicUsize,
@@ -219,8 +219,8 @@ struct NoFds {
 
 impl NoFds {
     fn leaked(errno: Errno) -> &'static NoFds {
-        let (asked, opened, leased) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        Box::leak(Box::new(NoFds { share_calls: asked, reopen_calls: opened, leased, errno }))
+        let (share_calls, reopen_calls, leased) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Box::leak(Box::new(NoFds { share_calls, reopen_calls, leased, errno }))
     }
 }
 
@@ -255,7 +255,7 @@ fn unused_buffers_of_readers_are_released() {
         file::evict(&absent);
         let buffer = Buffer::new(device, 24 << 20);
         let mut batch = many_ops(&mut rng, &cached, &buffer);
-        // Apart from each other, so that they take more than one page.
+        // Far apart, so that they take more than one bounce buffer.
         let base = buffer.addr().0 + (20 << 20);
         let scattered_op = |i: u64| (absent.as_raw_fd(), i * 7 * 65_536 % (16 << 20), base + i * 4096);
         let pieces = (0..600).map(scattered_op);
@@ -291,23 +291,23 @@ fn readers_reopen_files_when_pidfd_getfd_is_denied() {
             check(&batch, &buffer);
             kernel.share_calls.load(Relaxed)
         };
-        // A reader that comes late finds nothing to ask for.
-        let Some(asked) = (0..20).map(|_| run()).find(|&asked| asked > 0) else {
-            eprintln!("skipped: no reader came in time");
+        // A reader that starts late has nothing left to read.
+        let Some(calls) = (0..20).map(|_| run()).find(|&calls| calls > 0) else {
+            eprintln!("skipped: no reader started in time");
             continue;
         };
-        let (twins, mut readers) = (kernel.reopen_calls.load(Relaxed), 0);
+        let (before, mut readers) = (kernel.reopen_calls.load(Relaxed), 0);
         for _ in 0..20 {
-            assert_eq!(run(), asked, "{errno}");
-            readers = kernel.reopen_calls.load(Relaxed) - twins;
+            assert_eq!(run(), calls, "{errno}");
+            readers = kernel.reopen_calls.load(Relaxed) - before;
         }
         if readers == 0 {
-            eprintln!("skipped: no reader came in time");
+            eprintln!("skipped: no reader started in time");
         }
-        // A lease of the program's own would be broken by that.
+        // A lease of the program itself would be broken by that.
         kernel.leased.store(true, Relaxed);
         let opened = kernel.reopen_calls.load(Relaxed);
-        (0..5).for_each(|_| assert_eq!((run(), kernel.reopen_calls.load(Relaxed)), (asked, opened)));
+        (0..5).for_each(|_| assert_eq!((run(), kernel.reopen_calls.load(Relaxed)), (calls, opened)));
         with_deadline("readers leave", || {
             while leak_check::descriptors_of(&subject.path) > 3 {
                 std::thread::yield_now();
@@ -316,7 +316,7 @@ fn readers_reopen_files_when_pidfd_getfd_is_denied() {
     }
 }
 
-/// Workers made before do not know which file a number means there.
+/// Workers started before do not know which file a number refers to in that table.
 #[test]
 fn batch_of_thread_with_unshared_fd_table_reads_its_files() {
     let (subject, other) = (TestFile::new(), TestFile::new());

@@ -1,4 +1,4 @@
-//! Pieces that are gathered out of pages registered for one batch alone.
+//! Operations that are gathered from pages registered for one batch alone.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,7 @@ fn dense_ops_are_gathered_from_registered_pages() {
         check(&batch, &buffer);
         let by = routes(&runtime);
         assert_eq!((by.contains(&Route::Gather), by.contains(&Route::Copy)), (gathered, pins < u64::MAX), "{what}");
-        // What is written afterwards is seen by the next batch: no pin is used twice.
+        // Later writes are seen by the next batch: no pin is used twice.
         subject.file.write_all_at(&file::bytes(0, 4096, 0), 0).unwrap();
         drop(runtime);
         assert_all_released(inner, 1);
@@ -51,8 +51,8 @@ fn dense_ops_are_gathered_from_registered_pages() {
     assert!(routes(&runtime).contains(&Route::Gather));
 }
 
-/// A file that is too long to be registered while its pieces could be copied, and pieces that are too many to be copied
-/// meanwhile: both are done at once.
+/// A file that takes too long to register compared with copying its operations, and operations that take too long to
+/// copy meanwhile: both are done at once.
 const LONG: u64 = 256 << 20;
 const MANY: u64 = 48_000;
 const LEN: u64 = 512;
@@ -113,7 +113,7 @@ fn batch_concurrent_with_writer_and_truncation_sees_old_or_new_bytes() {
     let device = emulated("size=64M");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let going = || !stop.load(std::sync::atomic::Ordering::Relaxed);
-    with_deadline("batches beside others", || {
+    with_deadline("batches with concurrent writers", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut rng = Rng::from_env(11);

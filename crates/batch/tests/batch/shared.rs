@@ -1,4 +1,4 @@
-//! Batches of so many operations that threads share them before any is read, and odd operations among them.
+//! Batches of enough operations that threads share them before any is read, with odd operations among them.
 
 use std::os::fd::AsRawFd;
 
@@ -12,7 +12,7 @@ use spinio_testkit::{Buffer, Rng, file, with_deadline};
 
 use crate::subject::{SIZE, TestFile, assert_all_released, check, settings};
 
-/// More than a few chunks, and not a whole number of them.
+/// More than a few chunks, and not a multiple of a chunk.
 const COUNT: u64 = 150_001;
 
 /// Bytes from one operation's destination to the next one's.
@@ -21,7 +21,7 @@ const STEP: u64 = 96;
 fn uniform_ops(rng: &mut Rng, fd: i32, buffer: &Buffer) -> Vec<ReadOp> {
     let piece = |i| {
         let (offset, address) = (rng.below(SIZE as u64 - 64), buffer.addr().0 + i * STEP);
-        // Not over the border of what a thread reads at once.
+        // Not across the border of a piece that a thread reads at once.
         let offset = if offset % (256 << 10) > (256 << 10) - 64 { offset - 64 } else { offset };
         ReadOp { fd, offset, len: 1 + i % 64, address, ..ReadOp::default() }
     };

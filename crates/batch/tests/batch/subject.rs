@@ -1,4 +1,4 @@
-//! The file that batches are about, and what may be said of one that ran.
+//! The test file of batches, and the assertions on a batch that ran.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -41,8 +41,8 @@ pub(crate) fn settings() -> Settings {
     Settings { bounce_limit: 8 << 20, kernel_cache_dir: None, ..Settings::default() }
 }
 
-/// Pieces of random place and length, some past the end; each goes to a place of its own in the buffer, a few bytes of
-/// which lie unused between them.
+/// Operations of random offset and length, some past the end; each has its own range of the buffer, with a few unused
+/// bytes between them.
 pub(crate) fn pieces(rng: &mut Rng, fds: &[i32], buffer: &Buffer, count: usize, longest: u64) -> Vec<ReadOp> {
     let mut to = 0;
     let mut all = Vec::new();
@@ -83,7 +83,8 @@ pub(crate) fn run_through(
     with_deadline(what, || runtime.batch_with_allocations(pieces, &known)).unwrap()
 }
 
-/// As [`through`], where nothing can arrive: each operation with bytes is reported as failed. The device has no faults afterwards.
+/// As [`run_through`], where nothing can arrive: each operation with bytes is reported as failed. The device has no
+/// faults afterwards.
 pub(crate) fn run_failing(
     device: &'static FaultyDevice,
     runtime: &Runtime,
@@ -120,8 +121,8 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
     routes
 }
 
-/// Waits until the device has everything back from a runtime that was dropped: a worker that came too late for its last
-/// batch may be the last to do so.
+/// Waits until a dropped runtime has released everything to the device: a worker that started too late for its last
+/// batch may be the last to release.
 pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
     let nothing = ResourceCounts { allocations: buffers, ..ResourceCounts::default() };
     let begun = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! Batches that go on by themselves, of threads whose descriptors are not the program's.
+//! Asynchronous batches, of threads whose fd table is not the program's.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -17,7 +17,7 @@ use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, Rng, eventually, with
 
 use crate::subject::{SIZE, TestFile, check, pieces, settings};
 
-/// Runs a batch beside a thread that waits for it, and only looks.
+/// Runs a batch while this thread polls it and does not wait.
 fn run_in_background(runtime: &Runtime, batch: &mut [ReadOp]) -> BatchResult {
     // SAFETY: no other thread uses the operations until the wait is over; descriptors and memory stay.
     let handle = unsafe { runtime.submit(batch) }.unwrap();
@@ -25,9 +25,9 @@ fn run_in_background(runtime: &Runtime, batch: &mut [ReadOp]) -> BatchResult {
     handle.wait()
 }
 
-/// On a thread with a table of its own, in which `number` means `file`.
+/// Runs `body` on a thread with an unshared fd table, in which `number` refers to `file`.
 fn on_thread_with_own_fd_table(number: Fd, file: &File, body: impl FnOnce() + Send) {
-    with_deadline("a thread with a table of its own", || {
+    with_deadline("a thread with an unshared table", || {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // SAFETY: from here on this thread alone has its table, in which no other thread uses the number.
@@ -93,7 +93,7 @@ fn pinned_ops_use_fd_table_of_submitting_thread() {
     let (mut subject, other) = (TestFile::new(), TestFile::new());
     fs::write(&other.path, vec![0xAB; SIZE]).unwrap();
     let device = emulated("size=64M");
-    // Nobody may have it open for writing.
+    // No process may have it open for writing.
     subject.file = File::open(&subject.path).unwrap();
     let file = &subject.file;
     for (what, kernel) in kernels() {
@@ -113,14 +113,14 @@ fn pinned_ops_use_fd_table_of_submitting_thread() {
             run_in_background(&runtime, &mut batch);
             check(&batch, &buffer);
             let routes = runtime.stats();
-            let held = routes.rows.iter().any(|l| l.route == Route::Gather && l.bytes > 0);
-            assert!(held, "{what}: nothing was gathered");
+            let pinned = routes.rows.iter().any(|l| l.route == Route::Gather && l.bytes > 0);
+            assert!(pinned, "{what}: nothing was gathered");
             runtime.unpin_file(number).unwrap();
         });
     }
 }
 
-/// Whoever waits may be another thread than the one that submitted.
+/// The waiting thread may be another thread than the one that submitted.
 #[test]
 fn waiting_thread_does_not_read_its_own_files() {
     let (subject, other) = (TestFile::new(), TestFile::new());
@@ -131,7 +131,7 @@ fn waiting_thread_does_not_read_its_own_files() {
         let buffer = Buffer::new(device, 16 << 20);
         warm_up(&runtime, &subject, &buffer);
         let mut batch = pieces(&mut Rng::from_env(63), &[subject.fd()], &buffer, 1000, 5000);
-        // SAFETY: as in `beside`.
+        // SAFETY: as in `run_in_background`.
         let handle = unsafe { runtime.submit(&mut batch[..]) }.unwrap();
         on_thread_with_own_fd_table(subject.fd(), &other.file, || {
             handle.wait();

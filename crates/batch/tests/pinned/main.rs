@@ -1,4 +1,4 @@
-//! Pinned files: reads out of registered pages, writers that get through, and that no read returns old bytes.
+//! Pinned files: reads from registered pages, writers that are not blocked, and no read returns old bytes.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -44,7 +44,7 @@ impl Subject {
     }
 }
 
-/// A child that another test forked meanwhile has the file open for writing until it executes something.
+/// A child that another test forked meanwhile has the file open for writing until it executes a program.
 fn wait_no_writer(file: &File) {
     eventually("no process has it open for writing", || {
         linux::take_read_lease(file.as_raw_fd(), linux::gettid()) != Err(Errno::AGAIN)
@@ -73,7 +73,7 @@ fn bytes_by(runtime: &Runtime, route: Route) -> u64 {
     runtime.stats().rows.iter().filter(|l| l.route == route).map(|l| l.bytes).sum()
 }
 
-/// Operations of 600 bytes all over the file.
+/// Operations of 600 bytes throughout the file.
 fn pieces(subject: &Subject, buffer: &Buffer) -> Vec<ReadOp> {
     let piece = |i: u64| ReadOp {
         fd: subject.fd(),
@@ -136,13 +136,13 @@ fn pinned_reads_and_batches() {
     assert_eq!((odd[3].result, odd[4].result, odd[5].result, odd[6].result), (500_000, 100, -9, 600));
     assert!(buffer.range_bytes(1 << 20..(1 << 20) + 500_000) == file::bytes(900_000, 500_000, 0));
     assert_eq!(bytes_by(&runtime, Route::Gather), done.bytes + odd.iter().map(|p| p.result.max(0) as u64).sum::<u64>());
-    assert_eq!(device.resources_in_use().pins, pins, "nothing was pinned anew");
+    assert_eq!(device.resources_in_use().pins, pins, "nothing was pinned again");
     let like = spinio_io::Buffer::of(&buffer.target(0).allocation);
     let explained = runtime.explain(subject.fd(), 5000, 1 << 20, like).unwrap();
     let [segment] = explained.schedule.segments[..] else { panic!("{:?}", explained.schedule) };
     assert_eq!((segment.offset, segment.len, segment.route, segment.reason), (0, 1 << 20, Route::Dma, Reason::Pinned));
     assert_eq!(runtime.explain(subject.fd(), 0, 100, like).unwrap().schedule.segments[0].reason, Reason::Small);
-    // As often as it was pinned.
+    // Unpinned as often as it was pinned.
     runtime.pin_file(subject.fd(), None).unwrap();
     runtime.unpin_file(subject.fd()).unwrap();
     assert!(runtime.is_pinned(subject.fd()));

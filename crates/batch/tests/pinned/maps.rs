@@ -32,7 +32,7 @@ fn mapping_belongs_to_its_process() {
             }
         });
         for _ in 0..100 {
-            // SAFETY: the child looks at the map, drops it and ends.
+            // SAFETY: the child reads the map, drops it and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let inherited = mapped.take().unwrap();
@@ -43,7 +43,7 @@ fn mapping_belongs_to_its_process() {
             }
             let mut status = 0;
             with_deadline("a child that drops a map", || {
-                // SAFETY: asks about our own child.
+                // SAFETY: waits for the child of this test.
                 unsafe { libc::waitpid(child, &mut status, 0) };
             });
             assert_eq!(status, 0);
@@ -52,7 +52,7 @@ fn mapping_belongs_to_its_process() {
     });
     let mapped = mapped.unwrap();
     assert!(mapped.is_own_process() && !mapped.revoke_requested());
-    assert!(device.resources_in_use().pins > 0, "a child gave back what its parent reads");
+    assert!(device.resources_in_use().pins > 0, "a child unpinned pages that its parent reads");
     drop((mapped, other));
 }
 
@@ -79,7 +79,7 @@ fn mapping_is_readable_and_delays_writers() {
     assert_eq!(runtime.map(subject.fd(), 10, SIZE as u64, device).unwrap_err(), PinError::OutOfRange);
     let other = Runtime::new(settings());
     assert_eq!(other.map(subject.fd(), u64::MAX, 2, device).unwrap_err(), PinError::OutOfRange);
-    assert!(!other.is_pinned(subject.fd()), "pinned for nothing");
+    assert!(!other.is_pinned(subject.fd()), "pinned in vain");
     let mapped = runtime.map(subject.fd(), 5000, 3 << 19, device).unwrap();
     assert!(!mapped.revoke_requested());
     let mut all = Sum { from: mapped.address() as *const u8, len: mapped.len() as usize, sum: 0 };
@@ -94,7 +94,7 @@ fn mapping_is_readable_and_delays_writers() {
                 drop(OpenOptions::new().write(true).open(&subject.path).unwrap());
                 writer_done.store(true, SeqCst);
             });
-            eventually("the map is wanted back", || mapped.revoke_requested());
+            eventually("the map is revoked", || mapped.revoke_requested());
             assert!(!writer_done.load(SeqCst));
             drop(mapped);
         });

@@ -60,7 +60,7 @@ fn pin_errors() {
     assert_eq!(pin_error(File::open(&empty).unwrap().as_raw_fd()), PinError::NotRegularFile);
     let own = OpenOptions::new().read(true).write(true).open(&subject.path).unwrap();
     assert_eq!(pin_error(own.as_raw_fd()), PinError::OpenForWriting);
-    assert_eq!(pin_error(subject.fd()), PinError::OpenForWriting, "by whichever descriptor");
+    assert_eq!(pin_error(subject.fd()), PinError::OpenForWriting, "by any descriptor");
     drop(own);
     if let Ok(fixture) = mount_fixture::create("overlay") {
         drop(file::create_filled(&fixture.file("over"), 10_000));
@@ -132,34 +132,34 @@ fn unwritable_files_need_no_lease() {
     assert!(chattr("-i"));
     pinned.unwrap();
     assert_eq!((got, by_dma), (SIZE, SIZE as u64));
-    // The next use finds that the attribute was cleared.
+    // The next use detects that the attribute was cleared.
     OpenOptions::new().write(true).open(&subject.path).unwrap().write_all_at(b"new", 0).unwrap();
     read();
     assert_eq!(buffer.range_bytes(0..3), b"new");
     wait_no_pins(device);
-    // One that was gone for a while, and is there again, excludes no writers, also where no change is reported.
-    for told in [true, false] {
+    // An attribute that was cleared for a while, and is set again, excludes no writers, also if no change is reported.
+    for reported in [true, false] {
         assert!(chattr("+i"));
         let kernel = FaultySyscalls::new();
         kernel.inject_always(Call::TakeLease, Effect::Fail(Errno::ACCESS));
-        if !told {
+        if !reported {
             kernel.inject_always(Call::Inotify, Effect::Fail(Errno::MFILE));
         }
         let runtime = Runtime::with_kernel(settings(), kernel);
         let pinned = runtime.pin_file(subject.fd(), Some(device));
         assert!(chattr("-i"));
         pinned.unwrap();
-        let version = 7 + u8::from(told);
+        let version = 7 + u8::from(reported);
         std::fs::write(&subject.path, file::bytes(0, SIZE, version)).unwrap();
         assert!(chattr("+i"));
         let got = runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE);
         let still = runtime.is_pinned(subject.fd());
         assert!(chattr("-i"));
-        assert_eq!((got.unwrap(), still), (SIZE, false), "changes are reported: {told}");
-        assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, version), "changes are reported: {told}");
+        assert_eq!((got.unwrap(), still), (SIZE, false), "changes are reported: {reported}");
+        assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, version), "changes are reported: {reported}");
         wait_no_pins(device);
     }
-    // Nor does one that was set when a process could write already.
+    // Nor does one that was set when a process could already write.
     let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
     assert!(chattr("+i"));
     let held = Runtime::new(settings()).pin_file(subject.fd(), Some(device));
@@ -170,7 +170,7 @@ fn unwritable_files_need_no_lease() {
 
 #[test]
 fn writable_memfd_is_not_pinned() {
-    // The kernel gives a lease on it all the same.
+    // The kernel grants a lease on it nevertheless.
     let device = emulated("size=64M");
     // SAFETY: the name is NUL-terminated.
     let fd = unsafe { libc::memfd_create(c"written".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };

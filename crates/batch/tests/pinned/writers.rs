@@ -1,4 +1,4 @@
-//! Writers of a pinned file: they get through, and no read returns old bytes.
+//! Writers of a pinned file: they are not blocked, and no read returns old bytes.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -34,7 +34,7 @@ fn writers_proceed_and_reads_are_fresh() {
         check(&batch, &buffer, version - 1);
         with_deadline("a writer", || {
             if version % 2 == 0 {
-                // The kernel asks truncate(2) to wait as well.
+                // The kernel makes truncate(2) wait as well.
                 let path = std::ffi::CString::new(subject.path.to_str().unwrap()).unwrap();
                 // SAFETY: a NUL-terminated path.
                 assert_eq!(unsafe { libc::truncate(path.as_ptr(), 0) }, 0);
@@ -55,7 +55,7 @@ fn writers_proceed_and_reads_are_fresh() {
     wait_no_pins(device);
 }
 
-/// Another process opens the file to read it, and cuts it off: the kernel breaks no lease for that.
+/// Another process opens the file to read it, and truncates it: the kernel breaks no lease for that.
 fn truncate_in_other_process(path: &std::path::Path) {
     let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
     let mut other = Command::new("true");
@@ -86,7 +86,7 @@ fn truncation_without_lease_break_unpins() {
         truncate_in_other_process(&subject.path);
         // Whether the change was reported yet or not.
         assert_eq!(runtime.read(subject.fd(), Some(0), buffer.target(0), SIZE).unwrap(), 0);
-        with_deadline("the news", || {
+        with_deadline("the report of the change", || {
             while runtime.is_pinned(subject.fd()) || map.as_ref().is_some_and(|map| !map.revoke_requested()) {
                 std::thread::yield_now();
             }
@@ -151,7 +151,7 @@ fn concurrent_readers_and_writer_are_consistent() {
                     drop(writer);
                     // A reader has begun and ended a round meanwhile, and pinned the file.
                     let before = rounds.load(SeqCst);
-                    eventually("readers go on", || finished.load(SeqCst) || rounds.load(SeqCst) >= before + 4);
+                    eventually("readers continue", || finished.load(SeqCst) || rounds.load(SeqCst) >= before + 4);
                 }
                 finished.store(true, SeqCst);
             });
@@ -204,7 +204,7 @@ fn writer_waits_for_running_batch() {
             });
             std::thread::sleep(Duration::from_millis(60));
             assert!(!writer_done.load(SeqCst), "the device still reads the old pages");
-            // A read that comes now does not use them.
+            // A read that begins now does not use them.
             assert!(!runtime.is_pinned(subject.fd()));
             device.resume();
             assert_eq!(ticket.wait().failed, 0);
@@ -238,14 +238,14 @@ fn forced_lease_break_is_detected() {
         check(&batch, &buffer, 0);
         let stats = runtime.stats();
         let other_bytes: u64 = stats.rows.iter().filter(|l| l.reason != Reason::Pinned).map(|l| l.bytes).sum();
-        assert!(other_bytes >= done.bytes, "it was read out of the pins: {stats:?}");
+        assert!(other_bytes >= done.bytes, "it was read from the pins: {stats:?}");
         kernel.clear_faults();
         drop(runtime);
         wait_no_pins(device);
     }
 }
 
-/// The same of large reads, which come out of the pins by themselves.
+/// The same for large reads, which read from the pins directly.
 #[test]
 fn read_is_repeated_after_forced_lease_break() {
     let subject = Subject::new();

@@ -19,7 +19,7 @@ const FIT_FACTOR: f64 = 1.5;
 /// A route; commands, bytes and measured / model at each offset; their mean.
 type Row = (spinio_plan::Route, Vec<(u64, u64, f64)>, Option<f64>);
 
-/// Runs it.
+/// Runs the check.
 pub fn run(
     subject: &TestFile,
     trial: &MeasuredRead<'_>,

@@ -1,7 +1,7 @@
 //! Times of one route: transfers by themselves, and many in flight.
 //!
 //! Every figure is the median of several runs after one that does not count, each at other offsets of the file. The
-//! engines that serve reads do the work (`Trial` in io), so what is measured is what a plan will cost.
+//! engines that serve reads make the transfers (`Trial` in io), so the cost of a plan is measured.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl SamplingOptions {
         SamplingOptions { sizes, depths, runs, time_limit: Duration::from_millis(300) }
     }
 
-    /// A few offsets, to see whether a model still fits.
+    /// A few offsets, to check whether a model still fits.
     pub fn quick(most: u64, runs: usize) -> SamplingOptions {
         let sizes = [4u64 << 10, 64 << 10, 1 << 20, 16 << 20].into_iter().filter(|s| *s <= most).collect();
         let depths = [(16u64, 64u64 << 10)].into_iter().filter(|(n, s)| n * s <= most).collect();
@@ -50,7 +50,7 @@ impl SamplingOptions {
 /// A median, and the standard deviation around the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Bytes in all.
+    /// Bytes in total.
     pub bytes: u64,
     /// Number of commands.
     pub commands: u64,
@@ -58,14 +58,14 @@ pub struct Timing {
     pub median: f64,
     /// Nanoseconds: what a sum of many such transfers is made of.
     pub mean: f64,
-    /// Of the runs.
+    /// Over the runs.
     pub deviation: f64,
 }
 
 /// What was measured of a route.
 #[derive(Clone, Debug)]
 pub struct RouteTimes {
-    /// Which.
+    /// The route.
     pub route: Route,
     /// Single transfers, by length.
     pub single: Vec<Timing>,
@@ -85,7 +85,7 @@ impl RouteTimes {
         Ok(RouteFit { route: self.route, cost, queue: flight })
     }
 
-    /// What a single transfer took on average, between the lengths that were measured along straight lines.
+    /// The mean time of a single transfer, interpolated linearly between the measured lengths.
     pub fn interpolate(&self, bytes: u64) -> f64 {
         let after = self.single.partition_point(|t| t.bytes < bytes);
         let (Some(first), Some(last)) = (self.single.first(), self.single.last()) else { return 0.0 };
@@ -136,7 +136,7 @@ pub fn point(
     random: &mut SplitMix64,
 ) -> anyhow::Result<Timing> {
     let bytes = commands * len;
-    // Whole pages: where residency begins and ends, and what every route can do.
+    // Whole pages: the unit of residency, and possible on every route.
     let places = (trial.size() - bytes) / 4096 + 1;
     let mut times = Vec::with_capacity(effort.runs);
     let (begun, mut failures) = (Instant::now(), 0);
@@ -145,7 +145,7 @@ pub fn point(
         match trial.run(at, &segments(route, commands, len, random)) {
             Ok(_) if run == 0 => {}
             Ok(spent) => times.push(spent.as_nanos() as f64),
-            // A piece that took another way was not measured; once may be chance.
+            // A piece that took another route was not measured; one failure may be chance.
             Err(e) if failures >= 3 => return Err(e).with_context(|| format!("Cannot measure the route {route}")),
             Err(_) => failures += 1,
         }

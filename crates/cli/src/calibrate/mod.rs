@@ -10,8 +10,8 @@
 //!
 //! `--check` measures a few offsets only and reports whether the stored model still fits.
 //!
-//! Known flaws: a machine that does other work meanwhile is measured with that work; reads are measured, writes are
-//! taken to cost the same.
+//! Known flaws: other work of the machine during the measurement is included in it; reads are measured, writes are
+//! assumed to cost the same.
 
 mod check;
 pub mod measure;
@@ -67,7 +67,7 @@ pub struct Calibrate {
 /// The longest transfer measured.
 const MAX_TRANSFER: u64 = 64 << 20;
 
-/// What came of it.
+/// The result.
 pub struct CalibrationRun {
     /// The points.
     pub times: Vec<RouteTimes>,
@@ -169,7 +169,7 @@ pub fn measure_route(
     })
 }
 
-/// Stores a calibration where programs will find it; all of it or nothing.
+/// Stores a calibration where programs will find it; atomically.
 fn store(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> anyhow::Result<PathBuf> {
     let path = model::file_path(folder, &trial.key());
     let cannot = || format!("Cannot store the model in {}", path.display());

@@ -10,16 +10,16 @@ use super::CalibrationRun;
 use crate::paint::{OutputStyle, TextRole};
 use crate::{names, table, units};
 
-/// A fit whose mean relative error is larger than this is called poor: the factor within which `--check` calls a model
-/// fitting.
+/// A fit whose mean relative error is larger than this is called poor: the same factor decides whether `--check` calls
+/// a model fitting.
 const POOR_FIT: f64 = 0.5;
 
-/// GB/s of a time a byte.
+/// GB/s from a time per byte.
 fn rate(per_byte: f64) -> String {
     units::gbps(1 << 30, per_byte * f64::from(1u32 << 30) / 1e9)
 }
 
-/// For people.
+/// For users.
 pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&Path>) -> String {
     let c = &found.calibration;
     let mut s = String::new();

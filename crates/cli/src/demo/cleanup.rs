@@ -1,7 +1,7 @@
 //! Removes the demo's files when the user interrupts it: they may be many GiB.
 //!
-//! A signal ends a process without running a single destructor, so a thread waits for the
-//! usual ones, removes what was made, and then ends the process as the signal would have.
+//! A signal ends a process without running a destructor, so a thread waits for the usual signals, removes the demo's
+//! files, and then ends the process as the signal would have.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use signal_hook::iterator::{Handle, Signals};
 /// Watches until dropped.
 pub struct Cleanup(Option<Handle>);
 
-/// Removes these files and directories if a signal ends us.
+/// Removes these files and directories if a signal ends this process.
 pub fn on_signal(made: Vec<PathBuf>) -> Cleanup {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return Cleanup(None) };
     let handle = signals.handle();

@@ -1,4 +1,4 @@
-//! The file that the demo reads: created, put into a state, and checked for that state.
+//! The file that the demo reads: it is created, put into a state, and checked for that state.
 //!
 //! ```text
 //!   cold         flushed, then dropped from the page cache (POSIX_FADV_DONTNEED)
@@ -6,8 +6,8 @@
 //!   cached       all of it read by ordinary preads
 //! ```
 //!
-//! Nothing is assumed: after each step the kernel is asked how much is resident, and a
-//! state that could not be produced (tmpfs never drops a page) is reported to the user.
+//! Nothing is assumed: after each step the kernel is queried for the number of resident pages, and a state that could
+//! not be produced (tmpfs never drops a page) is reported to the user.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,10 +21,10 @@ use spinio_sys::linux::{self, Advice, PAGE};
 use crate::progress::Progress;
 
 const MIB: u64 = 1 << 20;
-/// What is written before it is flushed.
+/// Bytes written before a flush.
 const FLUSH_EVERY: u64 = 64 * MIB;
 
-/// A state of the page cache that the demo asks for.
+/// A state of the page cache that the demo produces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing resident.
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// Whether a share of resident pages is this state, give or take 2 %.
+    /// Whether a share of resident pages is this state, within 2 %.
     pub fn matches(self, resident: f64) -> bool {
         let wanted = match self {
             State::Cold => 0.0,
@@ -71,7 +71,7 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
         let n = (size - done).min(MIB) as usize;
         out.write_all(&block[..n]).with_context(|| format!("Cannot write {}", path.display()))?;
         done += n as u64;
-        // At intervals, so that the bar moves until its end.
+        // At intervals, so that the bar moves until the end.
         if done.is_multiple_of(FLUSH_EVERY) {
             file.sync_data().with_context(cannot_flush)?;
         }
@@ -80,8 +80,8 @@ pub fn make(file: &File, path: &Path, size: u64) -> anyhow::Result<()> {
     file.sync_all().with_context(cannot_flush)
 }
 
-/// The bytes of the file at `offset`, a multiple of 8: every word is a hash of its own offset, so bytes that land
-/// at a wrong offset are detected as zeros are.
+/// The bytes of the file at `offset`, a multiple of 8: every word is a hash of its own offset, so bytes at a wrong
+/// offset are detected, and so are zeros.
 fn fill(block: &mut [u8], offset: u64) {
     for (i, word) in block.chunks_exact_mut(8).enumerate() {
         let mut x = (offset + i as u64 * 8).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -107,8 +107,8 @@ pub fn set_state(file: &File, path: &Path, size: u64, state: State) -> anyhow::R
     Ok(resident_share(file, size))
 }
 
-/// Drops what is resident. The kernel skips a page that sits in a per-processor list at that moment, or is on its way
-/// from storage: tries again, and as long as that helps.
+/// Drops the resident pages. The kernel skips a page that is in a per-CPU list at that moment, or is being read from
+/// storage: tries again, as long as that helps.
 fn evict(file: &File, size: u64) {
     let (mut least, mut in_vain) = (f64::INFINITY, 0);
     while in_vain < 10 {
@@ -121,7 +121,7 @@ fn evict(file: &File, size: u64) {
 }
 
 fn advise(file: &File, advice: Advice) {
-    // Advice that is refused shows in the residency asked afterwards.
+    // Refused advice shows in the residency that is queried afterwards.
     let _ = linux::fadvise(file.as_raw_fd(), 0, 0, advice);
 }
 
@@ -145,7 +145,7 @@ pub fn resident_share(file: &File, size: u64) -> Option<f64> {
     if let Ok(stat) = linux::cachestat(file.as_raw_fd(), 0, size) {
         return Some(stat.cached as f64 / pages as f64);
     }
-    // Before Linux 6.5. A read that must not wait (RWF_NOWAIT) would show it, too, but makes the kernel read the page in.
+    // Before Linux 6.5. A read with RWF_NOWAIT would show it, too, but makes the kernel read the page in.
     linux::resident_pages(file.as_raw_fd(), size).ok().map(|found| found as f64 / pages as f64)
 }
 
@@ -175,10 +175,10 @@ mod tests {
                 return;
             };
             assert!(state.matches(share), "{}: {share}", state.name());
-            // The same from an older kernel's interface.
+            // The same from an older interface of the kernel.
             let pages = linux::resident_pages(file.as_file().as_raw_fd(), SIZE).unwrap();
-            let asked = pages as f64 / (SIZE / PAGE as u64) as f64;
-            assert!((asked - share).abs() < 0.01, "cachestat {share}, mincore {asked}");
+            let by_mincore = pages as f64 / (SIZE / PAGE as u64) as f64;
+            assert!((by_mincore - share).abs() < 0.01, "cachestat {share}, mincore {by_mincore}");
         }
     }
 

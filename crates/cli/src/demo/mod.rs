@@ -1,18 +1,18 @@
-//! `spinio demo`: the main job, on a real file, for a new user.
+//! `spinio demo`: the purpose of SPIN, on a real file, for a new user.
 //!
 //! ```text
-//!   make a file ──> compile reader.c ──┬─ without SPIN:  pread gives EFAULT
+//!   create file ──> compile reader.c ──┬─ without SPIN:  pread gives EFAULT
 //!                                      ├─ cold           ┐
 //!                                      ├─ half-cached    ├ LD_PRELOAD=libspinio.so: every byte compared,
 //!                                      └─ cached         ┘ counters read from the SPINIO_STATS file
 //! ```
 //!
-//! The reader is a C program that calls `pread` and has no code of SPIN; each state is a fresh process.
-//! Nothing shown is a claim of ours: bytes and time are the reader's, routes and reasons are the library's
-//! counters, and the state of the file is what the kernel reports.
+//! The reader is a C program that calls `pread` and contains no code of SPIN; each state is a new process. All figures
+//! are measured: bytes and time by the reader, routes and reasons by the library's counters, and the state of the file
+//! by the kernel.
 //!
-//! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which
-//! weighs on small files; and a virtual disk that its host has cached looks faster cold than any real disk.
+//! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which matters for
+//! small files. A virtual disk that its host has cached looks faster cold than any real disk.
 
 mod cleanup;
 pub mod file;
@@ -104,7 +104,7 @@ impl DataFile {
 
 impl Drop for DataFile {
     fn drop(&mut self) {
-        // In the temporary directory it goes with the directory; a second removal finds nothing.
+        // In the temporary directory the file is removed with the directory; a second removal finds nothing.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -162,12 +162,12 @@ impl DemoContext<'_> {
         Ok(env)
     }
 
-    /// The same program with the hooks turned off: what the kernel alone returns for a device pointer.
+    /// The same program with the hooks turned off: what the kernel alone returns for device memory.
     fn without_spin(&self, data: &DataFile) -> anyhow::Result<Option<Errno>> {
         let mut env = self.env()?;
         env.push(("SPINIO_DISABLE", "1".into()));
         let run = self.program.run(&data.path, self.demo.size, None, &env)?;
-        // It got as far as `pread`, or there is no memory to read into.
+        // The reader called `pread`, or there is no memory to read into.
         if run.answer.errno.is_none() && !run.status.success() {
             return Err(exit::error(Exit::Missing, format!("No device to read into: {}", run.stderr)));
         }

@@ -1,9 +1,8 @@
-//! The C program of the demo: found or compiled, run, and its answer read.
+//! The C program of the demo: found or compiled, run, and its output parsed.
 //!
-//! Its sources are examples/demo. An installed command has it compiled in `../lib/spinio`,
-//! so that a demo needs no compiler; any other command holds the sources and compiles them
-//! on the spot. The reader is compiled apart from the shim, so that the part that does the
-//! I/O provably contains no symbol of SPIN.
+//! Its sources are examples/demo. An installed command has it compiled in `../lib/spinio`, so that a demo needs no
+//! compiler; any other command contains the sources and compiles them first. The reader is compiled separately from the
+//! shim, which proves that the part that does the I/O contains no symbol of SPIN.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,10 +23,10 @@ const SOURCES: [(&str, &str); 3] = [
     ("shim.c", include_str!("../../../../examples/demo/shim.c")),
 ];
 
-/// The compiled reader, next to its `libgpu.so`: its place in an installed tree, seen from the command.
+/// The compiled reader, next to its `libgpu.so`: its path in an installed tree, relative to the command.
 const INSTALLED: &str = "../lib/spinio/demo-reader";
 
-/// The compiled reader, and the directory that takes its output.
+/// The compiled reader, and the directory for its output.
 pub struct Program {
     reader: PathBuf,
     work: PathBuf,
@@ -52,15 +51,15 @@ pub struct ReaderOutput {
 
 /// How a run ended.
 pub struct ReaderRun {
-    /// The answer, as far as it came.
+    /// The parsed output, as far as it was written.
     pub answer: ReaderOutput,
     /// Exit status of the reader.
     pub status: ExitStatus,
-    /// What it wrote on stderr.
+    /// Its stderr.
     pub stderr: String,
 }
 
-/// The installed reader, or where there is none, one compiled in `work`.
+/// The installed reader; if there is none, one compiled in `work`.
 pub fn prepare(work: &Path) -> anyhow::Result<Program> {
     let bin = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned));
     let reader = match bin.and_then(|bin| installed(&bin)) {
@@ -113,7 +112,7 @@ fn cc(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
 }
 
 impl Program {
-    /// Runs the reader on `file` with these variables set, and watches the counters at `stats` meanwhile.
+    /// Runs the reader on `file` with these variables set, and polls the counters at `stats` meanwhile.
     pub fn run(
         &self,
         file: &Path,

@@ -16,19 +16,19 @@ use crate::{table, units};
 pub struct DemoRun {
     /// The requested state.
     pub state: State,
-    /// What share was resident when the reader started.
+    /// The share that was resident when the reader started.
     pub resident: Option<f64>,
     /// The reader's output.
     pub answer: ReaderOutput,
-    /// What the library counted.
+    /// The counters of the library.
     pub snapshot: Snapshot,
 }
 
-/// Everything the demo found out.
+/// The results of the demo.
 pub struct Report<'a> {
     /// Bytes of the file.
     pub size: u64,
-    /// Where it lay.
+    /// Its path.
     pub path: &'a Path,
     /// What is wrong with that directory.
     pub warning: Option<String>,
@@ -39,7 +39,7 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Whether every byte of every run was right.
+    /// Whether every byte of every run was correct.
     pub fn is_equal(&self) -> bool {
         self.outcomes.iter().all(|o| o.answer.bytes == self.size && o.answer.equal == self.size)
     }
@@ -134,7 +134,7 @@ impl Report<'_> {
         }
     }
 
-    /// What a reader of the table must know to read it rightly.
+    /// What the user must know to read the table correctly.
     fn notes(&self, paint: &OutputStyle, s: &mut String) {
         let mut note = |text: String| {
             let _ = writeln!(s, "{} {text}", paint.text(TextRole::Weak, "!"));

@@ -12,7 +12,7 @@ use crate::scratch;
 
 const GROUP: &str = "Kernel";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     let system = rustix::system::uname();
     facts.push(Fact::new(GROUP, "Linux", State::Found, system.release().to_string_lossy()));

@@ -4,13 +4,13 @@
 //!   spinio.rs    the library itself, settings, the emulated device      (without these: nothing)
 //!   kernel.rs    system calls and flags, tried on a real file           (each has a fall-back)
 //!   process.rs   limits, permissions, /proc, /sys, memory
-//!   storage.rs   what is under a file that is named
+//!   storage.rs   the devices under a file that is given
 //!   p2p.rs       which devices publish memory for peer-to-peer, which drives reach it
 //!   nvidia.rs    driver, GPUs, what their driver allows
 //! ```
 //!
-//! Nothing is inferred from a version: what can be tried is tried. A fact that is not as good as it could be says
-//! what follows from it, why it is so, and what would change it.
+//! Nothing is inferred from a version: what can be tried is tried. A fact that is not as good as it could be has a
+//! consequence, a cause, and a cure.
 
 mod kernel;
 mod nvidia;
@@ -46,11 +46,11 @@ pub struct Doctor {
 pub enum State {
     /// Found and usable.
     Found,
-    /// Less than it could be; or missing, and another way is slower.
+    /// Less than it could be; or missing, with a slower replacement.
     Limited,
-    /// Not here, and nothing is wrong with that.
+    /// Not available, which is not an error.
     Absent,
-    /// Not here, and SPIN does not work without it.
+    /// Not available, and SPIN does not work without it.
     Broken,
 }
 
@@ -83,7 +83,7 @@ pub struct Fact {
     detail: String,
     cause: Option<String>,
     cure: Option<String>,
-    /// A picture of several lines, and the same for a program.
+    /// A drawing of several lines, and the same as JSON.
     picture: Option<(String, Value)>,
 }
 
@@ -93,19 +93,19 @@ impl Fact {
         Fact { group, name: name.into(), state, detail: detail.into(), cause: None, cure: None, picture: None }
     }
 
-    /// Why it is as it is.
+    /// The cause.
     pub fn because(mut self, cause: impl Into<String>) -> Fact {
         self.cause = Some(cause.into());
         self
     }
 
-    /// Drawn below it; the same for a program.
+    /// Drawn below it; the same as JSON.
     pub fn with_picture(mut self, picture: String, value: Value) -> Fact {
         self.picture = Some((picture, value));
         self
     }
 
-    /// What would change it.
+    /// The cure.
     pub fn cure(mut self, cure: impl Into<String>) -> Fact {
         self.cure = Some(cure.into());
         self
@@ -114,7 +114,7 @@ impl Fact {
 
 /// Runs it.
 pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
-    // Before anything is tried: a mistyped name is reported at once.
+    // First: a mistyped path is reported at once.
     let storage = doctor.path.as_deref().map(storage::collect).transpose()?;
     let wait = Spinner::new("Trying what this machine offers");
     let mut facts = Vec::new();
@@ -183,7 +183,7 @@ fn render(paint: &OutputStyle, facts: &[Fact]) -> String {
     s
 }
 
-/// Writes a sentence at an indent, broken at spaces where the line ends.
+/// Writes a sentence at an indent, wrapped at spaces.
 fn wrap(s: &mut String, paint: &OutputStyle, text: &str, indent: usize) {
     let room = paint.width.saturating_sub(indent).max(30);
     let mut line = String::new();

@@ -1,6 +1,6 @@
-//! The NVIDIA driver: is it here, which GPUs, and what they let SPIN do.
+//! The NVIDIA driver: whether it is installed, the GPUs, and what they allow SPIN to do.
 //!
-//! The driver is loaded and initialised, as any CUDA program does; no context is made.
+//! The driver is loaded and initialised, as any CUDA program does; no context is created.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::units;
 
 const GROUP: &str = "NVIDIA";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     let module = text_of("/proc/driver/nvidia/version");
     match driver(facts, module.as_deref()) {
@@ -66,7 +66,7 @@ fn driver(facts: &mut Vec<Fact>, module: Option<&str>) -> Option<&'static Driver
     Some(driver)
 }
 
-/// `580.159.03` out of the line of /proc/driver/nvidia/version.
+/// `580.159.03` from the line of /proc/driver/nvidia/version.
 fn module_version(line: &str) -> Option<&str> {
     line.split_whitespace().find(|w| w.contains('.') && w.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
 }
@@ -134,8 +134,8 @@ fn numa(name: &str, pci: &str) -> Fact {
     }
 }
 
-/// What an administrator sets to open video memory to peer-to-peer DMA, since driver 565: a mapping with struct pages, out
-/// of which storage transfers.
+/// The settings by which an administrator opens video memory to peer-to-peer DMA, since driver 565: a mapping with
+/// struct pages, from which storage can transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Gates {
     static_bar1: bool,
@@ -143,7 +143,7 @@ struct Gates {
 }
 
 impl Gates {
-    /// From the text of /proc/driver/nvidia/params, whose line `RegistryDwords` is what NVreg_RegistryDwords was set to.
+    /// From the text of /proc/driver/nvidia/params, whose line `RegistryDwords` is the value of NVreg_RegistryDwords.
     fn of(params: &str) -> Gates {
         let set = params.lines().find_map(|line| line.strip_prefix("RegistryDwords:")).unwrap_or_default();
         let is_on = |name: &str| {
@@ -186,7 +186,7 @@ fn p2pdma(gates: Gates) -> Fact {
         )
 }
 
-/// GPUDirect Storage. Told because people ask; SPIN does not use cuFile in this version.
+/// GPUDirect Storage. Reported because users ask for it; SPIN does not use cuFile in this version.
 fn gds(gates: Gates) -> Fact {
     let name = "GPUDirect Storage";
     let library = in_loader_cache(b"libcufile.so.0");

@@ -1,9 +1,9 @@
 //! Peer-to-peer: which devices publish memory, and which drives can DMA into it.
 //!
 //! ```text
-//!   root port ─┬─ switch ─┬─ drive A          same switch: packets turn around there
+//!   root port ─┬─ switch ─┬─ drive A          same switch: it routes packets between its own ports
 //!              │          └─ GPU or memory
-//!   root port ─── drive B                     through the host bridge: only where the kernel
+//!   root port ─── drive B                     through the host bridge: only if the kernel
 //!                                             has the processor on its list
 //! ```
 
@@ -17,7 +17,7 @@ use crate::units;
 const GROUP: &str = "Peer-to-peer";
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     let providers = p2pmem::providers();
     facts.push(config(providers.iter().any(|p| p.published)));
@@ -62,7 +62,7 @@ fn config(any: bool) -> Fact {
     }
 }
 
-/// What the running kernel was built with, where it carries that along.
+/// The configuration of the running kernel, if the kernel contains it.
 fn kernel_config() -> Option<String> {
     let packed = "/proc/config.gz";
     Path::new(packed).exists().then_some(())?;
@@ -103,7 +103,7 @@ fn pci_path(address: &str) -> Vec<String> {
     pci_path_of(&Path::new(DEVICES).join(address))
 }
 
-/// The PCI addresses on the way from the root to a device.
+/// The PCI addresses on the path from the root to a device.
 fn pci_path_of(link: &Path) -> Vec<String> {
     let path = link.canonicalize().unwrap_or_default();
     path.iter().map(|c| c.to_string_lossy().into_owned()).filter(|c| is_pci_address(c)).collect()

@@ -1,4 +1,4 @@
-//! Limits, permissions and the memory of this machine, as this process meets them.
+//! Limits, permissions and the memory of this machine, as seen by this process.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -7,7 +7,7 @@ use crate::units;
 
 const GROUP: &str = "Process and machine";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(owner());
     facts.push(kernel_filesystem(
@@ -60,7 +60,7 @@ fn memlock() -> Fact {
     }
 }
 
-/// Whether the limit does not bind this process.
+/// Whether the limit does not apply to this process.
 fn memlock_is_unlimited() -> bool {
     const IPC_LOCK: u32 = 14;
     let status = text_of("/proc/self/status").unwrap_or_default();

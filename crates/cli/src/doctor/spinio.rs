@@ -41,9 +41,9 @@ pub fn collect(facts: &mut Vec<Fact>) {
     facts.push(emulated());
 }
 
-/// Variables that look like settings and are none: a mistyped name has no effect.
+/// Variables that look like settings and are not: a mistyped name has no effect.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
-    // The command's own; and those of our tests, chores and virtual machine.
+    // Variables of the command itself, and of tests, xtask and the virtual machine.
     const OTHERS: [&str; 5] = ["SPINIO_LIBRARY", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
     let known = |name: &str| settings::row(name).is_some() || OTHERS.iter().any(|other| name.starts_with(other));
     let mut out: Vec<_> = names.filter(|name| name.starts_with("SPINIO_") && !known(name)).collect();
@@ -58,7 +58,7 @@ fn check_preload(path: &Path) -> Fact {
         Ok(value) => value,
         Err(e) => return fact(State::Broken, path.display().to_string()).because(e.to_string()),
     };
-    // This very command: it is dynamically linked, it is here, and `--version` does nothing.
+    // This very command: it is dynamically linked, it exists, and `--version` does nothing.
     let Ok(me) = std::env::current_exe() else { return fact(State::Found, path.display().to_string()) };
     match Command::new(me).arg("--version").env("LD_PRELOAD", value).stdin(Stdio::null()).output() {
         Ok(out) if out.status.success() && out.stderr.is_empty() => fact(State::Found, path.display().to_string()),

@@ -1,4 +1,4 @@
-//! What is under a file: disks, arrays, stripes, and which layer would refuse peer-to-peer DMA.
+//! The devices under a file: disks, arrays, stripes, and which layer would refuse peer-to-peer DMA.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{input, stack, units};
 
 const GROUP: &str = "Storage";
 
-/// Asks.
+/// Collects the facts.
 pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     let file = input::open(path)?;
     let stack = runtime()
@@ -53,7 +53,7 @@ fn facts(path: &Path, under: &BlockStack) -> Vec<Fact> {
     facts
 }
 
-/// Arrays that lack a disk.
+/// Arrays with a missing disk.
 fn degraded_arrays(layer: &Layer, facts: &mut Vec<Fact>) {
     if let Kind::Md(md) = &layer.kind
         && md.degraded > 0

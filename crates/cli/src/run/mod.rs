@@ -6,11 +6,10 @@
 //!                      of its device reads goes to standard error
 //! ```
 //!
-//! The exit status is the program's own, 128+n when signal n ended it; 125 to 127 as in
-//! env(1) and timeout(1).
+//! The exit status is the program's own, 128+n when signal n ended it; 125 to 127 as in env(1) and timeout(1).
 //!
-//! Known flaw: with `--stats` the program's parent is spinio, so a job control shell stops
-//! and continues both, but `$!` is spinio's number.
+//! Known flaw: with `--stats` the program's parent is spinio, so a job control shell stops and continues both, but `$!`
+//! is the PID of spinio.
 
 pub mod signals;
 mod target;
@@ -48,7 +47,7 @@ pub struct Run {
     command: Vec<OsString>,
 }
 
-/// `threads=8` or `SPINIO_THREADS=8`, checked against what the library itself understands.
+/// `threads=8` or `SPINIO_THREADS=8`, checked as the library itself checks it.
 fn setting(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let upper = name.to_uppercase();
@@ -57,15 +56,15 @@ fn setting(text: &str) -> Result<(String, String), String> {
         let known: Vec<&str> = settings::TABLE.iter().map(|row| row.name).collect();
         return Err(format!("there is no setting {full}; there are {}", known.join(", ")));
     };
-    let complaints = spinio_io::check_settings(|asked| (asked == full).then(|| value.to_owned()));
+    let complaints = spinio_io::check_settings(|name| (name == full).then(|| value.to_owned()));
     match complaints.is_empty() {
         true => Ok((full, value.to_owned())),
         false => Err(format!("{full} takes {}", row.values)),
     }
 }
 
-/// What `--set` puts into the environment, under the new names, and the old names that it takes out. Where the new and the
-/// old name of a setting are given, the new one is used.
+/// The variables that `--set` adds to the environment, under the new names, and the old names that it removes. If both
+/// the new and the old name of a setting are given, the new one is used.
 fn environment(settings: &[(String, String)]) -> (Vec<(&str, &str)>, Vec<&'static str>) {
     let (mut set, mut removed) = (Vec::new(), Vec::new());
     for (given, value) in settings {
@@ -118,7 +117,7 @@ pub fn prepare(
     Ok((command, name.clone()))
 }
 
-/// `run` has its own codes, so that they are not taken for the program's.
+/// `run` has its own codes, so that they are not mistaken for the program's.
 fn as_refused(error: anyhow::Error) -> anyhow::Error {
     exit::error(Exit::Refused, format!("{error:#}"))
 }
@@ -152,14 +151,14 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     })
 }
 
-/// Waits without reaping: while its number is taken, no signal of ours can reach another process.
+/// Waits without reaping: until then the PID is not reused, so no forwarded signal can reach another process.
 fn wait_until_ended(child: u32) {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let Some(pid) = Pid::from_raw(child as i32) else { return };
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
 }
 
-/// Where the counters are: the user's own file, if one was set, else a temporary one.
+/// The path of the counters: the user's own file, if one was set, else a temporary one.
 struct CounterSource {
     temp_dir: Option<tempfile::TempDir>,
     path: PathBuf,
@@ -185,7 +184,7 @@ impl CounterSource {
 
     fn read_counters(&self) -> Option<Snapshot> {
         if self.temp_dir.is_some() {
-            // A file for each process: the program, its children, and what they executed.
+            // A file for each process: the program, its children, and the programs that they have executed.
             let files = std::fs::read_dir(&self.path).ok()?.flatten();
             return files.filter_map(|entry| read(&entry.path())).reduce(|mut sum, s| {
                 sum.add(&s);
@@ -204,7 +203,7 @@ fn read(path: &Path) -> Option<Snapshot> {
     crate::processes::CounterFile::open(path).ok().map(|c| c.snapshot)
 }
 
-/// A directory for the counters of a program and its children, in memory if that can be had.
+/// A directory for the counters of a program and its children, in memory if possible.
 pub fn counters_dir() -> anyhow::Result<tempfile::TempDir> {
     let made = |place: &Path| tempfile::Builder::new().prefix("spinio-stats-").tempdir_in(place);
     made(Path::new("/dev/shm"))
@@ -212,14 +211,14 @@ pub fn counters_dir() -> anyhow::Result<tempfile::TempDir> {
         .map_err(|e| exit::error(Exit::Refused, format!("Cannot make a directory for the counters: {e}")))
 }
 
-/// As SPINIO_STATS names a directory.
+/// The directory in the format of SPINIO_STATS.
 pub fn dir_setting(path: &Path) -> OsString {
     let mut text = path.as_os_str().to_owned();
     text.push("/");
     text
 }
 
-/// The message where the user's own SPINIO_STATS names a place without counters, whatever the program did.
+/// The message if the user's own SPINIO_STATS names a path without counters, whatever the cause.
 fn no_counters_text(paint: &OutputStyle, place: &Path) -> String {
     let head = paint.text(TextRole::Head, "spinio:");
     let named = place.display();

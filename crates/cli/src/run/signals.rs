@@ -1,11 +1,11 @@
 //! Forwards signals sent to `spinio run --stats` to the program.
 //!
-//! Ctrl-C and Ctrl-\ go to every process of the terminal's foreground group, the program
-//! among them: `run` only survives those, because the program would get them twice.
+//! Ctrl-C and Ctrl-\ are sent to every process of the terminal's foreground group, the program among them: `run` only
+//! ignores those, because the program would get them twice.
 //!
-//! Handlers are installed before the program is started: a signal in between would end this process, and then none
-//! would forward signals to the program. It inherits no handler, and a signal that our own parent ignored (`nohup`, a
-//! shell's `trap ''`) stays ignored, in both processes.
+//! Handlers are installed before the program is started: otherwise a signal in between would end this process, and no
+//! process would forward signals to the program. The program inherits no handler, and a signal that the parent of this
+//! process ignored (`nohup`, a shell's `trap ''`) stays ignored, in both processes.
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -20,7 +20,7 @@ pub struct SignalForwarder {
 /// Signals that wait for a child.
 pub struct PendingSignals(Option<Signals>);
 
-/// Keeps signals from now on, for a child that is about to be started.
+/// Collects signals from now on, for a child that is about to be started.
 pub fn catch() -> PendingSignals {
     let ignored = ignored_mask();
     let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
@@ -29,7 +29,7 @@ pub fn catch() -> PendingSignals {
     PendingSignals(Signals::new(wanted).ok())
 }
 
-/// Starts forwarding to a child of ours, what has come already first.
+/// Starts forwarding to a child process, pending signals first.
 pub fn forward_to(child: u32, caught: PendingSignals) -> SignalForwarder {
     let nothing = SignalForwarder { handle: None, thread: None };
     let (Some(mut signals), Some(pid)) = (caught.0, Pid::from_raw(child as i32)) else { return nothing };
@@ -48,7 +48,7 @@ pub fn forward_to(child: u32, caught: PendingSignals) -> SignalForwarder {
     SignalForwarder { handle: Some(handle), thread: thread.ok() }
 }
 
-/// Whether the terminal's own signals reach the program without us.
+/// Whether the terminal sends its signals to the program itself.
 fn is_foreground() -> bool {
     rustix::termios::tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == getpgrp())
 }

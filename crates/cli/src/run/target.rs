@@ -1,4 +1,4 @@
-//! Whether LD_PRELOAD reaches a program, read off its file.
+//! Whether LD_PRELOAD affects a program, determined from its file.
 //!
 //! ```text
 //!   CMD ─ on PATH? ─ starts with #! ──> its interpreter, and so on
@@ -6,12 +6,12 @@
 //!                                                                        └ DT_NEEDED: AddressSanitizer's runtime?
 //! ```
 //!
-//! What is found out here is only ever a warning: the program's children may be ones that
-//! can be helped, so it is run all the same unless `--strict` was given.
+//! The result is only a warning: LD_PRELOAD may affect the program's children, so the program is run nevertheless
+//! unless `--strict` was given.
 //!
-//! Known flaws: a program that starts another (`env`, `sudo`, `sh -c`) is judged by itself,
-//! save for `#!/usr/bin/env X`; `sudo` clears LD_PRELOAD and is caught by its setuid bit. A sanitizer's runtime that only a
-//! library of the program needs is not seen.
+//! Known flaws: of a program that starts another (`env`, `sudo`, `sh -c`) only the program itself is checked, except
+//! for `#!/usr/bin/env X`; `sudo` clears LD_PRELOAD and is detected by its setuid bit. A sanitizer's runtime that only
+//! a library of the program needs is not detected.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -21,22 +21,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Why a program cannot be helped.
+/// Why LD_PRELOAD does not affect a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// No dynamic loader, so nothing reads LD_PRELOAD.
     Static,
-    /// Linked against another C library, whose loader cannot take ours.
+    /// Linked against another C library, whose loader cannot load this library.
     OtherLibc(String),
-    /// Not an x86-64 program of 64 bits.
+    /// Not a 64-bit x86-64 program.
     WrongArchitecture,
-    /// The loader ignores LD_PRELOAD where the program gains rights.
+    /// The loader ignores LD_PRELOAD if the program gains privileges.
     SetId,
     /// As above, through file capabilities.
     Capabilities,
     /// Makes its system calls itself.
     Go,
-    /// Needs AddressSanitizer's shared runtime, which refuses to start where another library comes before it.
+    /// Needs AddressSanitizer's shared runtime, which refuses to start if another library precedes it.
     Asan(String),
 }
 
@@ -65,12 +65,12 @@ impl fmt::Display for Obstacle {
 pub struct Finding {
     /// The program, or its interpreter.
     pub path: PathBuf,
-    /// What is wrong.
+    /// The obstacle.
     pub obstacle: Obstacle,
 }
 
 impl Finding {
-    /// Whether preloading would do harm rather than nothing.
+    /// Whether preloading would do harm, not only have no effect.
     pub fn is_harmful(&self) -> bool {
         matches!(self.obstacle, Obstacle::OtherLibc(_) | Obstacle::Asan(_))
     }
@@ -106,8 +106,8 @@ fn resolve_on(command: &OsStr, path: Option<&OsStr>) -> io::Result<PathBuf> {
     })
 }
 
-/// What keeps SPIN out of this program; `None` if nothing is known. A file that cannot be read may still be run:
-/// then nothing is known.
+/// The obstacle that prevents SPIN from serving this program; `None` if none is known. A file that cannot be read may
+/// still be run: then none is known.
 pub fn find_obstacle(program: &Path) -> Option<Finding> {
     let mut at = program.to_owned();
     // The kernel itself follows four interpreters and no more.
@@ -130,7 +130,7 @@ pub fn find_obstacle(program: &Path) -> Option<Finding> {
     None
 }
 
-/// The kernel tells the loader to be secure (AT_SECURE) where ids or capabilities change.
+/// The kernel sets AT_SECURE for the loader if IDs or capabilities change.
 fn is_secure_exec(path: &Path) -> Option<Obstacle> {
     let meta = std::fs::metadata(path).ok()?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
@@ -143,7 +143,7 @@ fn is_secure_exec(path: &Path) -> Option<Obstacle> {
     (has_capabilities && uid != 0).then_some(Obstacle::Capabilities)
 }
 
-/// The interpreter of a script. `#!/usr/bin/env X` is X: `env` itself is never the question.
+/// The interpreter of a script. `#!/usr/bin/env X` is X: `env` itself is never of interest.
 fn interpreter(head: &[u8]) -> Option<PathBuf> {
     let line = head.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
     let mut words = line.split(|b| matches!(b, b' ' | b'\t')).filter(|w| !w.is_empty());
@@ -155,7 +155,7 @@ fn interpreter(head: &[u8]) -> Option<PathBuf> {
     Some(first)
 }
 
-/// Reads an ELF file's program headers, as far as they say what loads it.
+/// Reads an ELF file's program headers, as far as they determine how it is loaded.
 fn elf(file: &File, head: &[u8]) -> Option<Obstacle> {
     const PT_INTERP: u32 = 3;
     const PT_NOTE: u32 = 4;
@@ -211,7 +211,7 @@ struct Load {
     len: u64,
 }
 
-/// The libraries that an ELF file asks for, by its dynamic section.
+/// The libraries that an ELF file needs, by its dynamic section.
 fn needed(file: &File, dynamic: &[u8], loads: &[Load]) -> Option<Vec<String>> {
     const DT_NEEDED: u64 = 1;
     const DT_STRTAB: u64 = 5;
@@ -326,7 +326,7 @@ mod tests {
         );
         std::fs::write(script.path(), "#!/usr/bin/env -S A=1 sh -e\n").unwrap();
         assert_eq!(find_obstacle(script.path()), None);
-        // A script that names itself ends all the same.
+        // A script that names itself terminates nevertheless.
         std::fs::write(script.path(), format!("#!{}\n", script.path().display())).unwrap();
         assert_eq!(find_obstacle(script.path()), None);
     }

@@ -1,4 +1,4 @@
-//! Counters for programs.
+//! Counters as JSON.
 
 use std::path::Path;
 
@@ -98,7 +98,7 @@ pub fn text(value: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// On one line, for a stream of them.
+/// On one line, for a stream of objects.
 pub fn line(value: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string(value)? + "\n")
 }

@@ -1,11 +1,11 @@
 //! `GET /metrics`, and nothing else.
 //!
-//! A loop on a listening socket, one request at a time: a scraper comes every few seconds and asks for one page. The small
-//! HTTP libraries that would fit are no longer maintained, the others need a runtime; and all that is needed of HTTP/1.1
-//! is a request line, an answer with its length, and `Connection: close`.
+//! A loop on a listening socket, one request at a time: a scraper connects every few seconds and requests one page. The
+//! small HTTP libraries that would fit are no longer maintained, the others need a runtime. All that is needed of
+//! HTTP/1.1 is a request line, an answer with its length, and `Connection: close`.
 //!
-//! A client that connects and sends nothing is disconnected after two seconds, a request is cut off at 8 KiB. There is no
-//! encryption and no password: listen on 127.0.0.1, or use a reverse proxy that has both.
+//! A client that connects and sends nothing is disconnected after two seconds, a request is truncated at 8 KiB. There
+//! is no encryption and no password: listen on 127.0.0.1, or use a reverse proxy that has both.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// How long one client may take.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes of a request that are looked at.
+/// The most bytes of a request that are read.
 const MAX_REQUEST: usize = 8 << 10;
 
 /// Answers until the process is stopped.
@@ -22,7 +22,7 @@ pub fn serve(address: SocketAddr, page: &dyn Fn() -> anyhow::Result<String>) -> 
     let listener = TcpListener::bind(address)?;
     eprintln!("spinio: http://{}/metrics", listener.local_addr()?);
     for client in listener.incoming().flatten() {
-        // A client that fails is its own problem.
+        // An error of a client is ignored.
         let _ = answer(client, page);
     }
     Ok(())

@@ -3,12 +3,12 @@
 //! ```text
 //!   stat                 a line for each process
 //!   stat PID             calls, routes with their reasons, refusals, residency, gauges
-//!        --json          the same for programs
+//!        --json          the same as JSON
 //!        --watch         again every second, with the rates of that second
 //!        --prometheus    the text format of Prometheus, once or on --listen ADDRESS
 //! ```
 //!
-//! No process is asked for anything: the counters are in files (docs/observing.md).
+//! No process is queried: the counters are in files (docs/observing.md).
 
 mod json;
 mod listen;
@@ -51,7 +51,7 @@ pub struct Stat {
     listen: Option<SocketAddr>,
 }
 
-/// The number of a process.
+/// A PID.
 pub fn pid(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("`{text}` is no number of a process"))
 }

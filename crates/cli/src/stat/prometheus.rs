@@ -1,11 +1,11 @@
-//! Counters in the text format of Prometheus, version 0.0.4: the one that everything reads, its server, the text files of
-//! node_exporter and `promtool check metrics`. The library writes the younger OpenMetrics, where the suffix of a counter
-//! is not part of its name and the page has a last line. So counters are named in full here, and written as plain numbers.
+//! Counters in the text format of Prometheus, version 0.0.4: the one that its server, the text files of node_exporter
+//! and `promtool check metrics` all read. The library writes the newer OpenMetrics, in which the suffix of a counter is
+//! not part of its name and the page has a last line. So counters are named in full here, and written as plain numbers.
 //!
 //! Every series names its process and program. When a process ends its series end too, which rates of counters handle.
-//! Two processes with one PID and program, each in a container of its own, are one series: a page with a duplicate
-//! series is invalid. Latency buckets are four times as wide from one to the next, from 1 us to 1 s; the last finite bound
-//! is 3.8 s, above which latencies are not distinguished.
+//! Two processes with one PID and program, each in its own container, are one series: a page with a duplicate series is
+//! invalid. Latency buckets are four times as wide from one to the next, from 1 us to 1 s; the last finite bound is 3.8
+//! s, above which latencies are not distinguished.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
     registry.register_collector(Box::new(Processes(processes)));
     let mut page = String::new();
     encode(&mut page, &registry)?;
-    // OpenMetrics ends so.
+    // The last line of OpenMetrics.
     let text = page.strip_suffix("# EOF\n").map(str::len).unwrap_or(page.len());
     page.truncate(text);
     Ok(page)
@@ -42,7 +42,7 @@ struct Processes(Vec<Snapshot>);
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A value of a series, under the name of its metric as it is.
+/// A value of a series, under the unchanged name of its metric.
 fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
     encoder.encode_gauge(&value)
 }
@@ -105,8 +105,8 @@ fn labels(s: &Snapshot, more: Labels) -> Labels {
     labels
 }
 
-/// How many there are, and how many in each bucket. Counts that no process can have reached are cut, so that sums of
-/// them stay sums.
+/// The total count, and the count of each bucket. Counts that no process can have reached are clipped, so that their
+/// sums do not overflow.
 fn buckets(latency: &Histogram) -> (u64, Vec<(f64, u64)>) {
     let bounds = (0..11).map(|i| 1u64 << (10 + 2 * i)).chain([Histogram::MAX_NANOS]);
     let mut out: Vec<(f64, u64)> = bounds.map(|nanos| (nanos as f64 / 1e9, 0)).collect();
@@ -149,7 +149,7 @@ impl Collector for Processes {
             };
             directions(s).map(series).collect()
         })?;
-        let way = |l: &spinio_io::stats::RouteRow| {
+        let labels_of = |l: &spinio_io::stats::RouteRow| {
             vec![
                 ("direction", l.direction.name().to_owned()),
                 ("route", l.route.name().to_owned()),
@@ -160,16 +160,16 @@ impl Collector for Processes {
             e,
             ("spinio_route_bytes_total", "Bytes by route, and why they took it"),
             MetricType::Counter,
-            |s| s.rows.iter().map(|l| (way(l), l.bytes)).collect(),
+            |s| s.rows.iter().map(|l| (labels_of(l), l.bytes)).collect(),
         )?;
         self.metric(
             e,
             ("spinio_route_pieces_total", "Pieces by route, and why they took it"),
             MetricType::Counter,
-            |s| s.rows.iter().map(|l| (way(l), l.pieces)).collect(),
+            |s| s.rows.iter().map(|l| (labels_of(l), l.pieces)).collect(),
         )?;
         self.seconds(e, ("spinio_route_seconds", "Time of pieces by route"), |s| {
-            s.rows.iter().map(|l| (way(l), l.nanos, l.latency.clone())).collect()
+            s.rows.iter().map(|l| (labels_of(l), l.nanos, l.latency.clone())).collect()
         })?;
         let refused = |s: &Snapshot| {
             s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect::<Vec<_>>()

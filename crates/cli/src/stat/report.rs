@@ -1,4 +1,4 @@
-//! Counters as tables for people.
+//! Counters as tables.
 
 use comfy_table::{Cell, Table};
 use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
@@ -20,7 +20,7 @@ pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> St
     text + &details(paint, s)
 }
 
-/// What follows the routes: refusals, residency, gauges.
+/// The lines after the routes: refusals, residency, gauges.
 pub fn details(paint: &OutputStyle, s: &Snapshot) -> String {
     let mut text = String::new();
     if !s.refusals.is_empty() {

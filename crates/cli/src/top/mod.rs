@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   every second: processes::list() ──> model.rs: what changed, and how it was before ──> view.rs: the screen
-//!   keys: up, down: another process    space: stop and go on    q: end
+//!   keys: up, down: another process    space: stop and continue    q: end
 //! ```
 //!
-//! Without a terminal there is no screen to draw on; then it prints a note, and what `spinio stat` prints.
+//! Without a terminal it prints a note, and the output of `spinio stat`.
 
 mod model;
 mod view;
@@ -56,7 +56,7 @@ fn restore_when_killed() {
     let wait = move || {
         if let Some(signal) = signals.forever().next() {
             ratatui::restore();
-            // The cursor comes back with the terminal's value, which the other thread has.
+            // The cursor is restored with the terminal's value, which the other thread has.
             let _ = execute!(std::io::stdout(), Show);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

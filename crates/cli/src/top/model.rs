@@ -1,4 +1,4 @@
-//! What the screen shows: for each process what changed between two looks, and the throughput of the looks before.
+//! The model of the screen: for each process the changes between two updates, and the throughput of earlier updates.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -9,25 +9,25 @@ use spinio_plan::Route;
 
 use crate::processes::ProcessList;
 
-/// Looks that are remembered.
+/// Updates that are remembered.
 pub const HISTORY: usize = 240;
 
 /// One process.
 pub struct Row {
     path: PathBuf,
-    /// All that it did.
+    /// All that it has done.
     pub total: Snapshot,
-    /// What it did since the look before, and how long ago that was.
+    /// What it has done since the last update, and how long ago that was.
     pub delta: Snapshot,
     pub seconds: f64,
-    /// Bytes a second by route, the last look last.
+    /// Bytes per second by route, the last update last.
     pub history: [VecDeque<u64>; Route::ALL.len()],
 }
 
-/// Everything the screen shows.
+/// The contents of the screen.
 #[derive(Default)]
 pub struct Model {
-    /// By process number.
+    /// By PID.
     pub rows: Vec<Row>,
     pub other_versions: usize,
     pub paused: bool,
@@ -36,14 +36,14 @@ pub struct Model {
 }
 
 impl Row {
-    /// Calls of all directions a second.
+    /// Calls of all directions per second.
     pub fn calls(&self) -> f64 {
         Direction::ALL.iter().map(|d| self.delta.calls(*d).calls as f64).sum::<f64>() / self.seconds
     }
 }
 
 impl Model {
-    /// Takes in what was found at a moment.
+    /// Adds the processes found at a moment.
     pub fn update(&mut self, found: ProcessList, now: Instant) {
         if self.paused {
             return;
@@ -76,13 +76,13 @@ impl Model {
         self.rows.sort_by_key(|r| r.total.process.pid);
     }
 
-    /// The row that is looked at closely.
+    /// The selected row.
     pub fn selected(&self) -> usize {
         let at = self.rows.iter().position(|r| Some(&r.path) == self.selected.as_ref());
         at.unwrap_or(0)
     }
 
-    /// Another one.
+    /// Selects another row.
     pub fn select(&mut self, step: isize) {
         let last = self.rows.len().saturating_sub(1);
         let at = self.selected().saturating_add_signed(step).min(last);
@@ -92,7 +92,7 @@ impl Model {
     /// Stops, or continues.
     pub fn pause(&mut self) {
         self.paused = !self.paused;
-        // The time of the pause counts for no interval: the next update starts a new one.
+        // The time of the pause belongs to no interval: the next update starts a new one.
         if !self.paused {
             self.last_update = None;
         }

@@ -84,14 +84,14 @@ fn processes(model: &Model) -> Table<'static> {
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
-/// The throughput of each route that moved anything lately.
+/// The throughput of each route that moved bytes recently.
 fn routes(frame: &mut Frame<'_>, area: Rect, row: &Row, colour: bool) {
     let used: Vec<Route> = Route::ALL.into_iter().filter(|r| row.history[*r as usize].iter().any(|b| *b > 0)).collect();
     if used.is_empty() {
         frame.render_widget(Paragraph::new("nothing moved lately").block(Block::bordered().title("routes")), area);
         return;
     }
-    // One scale for all, or they could not be compared.
+    // One scale for all, so that they can be compared.
     let most = row.history.iter().flatten().copied().max().unwrap_or(1).max(1);
     let areas = Layout::vertical(used.iter().map(|_| Constraint::Max(6))).split(area);
     for (route, area) in used.iter().zip(areas.iter()) {
@@ -239,7 +239,7 @@ mod tests {
         assert!(screen(&model, 70, 24).contains("began)"), "{}", screen(&model, 70, 24));
         model.select(5);
         assert_eq!(model.selected(), 1);
-        // One ends: the other is looked at.
+        // One ends: the other is selected.
         model.update(found(folder.path(), vec![snapshot(11, 2_000_000_000)]), begun + Duration::from_secs(2));
         assert!(screen(&model, 100, 24).contains("1 process  0.00 GB/s"));
     }

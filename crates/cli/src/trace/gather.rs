@@ -1,10 +1,10 @@
-//! Pieces wait for the request that they belong to.
+//! Collects the pieces of each request until it is complete.
 
 use std::collections::{HashMap, VecDeque};
 
 use spinio_io::stats::trace::{Event, Piece, Request};
 
-/// Requests whose pieces may wait: more than threads can have under way, so the oldest have lost theirs.
+/// The most requests whose pieces may wait: more than threads can have in flight, so for older ones records were lost.
 const MAX_WAITING: usize = 4096;
 
 /// A request with its pieces, in the order of their starts.
@@ -21,7 +21,7 @@ pub struct RequestAssembler {
 }
 
 impl RequestAssembler {
-    /// What is whole now.
+    /// The complete requests.
     pub fn take(&mut self, event: Event) -> Option<CompleteRequest> {
         match event {
             Event::Piece(piece) => {
@@ -104,7 +104,7 @@ pub mod tests {
     }
 
     #[test]
-    fn pieces_without_a_request_do_not_pile_up() {
+    fn pieces_without_request_are_bounded() {
         let mut gather = RequestAssembler::default();
         (0..10_000).for_each(|id| assert!(gather.take(Event::Piece(piece(id, 1))).is_none()));
         assert_eq!((gather.waiting.len(), gather.order.len()), (MAX_WAITING, MAX_WAITING));

@@ -1,4 +1,4 @@
-//! A line of JSON for each request.
+//! One line of JSON per request.
 
 use serde_json::{Value, json};
 use spinio_plan::Reason;
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_can_be_read_again() {
+    fn json_lines_parse() {
         let whole = CompleteRequest { request: request(5), pieces: vec![piece(5, 10)] };
         let value: Value = serde_json::from_str(&line(&whole).unwrap()).unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `spinio trace`: device requests one by one, with the pieces that each was made of.
+//! `spinio trace`: device requests one by one, with the pieces of each.
 //!
 //! ```text
 //!   trace PID            switches tracing on in the process's counters, for two seconds at a time
@@ -10,8 +10,8 @@
 //!        └── perfetto.rs  at the end, for ui.perfetto.dev and chrome://tracing
 //! ```
 //!
-//! Known flaws: a request that has not returned is not listed. A process that makes more than 32,768 records (requests and
-//! pieces) in the 5 ms between two polls loses the oldest; their number is printed at the end.
+//! Known flaws: a request that has not returned is not listed. A process that makes more than 32,768 records (requests
+//! and pieces) in the 5 ms between two polls loses the oldest; their number is printed at the end.
 
 mod gather;
 mod jsonl;
@@ -46,7 +46,7 @@ pub struct Trace {
     /// The process to trace; or name a program
     #[arg(conflicts_with = "command", required_unless_present = "command", value_parser = crate::stat::pid)]
     pid: Option<u32>,
-    /// Where to write; standard output without it
+    /// Where to write; default: standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// `jsonl`: a line for each request; `perfetto`: for ui.perfetto.dev. By the name of the output: .json is perfetto
@@ -84,7 +84,7 @@ pub fn run(trace: &Trace) -> anyhow::Result<u8> {
     Ok(status)
 }
 
-/// Set by the signals that ask us to end: what was traced is then written out.
+/// Set by the signals that end this command: the trace is then written out.
 fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -99,7 +99,7 @@ fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()>
     let counters = CounterFile::open_to_trace(&found.path)
         .map_err(anyhow::Error::from)
         .with_context(|| format!("Cannot trace process {pid}"))?;
-    // The process writes there without asking: let it have the room.
+    // The process writes there without a check: allocate the space first.
     fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
         .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
     let mut source = TracedProcess { reader: Reader::from_now(read_at(counters.file()))?, counters };
@@ -134,7 +134,7 @@ impl TraceSwitch {
     fn renew(&mut self) -> anyhow::Result<()> {
         let now = clock_gettime(ClockId::Monotonic);
         let until = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + LEASE.as_nanos() as u64;
-        // Another tracer may want it longer, SPINIO_TRACE for ever.
+        // Another tracer may have set a later time, and SPINIO_TRACE no end at all.
         if self.until() < until {
             self.file.write_all_at(&until.to_le_bytes(), file::TRACING_AT).context("Cannot switch tracing on")?;
             self.requested = until;
@@ -147,7 +147,7 @@ impl TraceSwitch {
         self.file.read_exact_at(&mut word, file::TRACING_AT).map_or(0, |()| u64::from_le_bytes(word))
     }
 
-    /// Switches tracing off at once, if no other tracer wants it.
+    /// Switches tracing off at once, if no other tracer needs it.
     fn off(&mut self) {
         if self.requested != 0 && self.until() == self.requested {
             let _ = self.file.write_all_at(&[0; 8], file::TRACING_AT);
@@ -180,7 +180,7 @@ fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // After --seconds, or when the reader of our output is gone, the program continues untraced.
+    // After --seconds, or when the reader of the output is gone, the program continues untraced.
     for source in sources.values() {
         let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
     }
@@ -195,14 +195,14 @@ fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
     })
 }
 
-/// Whether a child of ours has ended; it is not reaped.
+/// Whether a child process has ended; it is not reaped.
 fn has_ended(child: u32) -> bool {
     let Some(pid) = Pid::from_raw(child as i32) else { return true };
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     waitid(WaitId::Pid(pid), options).map_or(true, |status| status.is_some())
 }
 
-/// Files that have come since.
+/// Files that have appeared since.
 fn find_new(folder: &Path, sources: &mut HashMap<PathBuf, TracedProcess>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -229,7 +229,7 @@ struct TraceWriter {
     out: BufWriter<Box<dyn Write>>,
     format: Format,
     gather: RequestAssembler,
-    /// Perfetto's: it is written at the end.
+    /// In the format of Perfetto: written at the end.
     all: Vec<CompleteRequest>,
     programs: HashMap<u32, String>,
     lost: HashMap<PathBuf, u64>,

@@ -1,16 +1,16 @@
-//! The trace as ui.perfetto.dev and chrome://tracing read it: Chrome's trace event format.
+//! The trace in the format of ui.perfetto.dev and chrome://tracing: Chrome's trace event format.
 //!
 //! ```text
 //!   process 4711  python3
 //!     thread 4711            |== read 8 MiB ==|    |= read 8 MiB =|     a thread makes one request at a time,
-//!     thread 4711, 2               |=== batch =======|                  but for what it submits and waits for later
+//!     thread 4711, 2               |=== batch =======|                  except for submitted batches
 //!     direct 1               |--|--|--|--|                             pieces of a route overlap, so each route
 //!     direct 2               |---|--|---|                              has as many rows as are busy at once
 //!     copy 1                 |-----|
 //! ```
 //!
-//! The viewers take a row for a thread, and their thread IDs have 32 bits: Perfetto puts an event with a larger one into
-//! the process's first thread. Thread IDs of Linux are below 2^22.
+//! The viewers identify a row with a thread, and their thread IDs have 32 bits: Perfetto moves an event with a larger
+//! one to the process's first thread. Thread IDs of Linux are below 2^22.
 //!
 //! Times are microseconds of CLOCK_MONOTONIC, so traces of one boot can be compared.
 
@@ -23,7 +23,7 @@ use spinio_io::stats::trace::Piece;
 use super::gather::CompleteRequest;
 use crate::{names, units};
 
-/// Rows that are no threads have numbers from here on, above those of threads.
+/// Rows that are no threads have IDs from here on, above those of threads.
 const ROWS: u64 = 1 << 24;
 
 /// Writes the whole trace.
@@ -105,27 +105,27 @@ fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
 }
 
-/// What a row shows.
+/// The kind of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum RowKind {
-    /// Of a thread.
+    /// For a thread.
     Requests(u32),
-    /// Of a route.
+    /// For a route.
     Pieces(u8),
 }
 
 /// The row of an event.
 #[derive(Clone, Copy)]
 struct Row {
-    /// The number of the thread that it counts as.
+    /// The thread ID that it is shown with.
     tid: u64,
-    /// Among those of its kind, from 0 on.
+    /// Its index among those of its kind.
     number: usize,
-    /// It is no thread.
+    /// It is not for a thread.
     is_extra: bool,
 }
 
-/// The rows of each process and kind, and until when each is busy.
+/// The rows of each process and kind, and the time until which each is busy.
 #[derive(Default)]
 struct Rows {
     busy: HashMap<(u32, RowKind), Vec<(Row, u64)>>,
@@ -133,7 +133,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// The first row that is free when something starts, and whether it is a new one. Things of a kind come by their starts.
+    /// The first row that is free when something starts, and whether it is a new one. Events of a kind are passed in
+    /// the order of their starts.
     fn place(&mut self, pid: u32, kind: RowKind, start: u64, duration: u64) -> (Row, bool) {
         let rows = self.busy.entry((pid, kind)).or_default();
         let end = start.saturating_add(duration);
@@ -160,9 +161,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_never_overlap_and_everything_is_there() {
+    fn rows_have_all_events_without_overlap() {
         let pieces = vec![piece(1, 1_000_000), piece(1, 1_100_000), piece(1, 1_200_000), piece(1, 1_300_000)];
-        // The second begins while the first is under way, and ends after it; the third begins when that one ends.
+        // The second begins during the first, and ends after it; the third begins when that one ends.
         let (mut second, mut third) = (request(2), request(3));
         (second.start, third.start) = (1_200_000, 1_700_000);
         let more = [third, second].map(|request| CompleteRequest { request, pieces: vec![] });

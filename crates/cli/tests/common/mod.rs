@@ -1,4 +1,4 @@
-//! What the tests of the command share.
+//! Shared by the tests of the command.
 #![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const PROGRAM: &str = match (option_env!("CARGO_BIN_EXE_spinio"), option_env
     (None, None) => panic!("cargo names no program"),
 };
 
-/// It, without the settings of the caller's environment.
+/// The program, without the settings of the caller's environment.
 pub fn spinio() -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars_os() {
@@ -21,7 +21,7 @@ pub fn spinio() -> Command {
             command.env_remove(&name);
         }
     }
-    // Models that this machine's user has measured are none of a test's business.
+    // Models that this machine's user has measured must not affect tests.
     command.env("XDG_STATE_HOME", "/nonexistent");
     command.timeout(std::time::Duration::from_secs(300));
     command
@@ -50,7 +50,7 @@ pub fn file(dir: &Path, name: &str, len: usize) -> PathBuf {
     path
 }
 
-/// Compiles a C program; `None`, with a message, where there is no compiler or it lacks what the flags need.
+/// Compiles a C program; `None`, with a message, if there is no compiler or it does not support the flags.
 pub fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
     std::fs::write(&text, source).unwrap();
@@ -68,7 +68,7 @@ pub fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> Option<P
     }
 }
 
-/// Whether this process may do anything to any file.
+/// Whether this process is root.
 pub fn is_root() -> bool {
     std::fs::read_to_string("/proc/self/status")
         .unwrap_or_default()
@@ -76,8 +76,8 @@ pub fn is_root() -> bool {
         .any(|l| l.starts_with("Uid:") && l.split_whitespace().nth(2) == Some("0"))
 }
 
-/// The command as an ordinary user that owns no file here, from a directory that every user may read: user 65534 if root
-/// runs this test, else the user of the test. The directory must outlive the command.
+/// The command as an ordinary user that owns no file here, from a directory that every user may read: user 65534 if
+/// root runs this test, else the user of the test. The directory must outlive the command.
 pub fn as_ordinary_user(place: &Path) -> Command {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
@@ -85,8 +85,8 @@ pub fn as_ordinary_user(place: &Path) -> Command {
         return spinio();
     }
     let copy = place.join("spinio");
-    // By another process: a child that another test starts meanwhile would have our descriptor of the copy open for
-    // writing for a moment, and what is open for writing cannot be run.
+    // By another process: a child that another test starts meanwhile would inherit the descriptor of the copy, open for
+    // writing, for a moment, and a file that is open for writing cannot be executed.
     let copied = std::process::Command::new("cp").arg(PROGRAM).arg(&copy).status().unwrap();
     assert!(copied.success());
     std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -63,7 +63,7 @@ pub(super) fn device_of_ordinal(driver: &'static Driver, ordinal: i32) -> Option
     device_of_context(driver, active_primary(driver, ordinal).ok()??, ordinal)
 }
 
-/// The primary context of a device, if the program has one. Our own reference to it is released at once: the program
+/// The primary context of a device, if the program has one. SPIN's own reference to it is released at once: the program
 /// decides how long it lives.
 fn active_primary(driver: &'static Driver, ordinal: i32) -> Result<Option<Context>, CuError> {
     let device = driver.device(ordinal)?;

@@ -55,7 +55,7 @@ impl Cuda {
     /// A fence at the present end of a stream that is not captured. The context must be entered.
     pub(super) fn record_fence(&self, stream: StreamId, blocking: bool) -> Result<Fence> {
         let fence = self.new_fence(blocking)?;
-        // SAFETY: the event is ours and alive, as its context is; the stream is the caller's.
+        // SAFETY: the event is SPIN's and alive, as its context is; the stream is the caller's.
         match unsafe { self.driver.event_record(event_of(&fence), Cuda::raw_stream(stream)) } {
             Ok(()) => Ok(fence),
             Err(e) => {

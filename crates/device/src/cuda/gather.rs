@@ -5,7 +5,7 @@
 //!        │                                    │ no
 //!        │                                 gather.ptx: the driver translates it
 //!        ▼                                    ▼
-//!   a module of this context ── once a context; destroyed with it
+//!   a module of this context ── once per context; destroyed with it
 //! ```
 //!
 //! A cache entry is identified by the source, the GPU's architecture and the compiler's version, so nothing outdated is
@@ -40,10 +40,10 @@ const NAME: &CStr = c"spinio_gather";
 const THREADS: u32 = 256;
 const ENTRIES_PER_WARP: usize = 8;
 
-/// Blocks of one launch at most: several a multiprocessor of the largest GPU.
+/// The most blocks of one launch: several per multiprocessor of the largest GPU.
 const MAX_BLOCKS: usize = 1056;
 
-/// The compiler's stack.
+/// Stack size of the compiler's thread.
 const COMPILER_STACK: usize = 16 << 20;
 
 impl Cuda {
@@ -74,8 +74,8 @@ impl Cuda {
             (architecture(attribute::COMPUTE_CAPABILITY_MAJOR)?, architecture(attribute::COMPUTE_CAPABILITY_MINOR)?);
         let architecture = format!("sm_{major}{minor}");
         let _relaxed = RelaxedCapture::enter(driver);
-        // SAFETY: the image is either complete output of a compiler or our own PTX; against a damaged cubin there are
-        // the driver's own checks, and our checksum before it.
+        // SAFETY: the image is either complete output of a compiler or SPIN's own PTX; a damaged cubin is caught by the
+        // driver's own checks, and before it by SPIN's checksum.
         let load = |code: &[u8]| unsafe { driver.load_kernel(code, NAME) };
         if let Ok(compiler) = Compiler::open() {
             let (a, b) = compiler.version();

@@ -27,7 +27,7 @@ impl HandlePool {
             return Ok(None);
         }
         state.created += 1;
-        drop(state); // the driver may take its time
+        drop(state); // the driver may be slow
         match create() {
             Ok(handle) => Ok(Some(handle)),
             Err(e) => {

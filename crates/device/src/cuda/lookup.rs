@@ -56,7 +56,7 @@ pub(super) fn hint_open(path: &[u8]) {
     }
 }
 
-/// Our own program has started the driver.
+/// SPIN's own program has started the driver.
 pub(super) fn driver_started() {
     mark_driver_active();
     DRIVER_SEEN.store(true, Relaxed);

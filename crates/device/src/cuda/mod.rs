@@ -7,7 +7,7 @@
 //!   the driver: query the address         ── host ──> remember the granule
 //!        │ device memory of context C             (pools and mappings: of device N, so a context of that device)
 //!        ▼
-//!   the Device object of C ── made once a context, leaked ──> Allocation
+//!   the Device object of C ── made once per context, leaked ──> Allocation
 //! ```
 //!
 //! **What is cached.** Only that a granule is the host's. Device memory is queried on every call: the query
@@ -15,16 +15,16 @@
 //! after a free and a new allocation at the same address, in exactly the way that corrupts. A stale "host" is
 //! harmless: the Linux kernel refuses device memory, and [`crate::registry::find_after_fault`] ignores the table.
 //!
-//! **Contexts.** We call no `cuInit` and create no context; every call uses the one that the memory belongs to. It is
-//! made current for a call where it is not. `cudaDeviceReset` destroys a context, and its successor has the *same*
+//! **Contexts.** SPIN calls no `cuInit` and creates no context; every call uses the one that the memory belongs to. It
+//! is made current for a call where it is not. `cudaDeviceReset` destroys a context, and its successor has the *same*
 //! address; the driver crashes on streams and events of the destroyed one. So every call compares the context's number
 //! (17 ns) with the one the device object was made for: it returns [`crate::ErrorKind::ContextLost`] and never uses a
 //! dead handle.
 //!
-//! **Captures.** While a stream is captured into a graph, one careless call invalidates it. Seen on a real driver:
-//! copying, recording or querying the context on the legacy default stream invalidates it in every mode; waiting,
-//! querying an event and registering memory do unless the thread is in relaxed mode; copies on our own non-blocking
-//! streams never do. `cuStreamIsCapturing` reports a capture and invalidates nothing.
+//! **Captures.** While a stream is captured into a graph, one wrong call invalidates the capture. Seen on a real
+//! driver: copying, recording or querying the context on the legacy default stream invalidates it in every mode;
+//! waiting, querying an event and registering memory do unless the thread is in relaxed mode; copies on SPIN's own
+//! non-blocking streams never do. `cuStreamIsCapturing` reports a capture and invalidates nothing.
 //!
 //! **Threads.** The driver calls its kernel module through its own descriptors, by number, which a thread with an
 //! unshared descriptor table does not have. Seen from such a thread: registering memory fails, creating a stream aborts
@@ -36,10 +36,10 @@
 //! Known flaws:
 //! - In a callback of the driver (`cuLaunchHostFunc`) the driver refuses all queries, so `pread` there fails with
 //!   EFAULT.
-//! - A program that resets its device while another of its threads reads into it can crash, as without us.
+//! - A program that resets its device while another of its threads reads into it can crash, as without SPIN.
 //! - Each destroyed context leaves a small object. Of more than 64 alive at once, the others' memory is not
 //!   recognised.
-//! - Two requests that pin the same pages at the same time: the driver refuses the second, which is then copied.
+//! - If two requests pin the same pages at the same time, the driver refuses the second, which is then copied.
 //! - Managed memory always goes through the device, also where its pages are on the host.
 //! - Mappings are joined within one reservation only.
 

@@ -45,8 +45,8 @@ impl Cuda {
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
         // SAFETY: a fresh anonymous mapping replaces nothing.
         let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT, MAP, -1, 0) }.map_err(refused)?;
-        // SAFETY: advice on our own fresh mapping. Huge pages make registration cheaper; a forked child cannot use
-        // memory that a device writes, and must not make the parent copy it.
+        // SAFETY: advice on a new mapping of this function. Huge pages make registration cheaper; a forked child cannot
+        // use memory that a device writes, and must not make the parent copy it.
         unsafe {
             let _ = linux::madvise(ptr, len, HUGEPAGE);
             let _ = linux::madvise(ptr, len, DONTFORK);
@@ -65,7 +65,7 @@ impl Cuda {
         }
     }
 
-    /// The reverse, if its context still lives.
+    /// Unregisters it, if its context still lives.
     pub(super) fn free_pinned_host(&self, memory: PinnedBuffer) {
         let unregistered = match self.enter() {
             Ok(_entered) => {

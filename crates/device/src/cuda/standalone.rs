@@ -1,4 +1,4 @@
-//! A GPU for our own programs: the command has no host program that provides a context.
+//! A GPU for SPIN's own programs: the command has no host program that provides a context.
 //!
 //! The preloaded library never uses this: it loads no driver, initialises none, and creates no context.
 

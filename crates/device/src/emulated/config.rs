@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The parts of the description that were given, and defaults for the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Bytes of memory in all.
+    /// Bytes of memory in total.
     pub size: u64,
     /// Bytes of these that may be host-mapped.
     pub bar: u64,

@@ -6,8 +6,8 @@
 //!             └ gap: the next allocation that fits
 //! ```
 //!
-//! A map of the allocations, by offset; gaps are between them. Linear in the number of allocations, which is
-//! small; a program that allocates a million buffers needs a pool of its own, as on a GPU.
+//! A map of the allocations, by offset; gaps are between them. Linear in the number of allocations, which is small; a
+//! program that allocates a million buffers needs its own pool, as on a GPU.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

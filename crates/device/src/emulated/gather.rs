@@ -1,7 +1,7 @@
-//! The gather of the emulated device: the DMA thread does what a GPU kernel would do.
+//! The gather of the emulated device: the DMA thread does the work of the GPU kernel.
 //!
-//! The list and the bytes it names are read when the gather runs, not when it is enqueued: a block that is reused
-//! too early transfers the wrong bytes. An entry outside an allocation fails the stream, as a faulting GPU kernel does.
+//! The list and the bytes it names are read when the gather runs, not when it is enqueued: a buffer that is reused too
+//! early transfers the wrong bytes. An entry outside an allocation fails the stream, as a faulting GPU kernel does.
 //!
 //! A pin has no address here, so its view is a number with the highest bit set: the pin's handle and the offset in it.
 

@@ -100,7 +100,7 @@ impl Memory {
         }
         let at = self.lock_allocator().alloc(region, len).ok_or(full)?;
         let room = round_up_to_pages(len).unwrap_or(len) as usize;
-        // SAFETY: the pages are this allocation's, which is not published yet, and the view is mapped for ever.
+        // SAFETY: the pages are this allocation's, which is not published yet, and the view is mapped forever.
         unsafe { core::ptr::write_bytes((self.alias + at) as *mut u8, POISON, room) };
         if host_mapped {
             // SAFETY: as above; more is permitted, nothing less.

@@ -7,15 +7,15 @@
 //!      └─ pin ──> worker thread ──> pipes that reference the page cache's own pages
 //! ```
 //!
-//! It is as unforgiving as a GPU. The CPU cannot touch its memory by accident; fresh memory contains
-//! [`POISON`]; copies complete later, and read their source when they run; pins go stale; after `fork` the child
-//! has no device. [`Emulated::hold`] stalls the engine, so that a test which forgets to wait fails every time.
+//! It is as strict as a GPU. The CPU cannot access its memory by accident; fresh memory contains [`POISON`]; copies
+//! complete later, and read their source when they run; pins become stale; after `fork` the child has no device.
+//! [`Emulated::pause`] stalls the engine, so that a test which lacks a wait fails every time.
 //!
-//! GPU kernels are functions of the program, in stream order, during which the memory is accessible
-//! ([`Emulated::launch`]); the headers in `device/` make them out of CUDA C++.
+//! GPU kernels are functions of the program, run in stream order, during which the memory is accessible
+//! ([`Emulated::launch`]); the headers in `device/` make them from CUDA C++.
 //!
 //! Known differences: peer and managed memory and graph capture do not exist here; one engine serves both directions;
-//! while a kernel runs, the CPU can touch the memory by accident; a freed range is refused at once, while a GPU may
+//! while a kernel runs, the CPU can access the memory by accident; a freed range is refused at once, while a GPU may
 //! keep it mapped.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
@@ -140,7 +140,7 @@ impl Emulated {
         self.memory.free(addr)
     }
 
-    /// A stream of the program's own, as a CUDA stream: ordered with stream 0 both ways. For
+    /// A stream of the program, as a CUDA stream: ordered with stream 0 both ways. For
     /// [`set_thread_stream`](crate::set_thread_stream).
     pub fn new_stream(&self) -> Result<StreamId> {
         self.check()?;
@@ -176,7 +176,7 @@ impl Emulated {
         self.engine.pause();
     }
 
-    /// For tests: ends one [`Emulated::hold`].
+    /// For tests: undoes one [`Emulated::pause`].
     pub fn resume(&self) {
         self.engine.resume();
     }
@@ -193,7 +193,7 @@ impl Emulated {
         }
     }
 
-    /// In a forked child the threads do not exist, and locks may be held for ever: no operation works there.
+    /// In a forked child the threads do not exist, and locks may be held forever: no operation works there.
     fn check(&self) -> Result<()> {
         if self.alive.load(Relaxed) == 1 {
             Ok(())

@@ -6,9 +6,9 @@
 //!   unpin      close the pipe
 //! ```
 //!
-//! A pipe that `vmsplice` filled references the very pages of the page cache, as a driver's registration does: it sees
-//! later stores to them, and when the file is truncated or written with O_DIRECT they become orphans that still
-//! contain the old bytes. That is what makes a stale pin a wrong byte here too.
+//! A pipe that `vmsplice` filled references the pages of the page cache themselves, as a driver's registration does: it
+//! sees later stores to them, and when the file is truncated or written with O_DIRECT they become orphans that still
+//! contain the old bytes. So a stale pin returns wrong bytes here too.
 //!
 //! `tee` leaves the pin whole, so a pin may be copied from in any order and any number of times.
 //!
@@ -76,7 +76,7 @@ struct PinTable {
     pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
 }
 
-/// The needs of copying from pins: a pipe for a second reference, and a buffer for skipped bytes.
+/// For copying from pins: a pipe for a second reference, and a buffer for skipped bytes.
 pub(super) struct Scratch {
     pipe: Pipe,
     skipped: Vec<u8>,
@@ -85,7 +85,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// On the thread that copies.
     pub(super) fn new() -> Result<Scratch, DeviceError> {
-        // A page more, for a pin that begins inside one; but then the capacity is doubled, which may be forbidden.
+        // One more page, for a pin that begins inside a page; but then the capacity is doubled, which may be forbidden.
         let mut pipe = Pipe::new(MAX_PIN + PAGE).map_err(|e| system_error("pipe2", e))?;
         if pipe.capacity < MAX_PIN {
             pipe.capacity = linux::set_pipe_size(pipe.write_end, MAX_PIN).unwrap_or(pipe.capacity);
@@ -232,7 +232,7 @@ impl Scratch {
         let fail = |e| system_error("copy from a pin", e);
         let available = linux::tee(chunk.pipe.read_end, self.pipe.write_end, skip + len).map_err(fail)?;
         if available < skip + len {
-            // Bytes in the scratch pipe would come out first next time.
+            // Bytes left in the scratch pipe would be read first next time.
             self.pipe = Pipe::new(self.pipe.capacity).map_err(fail)?;
             return Err(fail(Errno::IO));
         }

@@ -1,4 +1,4 @@
-//! A thread with an unshared fd table that runs jobs for callers, which wait for the result.
+//! A thread with an unshared fd table that runs closures for callers, which wait for the result.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -10,7 +10,7 @@ use crate::{DeviceError, ErrorKind};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread. Descriptors made in its jobs are in its own fd table.
+/// The thread. Descriptors opened in its closures are in its own fd table.
 #[derive(Debug)]
 pub(super) struct Worker {
     jobs: mpsc::Sender<Job>,
@@ -25,14 +25,14 @@ impl Worker {
         if started { Ok(Worker { jobs }) } else { Err(WORKER_FAILED) }
     }
 
-    /// Runs a job there and waits for its result.
+    /// Runs a closure there and waits for its result.
     pub(super) fn run_blocking<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, DeviceError> {
         let (answer, result) = mpsc::channel();
         let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
             let _ = answer.send(job());
         });
-        // SAFETY: only the lifetime changes. The borrows of the job outlive it, since this call returns only once the
-        // job has run or was dropped unrun: either way its sender is dropped, which ends the wait.
+        // SAFETY: only the lifetime changes. The borrows of the closure outlive it, since this call returns only once
+        // the closure has run or was dropped unrun: either way its sender is dropped, which ends the wait.
         let job = unsafe { core::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Job>(job) };
         self.jobs.send(job).map_err(|_| WORKER_FAILED)?;
         result.recv().map_err(|_| WORKER_FAILED)

@@ -160,7 +160,7 @@ fn map(path: &str, len: usize) -> Result<DeviceAddr> {
 }
 
 fn unmap(start: DeviceAddr, len: u64) {
-    // SAFETY: the mapping was ours or the program's p2pmem, and it is being freed.
+    // SAFETY: the mapping was p2pmem of SPIN or of the program, and it is being freed.
     let _ = unsafe { linux::munmap(start.0 as *mut u8, (len as usize).next_multiple_of(PAGE)) };
 }
 

@@ -11,11 +11,12 @@ use spinio_sys::linux;
 pub struct Provider {
     /// Its PCI address, `0000:03:00.0`.
     pub address: String,
-    /// Bytes of memory in all.
+    /// Bytes of memory in total.
     pub size: u64,
     /// Free bytes.
     pub available: u64,
-    /// Whether its driver allows other users. The Linux kernel does not check this when `allocate` is mapped; we do.
+    /// Whether its driver allows other users. The Linux kernel does not check this when `allocate` is mapped; SPIN
+    /// does.
     pub published: bool,
 }
 

@@ -1,8 +1,9 @@
-//! What a model was measured on: storage, file system, device, by names that are stable across reboots.
+//! The key of a model: the storage, file system and device that it was measured on, by names that are stable across
+//! reboots.
 //!
 //! ```text
 //!   /sys/dev/block/259:3 ──> partition? its disk ──> dm/uuid, md/uuid, wwid, device/wwid, device/serial, serial
-//!                                                   none of these: the name that Linux gives it
+//!                                                   none of these: the kernel's name of it
 //! ```
 
 use spinio_device::{Device, DeviceKind};

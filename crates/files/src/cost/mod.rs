@@ -1,18 +1,18 @@
-//! What each route costs here: a default, or what was measured.
+//! The cost of each route here: a default, or measured.
 //!
 //! ```text
 //!   $XDG_STATE_HOME/spinio/models/
 //!       <storage>-<file system>-<device>     written by `spinio calibrate`
-//!             │ read once a process, by a shadow worker, at the first large request that needs it
+//!             │ read once per process, by a shadow worker, at the first large request that needs it
 //!             ▼
 //!   CostEntry: calibration or default ──> Model ──> planner
 //! ```
 //!
-//! **The file** is looked up by what it was measured on, never by a device number that changes from boot to boot.
-//! One that cannot be read, or is not valid, counts as none: a program must not fail because of it, and
-//! `spinio explain` prints which model it used.
+//! **The file** is looked up by the key of the measurement, never by a device number that changes from boot to boot. A
+//! file that cannot be read, or is invalid, counts as absent: a program must not fail because of it, and `spinio
+//! explain` prints which model it used.
 //!
-//! Known flaws: what is calibrated while a process runs is read by the next process. Two file systems without a
+//! Known flaws: a calibration that is made while a process runs is read by the next process. Two file systems without a
 //! block device of their own (NFS, overlay) of one kind share a file.
 
 mod key;
@@ -43,7 +43,7 @@ pub struct CostEntry {
 /// The costs of all storages and devices in use.
 pub struct CostModels {
     entries: Mutex<Vec<(RuntimeKey, Arc<CostEntry>)>>,
-    /// Where calibrations are; none: defaults only.
+    /// The directory of calibrations; none: defaults only.
     folder: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl CostModels {
             let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
             CostEntry { key: model_key, calibration }
         };
-        // A shadow worker reads it: no descriptor of ours is ever in the program's table.
+        // A shadow worker reads it: no descriptor of SPIN is ever in the program's table.
         let loaded = ctx.workers.shadow().and_then(|workers| workers.run_blocking(load));
         let entry = Arc::new(loaded.unwrap_or_else(|| CostEntry { key: ModelKey::default(), calibration: None }));
         lock(&self.entries).push((key, Arc::clone(&entry)));
@@ -97,7 +97,7 @@ impl CostEntry {
         model
     }
 
-    /// In words, for people.
+    /// As text, for users.
     pub fn describe(&self, file: &FileState) -> String {
         match &self.calibration {
             Some(c) => format!("calibrated {}", date(c.measured_at)),
@@ -120,7 +120,8 @@ fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
 
 /// A time in seconds since 1970 as `2026-11-21`, in UTC.
 pub fn date(seconds: u64) -> String {
-    // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097 days.
+    // Days since the 1st of March of the year 0, so that a leap day is the last of its year; 400 years are 146,097
+    // days.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

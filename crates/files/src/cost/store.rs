@@ -1,4 +1,4 @@
-//! Where calibrations are stored, and how they are read.
+//! The files of calibrations, and how they are read.
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;

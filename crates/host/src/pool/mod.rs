@@ -2,27 +2,27 @@
 //!
 //! ```text
 //!   caller ── submit(task, 3) ──> queue ──> worker: task.execute() until nothing is left
-//!          ── run_blocking(f) ──> queue ──> worker: f(), answer back
+//!          ── run_blocking(f) ──> queue ──> worker: f(), result returned
 //!   any thread drops a ShadowFd ─> pending closes ──> shadow worker closes it, in its own table
 //! ```
 //!
-//! There are three kinds, because a thread sees one descriptor table:
+//! There are three kinds, because a thread uses one fd table:
 //!
-//! - **shadow workers** share a table apart from the program's, with SPIN's descriptors in it. They must not call a device:
-//!   its driver finds its own descriptors by number, in the table of the caller (seen: CUDA fails to register memory
-//!   there, or aborts).
+//! - **shadow workers** share a table apart from the program's, with SPIN's descriptors in it. They must not call a
+//!   device: its driver finds its own descriptors by number, in the table of the caller (seen: CUDA fails to register
+//!   memory there, or aborts).
 //! - **copy workers** share the program's table, so they can call the driver, and read files through the program's
 //!   descriptor while the program's thread waits in its call.
 //! - **batch readers** have one table each, so that their reads share no reference count with other threads
-//!   (batch/readers.rs). They open what they need for the time of a task; like shadow workers, they call no device.
+//!   (batch/readers.rs). They open the files of a task for its duration; like shadow workers, they call no device.
 //!
 //! What a worker does between two tasks: `worker.rs`.
 //!
-//! Shadow workers wait for storage, and a server of files (NFS, FUSE) may never answer. So work of theirs takes a share of
-//! the pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and the others pass
-//! them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work comes.
+//! Shadow workers wait for storage, and a file server (NFS, FUSE) may never answer. So their work takes a share of the
+//! pool, by the file system's device number (shares.rs); entries of a full share wait in the queue and others overtake
+//! them. Of 16 workers one file system has 8, which was the whole pool before; threads are started as work arrives.
 //!
-//! Known flaw: workers do not know NUMA; the kernel's scheduler places them.
+//! Known flaw: workers ignore NUMA; the kernel's scheduler places them.
 
 mod worker;
 mod workers;
@@ -44,9 +44,9 @@ use crate::syscalls::Syscalls;
 /// Worker threads of a runtime.
 pub struct WorkerPool {
     shared: Arc<Shared>,
-    /// Of shadow workers and batch readers.
+    /// For shadow workers and batch readers.
     fd_table_root: Option<FdTableRoot>,
-    /// Each thread leaves the table that it started with for one of its own.
+    /// Each thread leaves the table that it started with for its own one.
     per_thread_table: bool,
     max_threads: usize,
 }
@@ -62,8 +62,8 @@ pub struct PoolShare<'a> {
 pub const STACK_SIZE: usize = 1 << 20;
 
 impl WorkerPool {
-    /// Up to `max_threads` shadow workers, started as work comes.
-    /// `spin_time`: how long an idle one looks for work before it sleeps.
+    /// Up to `max_threads` shadow workers, started as work arrives. `spin_time`: how long an idle one polls the queue
+    /// before it sleeps.
     pub fn shadow_workers(
         sys: &'static dyn Syscalls,
         max_threads: usize,
@@ -74,7 +74,7 @@ impl WorkerPool {
         WorkerPool::new(sys, Some(root), false, max_threads, spin_time, idle_task)
     }
 
-    /// `max_threads` copy workers. A thread has the descriptor table of the one that makes it, so all are made now, and
+    /// `max_threads` copy workers. A thread has the fd table of the one that starts it, so all are started now, and
     /// this must be called on a thread of the program.
     pub fn copy_workers(
         sys: &'static dyn Syscalls,
@@ -85,7 +85,7 @@ impl WorkerPool {
         WorkerPool::new(sys, None, false, max_threads, spin_time, idle_task)
     }
 
-    /// Up to `max_threads` batch readers, started as work comes.
+    /// Up to `max_threads` batch readers, started as work arrives.
     pub fn batch_readers(sys: &'static dyn Syscalls, max_threads: usize, spin_time: Duration) -> Option<WorkerPool> {
         let root = sys.new_shadow_table().ok()?;
         WorkerPool::new(sys, Some(root), true, max_threads, spin_time, NoIdleTask)
@@ -133,12 +133,12 @@ impl WorkerPool {
         self.for_key(NO_SERVER).close_queue()
     }
 
-    /// Runs something on a thread of its own that has the pool's table; `false` if there is none.
+    /// Runs a closure on a new thread that has the pool's table; `false` if there is none.
     pub fn spawn_dedicated(&self, name: &str, body: impl FnOnce() + Send + 'static) -> bool {
         self.fd_table_root.as_ref().is_some_and(|root| root.spawn(name, body))
     }
 
-    /// Whether descriptors mean to the workers what they mean to this thread; `None`: unknown.
+    /// Whether descriptors refer to the same files on the workers as on this thread; `None`: unknown.
     pub fn shares_fd_table(&self) -> Option<bool> {
         match self.shared.member_tid.load(Relaxed) {
             0 => None,
@@ -146,7 +146,7 @@ impl WorkerPool {
         }
     }
 
-    /// Lets a sleeping worker look again how long it may sleep.
+    /// Makes a sleeping worker recompute how long it may sleep.
     pub fn wake(&self) {
         let mut state = lock(&self.shared.state);
         state.wake_seq += 1;
@@ -157,8 +157,8 @@ impl WorkerPool {
         }
     }
 
-    /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be this
-    /// very thread.
+    /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be
+    /// this very thread.
     pub fn wait_closed(&self, key: Option<ShareKey>, timeout: Duration) {
         let begun = Instant::now();
         let count = |shares: &Shares| key.map_or_else(|| shares.total(), |key| shares.of(key));
@@ -192,14 +192,14 @@ impl WorkerPool {
         }
     }
 
-    /// Makes sure that `wanted` shadow workers or batch readers run; copy workers all run from the beginning.
+    /// Ensures that `wanted` shadow workers or batch readers run; copy workers all run from the beginning.
     fn ensure_threads(&self, wanted: usize) {
         if self.fd_table_root.is_some() {
             self.start_threads(wanted);
         }
     }
 
-    /// One more thread, unless one sleeps that the entries in the queue leave free.
+    /// Starts one more thread, unless one is asleep that the entries in the queue do not need.
     fn ensure_free_thread(&self) {
         let wanted = {
             let state = lock(&self.shared.state);
@@ -210,7 +210,7 @@ impl WorkerPool {
         }
     }
 
-    /// Makes sure that `wanted` threads run; false if there is none at all.
+    /// Ensures that `wanted` threads run; false if there is none at all.
     fn start_threads(&self, wanted: usize) -> bool {
         let mut state = lock(&self.shared.state);
         while state.running < wanted.min(self.max_threads) {
@@ -253,7 +253,7 @@ impl PoolShare<'_> {
         }
     }
 
-    /// Runs `f` on a worker, some time. It must not panic.
+    /// Runs `f` on a worker, at some later time. It must not panic.
     pub fn spawn_detached(&self, f: impl FnOnce() + Send + 'static) {
         self.pool.ensure_free_thread();
         let caught = || {
@@ -263,7 +263,7 @@ impl PoolShare<'_> {
         self.pool.enqueue(self.key, QueueEntry::Detached(Box::new(caught)), 1);
     }
 
-    /// Runs `f` on a worker and waits for its answer.
+    /// Runs `f` on a worker and waits for its result.
     pub fn run_blocking<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         self.pool.ensure_free_thread();
         let answer = Arc::new((Mutex::new(None), Condvar::new()));
@@ -283,7 +283,7 @@ impl PoolShare<'_> {
         }
     }
 
-    /// Runs `f` on a worker some time; no thread waits. A panic in it is lost.
+    /// Runs `f` on a worker at some later time; no thread waits. A panic in it is lost.
     pub fn spawn(&self, f: impl FnOnce() + Send + 'static) {
         self.pool.ensure_free_thread();
         let caught = || drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)));
@@ -298,7 +298,7 @@ impl PoolShare<'_> {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        // The private table goes with the last worker, and every descriptor with the table.
+        // The private table is freed with the last worker, and every descriptor with the table.
         lock(&self.shared.state).shutdown = true;
         self.shared.wake.notify_all();
     }

@@ -1,19 +1,20 @@
-//! What a worker does, from its start until the pool is shut down.
+//! The loop of a worker, from its start until the pool is shut down.
 //!
 //! ```text
 //!   spin on the queue for some microseconds, if a thread waited for the last work
 //!        │
 //!        ▼
-//!   pick an entry whose share has room: deferred closes first ──> run it, and look again
+//!   pick an entry whose share has room: deferred closes first ──> run it, and repeat
 //!        │ there is none
 //!        ▼
-//!   sleep until there is, or until the idle task is due
+//!   sleep until there is one, or until the idle task is due
 //! ```
 //!
-//! A worker without work spins on the queue for a few microseconds, because the next request of a stream of reads comes
-//! soon and waking a sleeping thread costs more than reading 64 KiB; then it sleeps. On machines with few processors it
-//! sleeps at once. No thread waits for detached work, so a worker does not spin after it: a stream through the page cache
-//! detaches something every few hundred microseconds, and would keep one processor busy with nothing but spinning.
+//! A worker without work spins on the queue for a few microseconds, because the next request of a stream of reads
+//! arrives soon and waking a sleeping thread costs more than reading 64 KiB; then it sleeps. On machines with few
+//! processors it sleeps at once. No thread waits for detached work, so a worker does not spin after it: a stream
+//! through the page cache detaches work every few hundred microseconds, and would keep one processor busy with spinning
+//! alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
@@ -30,20 +31,20 @@ use crate::shadow_fd::{Closer, PendingClose};
 use crate::shares::{ShareKey, Shares};
 use crate::syscalls::Syscalls;
 
-/// Something that several workers can work on at once.
+/// A task that several workers can work on at once.
 pub trait Task: Send + Sync {
     /// Works until there is nothing left to take.
     fn execute(&self);
 }
 
-/// How many times as long as the others one worker spins.
+/// How many times longer than the others one worker spins.
 const LONG_SPIN_FACTOR: u32 = 8;
 
 type BoxedFn = Box<dyn FnOnce() + Send>;
 
-/// What waits in the queue.
+/// An entry of the queue.
 pub(super) enum QueueEntry {
-    /// For as many workers.
+    /// For this many workers.
     Task(Arc<dyn Task>, usize),
     /// Once; more may follow soon.
     Run(BoxedFn),
@@ -60,7 +61,7 @@ pub(super) struct State {
     pub(super) closing: Shares,
     /// Detached work that has not ended.
     pub(super) detached: Shares,
-    /// Workers that are not looking for work.
+    /// Workers that are not polling the queue.
     pub(super) busy: Shares,
     pub(super) wake_seq: u64,
     pub(super) sleeping: usize,
@@ -68,37 +69,37 @@ pub(super) struct State {
     pub(super) shutdown: bool,
 }
 
-/// What a worker does next.
+/// The next step of a worker.
 enum Next {
     Close(ShareKey, Vec<PendingClose>),
     Run(ShareKey, QueueEntry),
 }
 
-/// What the workers share with the threads that give them work.
+/// State that the workers share with the threads that submit work.
 pub(super) struct Shared {
     pub(super) sys: &'static dyn Syscalls,
     pub(super) state: Mutex<State>,
     pub(super) wake: Condvar,
-    /// Entries and closes that wait; read without the lock by spinning workers.
+    /// Entries and closes in the queue; read without the lock by spinning workers.
     pub(super) pending: AtomicUsize,
     /// Workers among which shares are kept; `None`: any key may have all.
     pub(super) shared_workers: Option<usize>,
     spin_time: Duration,
     long_spinner: AtomicBool,
-    /// Thread number of one worker; 0 before the first one runs.
+    /// TID of one worker; 0 before the first one runs.
     pub(super) member_tid: AtomicU32,
     idle_task: Box<dyn IdleTask>,
 }
 
-/// What idle workers do.
+/// The task of idle workers.
 pub trait IdleTask: Send + Sync {
-    /// How long a worker may sleep before it looks again; `None`: for ever.
+    /// How long a worker may sleep before it checks again; `None`: forever.
     fn sleep_timeout(&self) -> Option<Duration>;
     /// Releases what is no longer needed.
     fn reap_idle(&self);
 }
 
-/// Idle work of a pool that has none.
+/// The idle task of a pool that has none.
 pub struct NoIdleTask;
 
 impl IdleTask for NoIdleTask {
@@ -139,7 +140,7 @@ impl Shared {
         }
     }
 
-    /// All that a worker does, until the pool is shut down.
+    /// The main function of a worker, until the pool is shut down.
     pub(super) fn run_worker(&self) {
         let _ = self.member_tid.compare_exchange(0, gettid(), Relaxed, Relaxed);
         let mut last_waited_work = None;
@@ -162,15 +163,15 @@ impl Shared {
         }
     }
 
-    /// Waits for something to do; `None` after a shutdown. `last_waited_work`: when this worker last did something that a
-    /// thread waited for, if that was the last thing it did.
+    /// Waits for work; `None` after a shutdown. `last_waited_work`: when this worker last completed work that a thread
+    /// waited for, if that was its last work.
     fn next_entry(&self, last_waited_work: Option<Instant>) -> Option<(ShareKey, QueueEntry)> {
         let (mut spin_time, mut long_spin) = (self.spin_time, false);
         while let Some(begun) = last_waited_work
             && self.pending.load(Acquire) == 0
         {
             if begun.elapsed() >= spin_time {
-                // One worker spins longer: where requests follow each other, the next one finds a thread awake.
+                // One worker spins longer: in a stream of requests, the next one finds a thread awake.
                 if long_spin || self.long_spinner.swap(true, Acquire) {
                     break;
                 }
@@ -204,7 +205,7 @@ impl Shared {
             if state.shutdown {
                 return None;
             }
-            // Asked without the lock: an answer may drop the last reference to something that comes back here.
+            // Called without the lock: it may drop the last reference to an object whose drop calls this pool.
             let wake_seq = state.wake_seq;
             drop(state);
             let timeout = self.idle_task.sleep_timeout();
@@ -240,8 +241,8 @@ impl Shared {
             || state.entries.iter().any(|entry| self.may_run(state, entry.0))
     }
 
-    /// The oldest entry whose share has room, deferred closes first; its worker is counted. A close can wait for a server,
-    /// so those of one share go together, and other workers take the others.
+    /// The oldest entry whose share has room, deferred closes first; its worker is counted. A close can wait for a
+    /// server, so those of one share are taken together, and other workers take the others.
     fn pick(&self, state: &mut State) -> Option<Next> {
         let close_key = state.pending_closes.iter().map(|close| close.key).find(|&key| self.may_run(state, key));
         let next = if let Some(key) = close_key {

@@ -7,8 +7,8 @@
 //!   batch readers  read the small cached operations of large batches                    one table each
 //! ```
 //!
-//! A pool that cannot be made (an old kernel, no more threads for this user) is `None` for good: its callers have
-//! another way.
+//! A pool that cannot be created (an old kernel, no more threads for this user) is `None` permanently: its callers have
+//! a fallback.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -20,11 +20,11 @@ use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::settings::Settings;
 use crate::syscalls::Syscalls;
 
-/// Reads of one file system in flight at once, however few the processors are. The pool has twice as many threads, so that
-/// a server that does not answer leaves half of them to others.
+/// Reads of one file system in flight at once, however few the processors are. The pool has twice as many threads, so
+/// that a server that does not answer leaves half of them for others.
 pub const SHADOW_WORKERS: usize = 8;
 
-/// What idle workers of a pool do, set after the pools are made: its owner needs them itself.
+/// The idle task of a pool's workers, set after the pools are created: its owner needs them itself.
 #[derive(Clone, Default)]
 struct LateIdle(Arc<OnceLock<Box<dyn IdleTask>>>);
 
@@ -67,7 +67,8 @@ impl Workers {
             sys,
             copy_threads: or(settings.threads, (processors / 4).clamp(2, 4)),
             batch_threads: or(settings.batch_threads, (processors * 3 / 4).clamp(2, 12)),
-            // Waking a sleeping thread costs more than copying 64 KiB; but few processors have better to do.
+            // Waking a sleeping thread costs more than copying 64 KiB; but with few processors spinning takes time from
+            // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
@@ -80,12 +81,12 @@ impl Workers {
         }
     }
 
-    /// What idle shadow workers do.
+    /// The idle task of shadow workers.
     pub fn set_shadow_idle(&self, task: impl IdleTask + 'static) {
         let _ = self.shadow_idle.0.set(Box::new(task));
     }
 
-    /// What idle copy workers do.
+    /// The idle task of copy workers.
     pub fn set_copy_idle(&self, task: impl IdleTask + 'static) {
         let _ = self.copy_idle.0.set(Box::new(task));
     }
@@ -100,7 +101,7 @@ impl Workers {
         self.batch_threads
     }
 
-    /// How long to spin for something that is about to happen before sleeping.
+    /// How long to spin for an event that is expected soon before sleeping.
     pub fn spin(&self) -> Duration {
         self.spin
     }
@@ -111,7 +112,8 @@ impl Workers {
         self.shadow.get_or_init(make).as_ref()
     }
 
-    /// The threads that copy next to the caller. First called by a thread of the program, whose table they get.
+    /// The threads that copy concurrently with the caller. First called by a thread of the program, whose table they
+    /// get.
     pub fn copy(&self) -> Option<&WorkerPool> {
         if linux::in_shadow_table() {
             return self.copy.get()?.as_ref();
@@ -123,7 +125,7 @@ impl Workers {
             .as_ref()
     }
 
-    /// The threads that read operations of batches next to the caller, likewise.
+    /// The threads that read operations of batches concurrently with the caller, likewise.
     pub fn batch_copy(&self) -> Option<&WorkerPool> {
         if linux::in_shadow_table() {
             return self.batch_copy.get()?.as_ref();
@@ -133,7 +135,7 @@ impl Workers {
             .as_ref()
     }
 
-    /// The threads that read the operations of large batches, and do nothing else.
+    /// The threads that read the operations of large batches, and nothing else.
     pub fn batch_readers(&self) -> Option<&WorkerPool> {
         self.batch_readers
             .get_or_init(|| WorkerPool::batch_readers(self.sys, self.batch_threads - 1, self.spin))

@@ -1,6 +1,7 @@
 //! Settings: one immutable structure, read once from `SPINIO_*`; the preloaded library does so while it is loaded.
 //!
-//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the documentation.
+//! A new setting is a field with its default, a line in [`Settings::read`], and a row in [`TABLE`], which is the
+//! documentation.
 
 mod table;
 
@@ -15,7 +16,7 @@ pub use self::table::{Row, TABLE, row};
 /// copy is queued (CUDA's rule for pageable memory).
 pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
-/// What happens to pages that only device reads brought into the page cache.
+/// What happens to pages that only device reads have read into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePolicy {
     /// They stay, as after any read.
@@ -42,7 +43,7 @@ pub enum NvmmuStripes {
     Passthrough,
     /// Full stripes are written as such.
     Aligned,
-    /// Also stripes that are covered in part, with the old bytes of their neighbours.
+    /// Also stripes that are covered in part, with the old bytes around the new ones.
     Preread,
 }
 
@@ -113,9 +114,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the settings through `get` (name to value). A value that cannot be parsed leaves the
-    /// default; the second result has one sentence for each such setting. An old name is read where the new one is not
-    /// set.
+    /// Reads the settings through `get` (name to value). A value that cannot be parsed leaves the default; the second
+    /// result has one sentence for each such setting. An old name is read if the new one is not set.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
         let mut s = Settings::default();
         let mut warnings = Vec::new();
@@ -274,7 +274,7 @@ impl Settings {
         if let Some(settings) = PROCESS_SETTINGS.get() {
             return settings;
         }
-        // Read before the cell is locked: a child forked while the cell is locked would wait for ever.
+        // Read before the cell is locked: a child forked while the cell is locked would wait forever.
         let settings = Settings::from_env().0;
         PROCESS_SETTINGS.get_or_init(|| settings)
     }

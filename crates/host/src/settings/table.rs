@@ -4,11 +4,11 @@
 pub struct Row {
     /// Name of the environment variable.
     pub name: &'static str,
-    /// Its name before, which is read in this release where the new one is not set.
+    /// Its name in earlier releases, which is read in this release if the new one is not set.
     pub old: Option<&'static str>,
     /// The values that it takes.
     pub values: &'static str,
-    /// What holds without it.
+    /// The default.
     pub default: &'static str,
     /// The manual.
     pub doc: &'static str,

@@ -13,14 +13,14 @@
 use super::method::Method;
 use crate::chart::Scale;
 
-/// What else the machine does.
+/// The concurrent load of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// Nothing that we know of.
+    /// None.
     None,
     /// Every processor is kept busy.
     Cpu,
-    /// The disk is.
+    /// The disk is kept busy.
     Io,
 }
 
@@ -35,23 +35,23 @@ impl Load {
     }
 }
 
-/// Where a thread reads next.
+/// The offsets that a thread reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Behind the last block, once through the file.
+    /// After the last block, once through the file.
     Sequential,
     /// Anywhere, block-aligned.
     Random,
 }
 
-/// One setting: what all methods are measured with.
+/// One setting, with which all methods are measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// In the first column of the table.
     pub label: String,
     /// Along the chart.
     pub x: f64,
-    /// Bytes a read.
+    /// Bytes per read.
     pub block: u64,
     /// Share of the file that is cached before each run, from its start.
     pub cached: f64,
@@ -63,26 +63,26 @@ pub struct Setting {
 pub struct Experiment {
     /// On the command line.
     pub name: &'static str,
-    /// One line.
+    /// Its title, one line.
     pub title: &'static str,
-    /// What it shows according to the paper.
+    /// The paper's result.
     pub claim: &'static str,
-    /// Methods that it compares.
+    /// The methods that it compares.
     pub methods: &'static [Method],
-    /// Where threads read.
+    /// The offsets that threads read.
     pub pattern: Pattern,
-    /// How many.
+    /// The number of threads.
     pub threads: usize,
-    /// Blocks a thread reads at most, none of them twice; 0: the file.
+    /// The most blocks that a thread reads, none of them twice; 0: the file.
     pub reads: u64,
     /// Bytes of the file of each thread.
     pub size: u64,
-    /// What is known of the paper's own figures.
+    /// The paper's own figures, if known.
     pub paper: &'static [(Method, &'static str)],
     kind: Kind,
 }
 
-/// What varies.
+/// The variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Blocks,
@@ -94,7 +94,7 @@ enum Kind {
 const SEQUENTIAL: u64 = 100 << 20;
 const ALL: &[Method] = &Method::ALL;
 
-/// Blocks from anywhere in a file of 1 GiB, by four threads: what three of them begin with.
+/// Random blocks of a file of 1 GiB, by four threads: the base of three of them.
 const RANDOM: Experiment = Experiment {
     name: "",
     title: "",
@@ -195,7 +195,7 @@ pub fn blocks() -> Vec<u64> {
 }
 
 impl Experiment {
-    /// What is measured, with these block sizes where they vary.
+    /// The settings of an experiment, with these block sizes if they vary.
     pub fn settings(&self, blocks: &[u64]) -> Vec<Setting> {
         let setting = |label: String, x: f64, block, cached, load| Setting { label, x, block, cached, load };
         match self.kind {
@@ -220,7 +220,7 @@ impl Experiment {
         }
     }
 
-    /// The chart's lower axis: what it counts, and how.
+    /// The chart's horizontal axis: its quantity and its scale.
     pub fn axis(&self, settings: &[Setting]) -> (&'static str, Scale) {
         let names = || Scale::Names(settings.iter().map(|s| s.label.clone()).collect());
         match self.kind {
@@ -231,7 +231,7 @@ impl Experiment {
         }
     }
 
-    /// Whether it wants an array of disks.
+    /// Whether it needs an array of disks.
     pub fn needs_array(&self) -> bool {
         self.name == "fig4c"
     }

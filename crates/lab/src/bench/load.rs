@@ -8,11 +8,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::experiment::Load;
 
-/// A load under way; ends when dropped.
+/// A running load; ends when dropped.
 pub struct Stress(Child);
 
 impl Stress {
-    /// Starts it, and gives it time to bite; the reason if it cannot be had.
+    /// Starts it, and waits until it has an effect; the reason if it cannot run.
     pub fn start(load: Load, folder: &Path) -> Result<Option<Stress>, String> {
         let mut command = Command::new("stress-ng");
         match load {
@@ -36,7 +36,7 @@ impl Stress {
 
 impl Drop for Stress {
     fn drop(&mut self) {
-        // Asked to end it takes its workers along; killed it would leave them.
+        // SIGTERM ends its workers too; SIGKILL would leave them.
         if let Some(pid) = Pid::from_raw(self.0.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
         }

@@ -1,7 +1,7 @@
 //! Runs of one setting with one method: prepare the cache, let all threads start at once, count bytes and time.
 //!
 //! ```text
-//!   for each run:  evict ─> fetch the cached share ─> threads ready ─┬─> read, read ... ─> settle
+//!   for each run:  evict ─> fetch the cached share ─> threads ready ─┬─> read, read ... ─> wait
 //!                                                                    └─ clock: from here to the last thread's end
 //! ```
 //!
@@ -17,18 +17,18 @@ use crate::device::DeviceName;
 use crate::random::SplitMix64;
 use crate::subject::TestFile;
 
-/// How to measure.
+/// How a setting is measured.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// Runs that count; one more precedes them.
     pub runs: usize,
-    /// After which a run ends.
+    /// The time after which a run ends.
     pub limit: Duration,
     /// Threads.
     pub threads: usize,
-    /// Blocks a thread at most; 0: its file.
+    /// The most blocks per thread; 0: its file.
     pub reads: u64,
-    /// Where they lie.
+    /// Their offsets.
     pub pattern: Pattern,
 }
 
@@ -48,7 +48,7 @@ impl Runs {
     }
 }
 
-/// All runs of a setting with a method. `files`: one a thread, or one for all.
+/// All runs of a setting with a method. `files`: one per thread, or one for all.
 pub fn run_all(
     method: Method,
     setting: &Setting,
@@ -61,7 +61,7 @@ pub fn run_all(
     for run in 0..=effort.runs {
         prepare(files, setting.cached)?;
         let rate = run_once(method, setting, effort, files, device, run as u64)?;
-        // The first warms up whatever can be warmed up.
+        // The first run warms up.
         if run > 0 {
             out.push(rate);
         }
@@ -132,12 +132,12 @@ fn run_once(
         let threads: Vec<_> = (0..effort.threads).map(|thread| scope.spawn(move || work(thread))).collect();
         threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|_| anyhow::bail!("A reading thread panicked")))
     })?;
-    // Bytes a nanosecond are GB/s.
+    // Bytes per nanosecond are GB/s.
     Ok(bytes.into_inner() as f64 / longest.into_inner().max(1) as f64)
 }
 
 /// `wanted` different numbers below `all`, in random order. Never the same block twice: the paper's files were so large
-/// that this was as good as certain, and a second read would find the first one's bytes cached.
+/// that this was practically certain, and a second read would find the first one's bytes cached.
 fn sample_distinct(all: u64, wanted: u64, random: &mut SplitMix64) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..all.min(u64::from(u32::MAX)) as u32).collect();
     let wanted = (wanted as usize).min(numbers.len());

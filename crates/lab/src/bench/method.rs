@@ -1,11 +1,11 @@
 //! The paper's five ways to read a block of a file into device memory (its Table 2), each as a program would do it.
 //!
 //! ```text
-//!   pread+copy      storage ──> page cache ──pread──> host buffer ──copy, waited for──> device
-//!   pread+copy+D    storage ──O_DIRECT──────────────> host buffer ──copy, waited for──> device
-//!   pread+GPU       storage ──> page cache ──pread──────────────────────────────────> mapped device memory
-//!   P2P             storage ──O_DIRECT──────────────────────────────────────────────> mapped device memory
-//!   SPIN            whichever of its routes the planner finds the fastest
+//!   pread+copy      storage ──> page cache ──pread──> host buffer ──synchronous copy──> device
+//!   pread+copy+D    storage ──O_DIRECT──────────────> host buffer ──synchronous copy──> device
+//!   pread+GPU       storage ──> page cache ──pread────────────────────────────────────> mapped device memory
+//!   P2P             storage ──O_DIRECT────────────────────────────────────────────────> mapped device memory
+//!   SPIN            the route that the planner predicts to be the fastest
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -29,7 +29,7 @@ pub enum Method {
     P2p,
     /// `pread` into mapped device memory.
     PreadGpu,
-    /// Us.
+    /// SPIN.
     Spin,
 }
 
@@ -62,7 +62,7 @@ impl Method {
     }
 }
 
-/// Memory for blocks, aligned for direct I/O, without unsafe code: as much of a larger one as is aligned.
+/// Memory for blocks, aligned for direct I/O, without unsafe code: the aligned part of a larger buffer.
 struct AlignedBuf {
     bytes: Vec<u8>,
     skip: usize,
@@ -80,7 +80,7 @@ impl AlignedBuf {
     }
 }
 
-/// What a thread needs to use a method on a file.
+/// The state of a thread that uses a method on a file.
 pub struct Reader {
     method: Method,
     file: File,
@@ -89,9 +89,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the file anew, so that nothing is left of the run before, and takes device memory.
+    /// Opens the file again, so that no state of the run before remains, and allocates device memory.
     pub fn new(method: Method, subject: &TestFile, device: DeviceName, block: u64) -> anyhow::Result<Reader> {
-        // A scratch file has no name but this.
+        // A scratch file has no other name.
         let path = format!("/proc/self/fd/{}", subject.file.as_raw_fd());
         let flags = if method.is_direct() { spinio_sys::linux::O_DIRECT as i32 } else { 0 };
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -114,7 +114,7 @@ impl Reader {
         })
     }
 
-    /// Waits until everything has arrived: a small read of SPIN's returns once its copy is queued.
+    /// Waits until everything has arrived: a small read by SPIN returns once its copy is queued.
     pub fn synchronize(&mut self) -> anyhow::Result<()> {
         if self.method == Method::Spin {
             runtime().fetch(self.buffer.target, &mut [0])?;
@@ -122,7 +122,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Whether a block in the device is that of the file.
+    /// Whether a block in the device equals that of the file.
     pub fn check(&mut self, subject: &TestFile, at: u64, len: usize) -> anyhow::Result<()> {
         let got = self.read(at, len)?;
         let (mut there, mut here) = (vec![0u8; got], vec![0u8; got]);
@@ -135,7 +135,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // What the runtime has learnt about the file is not to help the next run.
+        // State that the runtime has stored for the file must not affect the next run.
         on_close(self.file.as_raw_fd());
     }
 }

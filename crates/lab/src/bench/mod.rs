@@ -1,4 +1,4 @@
-//! `spinio-lab bench`: the paper's evaluation, on whatever devices this machine has.
+//! `spinio-lab bench`: the paper's evaluation, on the devices of this machine.
 //!
 //! ```text
 //!   experiment.rs   fig1, fig4a-d, fig5, table3: settings and the paper's claim
@@ -11,9 +11,10 @@
 //!   report.rs       table, JSON, chart with error bars
 //! ```
 //!
-//! What cannot run here is named with the reason: a GPU whose memory cannot be mapped has neither P2P nor pread+GPU.
+//! Methods that cannot run here are listed with the reason: a GPU whose memory cannot be mapped has neither P2P nor
+//! pread+GPU.
 //!
-//! Known flaws: files are smaller than the paper's unless `--size` says otherwise, so a disk's own cache helps more; the
+//! Known flaws: files are smaller than the paper's unless `--size` is given, so a disk's own cache has more effect; the
 //! emulated device's copies are made by the same processors that read.
 
 mod experiment;
@@ -94,7 +95,7 @@ struct Measurement {
     runs: Runs,
 }
 
-/// What came of an experiment.
+/// The result of an experiment.
 struct ExperimentResult {
     experiment: &'static Experiment,
     settings: Vec<Setting>,
@@ -125,7 +126,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
     }
     let device = bench.device.unwrap_or_else(device::preferred);
     if let Some(folder) = &bench.out {
-        // Now, not after the minutes that measuring takes.
+        // Checked first, not after the minutes of the measurement.
         std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
     }
     let mut all = Vec::new();
@@ -217,7 +218,7 @@ fn run_experiment(
     Ok(outcome)
 }
 
-/// A file a thread in a directory; else the one that is named.
+/// One file per thread in a directory; else the given file.
 fn open_files(path: &Path, size: u64, threads: usize) -> anyhow::Result<Vec<TestFile>> {
     let count = if path.is_dir() { threads } else { 1 };
     (0..count).map(|_| TestFile::open(path, size)).collect()
@@ -246,7 +247,7 @@ fn measure_all(
             }
             _ => None,
         };
-        // Nothing is timed that does not deliver the file's bytes.
+        // A method is timed only if it delivers the file's bytes.
         let block = 64u64 << 10;
         let tried = || Reader::new(method, first, device, block)?.check(first, block, block as usize);
         match closed.or_else(|| tried().err().map(|e| format!("{e:#}"))) {
@@ -298,7 +299,7 @@ fn measure_all(
     Ok(())
 }
 
-/// What ran it.
+/// The machine.
 fn machine_info() -> Value {
     let line = |path: &str, name: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();

@@ -20,7 +20,7 @@ fn rate(gbps: f64) -> String {
     }
 }
 
-/// For people.
+/// For users.
 pub fn render(paint: &OutputStyle, o: &ExperimentResult) -> String {
     let e = o.experiment;
     let mut s = format!("{} {}\n", paint.text(TextRole::Head, e.name), e.title);
@@ -85,7 +85,7 @@ pub fn render(paint: &OutputStyle, o: &ExperimentResult) -> String {
     s
 }
 
-/// For programs.
+/// As JSON.
 pub fn json(o: &ExperimentResult) -> Value {
     let cells: Vec<_> = o
         .cells

@@ -1,11 +1,11 @@
-//! `spinio-lab simulate`: how near to the best schedule each strategy comes, on random residency.
+//! `spinio-lab simulate`: the distance of each strategy from the best schedule, on random residency.
 //!
-//! The paper's study (4.3.1): 200,000 random vectors of 8 MiB, with the times of its own drive. It found
-//! its greedy rule at 98.9 % of the optimum on average. Here the same is computed, with the same or
-//! another model, by the very planners that serve reads.
+//! The paper's study (4.3.1): 200,000 random vectors of 8 MiB, with the times of its own drive. It found its greedy
+//! rule at 98.9 % of the optimum on average. Here the same is computed, with the same or another model, by the planners
+//! that serve reads.
 //!
-//! Known flaws: the paper does not say how its vectors were drawn, and the number depends on that more than on
-//! anything else; the two patterns offered here are named in the output. Of the paper's drive the time of commands in
+//! Known flaws: the paper does not specify how its vectors were drawn, and the number depends on that more than on
+//! anything else; the two patterns offered here are named in the output. For the paper's drive the time of commands in
 //! flight is not published: it is taken from the drive's data sheet.
 
 mod study;
@@ -35,14 +35,14 @@ use crate::progress::Progress;
 use crate::subject::TestFile;
 use crate::{out, table, units};
 
-/// Whose costs.
+/// The source of the costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum CostSource {
     /// The paper's drive and page cache.
     Paper,
-    /// Our default for NVMe.
+    /// SPIN's default for NVMe.
     Nvme,
-    /// Our default for a virtual machine's disk.
+    /// SPIN's default for a virtual machine's disk.
     VirtualDisk,
 }
 
@@ -90,10 +90,10 @@ pub struct Simulate {
 /// The paper's drive (Intel P3700): 584 us up to 512 KiB, then 2.65 GB/s. In flight: the same latency without the
 /// bytes, and the data sheet's 460,000 reads a second. The page cache: 10.28 GB/s, as in the paper's Table 3.
 ///
-/// The paper's text says that 249 pages come from the page cache in those 584 us. Taken at its word that would be
+/// The paper's text says that 249 pages are read from the page cache in those 584 us. Taken literally that would be
 /// 1.75 GB/s, slower than the drive, and then one transfer of everything would always be best. But 249 pages are
-/// just what the *drive* moves in 584 us beyond its cutoff (584 us * 2.65 GB/s - 512 KiB), that is, the run from
-/// which a second transfer pays if the page cache cost nothing: so that is how it is read here.
+/// exactly what the *drive* moves in 584 us beyond its cutoff (584 us * 2.65 GB/s - 512 KiB), that is, the run from
+/// which a second transfer is worth it if the page cache cost nothing. It is interpreted in this way here.
 fn paper() -> Model {
     let cost =
         |fixed, cutoff, bandwidth| Cost::new(fixed, cutoff, bandwidth).expect("the paper's numbers satisfy Eq. 1");
@@ -108,13 +108,13 @@ fn paper() -> Model {
 }
 
 impl Simulate {
-    /// Whether the paper's figure may be printed next to ours.
+    /// Whether the paper's figure may be printed next to the measured one.
     fn is_papers(&self) -> bool {
         self.on.is_none() && self.model == CostSource::Paper
     }
 }
 
-/// The model in use for a file, or for a file that would be made in a directory; and what it is.
+/// The model in use for a file, or for a file that would be created in a directory; and its description.
 fn model_for(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)> {
     let subject = TestFile::open(path, 1 << 20)?;
     let buffer = Buffer::mapped(simulate.device.unwrap_or_else(device::preferred), 1 << 20)?;
@@ -128,7 +128,7 @@ fn model_for(simulate: &Simulate, path: &Path) -> anyhow::Result<(Model, String)
         .map_or_else(|| "not calibrated".to_owned(), |c| format!("calibrated {}", date(c.measured_at)));
     let mut model = trial.model(storage);
     if !buffer.target.allocation.device.capabilities().has_dma_engine {
-        // The study speaks of `copy`; where there is no DMA engine, that is a store.
+        // The study uses the name `copy`; if there is no DMA engine, that is a store.
         (model.cache, model.cache_queue) = (model.cache_store, model.cache_store_queue);
     }
     Ok((model, format!("{}, {} and {}: {when}", place.storage, place.file_system, place.device)))
@@ -276,7 +276,7 @@ fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_paper
     let mut table = table::new(paint, &head);
     for (i, strategy) in BatchStrategy::ALL.into_iter().enumerate() {
         let (serial, concurrent) = (&study.serial[i], &study.concurrent[i]);
-        // The paper's one figure belongs to its own drive and the serial measure.
+        // The paper's single figure is for its own drive and the serial measure.
         let papers = match strategy.name() {
             "greedy" if is_papers => "98.9 %",
             _ => "-",

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   vector ──┬─> all-storage   one transfer of everything
-//!            ├─> all-cache     each resident run from the page cache, each absent one by a transfer of its own
+//!            ├─> all-cache     each resident run from the page cache, each absent one by its own transfer
 //!            ├─> greedy        the paper's rule
 //!            ├─> serial        the optimum of the paper's cost
-//!            └─> concurrent    our planner
+//!            └─> concurrent    SPIN's planner
 //!                  │
 //!                  └─> its time if one transfer follows another (the paper's measure)
-//!                      its time if both sides work at once, commands in flight (ours)
+//!                      its time if both sides work at once, commands in flight (SPIN's)
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +20,7 @@ use spinio_plan::{
 use super::vectors::{self, Pattern};
 use crate::random::SplitMix64;
 
-/// How a request may be served.
+/// A strategy for serving a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchStrategy {
     /// Everything in one transfer from storage.
@@ -80,14 +80,14 @@ impl BatchStrategy {
     }
 }
 
-/// What is added up for one strategy by one measure.
+/// Sums for one strategy by one measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum {
     /// Nanoseconds.
     pub nanos: f64,
-    /// Best / own, added up: divided by the vectors, the paper's 'within 98.9 % of the optimum'.
+    /// Sum of best / own: divided by the number of vectors, the paper's 'within 98.9 % of the optimum'.
     pub nearness: f64,
-    /// The least of them.
+    /// The least of these ratios.
     pub worst: f64,
 }
 
@@ -103,17 +103,17 @@ pub const SHARES: usize = 20;
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Study {
-    /// How many there were.
+    /// The number of vectors.
     pub vectors: u64,
     /// By strategy, in the order of [`BatchStrategy::ALL`]; the paper's measure.
     pub serial: [Sum; 5],
-    /// The same; ours.
+    /// The same; SPIN's measure.
     pub concurrent: [Sum; 5],
     /// Vectors by resident share.
     pub count: [u64; SHARES],
-    /// Best / own of the paper's measure, added up, by resident share and strategy.
+    /// Sum of best / own by the paper's measure, by resident share and strategy.
     pub by_share: [[f64; 5]; SHARES],
-    /// The same; ours.
+    /// The same; SPIN's measure.
     pub by_share_concurrent: [[f64; 5]; SHARES],
 }
 
@@ -122,7 +122,7 @@ impl Study {
         let bin = ((share * SHARES as f64) as usize).min(SHARES - 1);
         self.vectors += 1;
         self.count[bin] += 1;
-        // The serial planner is exact. Ours is not: what another strategy finds may be better.
+        // The serial planner is exact. SPIN's is not: another strategy may find a better schedule.
         let best = serial[3];
         let best_concurrent = concurrent.iter().copied().fold(f64::INFINITY, f64::min);
         let one = |sum: &mut Sum, bin: &mut f64, best: f64, own: f64| {
@@ -155,29 +155,30 @@ impl Study {
     }
 }
 
-/// What is studied.
+/// The parameters of the study.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// How many vectors.
+    /// The number of vectors.
     pub vectors: u64,
     /// Pages of each.
     pub pages: u64,
-    /// How they lie.
+    /// Their pattern.
     pub pattern: Pattern,
-    /// Which vectors.
+    /// Their seed.
     pub seed: u64,
     /// Threads.
     pub threads: usize,
-    /// What things cost.
+    /// The cost model.
     pub model: Model,
 }
 
-/// What a request may use: both sides, and no registering of pages, which the paper has not.
+/// The routes of a request: both sides, and no registration of pages, which the paper does not have.
 pub fn constraints() -> RouteConstraints {
     RouteConstraints { storage: Some(Route::P2p), ..RouteConstraints::cache_only(0, Route::Copy) }
 }
 
-/// Vectors that a thread takes at once; sums are made by chunk, so the result does not depend on the threads.
+/// Vectors that a thread takes at once; sums are made per chunk, so the result does not depend on the number of
+/// threads.
 const CHUNK: u64 = 500;
 
 /// Runs the study; `done` counts vectors.
@@ -197,8 +198,8 @@ pub fn run(study: &Plan, done: &AtomicU64) -> Study {
                 done.fetch_add(to - from, Relaxed);
             }
         };
-        // The caller works too: the study is done, if slower, where no thread can be started. More threads than chunks
-        // would find nothing to do.
+        // The caller works too: the study completes, more slowly, if no thread can be started. More threads than chunks
+        // would have no work.
         let more = study.threads.saturating_sub(1).min(chunks.saturating_sub(1) as usize);
         let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (0..more).map_while(spawn).collect();

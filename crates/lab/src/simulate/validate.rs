@@ -1,18 +1,18 @@
 //! Validates the simulator: its times are compared with those of real transfers.
 //!
 //! ```text
-//!   measure single transfers ──> table of times ──> what each request should take
+//!   measure single transfers ──> table of times ──> the predicted time of each request
 //!                                                        │ compare
-//!   give the file the vector's residency ──> one transfer after another ──> what it took
+//!   give the file the vector's residency ──> one transfer after another ──> the measured time
 //! ```
 //!
-//! The transfers are real: a real file, its pages really cached or dropped, the engines that serve reads, one segment a
-//! request. Only the device may be emulated, with the latency and bandwidth that were set for it. As in the
-//! paper the simulator uses measured times, here between the measured lengths along straight lines; the error of the
-//! fitted Eq. 1 is printed next to it.
+//! The transfers are real: a real file, its pages actually cached or dropped, the engines that serve reads, one segment
+//! per request. Only the device may be emulated, with the latency and bandwidth that were set for it. As in the paper
+//! the simulator uses measured times, here interpolated linearly between the measured lengths; the error of the fitted
+//! Eq. 1 is printed next to it.
 //!
-//! Known flaws: pages that were just fetched are in the processor's cache more often than those that were measured; a
-//! disk that others use at the same time is in every figure.
+//! Known flaws: pages that were just read in are in the processor's cache more often than those that were measured;
+//! concurrent use of the disk by other processes affects every figure.
 
 use spinio_io::model::MeasuredRead;
 use spinio_plan::{Model, Objective, Route, Schedule, Segment};
@@ -27,14 +27,14 @@ use crate::progress::Progress;
 use crate::random::SplitMix64;
 use crate::subject::TestFile;
 
-/// Strategies that differ in what they make of a vector.
+/// Strategies whose schedules differ.
 pub const STRATEGIES: [BatchStrategy; 3] =
     [BatchStrategy::AllStorage, BatchStrategy::AllCache, BatchStrategy::Planned(Objective::SerialGreedy)];
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestResult {
-    /// Which of [`STRATEGIES`].
+    /// Index into [`STRATEGIES`].
     pub strategy: usize,
     /// Nanoseconds.
     pub measured: f64,
@@ -44,20 +44,20 @@ pub struct RequestResult {
     pub fitted: f64,
 }
 
-/// What is validated.
+/// The parameters of the validation.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Requests in all.
+    /// The number of requests.
     pub requests: u64,
     /// Pages of each.
     pub pages: u64,
-    /// How resident pages lie.
+    /// The pattern of resident pages.
     pub pattern: Pattern,
-    /// Which vectors.
+    /// The seed of the vectors.
     pub seed: u64,
 }
 
-/// The routes, and what came of them.
+/// The routes, and the results.
 pub struct Validation {
     /// From the page cache.
     pub cache: Route,
@@ -90,7 +90,7 @@ pub fn run(subject: &TestFile, trial: &MeasuredRead<'_>, buffer: &Buffer, plan: 
         );
     };
     let bytes = plan.pages * PAGE;
-    // Single transfers only: here one follows another.
+    // Single transfers only: here they are made one after another.
     let effort = SamplingOptions {
         depths: Vec::new(),
         time_limit: std::time::Duration::from_secs(2),

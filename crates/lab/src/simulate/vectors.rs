@@ -1,19 +1,19 @@
-//! Random residency: which pages of a request are in the page cache.
+//! Random residency: the pages of a request that are in the page cache.
 //!
-//! The paper says 'random vectors' and no more, so there are two kinds to choose from.
+//! The paper specifies only 'random vectors', so there are two patterns to choose from.
 //!
 //! ```text
 //!   pages   each page by itself is resident with probability p       █░█░░██░█░...
 //!   runs    the same share, in runs of a mean length of r pages      ████░░░░░███████...
 //! ```
 //!
-//! `p` is drawn anew for each vector, evenly from 0 to 1; `r` evenly on a logarithmic scale from 1 to 512 pages.
+//! `p` is drawn for each vector, uniformly from 0 to 1; `r` uniformly on a logarithmic scale from 1 to 512 pages.
 
 use spinio_plan::{Extent, Residency};
 
 use crate::random::SplitMix64;
 
-/// How the resident pages of a vector lie.
+/// The pattern of the resident pages of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pattern {
     /// In runs, as programs leave them.
@@ -23,7 +23,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// In words.
+    /// As text.
     pub fn describe(self) -> &'static str {
         match self {
             Pattern::Runs => "resident share 0 to 100 %, in runs of 1 to 512 pages on average",

@@ -10,21 +10,22 @@
 //! ```
 //!
 //! Why: RAID-5 and -6 compute the parity of a full-stripe write from the written bytes. For a partial stripe they first
-//! read the rest, or the old bytes and the old parity, and the writer waits. A degraded array reads even more. Those reads
-//! can be made while the GPU kernel runs: the *other bytes of the stripe* (the filler) are read beforehand, and the full
-//! stripe is written.
+//! read the rest, or the old bytes and the old parity, and the writer waits. A degraded array reads even more. Those
+//! reads can be made while the GPU kernel runs: the *other bytes of the stripe* (the filler) are read beforehand, and
+//! the full stripe is written.
 //!
 //! That writes bytes which are not the session's. So there are two guarantees:
 //!
-//! - **Always**: the output is correct, whatever other processes do to the file. Full stripes of the session's own bytes are
-//!   written directly, everything else as any program would write it.
-//! - **Preread** stripes, with filler, are written only while no other process has the file open (a write lease,
-//!   asked for before the old bytes are read, and asked again before each request that writes them back) and only where a stripe is one piece
-//!   of this file on the device (FIEMAP). A process that opens the file meanwhile waits until a write in flight has completed; from then
-//!   on no filler is written. The session's report gives the cause.
+//! - **Always**: the output is correct, whatever other processes do to the file. Full stripes of the session's own
+//!   bytes are written directly, everything else as any program would write it.
+//! - **Preread** stripes, with filler, are written only while no other process has the file open (a write lease, taken
+//!   before the old bytes are read, and checked before each request that writes them back), and only where a stripe is
+//!   one extent of this file on the device (FIEMAP). A process that opens the file meanwhile waits until a write in
+//!   flight has completed; from then on no filler is written. The session's report gives the cause.
 //!
-//! Known flaws: a stripe is written whole for a single byte in it, which is more to write than a read-modify-write; what
-//! is gathered is not in the file before the session ends or is flushed; the preparation reads through the page cache.
+//! Known flaws: a full stripe is written for a single byte in it, which is more to write than a read-modify-write;
+//! gathered bytes are not in the file before the session ends or is flushed; the preparation reads through the page
+//! cache.
 
 mod prepare;
 mod requests;
@@ -49,12 +50,12 @@ use crate::files::{c_path, open_output};
 use crate::moves::write_all;
 use crate::{Error, OutputMode, Report};
 
-/// Bytes of a request: what md takes in one piece.
+/// Bytes per request: the most that md handles as one.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// How it is written.
+/// How the output is written.
 enum WriteMode {
-    /// As any program would; why.
+    /// As any program would; with the cause.
     Passthrough(String),
     /// In stripes; `lease` while no other process has the file open, else the cause why there is none.
     Striped { array: ParityArray, lease: Option<Arc<WriteLease>>, lease_missing: String },
@@ -69,10 +70,10 @@ pub(crate) struct Output {
     mode: WriteMode,
     preparation: Arc<Preparation>,
     stripe_map: Option<StripeMap>,
-    /// What is expected is only what the last session did.
+    /// The hints are only what the last session wrote.
     hints_are_guesses: bool,
     stripes: stripes::Stripes,
-    /// Where downloads went: what the next session on this file expects.
+    /// Where downloads were written: the hints of the next session on this file.
     written: rangemap::RangeSet<u64>,
     past_end: bool,
     full_stripe_bytes: u64,
@@ -119,7 +120,7 @@ impl Output {
         &self.path
     }
 
-    /// Whether a path names this file now.
+    /// Whether a path refers to this file now.
     pub(crate) fn is_same_file(&self, path: &Path) -> bool {
         c_path(path).and_then(|name| linux::dev_and_inode(&name)) == Ok(self.identity)
     }
@@ -135,7 +136,7 @@ impl Output {
         }
     }
 
-    /// The file for a download that is made later, if it can be written as any other.
+    /// The file for a stream-ordered download, if it can be written as any other file.
     pub(crate) fn passthrough_file(&mut self, offset: u64, len: u64) -> Option<Arc<ShadowFile>> {
         matches!(self.mode, WriteMode::Passthrough(_)).then(|| {
             self.unaligned_bytes += len;
@@ -190,14 +191,14 @@ impl Output {
         let complete = self.stripes.take(Stripe::is_all_new);
         let no_new_requests = requests.is_empty();
         if let Err(error) = self.write_stripes(requests, &complete) {
-            // What earlier downloads brought is not lost with this one.
+            // The bytes of earlier downloads are not lost with this one.
             self.write_unaligned(&complete)?;
             if !no_new_requests {
                 return Err(error);
             }
         }
-        // Behind the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would
-        // first have to write back what stands in it.
+        // After the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would
+        // first have to write back that page.
         for range in unaligned_ranges {
             let (from, len) = (device(range.start), range.end - range.start);
             write_all(self.runtime, self.file.fd(), from, range.start, len).map_err(|e| self.download_error(&e))?;
@@ -208,8 +209,8 @@ impl Output {
         Ok(())
     }
 
-    /// Sees to it that no stripe in memory lies across a border of a range. Where one does, the file has got another
-    /// place on the device since that was begun; its bytes are older than what comes, so they go first.
+    /// Ensures that no stripe in memory crosses a border of a range. If one does, the file's extents have changed since
+    /// that stripe was begun. Its bytes are older than the next ones, so they are written first.
     fn flush_crossing(&mut self, range: &Range<u64>) -> Result<(), Error> {
         if self.stripes.straddles(range) {
             self.write_partial_stripes()?;
@@ -218,7 +219,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes everything that is gathered.
+    /// Writes all gathered bytes.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
         self.take_preread();
         if self.stripes.new_bytes() > 0 {
@@ -227,7 +228,7 @@ impl Output {
         if std::mem::take(&mut self.past_end)
             && let WriteMode::Striped { lease: Some(lease), .. } = &self.mode
         {
-            // Room beyond the end goes back to the file system.
+            // Space past the end is released to the file system.
             let file = Arc::clone(&self.file);
             let _ = lease.with_lease(|| file.run_blocking(|fd| linux::ftruncate(fd, linux::fstat(fd)?.size)));
             self.stripe_map = None;
@@ -236,13 +237,13 @@ impl Output {
         Ok(())
     }
 
-    /// As [`Output::flush`], and on the storage.
+    /// As [`Output::flush`], and waits until the storage has it.
     pub(crate) fn sync(&mut self) -> Result<(), Error> {
         self.flush()?;
         self.file.run_blocking(linux::fdatasync).map_err(|e| Error::from_errno(e, "sync", &self.path))
     }
 
-    /// Lets others open the file, ourselves included.
+    /// Lets other processes, and this one, open the file.
     pub(crate) fn release_lease(&mut self) {
         self.stop_filling("the session itself read the file");
     }
@@ -265,7 +266,7 @@ impl Output {
         }
     }
 
-    /// The stripes of a range, looked up if they are not known.
+    /// The stripes of a range, surveyed if they are not known.
     fn survey(
         &mut self,
         array: ParityArray,
@@ -280,7 +281,7 @@ impl Output {
         let exclusive = matches!(&self.mode, WriteMode::Striped { lease: Some(_), .. });
         let (start, end) = (range.start, range.end);
         let surveyed = self.file.run_blocking(move |fd| survey(fd, array, start..end, exclusive));
-        // Where the file system does not say, everything is loose.
+        // If the file system does not report extents, all bytes are unaligned.
         let (surveyed, beyond) = surveyed.unwrap_or_else(|_| {
             let shape = spinio_plan::stripe_layout::StripeLayout::new(array.width, array.phase, []);
             (StripeMap { range: start..end, layout: shape }, false)
@@ -291,12 +292,12 @@ impl Output {
         Ok(shape)
     }
 
-    /// Waits for the preparation, and takes over the old bytes that it read.
+    /// Waits for the preparation, and takes the old bytes that it read.
     fn take_preread(&mut self) {
         let WriteMode::Striped { array, lease: Some(_), .. } = &self.mode else { return };
         let width = array.width;
         for (stripe, at, old) in self.preparation.finish() {
-            // What lies across has bytes that the file had not when it was read.
+            // A stripe in memory that straddles this one has bytes that the file did not have when it was read.
             if !self.stripes.straddles(&(stripe..stripe + width)) {
                 self.stripes.at(stripe, width).fill_preread(at, &old);
             }
@@ -307,7 +308,7 @@ impl Output {
         }
     }
 
-    /// Neighbours are no longer ours to write.
+    /// From now on no filler is written.
     fn stop_filling(&mut self, reason: &str) {
         if let WriteMode::Striped { lease, lease_missing: why_not, .. } = &mut self.mode
             && lease.is_some()
@@ -337,7 +338,7 @@ fn set_direct(fd: Fd, on: bool) -> Result<(), Errno> {
     linux::set_status_flags(fd, if on { flags | direct } else { flags & !direct })
 }
 
-/// How a file is to be written.
+/// Chooses how a file is written.
 fn choose_mode(runtime: &Runtime, file: &Arc<ShadowFile>, assumed_array: Option<ParityArray>) -> WriteMode {
     let setting = runtime.settings().nvmmu_stripes;
     if setting == NvmmuStripes::Passthrough {

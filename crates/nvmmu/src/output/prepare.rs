@@ -19,7 +19,7 @@ type OldBytes = (u64, u64, Vec<u8>);
 #[derive(Default)]
 struct PreparationState {
     running: usize,
-    /// All ranges announced, and those of them not processed yet.
+    /// All ranges that were hinted, and those of them not processed yet.
     hinted: RangeSet<u64>,
     pending: RangeSet<u64>,
     /// Ranges that were read and not taken yet.
@@ -34,7 +34,7 @@ struct PreparationState {
 }
 
 impl PreparationState {
-    /// The parts of a range that are neither announced nor read.
+    /// The parts of a range that are neither hinted nor read.
     fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let not_hinted = self.hinted.gaps(range);
         not_hinted.flat_map(|gap| self.preread.gaps(&gap).collect::<Vec<_>>()).collect()
@@ -64,7 +64,7 @@ impl Drop for RunGuard {
 }
 
 impl RunGuard {
-    /// The next range that was announced, once no further ones come; `None` ends the work.
+    /// The next range that was hinted, once no further ones arrive; `None` ends the work.
     fn next(&mut self) -> Option<Range<u64>> {
         let mut state = lock(&self.preparation.state);
         let mut last_count = 0;
@@ -76,7 +76,7 @@ impl RunGuard {
         match &next {
             Some(next) => state.pending.remove(next.clone()),
             None => {
-                // With the lock in hand, so that a later announcement starts a new one.
+                // While the lock is held, so that a later hint starts a new run.
                 self.counted = false;
                 state.running -= 1;
                 self.preparation.changed.notify_all();
@@ -86,7 +86,7 @@ impl RunGuard {
     }
 }
 
-/// Ranges are announced one after another: what the next ones cover need not be read for the first.
+/// Hints come one after another: what the next ones cover need not be read for the first.
 const HINT_DELAY: Duration = Duration::from_millis(1);
 
 impl Preparation {
@@ -106,21 +106,21 @@ impl Preparation {
         // Without a shadow worker the closure is dropped, and the count with it.
         file.spawn(move |fd| {
             while let Some(range) = running.next() {
-                // What cannot be prepared is written as it comes.
+                // What cannot be prepared is written without preparation.
                 let _ = running.preparation.prepare(fd, array, range);
             }
         });
     }
 
-    /// What was expected until now is not: only a guess. Left among what is asked for, it would swallow what is expected
-    /// in its stead, and of stripes that it covers nothing is read.
+    /// The hints so far were only a guess and are dropped. If they were kept, they would absorb the hints that replace
+    /// them, and nothing would be read for the stripes that those cover.
     pub(super) fn discard_guess(&self) {
         let mut state = lock(&self.state);
         state.hinted.clear();
         state.pending.clear();
     }
 
-    /// A range was written: its bytes are old ones from now on.
+    /// A range was written: from now on its bytes are old ones, which a partial stripe may need.
     pub(super) fn note_written(&self, range: Range<u64>) {
         lock(&self.state).hinted.remove(range);
     }
@@ -141,7 +141,7 @@ impl Preparation {
                 if lock(&self.state).ready_bytes + (gap.end - gap.start) > MAX_GATHERED {
                     continue;
                 }
-                // Beyond the end of the file there are zeros.
+                // Past the end of the file there are zeros.
                 let mut old = vec![0; (gap.end - gap.start) as usize];
                 let read_len = linux::read_fully_at(fd, &mut old, gap.start)? as u64;
                 let mut state = lock(&self.state);
@@ -154,11 +154,11 @@ impl Preparation {
         Ok(())
     }
 
-    /// Waits until nothing is being prepared; what was read since it was last asked.
+    /// Waits until nothing is being prepared; returns what was read since the last call.
     pub(super) fn finish(&self) -> Vec<OldBytes> {
         let mut state = lock(&self.state);
         while state.running > 0 {
-            // The downloads have come: no further announcements are waited for.
+            // The downloads have started: no further hints are waited for.
             state.finishing = true;
             self.changed.notify_all();
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -174,35 +174,35 @@ impl Preparation {
         lock(&self.state).bytes_read
     }
 
-    /// The range that was looked at last.
+    /// The stripe map that was found last.
     pub(super) fn take_stripe_map(&self) -> Option<StripeMap> {
         lock(&self.state).stripe_map.take()
     }
 
-    /// Whether room was reserved beyond the end of the file, since it was last asked.
+    /// Whether space was reserved past the end of the file since the last call.
     pub(super) fn take_past_end(&self) -> bool {
         std::mem::take(&mut lock(&self.state).past_end)
     }
 }
 
-/// A file, and where a session wrote in it.
+/// A file, and the ranges that a session wrote in it.
 type WrittenRanges = ((u64, u64), RangeSet<u64>);
 
-/// Where the last sessions wrote: a program that runs its body again writes there again.
+/// Where the last sessions wrote: a program that repeats its loop writes there again.
 static LAST_WRITES: Mutex<Vec<WrittenRanges>> = Mutex::new(Vec::new());
 
-/// Files, and ranges of each, that are remembered.
+/// The number of files, and of ranges of each, that are remembered.
 const MAX_FILES: usize = 32;
 const MAX_RANGES: usize = 64;
 
-/// Where downloads into a file will probably go.
+/// Where downloads into a file will probably be written.
 pub(super) fn last_writes(file: (u64, u64)) -> Vec<Range<u64>> {
-    // In a forked child it may stay locked forever: the child does without.
+    // In a forked child it may stay locked forever: the child does without hints.
     let Ok(all) = LAST_WRITES.try_lock() else { return Vec::new() };
     all.iter().find(|(f, _)| *f == file).map(|(_, ranges)| ranges.iter().cloned().collect()).unwrap_or_default()
 }
 
-/// Where downloads into a file went.
+/// Records where downloads into a file were written.
 pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
     let Ok(mut all) = LAST_WRITES.try_lock() else { return };
     all.retain(|(f, _)| *f != file);
@@ -215,7 +215,7 @@ pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
     all.push((file, ranges.clone()));
 }
 
-/// As in `io`: what a panicking thread left is still consistent here.
+/// As in `io`: the state that a panicking thread leaves is still consistent here.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

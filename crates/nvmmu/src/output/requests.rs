@@ -1,4 +1,4 @@
-//! The requests that an output is written with.
+//! The requests that write an output.
 //!
 //! ```text
 //!   full stripes of downloads ─────────┐
@@ -21,7 +21,7 @@ use super::{Output, WriteMode, set_direct};
 use crate::{Error, ErrorKind};
 
 impl Output {
-    /// Writes what downloads have brought of stripes that they do not fill.
+    /// Writes the downloaded bytes of stripes that downloads do not fill.
     pub(super) fn write_partial_stripes(&mut self) -> Result<(), Error> {
         let lease = match &self.mode {
             WriteMode::Striped { lease: Some(lease), .. } => Some(Arc::clone(lease)),
@@ -39,8 +39,8 @@ impl Output {
                         self.write_unaligned(unwritten)?;
                         trimmed?;
                     }
-                    // A limit that only the whole stripe meets, a bad block beside the bytes: as any program would. If
-                    // that fails too, it says why.
+                    // The stripe may hit a limit or a bad block that its bytes do not: write them as any program would.
+                    // If that fails too, its error is returned.
                     Some((Err(_), trimmed)) => {
                         self.write_unaligned(&complete)?;
                         trimmed?;
@@ -56,8 +56,8 @@ impl Output {
         self.write_unaligned(&rest)
     }
 
-    /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that were not
-    /// written because the lease was broken, and whether the file was truncated to its size.
+    /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that
+    /// were not written because the lease was broken, and whether the file was truncated to its size.
     fn write_preread(
         &mut self,
         stripes: &[(u64, Stripe)],
@@ -81,7 +81,7 @@ impl Output {
                     self.full_stripe_bytes += bytes;
                     self.filler_bytes += bytes - stripe.new_bytes();
                 }
-                // It may have been written all the same, or in part.
+                // It may have been written nevertheless, or in part.
                 Err(_) => {}
             }
             end = end.max(at + bytes);
@@ -90,7 +90,7 @@ impl Output {
         (wrote, trimmed)
     }
 
-    /// Takes off what the last stripe reaches beyond the end: nobody can have seen it, unless the lease was taken away.
+    /// Truncates what the last stripe extends past the end: no process can have seen it, unless the lease was lost.
     fn trim_end(&mut self, to: u64, lease: &WriteLease) -> Result<(), Error> {
         self.stripe_map = None;
         let (check, size) = (lease.check(), self.file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size)));
@@ -121,7 +121,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes around the page cache, if that can be had.
+    /// Writes around the page cache, if possible.
     fn write_direct<T>(&self, write: impl FnOnce(&Output, Route) -> Result<T, spinio_io::Error>) -> Result<T, Error> {
         let direct = self.file.run_blocking(|fd| set_direct(fd, true)).is_ok();
         let wrote = write(self, if direct { Route::Direct } else { Route::Copy });
@@ -130,7 +130,7 @@ impl Output {
         restored.map(|()| wrote).map_err(|e| Error::from_errno(e, "write", &self.path))
     }
 
-    /// What downloads brought of some stripes, and nothing else.
+    /// Writes the downloaded bytes of some stripes, and nothing else.
     pub(super) fn write_unaligned<'a>(
         &mut self,
         stripes: impl IntoIterator<Item = &'a (u64, Stripe)>,
@@ -147,7 +147,7 @@ impl Output {
     }
 }
 
-/// All of a stripe, to be written.
+/// All of a stripe, as one part of a write.
 fn full_stripe_part(stripe: &Stripe) -> Part {
     Part::Host(stripe.bytes().as_ptr(), stripe.bytes().len())
 }

@@ -9,11 +9,11 @@ use spinio_io::AlignedBuf;
 /// Gathered bytes above which some are written early.
 pub(super) const MAX_GATHERED: u64 = 64 << 20;
 
-/// Memory of one stripe.
+/// One stripe in memory.
 pub(super) struct Stripe {
     bytes: AlignedBuf,
     width: usize,
-    /// Bytes that are what the file has, or is to have; offsets in the stripe.
+    /// Bytes that are known: in the file, or to be written to it; offsets in the stripe.
     known: RangeSet<u64>,
     /// Of these, bytes of downloads.
     new: RangeSet<u64>,
@@ -25,7 +25,7 @@ impl Stripe {
         Stripe { bytes: AlignedBuf::zeroed(width), width, known: RangeSet::new(), new: RangeSet::new() }
     }
 
-    /// All of it, in memory that direct I/O takes.
+    /// All of it, in memory that is aligned for direct I/O.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -35,13 +35,13 @@ impl Stripe {
         &mut self.bytes[range.start as usize..range.end as usize]
     }
 
-    /// Says that a range was filled with what a download brought.
+    /// Marks a range as filled with downloaded bytes.
     pub(super) fn mark_new(&mut self, range: Range<u64>) {
         self.known.insert(range.clone());
         self.new.insert(range);
     }
 
-    /// Fills in old bytes, but nothing that a download brought.
+    /// Fills in old bytes, except where there are downloaded ones.
     pub(super) fn fill_preread(&mut self, at: u64, old: &[u8]) {
         let range = at..(at + old.len() as u64).min(self.width as u64);
         let gaps: Vec<_> = self.new.gaps(&range).collect();
@@ -61,7 +61,7 @@ impl Stripe {
         set.gaps(&(0..self.width as u64)).next().is_none()
     }
 
-    /// Whether downloads brought every byte.
+    /// Whether every byte was downloaded.
     pub(super) fn is_all_new(&self) -> bool {
         self.covers(&self.new)
     }
@@ -71,30 +71,30 @@ impl Stripe {
         self.covers(&self.known)
     }
 
-    /// What downloads brought.
+    /// The downloaded ranges.
     pub(super) fn new_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.new.iter().cloned()
     }
 
-    /// Bytes that downloads brought.
+    /// The number of downloaded bytes.
     pub(super) fn new_bytes(&self) -> u64 {
         self.new.iter().map(|r| r.end - r.start).sum()
     }
 }
 
-/// Stripes by the byte of the file that they begin with.
+/// Stripes by the offset in the file of their first byte.
 #[derive(Default)]
 pub(super) struct Stripes {
     by_start: BTreeMap<u64, Stripe>,
 }
 
 impl Stripes {
-    /// The stripe that begins there; made if need be.
+    /// The stripe that begins there; created if needed.
     pub(super) fn at(&mut self, start: u64, width: u64) -> &mut Stripe {
         self.by_start.entry(start).or_insert_with(|| Stripe::new(width))
     }
 
-    /// Whether bytes of a range are here.
+    /// Whether bytes of a range are in memory.
     pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.by_start.range(..range.end).any(|(at, s)| at + s.width as u64 > range.start)
     }
@@ -111,24 +111,24 @@ impl Stripes {
         self.by_start.retain(|at, s| *at >= range.end || at + s.width as u64 <= range.start);
     }
 
-    /// Takes out the stripes that `which` chooses, in the order of the file.
+    /// Removes and returns the stripes that satisfy `predicate`, in the order of the file.
     pub(super) fn take(&mut self, predicate: impl Fn(&Stripe) -> bool) -> Vec<(u64, Stripe)> {
         let chosen: Vec<u64> = self.by_start.iter().filter(|(_, s)| predicate(s)).map(|(at, _)| *at).collect();
         chosen.into_iter().filter_map(|at| self.by_start.remove_entry(&at)).collect()
     }
 
-    /// Old bytes are no longer what the file has.
+    /// The old bytes are no longer those of the file.
     pub(super) fn drop_preread(&mut self) {
         self.by_start.values_mut().for_each(Stripe::drop_preread);
         self.by_start.retain(|_, stripe| stripe.new_bytes() > 0);
     }
 
-    /// Bytes that downloads brought and that are not in the file.
+    /// The number of downloaded bytes that are not in the file yet.
     pub(super) fn new_bytes(&self) -> u64 {
         self.by_start.values().map(Stripe::new_bytes).sum()
     }
 
-    /// Bytes of memory.
+    /// The size of the memory.
     pub(super) fn memory(&self) -> u64 {
         self.by_start.values().map(|s| s.width as u64).sum()
     }

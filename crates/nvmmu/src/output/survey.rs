@@ -10,8 +10,9 @@ use spinio_sys::linux::{self, Fd};
 /// Bytes reserved past the end of a file that grows, where no other process can see them.
 const PREALLOCATE_BYTES: u64 = 16 << 20;
 
-/// Finds the stripes of a range, and reserves room where it has none; true: some of it may lie beyond the end of the file.
-/// Runs on a shadow worker. `exclusive`: no other process has the file open, so that the reservation can be released.
+/// Finds the stripes of a range, and reserves space where it has none; true: some of it may be past the end of the
+/// file. Runs on a shadow worker. `exclusive`: no other process has the file open, so that the reservation can be
+/// released.
 pub(super) fn survey(
     fd: Fd,
     array: ParityArray,
@@ -25,11 +26,12 @@ pub(super) fn survey(
     let size = linux::fstat(fd)?.size;
     let ahead = range.end.saturating_add(PREALLOCATE_BYTES.max(array.width));
     let end_candidates = if exclusive && range.end > size { [ahead, range.end] } else { [range.end, range.end] };
-    // Asked before: a file system that runs out of room half way may leave the file all that there was (ext4 does).
+    // Queried first: a file system that runs out of space half way may leave all of it allocated to the file (ext4
+    // does).
     let available = linux::available_bytes(fd)?;
     let end = end_candidates.into_iter().find(|end| end - range.start <= available);
-    // Without room (not every file system has the call) there are fewer extents, and what has none is written as it
-    // comes.
+    // Without a reservation (not every file system supports the call) there are fewer extents, and bytes without an
+    // extent are written unaligned.
     let preallocated = end.is_some_and(|end| {
         let _ = linux::preallocate(fd, range.start, end - range.start, false);
         end > size

@@ -1,4 +1,4 @@
-//! Device memory and bytes for the tests of this folder.
+//! Device memory and bytes for the tests of this directory.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -14,7 +14,7 @@ pub(crate) fn runtime() -> &'static Runtime {
     RUNTIME.get_or_init(|| Runtime::new(Settings::default()))
 }
 
-/// Memory of the emulated device, given back at the end.
+/// Memory of the emulated device, freed at the end.
 pub(crate) struct Buffer {
     target: Target,
     len: usize,
@@ -49,12 +49,12 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that depend on the offset and on the seed.
 pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((i * 2654435761 + seed * 40503) >> 7) as u8 ^ i as u8).collect()
 }
 
-/// How long a file may get, while it is there; for the whole process, whose other tests write no such files.
+/// Limits the length of files while it lives; for the whole process, whose other tests write no such files.
 pub(crate) struct FileSizeLimit {
     previous: libc::rlimit,
 }

@@ -1,4 +1,4 @@
-//! Moves in the order of a queue, and the pipeline made of them.
+//! Moves in the order of a stream, and the pipeline made of them.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -20,7 +20,7 @@ fn moves_and_their_stream_wait_for_each_other() {
     let device = registry::emulated().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
-    // Larger than the blocks that are read ahead, and not a whole number of them.
+    // Larger than the blocks that are read ahead, and not a multiple of them.
     let len = (40 << 20) + 12_345;
     fs::write(&from, bytes(len, 3)).unwrap();
     let buffer = Buffer::new(len);
@@ -50,7 +50,7 @@ fn end_waits_for_unawaited_moves() {
     for (i, buffer) in buffers.iter().enumerate() {
         session.move_async(&path, buffer.at(0), i as u64 * 300_000, 300_000, Download, queue).unwrap();
     }
-    // Read again behind that, without a word.
+    // Read again after that, without a wait.
     let back = Buffer::new(1000);
     assert_eq!(session.move_range(&path, back.at(0), 600_000, 1000, Upload).unwrap(), 1000);
     assert_eq!(back.bytes(), bytes(300_000, 2)[..1000]);
@@ -90,7 +90,8 @@ fn striped_output_accepts_async_moves() {
     assert!(fs::read(&path).unwrap() == bytes(500_000, 9));
 }
 
-/// A download into stripes is over when it returns; until then it waits for what is on its queue, and only for that call.
+/// A download into stripes is complete when it returns; until then it waits for the work on its stream, and only in
+/// that call.
 #[test]
 fn striped_output_waits_for_stream_of_its_move() {
     let device = registry::emulated().unwrap();
@@ -227,14 +228,14 @@ fn short_download_is_reported() {
     let limit = FileSizeLimit::set(base + 100_000);
     let ticket = session.move_async(&path, buffer.at(0), base, 300_000, Download, queue);
     let waited = ticket.map(|ticket| ticket.wait());
-    // What comes later does not make it forgotten.
+    // Later moves do not hide it.
     let second = session.move_async(&path, buffer.at(0), 0, 10, Download, queue).unwrap();
     assert_eq!(second.wait().unwrap(), 10);
     let ended = session.end();
     drop(limit);
     let error = waited.unwrap().unwrap_err();
     assert!(matches!(error.kind.errno(), Errno::NOSPC | Errno::FBIG), "{error}");
-    // Once more, for whoever let go of the ticket.
+    // And again at the end, in case the ticket was dropped.
     assert!(ended.is_err());
     assert!(fs::metadata(&path).map_or(0, |m| m.len()) <= base + 100_000);
 }

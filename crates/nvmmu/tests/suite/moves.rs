@@ -136,7 +136,7 @@ fn pipe_is_refused_without_waiting() {
     // SAFETY: the name is NUL-terminated.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let device = Buffer::new(100);
-    with_deadline("a pipe that nobody has open", || {
+    with_deadline("a pipe that no process has open", || {
         let mut session = Session::begin(runtime(), None).unwrap();
         for direction in [Upload, Download, Upload] {
             let error = session.move_range(&path, device.at(0), 0, 100, direction).unwrap_err();

@@ -48,7 +48,7 @@ fn session_ends_once_and_only_by_its_thread() {
     end(1).unwrap();
     assert_eq!(end(1).unwrap_err().kind, ErrorKind::NoSession);
     assert_eq!(current("move", |_| Ok(())).unwrap_err().kind, ErrorKind::NoSession);
-    // What a thread left open when it ended is in nobody's way.
+    // A session that a thread left open when it ended does not block other threads.
     std::thread::spawn(|| begin(2, None).unwrap()).join().unwrap();
     begin(2, None).unwrap();
     end(2).unwrap();

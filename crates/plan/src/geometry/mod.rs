@@ -10,8 +10,8 @@
 //!            ├─ ...                                 render.rs tree ──> text
 //! ```
 //!
-//! Why: full-stripe writes to RAID-5 need no reads; a request split at chunk ends keeps each command on few disks;
-//! a user who wonders why peer-to-peer is refused sees the layer that refuses it.
+//! Why: full-stripe writes to RAID-5 need no reads; a request split at chunk ends keeps each command on few disks; and
+//! `spinio explain` shows the layer that refuses peer-to-peer.
 //!
 //! sysfs shows all of this to every user. It is read through [`SysfsReader`], so that the same code reads a machine, a
 //! test's table and a fuzzer's noise. No input causes a panic, and depth and number of layers are bounded.
@@ -37,7 +37,7 @@ pub use sysfs::{SysfsReader, read_btrfs, read_device, without_device};
 pub struct BlockStack {
     /// `ext4`, `tmpfs`; empty for a block device itself.
     pub file_system: String,
-    /// The uppermost block device; none where there is none (memory, network), or where it is unknown.
+    /// The uppermost block device; none if there is none (memory, network), or if it is unknown.
     pub top: Option<Layer>,
 }
 

@@ -1,12 +1,12 @@
-//! Where stripes begin, how wide they are, and which member stores what.
+//! The beginnings and the width of stripes, and the data of each member.
 //!
 //! ```text
 //!   RAID-5 of 4, 64 KiB chunks, left-symmetric        bytes of the array
 //!              disk 0   1   2   3
-//!   stripe 0        0   1   2   P      width = 3 x 64 KiB: what must be written together
-//!   stripe 1        4   5   P   3      to spare the reads of old parity
+//!   stripe 0        0   1   2   P      width = 3 x 64 KiB: bytes that must be written together
+//!   stripe 1        4   5   P   3      to avoid reads of old parity
 //!   stripe 2        8   P   6   7
-//!                   └── chunk: what one command of one disk is cut at
+//!                   └── chunk: commands are split at its ends, so that each is for one disk
 //! ```
 //!
 //! Offsets are those of the uppermost block device. A file's own offsets differ by the positions of its extents; file
@@ -26,7 +26,7 @@ use super::{Kind, Layer, Level};
 /// How chunks are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Round-robin: RAID-0, the device mapper's stripes; not btrfs (it places each GiB anew).
+    /// Round-robin: RAID-0, the device mapper's stripes; not btrfs (it allocates each GiB separately).
     RoundRobin,
     /// Each chunk on this many neighbours: RAID-10, near.
     Near(u32),

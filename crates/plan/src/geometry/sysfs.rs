@@ -20,7 +20,7 @@ const MAX_DEPTH: u32 = 16;
 /// The limit of all layers.
 const MAX_LAYERS: u32 = 1024;
 
-/// Sectors of sysfs, whatever the disk's are.
+/// Sectors of sysfs, whatever the sector size of the disk is.
 const SECTOR: u64 = 512;
 
 /// A file system on one block device, or the device itself.

@@ -28,7 +28,7 @@
 //!
 //! Known flaws: pages that the Linux kernel fetched before the first survey, some 256 KiB and a first window per
 //! stream, are attributed to another process and stay. Pages of these ranges that another process read without opening
-//! the file anew (it had it open before) cannot be distinguished from our own, and are dropped with them.
+//! the file again (it had it open before) cannot be distinguished from those of SPIN, and are dropped with them.
 
 mod owned_pages;
 mod survey_window;

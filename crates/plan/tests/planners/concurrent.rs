@@ -1,4 +1,4 @@
-//! How far the planner for overlapping sides is from the optimum.
+//! The distance from the optimum of the planner for overlapping sides.
 
 use crate::oracle::*;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ fn cost(runs: &[Extent], model: &Model, constraints: &RouteConstraints, out: &mu
     concurrent(runs, &decisions(runs, out), model, constraints)
 }
 
-/// Ours divided by the best.
+/// The planner's cost divided by the best.
 fn ratio_to_optimum(extents: &[Extent], model: &Model, constraints: &RouteConstraints, out: &mut Schedule) -> f64 {
     let runs = join(extents);
     let ours = cost(&runs, model, constraints, out);
@@ -78,7 +78,7 @@ fn near_optimal_with_many_resident_runs() {
     }
 }
 
-/// Two decisions a group, and a group may be divided: no plan is faster than this.
+/// Two decisions per group, and a group may be divided: no plan is faster than this.
 fn divisible_bound(runs: &[Extent], model: &Model) -> f64 {
     let (s, c) = (&model.storage_queue, &model.cache_queue);
     let (mut storage, mut cache) = (s.latency, c.latency);

@@ -10,7 +10,7 @@ pub(crate) fn extent(pages: u64, residency: Residency) -> Extent {
     Extent { len: pages * PAGE, residency }
 }
 
-/// Neighbours of one residency joined: a plan decides these, not the extents as they were cut.
+/// Adjacent runs of one residency joined: a plan decides on these, not on the extents as they were split.
 pub(crate) fn join(extents: &[Extent]) -> Vec<Extent> {
     let mut out: Vec<Extent> = Vec::new();
     for e in extents {
@@ -26,7 +26,7 @@ pub(crate) fn bytes(extents: &[Extent]) -> u64 {
     extents.iter().map(|e| e.len).sum()
 }
 
-/// What a schedule decided for each run; a run cut in two is a failure.
+/// The decision of a schedule for each run; a run split in two is a failure.
 pub(crate) fn decisions(runs: &[Extent], schedule: &Schedule) -> Vec<bool> {
     let mut start = 0;
     runs.iter()
@@ -45,7 +45,7 @@ pub(crate) fn decisions(runs: &[Extent], schedule: &Schedule) -> Vec<bool> {
         .collect()
 }
 
-/// Whether runs may be served so: absent ones from storage, unknown ones not.
+/// Whether these decisions are allowed: absent runs from storage, unknown ones not.
 fn allowed(runs: &[Extent], storage: &[bool]) -> bool {
     runs.iter().zip(storage).all(|(run, &s)| match run.residency {
         Residency::Absent => s,
@@ -89,7 +89,7 @@ pub(crate) fn serial(runs: &[Extent], storage: &[bool], model: &Model, constrain
         + cached.map(|r| model.cost(cache_route(constraints, r)).time(r.len)).sum::<f64>()
 }
 
-/// Our cost: the slower of two sides.
+/// SPIN's cost: the slower of two sides.
 pub(crate) fn concurrent(runs: &[Extent], storage: &[bool], model: &Model, constraints: &RouteConstraints) -> f64 {
     let (lengths, dirty) = transfers(runs, storage);
     let queue = &model.storage_queue;

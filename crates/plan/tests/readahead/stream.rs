@@ -79,8 +79,8 @@ proptest! {
 #[test]
 fn forgotten_range_is_never_owned() {
     let mut ahead = SurveyWindow::default();
-    let asked = ahead.next_survey(0, 1 << 20).expect("no survey yet");
-    ahead.record_survey(asked.clone(), [asked]);
+    let next = ahead.next_survey(0, 1 << 20).expect("no survey yet");
+    ahead.record_survey(next.clone(), [next]);
     ahead.forget(&(4096..8192));
     assert_eq!(ahead.advance(16384, 1 << 20), [0..4096, 8192..16384]);
     assert_eq!((ahead.all_cached(), ahead.survey_step()), (false, SURVEY_STEP));

@@ -1,15 +1,15 @@
-//! `posix_fadvise`: the kernel's to obey, and ours to know.
+//! Hooks of `posix_fadvise`. The advice goes to the Linux kernel first; SPIN notes it too.
 //!
 //! ```text
-//!   RANDOM       no read-ahead: short sequential reads are not kept on the page cache for its sake
-//!   SEQUENTIAL   from the first read on, and twice as wide, as in the kernel
-//!   DONTNEED     what SPIN brought into the page cache there is forgotten with it
-//!   WILLNEED     belongs to the program: SPIN will not drop it; and where a device has read the file before, the kernel is
-//!                asked for more than the one window that it fetches by itself
+//!   RANDOM       no read-ahead: short sequential reads do not use the page cache for its sake
+//!   SEQUENTIAL   from the first read on, and twice as wide, as in the Linux kernel
+//!   DONTNEED     the pages there that SPIN read into the page cache are forgotten by SPIN too
+//!   WILLNEED     belongs to the program: SPIN does not drop it. Where a device has read the file before, more than the
+//!                one window is requested that the Linux kernel fetches by itself
 //! ```
 //!
-//! The kernel hears it first. Only what it has taken is noted; NORMAL, RANDOM and SEQUENTIAL, which stay, also before any
-//! device is in use.
+//! Only advice that the Linux kernel has accepted is noted. NORMAL, RANDOM and SEQUENTIAL last, so they are noted also
+//! before any device is in use.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 

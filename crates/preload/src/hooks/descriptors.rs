@@ -1,19 +1,21 @@
-//! `open`, and `close` with its kin: news, never a source of truth.
+//! Hooks of `open`, `close` and the calls that replace a descriptor. What they report is a hint, never the only
+//! evidence.
 //!
 //! ```text
 //!   open "/dev/nvidia0"               ──> a driver is in use: from now on buffers may be device memory
 //!   open "/sys/.../p2pmem/allocate"   ──> mappings of this file are device memory
-//!   close, dup2, close_range, ...     ──> the file is going: let go of what is kept beside it, so that its file
-//!                                         system can be unmounted, and its space is free if it was deleted
+//!   close, dup2, close_range, ...     ──> the file is being closed: release what is cached for it, so that its file
+//!                                         system can be unmounted, and its space is freed if it was deleted
 //! ```
 //!
-//! Correctness rests on it in one case alone: a number that is given away and comes back while it is read (`FdIdentity`).
-//! It cannot rest on it elsewhere, because programs open and close in ways that no hook sees: `fclose`, raw system
-//! calls, io_uring, a descriptor received through a socket. Each device read asks the kernel again what its descriptor is.
+//! Correctness depends on these hooks in one case alone: a number that is closed and reused while it is read
+//! (`FdIdentity`). It cannot depend on them elsewhere, because programs open and close in ways that no hook sees:
+//! `fclose`, raw system calls, io_uring, a descriptor received through a socket. Each read into a device queries the
+//! kernel again for the file of its descriptor.
 //!
-//! Children that close everything before `exec` tell nothing: they would make their parent forget what it still uses.
+//! A child that closes everything before `exec` reports nothing: its parent would forget files that it still uses.
 //!
-//! `open` tells its news once the kernel has opened the path: only then is the path known to be readable memory.
+//! `open` reports once the kernel has opened the path: only then is the path known to be readable memory.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -26,7 +28,8 @@ use crate::{disabled, errno, ffi_guard as guard, next_symbol as next};
 
 macro_rules! opens {
     ($($name:ident([$($dir:ident)?] path, flags [$($mode:ident)?]) = $next:ident;)+) => {$(
-        // The mode is there only with O_CREAT. Whatever its register holds is passed on, as the callee reads it only then.
+        // The mode is passed only with O_CREAT. Otherwise its register is passed on as it is: the callee does not read
+        // it.
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(
             $($dir: c_int,)?
@@ -62,8 +65,8 @@ opens! {
 /// `path` must be NUL-terminated.
 #[inline]
 unsafe fn after_open(fd: c_int, path: *const c_char) {
-    // Devices' files are opened by absolute paths, "/dev/..." and "/sys/...": with all others we are done here.
-    // SAFETY: the caller's promise: the second byte is there if the first is not the end.
+    // Device files are opened by absolute paths, "/dev/..." and "/sys/...": any other path is of no interest.
+    // SAFETY: the caller's promise: the second byte is readable if the first is not the end.
     let second = unsafe { if *path == b'/' as c_char { *path.add(1) as u8 } else { 0 } };
     if matches!(second, b'd' | b's') && !disabled::is_disabled() {
         // SAFETY: as above.
@@ -78,10 +81,10 @@ unsafe fn after_open(fd: c_int, path: *const c_char) {
     }
 }
 
-/// These numbers are about to name nothing, or something else. What is returned lives until the call has returned.
+/// These numbers are about to be closed or reused. The returned guard lives until the call has returned.
 ///
-/// The change is no hint: it is counted in handlers too; but not for a child, whose table is another one even where its
-/// memory is not.
+/// The change is no hint: it is counted in signal handlers too, but not for a child, which has another fd table even
+/// where it shares the memory.
 #[inline]
 fn before_close_range(first: c_uint, last: c_uint) -> Option<spinio_io::FdChange> {
     if !registry::any_device() || first > last || disabled::is_disabled() {
@@ -116,8 +119,8 @@ unsafe extern "C-unwind" fn __close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in a table of this thread's own: for all others,
-    // of which there are some wherever SPIN keeps anything, the numbers stay. Other flags the kernel refuses.
+    // CLOSE_RANGE_CLOEXEC closes nothing yet. CLOSE_RANGE_UNSHARE closes in an unshared table of this thread: for all
+    // other threads, and a process in which SPIN is active has some, the numbers stay. The kernel refuses other flags.
     let _change = if flags == 0 { before_close_range(first, last) } else { None };
     // SAFETY: the program's own arguments.
     unsafe { next::CLOSE_RANGE.get()(first, last, flags) }

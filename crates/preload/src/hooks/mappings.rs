@@ -1,11 +1,11 @@
-//! `mmap` of peer-to-peer memory: the only way to learn that an address is a PCI device's.
+//! Hooks of `mmap` for peer-to-peer memory: the only way to learn that an address is memory of a PCI device.
 //!
-//! The CPU can load and store there, so the kernel reads into it without a complaint, and nothing would ever tell us that
-//! a storage device could have done it by itself. Until an `open` of `.../p2pmem/allocate` has succeeded, each hook here
-//! is one load and a call.
+//! The CPU can load and store there, so the kernel reads into it without an error, and nothing would show that a
+//! storage device could have written to it by DMA. Until an `open` of `.../p2pmem/allocate` has succeeded, each hook
+//! here is one load and a call.
 //!
-//! Known flaw: a mapping made through a descriptor that no `open` of ours has seen (inherited, received), or moved by
-//! `mremap`, is not known as what it is. It is read into as host memory: correct, but never peer-to-peer.
+//! Known flaw: a mapping made through a descriptor that no hook of `open` has seen (inherited, received), or moved by
+//! `mremap`, is not recognised. It is read into as host memory: correct, but never peer-to-peer.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -17,10 +17,10 @@ use spinio_sys::linux;
 
 use crate::{errno, next_symbol as next};
 
-/// Which files of this kind the program has opened; 0 for none. They are as many as there are providers.
+/// Which files of this kind the program has opened; 0 for none. There is one for each provider.
 static P2PMEM_FILES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// A name for a file, never 0. Two files that share it cost the registry a look at the mapping, which decides.
+/// A key for a file, never 0. Two files with one key cost the registry a look at the mapping, which decides.
 fn file_key(fd: c_int) -> Option<u64> {
     let stat = linux::fstat(fd).ok()?;
     Some((stat.ino ^ stat.dev.rotate_left(40)).max(1))
@@ -32,7 +32,7 @@ pub(super) fn after_open(fd: c_int, path: &[u8]) {
         return;
     }
     if let Some(new) = file_key(fd) {
-        // Filled from the front, so that an empty first slot means that there is nothing.
+        // Filled from the front, so an empty first slot means an empty table.
         let _ = P2PMEM_FILES.iter().any(|slot| {
             let old = slot.compare_exchange(0, new, Relaxed, Relaxed);
             old.is_ok() || old == Err(new)
@@ -75,7 +75,7 @@ maps! {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
     if has_candidates() {
-        // Before the range can become somebody else's.
+        // Before the range can be mapped again by another thread.
         let entry = errno::Saved::now();
         registry::unregister_mapping(at.cast(), len);
         entry.restore();

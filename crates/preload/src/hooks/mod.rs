@@ -1,41 +1,42 @@
 //! The functions that SPIN interposes on.
 //!
 //! ```text
-//!   pread(fd, buf, n, off)          two instructions: note the return address, go on
+//!   pread(fd, buf, n, off)          two instructions: note the return address, continue
 //!     │
 //!     ├─ any device at all? ── no ──────────────┐      one load: all that a host program pays
 //!     ├─ a call of the driver itself? ── yes ───┤
-//!     ├─ whose is buf? ── nobody's ─────────────┤
+//!     ├─ is buf memory of a device? ── no ──────┤
 //!     │                                         ▼
-//!     │                         the next function ── EFAULT ──> ask the devices themselves
-//!     ▼ a device's                                                    │ a device's after all
+//!     │                         the next function ── EFAULT ──> query the devices themselves
+//!     ▼ yes                                                           │ it is device memory
 //!   spinio_io: any route, count or errno  <───────────────────────────┘
 //! ```
 //!
-//! errno is noted at the entry: a call that succeeds leaves it so, though the driver was asked, or the next function
-//! tried in vain, before.
+//! errno is saved at the entry. A call that succeeds restores it, because a query of the driver or a failed attempt of
+//! the next function may have changed it.
 //!
-//! The host path holds no lock, allocates nothing, leaves errno alone and has no frame with a destructor: the next
-//! function is a cancellation point, and the unwinding of `pthread_cancel` passes through us as through C.
+//! The host path takes no lock, allocates nothing, leaves errno alone and has no frame with a destructor: the next
+//! function is a cancellation point, and the unwinding of `pthread_cancel` passes through the hook as through C.
 //!
-//! What a hook would have nothing to do for is not hooked; a needless hook is harm:
-//! - `dup`, `fcntl`: a new number for an open file. State is found by device and inode of the descriptor that the call
-//!   brings, asked from the kernel on that call, so a new number needs no news.
-//! - `lseek`: the file offset is the kernel's. A read at the file's own offset asks for it there.
-//! - `fork`, `vfork`, `clone`: what must not outlive a fork lies behind a word that the kernel wipes in the child
-//!   (`spinio_sys::linux::word_wiped_on_fork`), which a raw system call cannot bypass.
+//! A function for which a hook would have nothing to do is not hooked, since every hook has a cost:
+//! - `dup`, `fcntl`: a new number for an open file. State is found by device and inode of the descriptor of the call,
+//!   which are queried on that call, so SPIN need not know of a new number.
+//! - `lseek`: the kernel keeps the file offset. A read at the file's own offset queries it.
+//! - `fork`, `vfork`, `clone`: state that must not outlive a fork is guarded by a word that the kernel wipes in the
+//!   child (`spinio_sys::linux::word_wiped_on_fork`), which a raw system call cannot bypass.
 //!
 //! Known flaws:
 //! - The EFAULT path repeats the call. A datagram socket has dropped its datagram by then, so the repeated `read` waits
-//!   for the next one. It happens at most for the first read of a device that nobody announced.
+//!   for the next one. It happens at most for the first read into a device that SPIN has not been notified of.
 //! - A call with device memory can be cancelled before it starts, not while it waits.
-//! - A signal handler that leaves a write by `longjmp` (SIGXFSZ, SIGPIPE) leaves the write's staging memory taken.
-//! - The device path takes locks and allocates, so it is not for signal handlers. Nor is, in a program with CUDA, a host
-//!   read into memory that was never read into before: whose it is must be asked of the driver, which the signal may
-//!   have interrupted.
-//! - A `write` of up to 4 KiB out of managed memory that the CPU can load from is the kernel's, which waits for nothing
-//!   that is queued on the device; as without us.
-//! - `close` of a file that was read into a device waits until helpers have given back its pins and closed its twins,
+//! - A signal handler that leaves a write by `longjmp` (SIGXFSZ, SIGPIPE) leaks the bounce buffers of the write.
+//! - The device path takes locks and allocates, so it is not for signal handlers. Nor is, in a program with CUDA, a
+//!   host read into memory that was never read into before: its owner must be queried from the driver, which the signal
+//!   may have interrupted.
+//! - A `write` of up to 4 KiB out of managed memory that the CPU can load from is left to the kernel, which does not
+//!   wait for work queued on the device; the same happens without SPIN.
+//! - `close` of a file that was read into a device waits until workers have unpinned its pages and closed its shadow
+//!   descriptors, 20 ms at most.
 //!   20 ms at most.
 
 mod advice;
@@ -70,7 +71,7 @@ macro_rules! hook {
 }
 use hook;
 
-/// The device allocation that a call from `caller` means by `buffer`, if it is one. `want`: bytes of interest.
+/// The device allocation that `buffer` points into in a call from `caller`, if any. `want`: bytes of interest.
 #[inline(always)]
 fn device_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
     if !registry::any_device() {
@@ -82,9 +83,9 @@ fn device_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Alloc
     registry::find(buffer, wanted)
 }
 
-/// The same, for the source of a write. Signal handlers write short messages, out of memory that nobody was asked about
-/// before, while the thread may be inside the driver; so that is not asked for these, and a device's memory is found out
-/// by the kernel's EFAULT.
+/// The same, for the source of a write. Signal handlers write short messages, out of memory whose owner was never
+/// queried, while the thread may be inside the driver. So short writes do not query the driver, and device memory is
+/// detected by the EFAULT of the kernel.
 #[inline(always)]
 fn source_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
     const MESSAGE_MAX: usize = 4096;
@@ -97,7 +98,7 @@ fn source_owner(buffer: *const u8, wanted: usize, caller: usize) -> Option<Alloc
     registry::find_without_driver(buffer, wanted)
 }
 
-/// The same, after the next function has failed: only EFAULT is a hint, everything else is the answer.
+/// The same, after the next function has failed. Only EFAULT is a hint; any other error is returned as it is.
 #[cold]
 fn device_owner_after_fault(buffer: *const u8, wanted: usize, caller: usize) -> Option<Allocation> {
     if errno::get() != libc::EFAULT || wanted == 0 || disabled::is_disabled() || caller::is_driver(caller) {
@@ -108,7 +109,7 @@ fn device_owner_after_fault(buffer: *const u8, wanted: usize, caller: usize) -> 
     found
 }
 
-/// Where a call's bytes go, or come from.
+/// The destination or the source of a call.
 fn target(allocation: Allocation, buffer: *const u8) -> Target {
     Target { allocation, addr: DeviceAddr(buffer as u64) }
 }

@@ -1,4 +1,4 @@
-//! `read` and `pread`, under every name that programs import.
+//! Hooks of `read` and `pread`, under every name that programs import.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -34,12 +34,13 @@ hook! {
             || next::PREAD64_CHK.get()(fd, buffer, len, offset, room));
 }
 
-/// A length that the fortified function may serve; 0, which is left to the next function, where that one would abort.
+/// A length that the fortified function may serve; 0, which is left to the next function, where that function would
+/// abort.
 fn checked_len(len: usize, room: usize) -> usize {
     if len > room { 0 } else { len }
 }
 
-/// One read, host or device. `next` does the host's, with the arguments as the program gave them.
+/// One read, into host or device memory. `next` does the host's, with the arguments as the program gave them.
 #[inline(always)]
 unsafe fn serve(
     fd: c_int,
@@ -52,7 +53,7 @@ unsafe fn serve(
     let buffer = buffer.cast::<u8>().cast_const();
     let entry = errno::Saved::now();
     let allocation = device_owner(buffer, len, caller);
-    // The driver may have been asked.
+    // A query of the driver may have changed errno.
     entry.restore();
     if let Some(allocation) = allocation
         && is_servable(buffer, len, at)
@@ -70,20 +71,20 @@ unsafe fn serve(
     got
 }
 
-/// Whether a call may be served. Of nothing, of more than the address space holds, and of offsets that no file has, the
-/// kernel knows what to say: it refuses these before it looks at the memory.
+/// Whether SPIN may serve a call. Empty ranges, ranges beyond the address space and offsets that no file has are left
+/// to the kernel, which refuses them before it looks at the memory.
 pub(super) fn is_servable(buffer: *const u8, len: usize, at: Option<i64>) -> bool {
     len != 0 && is_in_address_space(buffer, len) && is_in_file(at, len)
 }
 
-/// Whether a range ends where the addresses of programs do: with four levels of page tables at 2^47. One that begins past
-/// that is on a machine with more, and reaches to 2^56.
+/// Whether a range ends within the address space of programs: below 2^47 with four levels of page tables. A range that
+/// begins past that is on a machine with five, and ends below 2^56.
 pub(super) fn is_in_address_space(buffer: *const u8, len: usize) -> bool {
     let end = if (buffer as usize) < 1 << 47 { 1 << 47 } else { 1 << 56 };
     (buffer as usize).checked_add(len).is_some_and(|last| last <= end)
 }
 
-/// Whether a range has offsets; `None`: at the descriptor's own.
+/// Whether a range has valid offsets; `None`: at the descriptor's own offset.
 pub(super) fn is_in_file(at: Option<i64>, len: usize) -> bool {
     at.is_none_or(|at| at >= 0 && i64::try_from(len).is_ok_and(|len| at.checked_add(len).is_some()))
 }

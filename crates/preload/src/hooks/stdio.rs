@@ -1,14 +1,14 @@
-//! `fread` into device memory, and `fwrite` out of it.
+//! Hooks of `fread` into device memory, and `fwrite` out of it.
 //!
-//! libc loads from and stores into the buffer with the CPU, so a device buffer never reaches it: pieces go through host
-//! memory. The FILE is locked for all of them, so its position and its flags are what one `fread` or `fwrite` leaves;
-//! and what is written takes its place among the stream's other output, in libc's own buffer.
+//! libc loads from and stores into the buffer with the CPU, so it must never see a device buffer: chunks go through
+//! host memory. The FILE is locked for all of them, so its position and its flags are those that one `fread` or
+//! `fwrite` leaves, and written bytes are in order with the stream's other output, in libc's own buffer.
 //!
 //! Known flaws:
-//! - Device memory that nobody announced before crashes the program here, as it does without us: there is no EFAULT
-//!   to learn from.
-//! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to
-//!   EIO, but `ferror` does not know. Nor does it if the device fails under an `fwrite`.
+//! - Device memory that SPIN has not been notified of crashes the program here, as it does without SPIN: no EFAULT is
+//!   returned.
+//! - If the device fails, the bytes have left the FILE: the call returns the items that arrived and sets errno to EIO,
+//!   but `ferror` does not report it. Nor does it if the device fails during an `fwrite`.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -22,10 +22,10 @@ use super::{device_owner, hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{errno, next_symbol as next};
 
-/// Bytes a piece of a read.
+/// Bytes per chunk of a read.
 const READ_CHUNK: usize = 1 << 20;
 
-/// Bytes a piece of a write. Large, because libc makes one call of the kernel of what its own buffer cannot hold.
+/// Bytes per chunk of a write. Large, because libc makes one system call of what its own buffer cannot hold.
 const WRITE_CHUNK: usize = 64 << 20;
 
 unsafe extern "C" {
@@ -54,14 +54,14 @@ hook! {
         serve_write(buffer, size, items, file, caller, || next::FWRITE_UNLOCKED.get()(buffer, size, items, file));
 }
 
-/// The bytes of a call on device memory, and whose they are; `None` for one that is libc's.
+/// The bytes of a call on device memory, and their allocation; `None` for a call that is left to libc.
 #[inline(always)]
 fn device_request(buffer: *const c_void, size: usize, items: usize, caller: usize) -> Option<(usize, Allocation)> {
     let bytes = size.wrapping_mul(items);
     let overflows = size != 0 && bytes / size != items;
     let entry = errno::Saved::now();
     let allocation = device_owner(buffer.cast(), bytes, caller);
-    // The driver may have been asked.
+    // A query of the driver may have changed errno.
     entry.restore();
     let allocation = allocation?;
     (bytes != 0 && !overflows).then_some((bytes, allocation))
@@ -118,9 +118,9 @@ unsafe fn with_locked_file(
     locked: LockedMove,
 ) -> usize {
     guard::cancellation_point();
-    // A thread cancelled in between would leave the FILE locked.
+    // A thread that is cancelled in between would leave the FILE locked.
     let done = guard::with_cancel_disabled(|| {
-        // SAFETY: the FILE is open; the lock is recursive, so a caller of fread_unlocked that holds it goes on.
+        // SAFETY: the FILE is open. The lock is recursive, so a caller of fread_unlocked that holds it does not block.
         unsafe { flockfile(file) };
         let done = locked(buffer, bytes, file, allocation);
         // SAFETY: locked above.
@@ -130,16 +130,16 @@ unsafe fn with_locked_file(
     done / size
 }
 
-/// Fills device memory from a FILE that is ours; the bytes that arrived. Sets errno where libc would.
+/// Fills device memory from a FILE that this thread has locked; the bytes that arrived. Sets errno where libc would.
 fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
     let mut done = 0;
     guard::run(|| {
-        // The kernel writes to the end of the allocation and no further, whatever the program asks for.
+        // Like the kernel, stop at the end of the allocation, whatever length was requested.
         let end = bytes.min(allocation.bytes_left(target(allocation, buffer).addr) as usize);
         let mut bounce = AlignedBuf::zeroed(end.min(READ_CHUNK));
         while done < end {
             let piece = bounce.len().min(end - done);
-            // SAFETY: `bounce` has room for a piece, and the FILE is ours.
+            // SAFETY: `bounce` has room for a chunk, and the FILE is locked by this thread.
             let got = unsafe { next::FREAD_UNLOCKED.get()(bounce.as_mut_ptr().cast(), 1, piece, file) };
             if got > 0 {
                 runtime().put(target(allocation, buffer.wrapping_add(done)), &bounce[..got])?;
@@ -156,7 +156,7 @@ fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Alloc
     done
 }
 
-/// Writes device memory to a FILE that is ours; the bytes that libc took. Sets errno where libc would.
+/// Writes device memory to a FILE that this thread has locked; the bytes that libc took. Sets errno where libc would.
 fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allocation) -> usize {
     let mut done = 0;
     guard::run(|| {
@@ -165,7 +165,7 @@ fn write_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Allo
         while done < end {
             let piece = bounce.len().min(end - done);
             runtime().get(target(allocation, buffer.wrapping_add(done)), &mut bounce[..piece])?;
-            // SAFETY: `bounce` holds a piece, and the FILE is ours.
+            // SAFETY: `bounce` holds a chunk, and the FILE is locked by this thread.
             let wrote = unsafe { next::FWRITE_UNLOCKED.get()(bounce.as_ptr().cast(), 1, piece, file) };
             done += wrote;
             if wrote < piece {

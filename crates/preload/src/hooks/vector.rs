@@ -1,20 +1,21 @@
-//! `readv` and `preadv`: vectors that may mix host and device buffers.
+//! Hooks of `readv` and `preadv`, whose vectors may mix host and device buffers.
 //!
 //! ```text
 //!   all host                        the next function, untouched
 //!   a file with offsets             part by part at explicit offsets, until one comes back short; many device parts in
 //!                                   a row as one batch
-//!   a pipe, socket, terminal        one read: the kernel fills host parts itself, and a bounce for the device parts
-//!   flags (RWF_*)                   as a stream, in windows: the kernel sees the flags, and all of them
+//!   a pipe, socket, terminal        one read: the kernel fills host parts itself, and a bounce buffer for device parts
+//!   flags (RWF_*)                   as a stream, in windows: the kernel sees all flags
 //! ```
 //!
-//! A read at the file's own offset first takes its range with one relative `lseek`, so that another process that shares
-//! the offset goes on behind it, and gives back what the file did not have.
+//! A read at the file's own offset first claims its range with one relative `lseek`, so that another process that
+//! shares the offset continues after it, and then moves the offset back by what the file did not have.
 //!
 //! Known flaws:
-//! - A call is served in parts, so it is not atomic against a writer, nor against another reader that moves the shared
-//!   offset back.
-//! - From a pipe or a socket, one call brings at most 1 MiB into device parts and ends there: short, as these may be.
+//! - A call is served in parts, so it is not atomic with respect to a writer, nor to another reader that moves the
+//!   shared offset back.
+//! - From a pipe or a socket, one call reads at most 1 MiB into device parts and ends there: a short read, as is
+//!   allowed for these.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -31,13 +32,13 @@ use super::{device_owner, device_owner_after_fault, hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{caller, disabled, errno, next_symbol as next};
 
-/// Most vectors of one call.
+/// The most vectors of one call.
 const IOV_MAX: c_int = 1024;
-/// Host memory that stands in for device parts, at most.
+/// The most host memory that replaces device parts.
 const BOUNCE_MAX: usize = 1 << 20;
-/// Device parts in a row from which they are read as a batch.
+/// The number of consecutive device parts from which they are read as a batch.
 const BATCH_MIN_PARTS: usize = 8;
-/// `preadv2`'s name for the file's own offset.
+/// How `preadv2` names the file's own offset.
 const FILE_OFFSET: i64 = -1;
 
 hook! {
@@ -57,7 +58,7 @@ hook! {
             || next::PREADV64V2.get()(fd, vectors, count, offset, flags));
 }
 
-/// Where in the file.
+/// The position in the file.
 #[derive(Clone, Copy)]
 pub(super) enum FilePosition {
     FileOffset,
@@ -70,11 +71,11 @@ impl FilePosition {
     }
 }
 
-/// What serves a call that has device memory among its vectors.
+/// Serves a call that has device memory among its vectors.
 pub(super) type VectorHandler = fn(c_int, *const iovec, c_int, FilePosition, c_int) -> isize;
 
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the call's own five, and how it goes on")]
+#[expect(clippy::too_many_arguments, reason = "the call's own five, and its handler")]
 pub(super) unsafe fn serve(
     fd: c_int,
     vectors: *const iovec,
@@ -86,9 +87,9 @@ pub(super) unsafe fn serve(
     next: impl Fn() -> isize,
 ) -> isize {
     let entry = errno::Saved::now();
-    // SAFETY: `any_device` judges the address before it looks at the vectors.
+    // SAFETY: `any_device` checks the address before it reads the vectors.
     let is_device = registry::any_device() && unsafe { any_device(vectors, count, at, caller, device_owner) };
-    // The driver may have been asked.
+    // A query of the driver may have changed errno.
     entry.restore();
     if is_device {
         return handler(fd, vectors, count, at, flags);
@@ -105,10 +106,10 @@ pub(super) unsafe fn serve(
     moved
 }
 
-/// Whether a part is device memory. False where the kernel would refuse the call whatever the parts are.
+/// Whether a part is device memory. False where the kernel would refuse the call for any parts.
 ///
-/// # Safety
-/// None but this: the program must not unmap the vectors during the call.
+/// Safety
+/// Only this: the program must not unmap the vectors during the call.
 unsafe fn any_device(
     vectors: *const iovec,
     count: c_int,
@@ -125,7 +126,7 @@ unsafe fn any_device(
     }
     // SAFETY: aligned, and readable a moment ago.
     let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
-    // A single vector is cut off before its end is looked at; of several each must end in the address space.
+    // A single vector is truncated before its end is checked; of several, each must end in the address space.
     let fits = |v: &iovec| match count {
         1 => v.iov_len <= isize::MAX as usize,
         _ => is_in_address_space(v.iov_base.cast(), v.iov_len),
@@ -140,8 +141,8 @@ unsafe fn any_device(
         && vectors.iter().any(|v| v.iov_len != 0 && owner(v.iov_base.cast(), v.iov_len, caller).is_some())
 }
 
-/// Whether an address is a little above our own frame, where almost every caller keeps its vectors: then it needs no
-/// system call to know that it may be read.
+/// Whether an address is a little above the current frame, where almost every caller keeps its vectors: no system call
+/// is needed to know that it is readable.
 fn is_near_stack(address: *const u8) -> bool {
     let frame = 0u8;
     (address as usize).wrapping_sub(&raw const frame as usize) < 16 << 10
@@ -167,12 +168,12 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
         let stream = runtime().is_stream(fd)?;
         match at {
             FilePosition::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
-            // A stream has no offsets: the kernel knows whether that is ESPIPE, or no matter (some devices).
+            // A stream has no offsets: the kernel returns ESPIPE, or ignores the offset (some devices).
             FilePosition::Offset(offset) if stream => windows(fd, &parts, offset, flags),
             FilePosition::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
             FilePosition::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
             FilePosition::FileOffset => {
-                // An offset that cannot be moved as far, near the largest one: the kernel says what follows.
+                // The offset cannot be moved that far, near the largest one: the kernel returns the error.
                 let Ok(start) = runtime().reserve(fd, total as u64) else {
                     return window(fd, &parts, FILE_OFFSET, flags).map(|w| w.got);
                 };
@@ -184,7 +185,7 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
     })
 }
 
-/// The vectors as parts, cut off where the kernel cuts a call off. Neighbours on the host stay apart: the kernel
+/// The vectors as parts, truncated where the kernel truncates a call. Adjacent host parts are not merged: the kernel
 /// takes them as a vector anyway.
 pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
     let mut room = MAX_RW_COUNT;
@@ -206,7 +207,7 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
     let mut done = 0;
     let mut rest = parts.to_vec();
     let number = FdIdentity::of(fd);
-    // One part is one read, which sees to that itself.
+    // A single part is one read, which checks the identity itself.
     let file = if parts.len() > 1 || flags != 0 { identity(fd) } else { None };
     while let Some(first) = rest.first().copied() {
         let offset = start + done as u64;
@@ -221,7 +222,8 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
                 (first.len, read.map_err(Failure::Io))
             }
             _ => {
-                // With flags, everything up to the bounce's end; without, the host parts up to the next device part.
+                // With flags, everything up to the end of the bounce buffer; without, the host parts up to the next
+                // device part.
                 let hosts = rest.iter().take_while(|p| p.device.is_none()).count();
                 let parts = if flags == 0 { &rest[..hosts] } else { &rest[..] };
                 match window(fd, parts, offset as i64, flags) {
@@ -232,8 +234,8 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         };
         match got {
             Ok(got) => {
-                // Another thread may have given the number to another file since the last part, or since this one: of all
-                // parts together only those of one file count.
+                // Another thread may have reused the number for another file since the last part, or since this one:
+                // only parts of one file count.
                 let same = got == rest.iter().map(|p| p.len).sum::<usize>() && done == 0
                     || identity(fd) == file && number.is_unchanged();
                 if done == 0 || same {
@@ -273,7 +275,7 @@ fn advance(parts: &mut Vec<Part>, mut bytes: usize) {
     }
 }
 
-/// Device parts that lie one behind the other in the file, all at once; the bytes up to the first that came back short.
+/// Device parts that are contiguous in the file, all at once; the bytes up to the first that came back short.
 fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
     let mut offset = offset;
     let piece = |part: &Part| {
@@ -299,8 +301,8 @@ fn batch(fd: c_int, parts: &[Part], offset: u64) -> Result<usize, Failure> {
     Ok(done)
 }
 
-/// A stream. From a pipe or a socket, as much as one call brings: a second one might wait. A character device, or a file
-/// whose size says nothing (procfs), gives all that is asked for, window by window.
+/// A stream. From a pipe or a socket, as much as one call returns: a second one might block. A character device, or a
+/// file whose size is not known (procfs), is read up to the requested length, window by window.
 fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize, Failure> {
     let fills = runtime().fills_buffers(fd)?;
     let mut rest = parts.to_vec();
@@ -326,7 +328,7 @@ struct BounceRead {
     got: usize,
 }
 
-/// One call of the kernel for the front parts, with a bounce for what belongs to a device.
+/// One system call for the front parts, with a bounce buffer for device parts.
 fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<BounceRead, Failure> {
     let device: usize = parts.iter().filter(|p| p.device.is_some()).map(|p| p.len).sum();
     let mut bounce = AlignedBuf::zeroed(device.min(BOUNCE_MAX));
@@ -346,7 +348,8 @@ fn window(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<Bounce
             break;
         }
     }
-    // SAFETY: host parts are the program's own, for the kernel to judge; the others lie in `bounce`, which outlives this.
+    // SAFETY: host parts are the program's own, which the kernel validates; the others are in `bounce`, which outlives
+    // this.
     let got = unsafe { linux::preadv(fd, &vectors, offset, flags as u32) }?;
 
     let (mut left, mut from) = (got, 0);

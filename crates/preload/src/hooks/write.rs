@@ -1,7 +1,7 @@
-//! `write` and `pwrite`, under every name that programs import.
+//! Hooks of `write` and `pwrite`, under every name that programs import.
 //!
-//! A write out of memory that nobody announced fails with EFAULT before it has changed anything, so asking then and
-//! writing again is safe, on sockets too.
+//! A write out of device memory that SPIN has not been notified of fails with EFAULT before it has changed anything, so
+//! querying the devices then and writing again is safe, on sockets too.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
@@ -27,7 +27,7 @@ hook! {
         serve(fd, buffer, len, Some(offset), caller, || next::PWRITE64_UNDERSCORED.get()(fd, buffer, len, offset));
 }
 
-/// One write, host or device. `next` does the host's, with the arguments as the program gave them.
+/// One write, out of host or device memory. `next` does the host's, with the arguments as the program gave them.
 #[inline(always)]
 unsafe fn serve(
     fd: c_int,
@@ -40,7 +40,7 @@ unsafe fn serve(
     let buffer = buffer.cast::<u8>();
     let entry = errno::Saved::now();
     let allocation = source_owner(buffer, len, caller);
-    // The driver may have been asked.
+    // A query of the driver may have changed errno.
     entry.restore();
     if let Some(allocation) = allocation
         && is_servable(buffer, len, at)

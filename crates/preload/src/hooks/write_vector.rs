@@ -1,12 +1,12 @@
-//! `writev` and `pwritev`: vectors that may mix host and device buffers.
+//! Hooks of `writev` and `pwritev`, whose vectors may mix host and device buffers.
 //!
 //! ```text
 //!   all host      the next function, untouched
-//!   else          one call of the kernel: host parts as they are, staging memory in the place of device parts
+//!   else          one system call: host parts as they are, bounce buffers in the place of device parts
 //! ```
 //!
-//! Known flaw: a part of device memory that nobody announced, behind host parts, ends the call short; asked again with
-//! the rest, as after any short write, the kernel says EFAULT, and then it is known.
+//! Known flaw: a part of device memory that SPIN has not been notified of, after host parts, ends the call short. When
+//! the rest is written, as after any short write, the kernel returns EFAULT, and the devices are queried.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 

@@ -44,8 +44,8 @@ static int cached(int fd)
     return cached_of(fd, 0, SIZE);
 }
 
-/* A new file without cached pages, with advice set. A new one each time: read-ahead in flight would read pages of an old
- * file in again. -1 if its pages cannot be dropped. */
+/* A new file without cached pages, with advice set. A new one each time: read-ahead in flight would read pages of an
+ * old file in again. -1 if its pages cannot be dropped. */
 static int file_with_advice(const char *name, int advice)
 {
     static char bytes[SIZE];

@@ -1,5 +1,5 @@
-/* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not return, and the unwinding passes
- * through the library. Once before any device exists, once after; with HOST_ONLY there is none. */
+/* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not return, and the unwinding
+ * passes through the library. Once before any device exists, once after; with HOST_ONLY there is none. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

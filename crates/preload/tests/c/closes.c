@@ -1,5 +1,5 @@
-/* The library's shadow descriptors of a file are closed when the program closes the file, by any of its names; closes in
- * children do not count. A signal handler may close in the middle of a device read. */
+/* The library's shadow descriptors of a file are closed when the program closes the file, by any of its names; closes
+ * in children do not count. A signal handler may close in the middle of a device read. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,7 +15,8 @@ enum { SIZE = 4 << 20 };
 static char *device;
 static volatile int signals;
 
-/* Whether a thread with an unshared fd table has the file open. A pipe of this program marks the program's own table. */
+/* Whether a thread with an unshared fd table has the file open. A pipe of this program marks the program's own
+ * table. */
 static int has_shadow_fd(void)
 {
     static int mark[2];
@@ -65,8 +66,8 @@ static int open_and_read(void)
     return fd;
 }
 
-/* Whether the shadow descriptor stays open after an event that is no reason to close it. An idle one is closed soon anyway,
- * so one time out of many is enough; if none is ever open (no direct I/O here) there is nothing to check. */
+/* Whether the shadow descriptor stays open after an event that is no reason to close it. An idle one is closed soon
+ * anyway, so one time out of many is enough; if none is ever open (no direct I/O here) there is nothing to check. */
 static int shadow_fd_stays(int fd, void (*something)(int))
 {
     for (int i = 0; i < 50; i++) {

@@ -1,7 +1,7 @@
-/* Copies between descriptors without memory of the program: sendfile, copy_file_range, splice, tee. The library hooks none
- * of them, so their results and the files are the same without it, with it, and with it while the same files are read
- * and written from a device: each output line is a call, and the whole output is compared.
- * Usage: copies FOLDER [device] */
+/* Copies between descriptors without memory of the program: sendfile, copy_file_range, splice, tee. The library hooks
+ * none of them, so their results and the files are the same without it, with it, and with it while the same files are
+ * read and written from a device: each output line is a call, and the whole output is compared. Usage: copies FOLDER
+ * [device] */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -44,7 +44,8 @@ static void print_file(const char *name)
     free(bytes);
 }
 
-/* A device read, if there is a device: afterwards the library has state, shadow descriptors and residency of the file. */
+/* A device read, if there is a device: afterwards the library has state, shadow descriptors and residency of the
+ * file. */
 static void device_read(int fd)
 {
     off_t at = lseek(fd, 0, SEEK_CUR);

@@ -178,7 +178,8 @@ int main(int argc, char **argv)
     snprintf(path, sizeof path, "%s/differential-%s-%d", argv[2], argv[1], (int)getpid());
     host = malloc(SPAN), seen = malloc(SPAN), device = device_alloc(SPAN);
     CHECK(host && seen);
-    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device part. */
+    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device
+     * part. */
     int first = make_file(path, 4096);
     CHECK(pread(first, device, 1, 0) == 1 && close(first) == 0);
     for (int round = 0; round < ROUNDS;) {

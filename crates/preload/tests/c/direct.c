@@ -1,5 +1,5 @@
-/* The program's own O_DIRECT descriptor: each read that succeeds into aligned host memory succeeds into device memory too,
- * with RWF_* flags, in vectors and through a FILE. */
+/* The program's own O_DIRECT descriptor: each read that succeeds into aligned host memory succeeds into device memory
+ * too, with RWF_* flags, in vectors and through a FILE. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/uio.h>

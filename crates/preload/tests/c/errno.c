@@ -1,5 +1,6 @@
-/* A successful call on device memory leaves errno unchanged, for every hooked function, however the device was found: the
- * host's own call may have failed first. Memory that CUDA allocates is unknown to every hook before its first use. */
+/* A successful call on device memory leaves errno unchanged, for every hooked function, however the device was found:
+ * the host's own call may have failed first. Memory that CUDA allocates is unknown to every hook before its first
+ * use. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* A signal handler leaves waiting device reads by longjmp: no resource that other reads need is lost, and memory is bounded. */
+/* A signal handler leaves waiting device reads by longjmp: no resource that other reads need is lost, and memory is
+ * bounded. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* RLIMIT_FSIZE has the same effect as on a host write: a write over the limit is cut short there, the next one fails with
- * EFBIG and raises SIGXFSZ in the writing thread, once. For every size of write, and for every kind of descriptor. */
+/* RLIMIT_FSIZE has the same effect as on a host write: a write over the limit is cut short there, the next one fails
+ * with EFBIG and raises SIGXFSZ in the writing thread, once. For every size of write, and for every kind of
+ * descriptor. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

@@ -1,6 +1,5 @@
-/* Visibility of device-memory writes in other processes: each write is visible when the call has returned, on every route;
- * and records that several processes append: each is contiguous and none is lost.
- * Usage: others FOLDER */
+/* Visibility of device-memory writes in other processes: each write is visible when the call has returned, on every
+ * route; and records that several processes append: each is contiguous and none is lost. Usage: others FOLDER */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

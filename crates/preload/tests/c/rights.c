@@ -1,5 +1,5 @@
-/* Prints whether it runs with more privileges than its parent process, and whether the software GPU has 1 MiB free, which
- * the environment denies. */
+/* Prints whether it runs with more privileges than its parent process, and whether the software GPU has 1 MiB free,
+ * which the environment denies. */
 #include <stdio.h>
 #include <sys/auxv.h>
 

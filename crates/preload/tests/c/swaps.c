@@ -1,4 +1,5 @@
-/* Another thread dup2s a second file over the descriptor and the first one back, during reads: no read has bytes of both. */
+/* Another thread dup2s a second file over the descriptor and the first one back, during reads: no read has bytes of
+ * both. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

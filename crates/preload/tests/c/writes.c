@@ -1,5 +1,5 @@
-/* Writes from device memory compared with the same writes from host memory: with every function, in vectors that mix both,
- * through stdio; the same calls are made on two files. Usage: writes SEED FOLDER */
+/* Writes from device memory compared with the same writes from host memory: with every function, in vectors that mix
+ * both, through stdio; the same calls are made on two files. Usage: writes SEED FOLDER */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -162,7 +162,8 @@ int main(int argc, char **argv)
     host = malloc(SPAN), seen_a = malloc(4 * SPAN), seen_b = malloc(4 * SPAN);
     device = device_alloc(SPAN), other = device_alloc(5000);
     CHECK(host && seen_a && seen_b && device && other);
-    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device part. */
+    /* From here on the library knows that the driver is in use: before, a vector ends short at its first device
+     * part. */
     int first = open(path_a, O_CREAT | O_TRUNC | O_RDWR, 0600);
     CHECK(first >= 0 && pwrite(first, device, 1, 0) == 1 && close(first) == 0);
     for (int round = 0; round < ROUNDS; round += 50) {

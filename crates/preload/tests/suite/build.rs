@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-/// The library that cargo built beside this test.
+/// The library that cargo built next to this test.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().expect("the test knows its own path");
     let library = test.with_file_name("libspinio.so");

@@ -1,14 +1,14 @@
 //! The programs of the GPU suite (`tests/gpu`) against the stand-in driver: the CUDA back end through the real hooks.
 //!
-//! What needs a device that works beside the program (the order of queued work) or gigabytes of its memory is left to
-//! a real GPU.
+//! Tests that need a device which works concurrently with the program (the order of queued work), or gigabytes of its
+//! memory, need a real GPU.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::build::{self, assert_passes, build_dir, compile, run_preloaded, source};
 
-/// The folder of the stand-in, as `libcuda.so.1`.
+/// The directory of the stand-in, as `libcuda.so.1`.
 fn driver() -> &'static PathBuf {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
     DRIVER.get_or_init(|| {
@@ -26,7 +26,7 @@ fn suite_program() -> &'static PathBuf {
     SUITE.get_or_init(|| program("suite"))
 }
 
-/// The program for two GPUs: the stand-in has as many.
+/// The program for two GPUs: the stand-in has two.
 fn two_gpu_program() -> &'static PathBuf {
     static TWO: OnceLock<PathBuf> = OnceLock::new();
     TWO.get_or_init(|| program("two"))
@@ -108,7 +108,7 @@ fn run_on_driver(name: &str, args: &[&str]) {
 }
 
 #[test]
-fn cuda_calls_leave_what_host_calls_leave() {
+fn cuda_calls_match_host_calls() {
     let scratch = build_dir().to_str().expect("a path in UTF-8");
     run_on_driver("writes", &["1", scratch]);
     run_on_driver("differential", &["1", scratch]);

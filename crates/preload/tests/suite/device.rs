@@ -35,10 +35,10 @@ pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
     out
 }
 
-/// A run that a hang cannot outlast.
+/// A run with a deadline, so that a hang is a failure.
 pub(crate) fn run_with_timeout(program: &Path) -> Command {
     let mut run = Command::new("timeout");
-    // Not cargo's own search path: an older library may lie there.
+    // Without cargo's search path: an older library may be there.
     run.args(["--signal=KILL", "900"]).arg(program).current_dir(build_dir()).env_remove("LD_LIBRARY_PATH");
     run
 }

@@ -52,7 +52,7 @@ fn linked_program_works() {
     // Without cargo's search path: an older library may be there.
     linked.args(["--signal=KILL", "900"]).arg(&out).current_dir(build_dir()).env_remove("LD_LIBRARY_PATH");
     assert_passes(linked);
-    // And once more with the library both linked and preloaded, as `spinio run` on such a program does.
+    // And again with the library both linked and preloaded, as `spinio run` on such a program does.
     assert_passes(run_preloaded(&out, &[]));
 }
 

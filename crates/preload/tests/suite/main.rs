@@ -1,9 +1,9 @@
-//! The library as programs meet it: C programs, compiled here, run under LD_PRELOAD.
+//! The library as seen by programs: C programs, compiled here, run under LD_PRELOAD.
 //!
 //! ```text
 //!   c/differential.c ... ──cc──> program ──┐
 //!   c/memory.c (allocator shim, the only ──cc──> libmemory.so   names our symbols)
-//!                                          └── LD_PRELOAD=libspinio.so program ── exit 0, or a line that says what differs
+//!                                          └── LD_PRELOAD=libspinio.so program ── exit 0, or the difference
 //! ```
 
 mod build;

@@ -1,4 +1,4 @@
-//! NVMMU as programs meet it: its C API, the paper's example, and the twelve programs of benches/nvmmu.
+//! NVMMU as seen by programs: its C API, the paper's example, and the twelve programs of benches/nvmmu.
 
 use std::path::PathBuf;
 use std::process::Command;

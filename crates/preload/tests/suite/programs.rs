@@ -15,12 +15,12 @@ fn device_reads_match_host_reads() {
 }
 
 #[test]
-fn direct_descriptors_read_into_the_device_as_into_aligned_host_memory() {
+fn direct_fd_reads_into_device_match_aligned_host_memory() {
     assert_passes(run_preloaded(&program("direct"), &[build_dir().to_str().expect("UTF-8")]));
 }
 
 #[test]
-fn read_beside_dup2_has_bytes_of_one_file() {
+fn read_concurrent_with_dup2_has_bytes_of_one_file() {
     let program = program("swaps");
     for (place, routes) in [(build_dir(), ""), (build_dir(), "copy,store"), (Path::new("/dev/shm"), "")] {
         let mut run = run_preloaded(&program, &[place.to_str().expect("UTF-8")]);
@@ -55,7 +55,7 @@ fn concurrent_truncate_and_write_leave_bytes_of_either() {
     for (seed, place, staging) in
         [("1", build_dir(), "128M"), ("2", build_dir(), "4M"), ("3", Path::new("/dev/shm"), "128M")]
     {
-        // What the smaller ring cannot hold is written in portions.
+        // What does not fit in the smaller bounce buffer pool is written in chunks.
         let mut run = run_preloaded(&program, &[seed, place.to_str().expect("UTF-8")]);
         run.env("SPINIO_BOUNCE_LIMIT", staging);
         assert_passes(run);
@@ -76,7 +76,7 @@ fn other_processes_see_writes() {
 fn fd_to_fd_copies_are_left_to_kernel() {
     let program = program("copies");
     for place in [build_dir(), Path::new("/dev/shm")] {
-        // Each in a folder of its own, on the same file system.
+        // Each in its own directory, on the same file system.
         let run = |how: &str| {
             let at = tempfile::Builder::new().prefix("copies-").tempdir_in(place).expect("a folder");
             let at_text = at.path().to_str().expect("UTF-8");
@@ -100,7 +100,7 @@ fn fd_to_fd_copies_are_left_to_kernel() {
 }
 
 #[test]
-fn edges_are_what_host_calls_meet() {
+fn edge_cases_match_host_calls() {
     let program = program("edges");
     assert_passes(run_preloaded(&program, &[]));
     let mut chunked = run_preloaded(&program, &[]);
@@ -109,8 +109,8 @@ fn edges_are_what_host_calls_meet() {
 }
 
 #[test]
-fn hold_ends_without_signals_and_names_the_limit() {
-    let program = linked("deaf");
+fn unpinning_needs_no_signals_and_pin_error_names_limit() {
+    let program = linked("no_signals");
     for how in ["before", "after", "space"] {
         let mut run = run_preloaded(&program, &[how]);
         run.env("SPINIO_PIN_LIMIT", "1G");
@@ -119,7 +119,7 @@ fn hold_ends_without_signals_and_names_the_limit() {
     }
 }
 
-/// A program that names the library's own functions.
+/// A program that uses the library's own functions.
 fn linked(name: &str) -> std::path::PathBuf {
     let (out, text) = (build_dir().join(name), source("tests/c").join(format!("{name}.c")));
     let rpath = format!("-Wl,-rpath,{}", library().parent().expect("a folder").display());
@@ -139,7 +139,7 @@ fn pipes_and_sockets_reach_the_device() {
 }
 
 #[test]
-fn jumps_out_of_waiting_reads_lose_nothing() {
+fn longjmp_out_of_waiting_read_leaks_nothing() {
     let program = program("jumps");
     for staging in ["128M", "4M"] {
         let mut run = run_preloaded(&program, &[]);

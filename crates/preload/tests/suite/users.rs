@@ -18,9 +18,9 @@ fn worker_threads_follow_setuid() {
 #[test]
 fn secure_exec_program_ignores_settings() {
     const NOBODY: u32 = 65534;
-    // SAFETY: asks about this process.
+    // SAFETY: queries this process.
     if unsafe { libc::geteuid() } != 0 {
-        return eprintln!("skipped: only root can give rights away");
+        return eprintln!("skipped: only root can run a program as another user");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let mode = |path, bits| fs::set_permissions(path, Permissions::from_mode(bits)).expect("a mode");

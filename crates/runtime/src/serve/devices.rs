@@ -1,4 +1,4 @@
-//! Whose memory it is, the stream of a thread, and the emulated device.
+//! Device memory, the stream of a thread, and the emulated device.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -16,7 +16,7 @@ pub(super) unsafe extern "C" fn find(address: u64, len: usize, memory: *mut Memo
     // The devices themselves are queried before the address counts as unknown.
     match registry::find(at, len).or_else(|| registry::find_after_fault(at, len)) {
         Some(allocation) => {
-            // SAFETY: the caller has room for it.
+            // SAFETY: the caller passes a place for it.
             unsafe { memory.write(Memory::of(&allocation)) };
             1
         }
@@ -25,8 +25,8 @@ pub(super) unsafe extern "C" fn find(address: u64, len: usize, memory: *mut Memo
 }
 
 pub(super) unsafe extern "C" fn device_name(memory: *const Memory, report: Report) {
-    // SAFETY: the caller's memory is one that `find` has filled in, and the report is its own.
-    unsafe { report.tell(0, &(*memory).allocation().device.id().to_string(), None) }
+    // SAFETY: `find` has filled in the caller's memory, and the report is the caller's.
+    unsafe { report.send(0, &(*memory).allocation().device.id().to_string(), None) }
 }
 
 pub(super) extern "C" fn thread_stream() -> u64 {
@@ -37,7 +37,7 @@ pub(super) extern "C" fn set_thread_stream(stream: u64) {
     spinio_device::set_thread_stream(StreamId(stream));
 }
 
-/// The device is what SPINIO_EMULATED says; without effect once it is made.
+/// The device is configured by SPINIO_EMULATED; without effect once it is created.
 fn as_set() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
     registry::configure_emulated(text).map_err(|e| Failure::new(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
@@ -49,7 +49,7 @@ fn emulated() -> Result<&'static Emulated, Failure> {
 
 pub(super) unsafe extern "C" fn emulated_configure(text: *const u8, len: usize, report: Report) -> i64 {
     let configure = || {
-        // SAFETY: the caller has so many bytes there.
+        // SAFETY: the caller has `len` bytes there.
         let text = String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text, len) });
         registry::configure_emulated(&text).map(|()| 0).map_err(|e| Failure::new(libc::EINVAL, e))
     };
@@ -74,7 +74,7 @@ pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report
     let make = || {
         as_set()?;
         let queue = emulated()?.new_stream()?;
-        // SAFETY: the caller has room for it.
+        // SAFETY: the caller passes a place for it.
         unsafe { stream.write(queue.0) };
         Ok(0)
     };
@@ -82,7 +82,7 @@ pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report
     unsafe { count(report, make) }
 }
 
-pub(super) extern "C" fn emulated_return_stream(stream: u64) {
+pub(super) extern "C" fn emulated_release_stream(stream: u64) {
     if let Ok(device) = registry::emulated() {
         device.release_stream(StreamId(stream));
     }
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn emulated_wait(stream: u64, report: Report) -> i6
     unsafe { count(report, || Ok(emulated()?.synchronize(StreamId(stream), WaitMode::Context).map(|()| 0)?)) }
 }
 
-pub(super) unsafe extern "C" fn emulated_hold(report: Report) -> i64 {
+pub(super) unsafe extern "C" fn emulated_pause(report: Report) -> i64 {
     // SAFETY: the report is the caller's.
     unsafe { count(report, || emulated().map(Emulated::pause).map(|()| 0)) }
 }

@@ -1,4 +1,4 @@
-//! Files that stay registered.
+//! Pinned files.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -15,9 +15,9 @@ use crate::{Memory, Report};
 /// # Safety
 /// The memory must be null or filled in by `find`.
 unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     match unsafe { like.as_ref() } {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         Some(memory) => Some(unsafe { memory.allocation() }.device),
         None => registry::current_device(),
     }
@@ -54,9 +54,9 @@ pub(super) unsafe extern "C" fn map(
 }
 
 /// # Safety
-/// It must have been made by `map`, and not ended.
+/// It must have been made by `map`, and not unmapped.
 unsafe fn mapped<'a>(map: *const c_void) -> &'a DeviceMapping {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { &*map.cast() }
 }
 
@@ -70,17 +70,17 @@ pub(super) unsafe extern "C" fn map_len(map: *const c_void) -> u64 {
     unsafe { mapped(map) }.len()
 }
 
-pub(super) unsafe extern "C" fn map_is_here(map: *const c_void) -> c_int {
+pub(super) unsafe extern "C" fn map_is_own_process(map: *const c_void) -> c_int {
     // SAFETY: the caller has a map.
     unsafe { mapped(map) }.is_own_process().into()
 }
 
-pub(super) unsafe extern "C" fn map_is_wanted(map: *const c_void) -> c_int {
+pub(super) unsafe extern "C" fn map_revoke_requested(map: *const c_void) -> c_int {
     // SAFETY: the caller has a map.
     unsafe { mapped(map) }.revoke_requested().into()
 }
 
 pub(super) unsafe extern "C" fn unmap(map: *mut c_void) {
-    // SAFETY: the caller has a map, and ends it once.
+    // SAFETY: the caller has a map, and unmaps it once.
     drop(unsafe { Box::from_raw(map.cast::<DeviceMapping>()) });
 }

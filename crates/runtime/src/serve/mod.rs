@@ -1,7 +1,7 @@
-//! The functions of the table, in the library that has the runtime.
+//! The functions of the table, in the library that owns the runtime.
 //!
-//! Nothing unwinds out of them, and nothing here has the name of an exported symbol: which copy of a function is called
-//! follows from the table alone.
+//! Nothing unwinds out of them, and nothing here has the name of an exported symbol: the table alone determines which
+//! copy of a function is called.
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
@@ -31,16 +31,16 @@ pub const TABLE: Table = Table {
     emulated_alloc: devices::emulated_alloc,
     emulated_free: devices::emulated_free,
     emulated_stream: devices::emulated_stream,
-    emulated_return_stream: devices::emulated_return_stream,
+    emulated_release_stream: devices::emulated_release_stream,
     emulated_wait: devices::emulated_wait,
-    emulated_hold: devices::emulated_hold,
+    emulated_pause: devices::emulated_pause,
     emulated_resume: devices::emulated_resume,
-    begin_asking: transfers::begin_asking,
-    end_asking: transfers::end_asking,
+    set_cancel_poll: transfers::set_cancel_poll,
+    restore_cancel_poll: transfers::restore_cancel_poll,
     read: transfers::read,
     write: transfers::write,
-    fetch: transfers::fetch,
-    put: transfers::put,
+    copy_to_host: transfers::copy_to_host,
+    copy_from_host: transfers::copy_from_host,
     read_many: transfers::read_many,
     pin_file: files::pin_file,
     unpin_file: files::unpin_file,
@@ -48,11 +48,11 @@ pub const TABLE: Table = Table {
     map: files::map,
     map_address: files::map_address,
     map_len: files::map_len,
-    map_is_here: files::map_is_here,
-    map_is_wanted: files::map_is_wanted,
+    map_is_own_process: files::map_is_own_process,
+    map_revoke_requested: files::map_revoke_requested,
     unmap: files::unmap,
     session_begin: moves::session_begin,
-    session_expect: moves::session_expect,
+    session_hint_range: moves::session_hint_range,
     session_move: moves::session_move,
     session_move_async: moves::session_move_async,
     session_flush: moves::session_flush,
@@ -118,18 +118,18 @@ impl From<DeviceError> for Failure {
 
 impl Report {
     /// # Safety
-    /// The report must be one that the caller of the table's function has given.
-    unsafe fn tell(self, errno: c_int, text: &str, path: Option<&[u8]>) {
+    /// The report must be one that the caller of the table's function has passed.
+    unsafe fn send(self, errno: c_int, text: &str, path: Option<&[u8]>) {
         let (path, len) = path.map_or((core::ptr::null(), 0), |path| (path.as_ptr(), path.len()));
-        // SAFETY: the caller's word; text and path live across the call.
-        unsafe { (self.tell)(self.context, errno, text.as_ptr(), text.len(), path, len) }
+        // SAFETY: the caller's promise; text and path live across the call.
+        unsafe { (self.callback)(self.context, errno, text.as_ptr(), text.len(), path, len) }
     }
 }
 
-/// Runs a call; `None` after the report was told why there is no answer.
+/// Runs a call; `None` after its error was reported.
 ///
 /// # Safety
-/// As of [`Report::tell`].
+/// As of [`Report::send`].
 unsafe fn answer<T>(report: Report, call: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     let failed = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(done)) => return Some(done),
@@ -139,21 +139,21 @@ unsafe fn answer<T>(report: Report, call: impl FnOnce() -> Result<T, Failure>) -
             Failure::new(libc::EIO, format!("SPIN failed: {}", said.unwrap_or("a panic")))
         }
     };
-    // SAFETY: the caller's word.
-    unsafe { report.tell(failed.errno, &failed.text, failed.path.as_deref()) };
+    // SAFETY: the caller's promise.
+    unsafe { report.send(failed.errno, &failed.text, failed.path.as_deref()) };
     None
 }
 
 /// The same, for a count.
 ///
 /// # Safety
-/// As of [`Report::tell`].
+/// As of [`Report::send`].
 unsafe fn count(report: Report, call: impl FnOnce() -> Result<u64, Failure>) -> i64 {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { answer(report, call) }.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX))
 }
 
-/// A new object for a caller who knows its address only.
+/// A new object for a caller that sees only its address.
 fn boxed<T>(made: Option<T>) -> *mut c_void {
     made.map_or(core::ptr::null_mut(), |made| Box::into_raw(Box::new(made)).cast())
 }
@@ -174,7 +174,7 @@ impl Memory {
     /// It must have been made by this library's `find`.
     unsafe fn allocation(&self) -> Allocation {
         Allocation {
-            // SAFETY: the caller's word: these are the words of a reference that lives for ever.
+            // SAFETY: the caller's promise: these are the words of a reference that lives forever.
             device: unsafe { core::mem::transmute::<[usize; 2], &'static dyn Device>(self.device) },
             start: DeviceAddr(self.start),
             len: self.len,
@@ -186,7 +186,7 @@ impl Memory {
     /// # Safety
     /// As of [`Memory::allocation`].
     unsafe fn target(&self, address: u64) -> Target {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         Target { allocation: unsafe { self.allocation() }, addr: DeviceAddr(address) }
     }
 }

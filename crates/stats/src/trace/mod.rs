@@ -1,4 +1,4 @@
-//! Requests one by one: what each asked for, and how its pieces were moved.
+//! Requests one by one: the parameters of each, and the routes of its pieces.
 //!
 //! ```text
 //!   begin  while tracing is on: a number, the file, and its path if the ring does not have a recent record of it

@@ -23,7 +23,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// This driver does not have the function at all (our own code, not the driver's).
+    /// This driver does not have the function at all (a code of this crate, not of the driver).
     NO_SUCH_FUNCTION = -1, "function not in this driver";
     /// Also what pointer queries return for memory that CUDA does not know.
     INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
@@ -47,7 +47,7 @@ codes! {
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// The work is not done yet: a result, not a failure.
     NOT_READY = 600, "CUDA_ERROR_NOT_READY";
-    /// A kernel of the program touched a bad address; the context is lost.
+    /// A GPU kernel of the program accessed a bad address; the context is lost.
     ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
     /// The primary context has been used already.
     PRIMARY_CONTEXT_ACTIVE = 708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE";
@@ -57,7 +57,7 @@ codes! {
     HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
     /// The pages are not registered.
     HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
-    /// A kernel of the program failed; the context is lost.
+    /// A GPU kernel of the program failed; the context is lost.
     LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
     /// Not allowed here: in a callback of the driver, for one.
     NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";

@@ -1,6 +1,6 @@
 //! NVRTC, the compiler for code that runs on the device: a library that a program may or may not include.
 //!
-//! Frameworks ship it inside their own directories, so one that is loaded already is taken first, by the name inside;
+//! Frameworks contain it in their own directories, so one that is already loaded is used first, found by its SONAME;
 //! then one that the loader finds.
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
@@ -54,11 +54,11 @@ impl fmt::Display for CompileError {
 
 impl std::error::Error for CompileError {}
 
-/// The names inside, newest first.
+/// Its SONAMEs, newest first.
 const LIBRARIES: [&CStr; 3] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so"];
 
 impl Compiler {
-    /// The compiler of this process: one that is loaded, else one that can be.
+    /// The compiler of this process: a loaded one, else one that can be loaded.
     pub fn open() -> Result<Compiler, CompileError> {
         for flags in [libc::RTLD_NOLOAD | libc::RTLD_LAZY, libc::RTLD_LAZY | libc::RTLD_LOCAL] {
             for name in LIBRARIES {

@@ -65,7 +65,7 @@ impl Driver {
         DRIVER.get()
     }
 
-    /// The driver, loaded now if the program has not. For our own programs only.
+    /// The driver, loaded now if the program has not. For SPIN's own programs only.
     pub fn load() -> Result<&'static Driver, LoadError> {
         match DRIVER.get() {
             Some(driver) => Ok(driver),
@@ -80,7 +80,7 @@ impl Driver {
         if library.is_null() {
             return Err(LoadError::Open(loader_error()));
         }
-        // The handle is kept: a driver that was unloaded under our table would be a crash.
+        // The handle is kept: a call through the table after the driver was unloaded would crash.
         let driver = Driver { f: Table::of(library).map_err(LoadError::MissingFunction)? };
         Ok(DRIVER.get_or_init(|| driver))
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for Driver {
 /// How many libraries this process has ever loaded.
 fn libraries_loaded() -> u64 {
     unsafe extern "C" fn read_count(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
-        // SAFETY: the loader lends its record, and `count` is the caller's local.
+        // SAFETY: the loader passes a reference to its record, and `count` is the caller's local.
         unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
         1
     }
@@ -113,7 +113,7 @@ pub(super) fn loader_error() -> String {
     }
 }
 
-/// What the driver calls back.
+/// The type of the driver's callbacks.
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! table {

@@ -84,7 +84,7 @@ pub mod schedule {
     pub const MASK: u32 = 7;
     /// Spin.
     pub const SPIN: u32 = 1;
-    /// Spin, and let others run.
+    /// Spin, and yield to other threads.
     pub const YIELD: u32 = 2;
     /// Sleep.
     pub const BLOCKING: u32 = 4;
@@ -118,6 +118,6 @@ pub mod event {
 pub struct CaptureMode(pub u32);
 
 impl CaptureMode {
-    /// None may: the thread vouches for itself.
+    /// None may: the thread takes responsibility.
     pub const RELAXED: CaptureMode = CaptureMode(2);
 }

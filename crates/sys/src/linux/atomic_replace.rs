@@ -17,7 +17,7 @@ use super::types::{FileKind, Stat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// The bytes of a file of at most `most`, ours or root's, that no other user may write. EPERM: not trusted.
+/// The bytes of a file of at most `most`, owned by this user or root, that no other user may write. EPERM: not trusted.
 pub fn read_trusted(path: &CStr, max_len: usize) -> Result<Vec<u8>> {
     let fd = open(path, (k::O_RDONLY | k::O_NONBLOCK | k::O_NOFOLLOW) as i32, 0)?;
     if let Err(errno) = fstat(fd).and_then(|stat| check_owner(&stat)) {
@@ -59,7 +59,7 @@ pub fn atomic_replace(path: &CStr, bytes: &[u8]) -> Result<()> {
     }
     let temp_path = CString::new([name, format!(".{}-{}", getpid(), gettid()).as_bytes()].concat());
     let temp_path = temp_path.map_err(|_| Errno::INVAL)?;
-    // A file that a process with this PID has left, or that another user has placed there for us to write into.
+    // A file that a process with this PID has left, or that another user has created for this process to write into.
     // SAFETY: NUL-terminated and alive across the call.
     let _ = unsafe { syscall(k::__NR_unlink, [temp_path.as_ptr() as usize, 0, 0, 0, 0, 0]) };
     let fd = open(&temp_path, (k::O_WRONLY | k::O_CREAT | k::O_EXCL | k::O_NOFOLLOW) as i32, 0o600)?;

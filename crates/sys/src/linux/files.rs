@@ -1,4 +1,4 @@
-//! Files and descriptors, one function a system call.
+//! Files and descriptors, one function per system call.
 //!
 //! Functions that take a pointer are `unsafe`: the memory must stay valid
 //! for the call until it returns. The Linux kernel checks that it is mapped.
@@ -124,8 +124,8 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
     match unsafe { syscall(k::__NR_fstat, [fd as usize, &raw mut raw as usize, 0, 0, 0, 0]) } {
         Ok(_) => {}
         Err(Errno::BADF) => return Err(Errno::BADF),
-        // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which need no
-        // attributes of it: the attributes cached by the Linux kernel suffice for the kind of file.
+        // A server that has lost the file (ENOENT, FUSE) still serves reads and writes of the descriptor, which do not
+        // need its attributes: those cached by the Linux kernel are sufficient for the kind of file.
         Err(refused) => return known_stat(fd).map_err(|_| refused),
     }
     let kind = kind_of(raw.st_mode);

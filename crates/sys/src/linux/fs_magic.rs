@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_and_each_name_is_there_once() {
+    fn numbers_and_names_are_unique() {
         for (at, (magic, name)) in NAMES.iter().enumerate() {
             assert!(!NAMES[..at].iter().any(|(m, n)| m == magic || n == name), "{name} twice");
         }

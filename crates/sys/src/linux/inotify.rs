@@ -51,7 +51,7 @@ pub fn inotify_signal(inotify: Fd, tid: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Watches opens and closes of the file that a path names.
+/// Watches opens and closes of the file at a path.
 pub fn watch_opens(inotify: Fd, path: &CStr) -> Result<i32> {
     add_watch(inotify, path, IN_OPEN | IN_CLOSE)
 }

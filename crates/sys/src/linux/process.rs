@@ -29,8 +29,8 @@ pub fn is_thread(tid: u32) -> bool {
 /// the query.
 pub fn is_no_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved, and signal 0 is none.
-    let asked = unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
-    asked == Err(Errno::SRCH)
+    let result = unsafe { syscall(k::__NR_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
+    result == Err(Errno::SRCH)
 }
 
 /// The alternate signal stack of this thread, and whether the thread runs on it now.
@@ -76,8 +76,8 @@ pub fn file_size_limit() -> u64 {
     const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0u64; 2];
     // SAFETY: `limits` has the layout of `struct rlimit64` and lives across the call.
-    let asked = unsafe { syscall(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
-    if asked.is_ok() { limits[0] } else { u64::MAX }
+    let result = unsafe { syscall(k::__NR_prlimit64, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr() as usize, 0, 0]) };
+    if result.is_ok() { limits[0] } else { u64::MAX }
 }
 
 /// The processor this thread runs on now.

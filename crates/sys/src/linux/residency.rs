@@ -12,7 +12,7 @@ use super::types::{Advice, CacheStat};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// `mincore`: one byte a page, bit 0 set when the page is resident.
+/// `mincore`: one byte per page, bit 0 set when the page is resident.
 ///
 /// Reliable only on files that the caller owns or may write: for other users
 /// the Linux kernel reports every page as resident.

@@ -20,8 +20,7 @@
 //! Table B is enlarged while only one thread has it. A table that threads share is doubled only after every
 //! processor passed an RCU grace period, and the read that needed one number more is delayed by 10 to 30 ms.
 //!
-//! Known flaw: needs Linux 5.11; before that, `spawn` returns the Linux kernel's error
-//! and SPIN does without shadow threads.
+//! Known flaw: needs Linux 5.11; before that, `spawn` returns the Linux kernel's error and SPIN has no shadow threads.
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
@@ -117,18 +116,18 @@ fn grow_fd_table() {
     let _ = close(into);
 }
 
-/// Shadow threads run our own code only.
+/// Shadow threads run code of SPIN only.
 const WORKER_STACK: usize = 256 << 10;
 
 /// A thread that takes none of the program's signals; it shares the descriptor table of the spawning thread.
 ///
 /// Not std's: in a Rust program its threads take a lock as they start and end, which a child forked at that moment
-/// would find locked for ever. glibc handles its own.
+/// would find locked forever. glibc handles its own locks.
 pub fn spawn_signals_blocked(name: &str, stack: usize, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let start = Box::new(ThreadStart { name: CString::new(name)?, body: Box::new(body) });
-    // The new thread inherits the mask, so there is no moment at which a signal could reach it.
-    // libc's call, not the kernel's: it leaves out the two signals that glibc itself needs for
-    // pthread_cancel and for setuid, which would otherwise wait for this thread for ever.
+    // The new thread inherits the mask, so a signal can never reach it. libc's call, not the kernel's: it leaves out
+    // the two signals that glibc itself needs for pthread_cancel and for setuid, which would otherwise wait for this
+    // thread forever.
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
@@ -158,7 +157,7 @@ fn pthread_create_detached(stack: usize, start: Box<ThreadStart>) -> std::io::Re
         let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
         let mut attr = MaybeUninit::<libc::pthread_attr_t>::uninit();
         // SAFETY: glibc's initialiser cannot fail; `attr` is used between it and its end only. `begin` becomes the
-        // owner of `start` if the thread is created, else it is still ours.
+        // owner of `start` if the thread is created, else it is still this function's.
         failed = unsafe {
             libc::pthread_attr_init(attr.as_mut_ptr());
             libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);

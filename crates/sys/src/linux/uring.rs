@@ -269,8 +269,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Reads in flight write into memory that is not ours: wait for them. Where that is impossible, the caller that
-        // added them got an error, or never took its completions.
+        // Reads in flight write into memory of callers: wait for them. If that is impossible, the caller that added
+        // them got an error, or never took its completions.
         let _ = self.drain();
         // SAFETY: our own mappings, not used elsewhere.
         unsafe {
@@ -387,7 +387,7 @@ mod tests {
         let Some((mut ring, out, into)) = with_pipe() else { return };
         // Leaked: that is what the result requires.
         let memory: &'static mut [u8; 4] = Box::leak(Box::new([0; 4]));
-        // SAFETY: it lives for ever.
+        // SAFETY: it lives forever.
         unsafe { assert!(ring.read(out, memory.as_mut_ptr(), 4, u64::MAX, 1)) };
         ring.submit(0).unwrap();
         // From here on its number names another file, which refuses.

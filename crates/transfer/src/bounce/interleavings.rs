@@ -1,8 +1,9 @@
-//! The bounce buffer pool under a model checker: no buffer is ever filled by two threads, none while the device still reads
-//! it, none is lost, and no thread waits for ever.
+//! The bounce buffer pool under a model checker: no buffer is ever filled by two threads, none while the device still
+//! reads it, none is lost, and no thread waits forever.
 //!
-//! The device is a thread that finishes copies one after another, at any moment that the checker picks. Each buffer has a
-//! cell: a filling thread writes it, the device reads it when it finishes a copy, and loom fails if two accesses may meet.
+//! The device is a thread that finishes copies one after another, at any moment that the checker chooses. Each buffer
+//! has a cell: a filling thread writes it, the device reads it when it finishes a copy, and loom fails if two accesses
+//! may overlap.
 
 use std::sync::{Arc, OnceLock};
 
@@ -80,7 +81,7 @@ impl Model {
         self.finished.store(next + 1, Release);
     }
 
-    /// Finishes that many copies, as they come.
+    /// Finishes that many copies, as they arrive.
     fn run(&self, copies: usize) {
         for _ in 0..copies {
             let mut queued = self.queued.lock().unwrap();
@@ -161,8 +162,8 @@ impl Device for Engine {
     fn unpin(&self, _: Pin) {}
 }
 
-/// Runs `work`, which queues `copies` copies, in two threads next to the device: in every order that needs at most two
-/// forced switches.
+/// Runs `work`, which queues `copies` copies, in two threads concurrently with the device: in every order that needs at
+/// most two forced switches.
 fn check(copies: usize, work: fn(&BouncePool, &Model)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -184,7 +185,7 @@ fn check(copies: usize, work: fn(&BouncePool, &Model)) {
         // Both buffers can be acquired again.
         let all: Vec<_> = (0..BUFFERS).map(|_| staging.acquire().unwrap()).collect();
         all.iter().for_each(|buffer| model.fill(buffer.ptr()));
-        assert_ne!(index_of(all[0].ptr()), index_of(all[1].ptr()), "one buffer was lent twice");
+        assert_ne!(index_of(all[0].ptr()), index_of(all[1].ptr()), "one buffer was acquired twice");
         all.into_iter().for_each(|buffer| staging.release(buffer));
         engine.join().unwrap();
     });

@@ -9,21 +9,22 @@
 //!                   └ slot ┘  a buffer that many small reads share, one slot per processor
 //! ```
 //!
-//! The pool starts with one buffer and grows on demand up to its limit. Then a thread that acquires waits for the oldest
-//! copy, or sleeps until another thread releases a buffer. Threads meet only in `acquire` and `release` (tens of nanoseconds
-//! a buffer) and, for small reads, in the slot of their processor.
+//! The pool starts with one buffer and grows on demand up to its limit. At the limit, a thread that acquires waits for
+//! the oldest copy, or sleeps until another thread releases a buffer. Threads contend only in `acquire` and `release`
+//! (tens of nanoseconds per buffer) and, for small reads, in the slot of their processor.
 //!
-//! When the driver refuses pinned memory the pool uses ordinary memory instead: every device copies from it, more slowly,
-//! and the statistics say so.
+//! If the driver refuses pinned memory the pool uses ordinary memory instead: every device copies from it, more slowly,
+//! and the statistics report it.
 //!
-//! There are two pools per device: one for requests that their caller waits for, whose buffers come back by themselves, and
-//! one for what waits for a stream of the program (bounce_pools.rs). A stream may wait for the program, and the program for
-//! a read: so what one pool lends for long must not be what the other one lacks.
+//! There are two pools per device: one for requests that their caller waits for, whose buffers are released without the
+//! program, and one for requests that wait for a stream of the program (bounce_pools.rs). A stream may wait for the
+//! program, and the program for a read: so buffers that are in use for long must not be taken from the pool of the
+//! other requests.
 //!
-//! A file server may never answer a read into a buffer, so each file system has a share of the buffers that are lent to be
+//! A file server may never answer a read into a buffer, so each file system has a share of the buffers that are being
 //! filled from storage (`begin_lending`).
 //!
-//! `interleavings.rs` runs two filling threads and a device through every order in which they can meet.
+//! `interleavings.rs` runs two filling threads and a device in every order in which they can interleave.
 //!
 //! Known flaws: a buffer serves one stream at a time, so a program that spreads small reads over many streams on one
 //! processor fills buffers only partly. Slabs are never returned to the driver while the process lives.
@@ -95,10 +96,10 @@ struct PoolState {
     retired: VecDeque<(BounceBuffer, Fence)>,
     total: u64,
     pinning_refused: bool,
-    /// Growing failed once: the pool stays as it is.
+    /// Growing failed once: the pool does not grow any more.
     growth_failed: bool,
     slabs: Vec<PinnedBuffer>,
-    /// Counts changes that a thread which waits for a buffer must see.
+    /// Counts changes that a thread waiting for a buffer must see.
     change_seq: u64,
 }
 
@@ -106,11 +107,11 @@ struct PoolState {
 struct OpenBuffer {
     buffer: BounceBuffer,
     stream: StreamId,
-    /// The thread whose stream the number means: [`stream_owner`].
+    /// The thread that the stream ID refers to: [`stream_owner`].
     owner_tid: u32,
     used: usize,
     readers: u32,
-    /// After the last copy, on a stream of the program: the stream may be gone when the buffer is full.
+    /// After the last copy, on a stream of the program: the stream may be destroyed when the buffer is full.
     last_copy: Option<Fence>,
 }
 
@@ -125,13 +126,13 @@ struct CpuSlot {
 pub struct BufferSlice {
     cpu_slot: usize,
     buffer: *mut u8,
-    /// Where the bytes go.
+    /// The destination of the bytes.
     pub ptr: *mut u8,
     /// Whether the memory is pinned.
     pub pinned: bool,
 }
 
-/// The thread whose stream a number means; 0 where it means the same to all.
+/// The thread that a stream ID refers to; 0 if it means the same stream on all threads.
 pub fn stream_owner(stream: StreamId) -> u32 {
     if stream == StreamId::PER_THREAD { linux::gettid() } else { 0 }
 }
@@ -141,11 +142,11 @@ pub struct BouncePool {
     device: &'static dyn Device,
     limit: u64,
     state: Mutex<PoolState>,
-    /// Threads that sleep until a buffer is released, or are about to; and what wakes them.
+    /// Threads that sleep until a buffer is released, or are about to; and their wake-up word.
     waiting: AtomicU64,
     freed: Condvar,
     cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
-    /// Buffers that requests have lent to threads which fill them from storage, by file system.
+    /// Buffers that threads are filling from storage for requests, by file system.
     lent: Mutex<Shares>,
     lent_back: Condvar,
     /// Taken by a thread that acquires many buffers.
@@ -173,7 +174,7 @@ impl BouncePool {
         self.device
     }
 
-    /// Bytes of memory it has now.
+    /// Its current size in bytes.
     pub fn total_bytes(&self) -> u64 {
         lock(&self.state).total
     }
@@ -188,8 +189,8 @@ impl BouncePool {
         }
     }
 
-    /// `count` buffers, or fewer if none comes back for `timeout`: for a thread that keeps buffers while it acquires others,
-    /// and can use other memory.
+    /// `count` buffers, or fewer if none is released for `timeout`: for a thread that keeps buffers while it acquires
+    /// others, and can use other memory.
     pub fn acquire_many(&self, count: usize, timeout: Duration) -> Vec<BounceBuffer> {
         // One thread at a time: two that each have half of the pool would both get too few.
         let _bulk = lock(&self.bulk_lock);
@@ -208,8 +209,9 @@ impl BouncePool {
         acquired
     }
 
-    /// Whether one more buffer may be lent to threads that fill it from the storage with this key, which may never answer;
-    /// counted until [`BouncePool::end_lending`]. `wait`: wait for that, which is only for requests that have lent none.
+    /// Whether one more buffer may be lent to threads that fill it from the storage with this key, which may never
+    /// answer; counted until [`BouncePool::end_lending`]. `wait`: waits until it may, which is only for requests that
+    /// have lent none.
     pub fn begin_lending(&self, key: ShareKey, wait: bool) -> bool {
         let size = (self.limit / BUFFER_SIZE as u64) as usize;
         let mut lent = lock(&self.lent);
@@ -223,7 +225,7 @@ impl BouncePool {
         true
     }
 
-    /// So many buffers are no longer lent.
+    /// `count` buffers are no longer lent.
     pub fn end_lending(&self, key: ShareKey, count: usize) {
         lock(&self.lent).remove(key, count);
         self.lent_back.notify_all();
@@ -249,7 +251,7 @@ impl BouncePool {
         if let Some(buffer) = state.free.pop() {
             return Ok(Some(buffer));
         }
-        // The oldest is usually the first to be done, but one stream may stall while others go on.
+        // The oldest is usually done first, but one stream may stall while others continue.
         if let Some(buffer) = self.reclaim(&mut state, SCAN_LIMIT) {
             return Ok(Some(buffer));
         }
@@ -267,7 +269,7 @@ impl BouncePool {
         }
     }
 
-    /// Waits until a buffer becomes free, whichever copy is done first; not for ever, and sometimes for nothing.
+    /// Waits until a buffer becomes free, whichever copy is done first; up to a limit, and may return without one.
     pub fn wait_for_release(&self) {
         let backoff = Backoff::new();
         loop {
@@ -290,8 +292,8 @@ impl BouncePool {
         }
     }
 
-    /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it is
-    /// counted before the slots are checked, and `change_seq` is read before that.
+    /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it
+    /// is counted before the slots are checked, and `change_seq` is read before that.
     fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>) {
         let change_seq = pool.change_seq;
         self.waiting.fetch_add(1, SeqCst);
@@ -353,7 +355,7 @@ impl BouncePool {
                     return Ok(self.split_slab(state, slab.ptr, slab.len, true));
                 }
                 Err(error) if error.kind == ErrorKind::ContextLost => return Err(error),
-                // A smaller slab may still work, and what the pool has already may be enough.
+                // A smaller slab may still work, and the existing buffers may be enough.
                 Err(error) if state.total > 0 => return Err(error),
                 Err(_) => state.pinning_refused = true,
             }
@@ -390,8 +392,8 @@ impl BouncePool {
         self.notify_waiters(&mut state);
     }
 
-    /// A buffer that storage or the device may still use at any time: it is never used again, and the pool may grow by another
-    /// one instead.
+    /// A buffer that storage or the device may still use at any time: it is never used again, and the pool may grow by
+    /// another one instead.
     pub fn quarantine(&self, _buffer: BounceBuffer) {
         let mut state = lock(&self.state);
         state.total -= BUFFER_SIZE as u64;
@@ -405,7 +407,7 @@ impl BouncePool {
         match self.device.fence(stream) {
             Ok(fence) => self.retire_after(buffer, fence),
             Err(_) => {
-                // No fence left, or the stream is gone: a buffer that may still be read is never used again.
+                // No fence left, or the stream was destroyed: a buffer that may still be read is never used again.
                 match self.device.synchronize(stream, WaitMode::Context) {
                     Ok(()) => self.release(buffer),
                     Err(_) => self.quarantine(buffer),
@@ -438,7 +440,7 @@ impl BouncePool {
                     return Ok(slice);
                 }
             }
-            // The full one goes first: it may be the last buffer of the pool.
+            // The full one is retired first: it may be the last buffer of the pool.
             let full = slot.current.take();
             if let Some(buffer) = fresh.take() {
                 slot.current =
@@ -531,7 +533,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_for_a_buffer_sleeps_until_release() {
+    fn acquire_sleeps_until_release() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let buffers = [staging.acquire().unwrap(), staging.acquire().unwrap()];
@@ -544,7 +546,7 @@ mod tests {
                 staging.release(buffer);
                 at
             });
-            eventually("the thread that waits sleeps", || {
+            eventually("the waiting thread sleeps", || {
                 let stat = format!("/proc/self/task/{}/stat", tid.load(SeqCst));
                 staging.waiting.load(SeqCst) > 0
                     && (0..100).all(|_| std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") S ")))
@@ -558,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_buffer_gets_that_of_an_ended_small_read() {
+    fn acquire_gets_buffer_of_completed_small_read() {
         let device = emulated("size=64M");
         let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
         let slot = staging.acquire_slice(4096, StreamId(0)).unwrap();
@@ -583,7 +585,7 @@ mod tests {
         let stream = device.acquire_stream().unwrap();
         staging.release_after(warm_buffer, stream);
         staging.release(idle_buffer);
-        eventually("the copy is over", || {
+        eventually("the copy is done", || {
             lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence))
         });
         let first = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");

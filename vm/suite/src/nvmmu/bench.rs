@@ -29,7 +29,7 @@ use super::moves::{Moves, Range};
 use crate::case::{Case, CaseError, Outcome, expect_bytes, fail};
 use crate::md::Array;
 use crate::memory::Memory;
-use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, pattern, remove};
 use crate::spin::MIB;
 use crate::stacks::kind;
 
@@ -313,7 +313,7 @@ impl TestSetup {
     fn measure(&mut self, bench: Bench, len: usize) -> Result<Row, CaseError> {
         let moves = self.ranges(bench, len);
         // Neither the page cache nor the array's stripe cache has any of it.
-        chill(&File::open(&self.path)?)?;
+        drop_cache(&File::open(&self.path)?)?;
         if let Some(array) = &self.array {
             array.forget_stripes()?;
         }
@@ -362,7 +362,7 @@ impl TestSetup {
     fn check(&self, ranges: &[Range]) -> Outcome {
         // The file must not be open elsewhere when a session needs exclusive access.
         let file = File::open(&self.path)?;
-        chill(&file)?;
+        drop_cache(&file)?;
         for &(offset, len) in ranges {
             let from = (offset as usize).saturating_sub(4096);
             let to = (offset as usize + len + 4096).min(self.model.len());

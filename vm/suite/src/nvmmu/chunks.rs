@@ -15,7 +15,7 @@ use super::bench::whole_stripes;
 use super::counters::Members;
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
-use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, pattern, remove};
 use crate::spin::MIB;
 use crate::stacks::kind;
 
@@ -37,7 +37,7 @@ fn chunks_end_with_stripes(guest: &Guest) -> Outcome {
     file.write_all_at(&model, 0)?;
     file.sync_all()?;
     let within = whole_stripes(&file, STRIPE as u64, len as u64)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     drop(file);
     let (start, bytes) = (within.start, (within.len() / STRIPE - 1) * STRIPE);
     if bytes < 3 * PORTION {
@@ -75,7 +75,7 @@ fn chunks_end_with_stripes(guest: &Guest) -> Outcome {
     expect("member reads", reads, 0)?;
     model[start..start + bytes].copy_from_slice(&new);
     let file = File::open(&path)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let mut seen = vec![0; len];
     file.read_exact_at(&mut seen, 0)?;
     expect_bytes("on storage", &seen, &model)?;

@@ -12,7 +12,7 @@ use spinio_testkit::Rng;
 
 use crate::case::{Case, CaseError, Outcome};
 use crate::memory::{P2pMemory, store_through_mapping};
-use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, pattern, remove};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
@@ -49,7 +49,7 @@ fn misaligned(guest: &Guest, place: Place) -> Outcome {
         let skew = if round % 2 == 0 { offset % 4096 } else { *random.choose(&SIZES) };
         let expected = &bytes[offset..offset + len];
         read_and_check(&runtime, &file, &mut memory, (offset as u64, skew, len), expected)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     remove(&path);
     Ok(())
@@ -61,7 +61,7 @@ fn edges(guest: &Guest) -> Outcome {
     let runtime = fresh();
     let mut memory = memory_for(4 * MIB)?;
     read_and_check(&runtime, &file, &mut memory, (0, 0, 4 * MIB), &bytes[..4 * MIB])?;
-    chill(&file)?;
+    drop_cache(&file)?;
     // Both ends inside a page: the pages between them are aligned, in the file and on the device.
     let (offset, len) = (4 * MIB + 1000, 2 * MIB + 96);
     let stats = read_and_check(&runtime, &file, &mut memory, (offset as u64, 1000, len), &bytes[offset..offset + len])?;
@@ -78,7 +78,7 @@ fn words(guest: &Guest) -> Outcome {
     let mut memory = memory_for(4 * MIB)?;
     read_and_check(&runtime, &file, &mut memory, (0, 0, 2 * MIB), &bytes[..2 * MIB])?;
     for (header, skew) in [(8, 0), (4096 - 4, 0), (1236, 512), (4, 2048)] {
-        chill(&file)?;
+        drop_cache(&file)?;
         let (offset, len) = (2 * MIB + header, 4 * MIB);
         let request = (offset as u64, skew, len);
         let stats = read_and_check(&runtime, &file, &mut memory, request, &bytes[offset..offset + len])?;
@@ -117,7 +117,7 @@ fn writers(guest: &Guest, place: Place) -> Outcome {
         }
         read_and_check(&runtime, &file, &mut memory, (0, 0, 2 * MIB), &bytes)?;
         if round % 8 == 7 {
-            chill(&file)?;
+            drop_cache(&file)?;
         }
     }
     remove(&path);
@@ -134,7 +134,7 @@ fn holes(guest: &Guest, place: Place) -> Outcome {
     file.set_len(2 * MIB as u64)?;
     fallocate(&file, FallocateFlags::empty(), 2 * MIB as u64, 2 * MIB as u64)?;
     file.write_all_at(&bytes[4 * MIB..], 4 * MIB as u64)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let runtime = fresh();
     let mut memory = memory_for(6 * MIB)?;
     let requests =
@@ -145,7 +145,7 @@ fn holes(guest: &Guest, place: Place) -> Outcome {
             let expected = bytes.get(offset..end).unwrap_or_default();
             read_and_check(&runtime, &file, &mut memory, (offset as u64, 0, len), expected)?;
         }
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     remove(&path);
     Ok(())

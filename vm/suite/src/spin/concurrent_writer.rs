@@ -20,7 +20,7 @@ use spinio_testkit::oracle::Versions;
 use super::{below, by, fresh, memory_for};
 use crate::case::{Case, CaseError, Outcome, fail};
 use crate::memory::{Memory, P2pMemory};
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, remove};
 
 const FILE: usize = 1 << 20;
 const READS: usize = 60;
@@ -57,7 +57,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn reads_concurrent_with_writer(guest: &Guest, place: Place, how: WriteMode) -> Outcome {
     let (path, file) = guest.create(place, "concurrent writer")?;
     file.write_all_at(&bytes(0, FILE, 0), 0)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let direct = open_direct(&path)?;
     let versions = Versions::new();
     let stop = AtomicBool::new(false);
@@ -115,7 +115,7 @@ fn reads(file: &File, how: WriteMode, (versions, stop): (&Versions, &AtomicBool)
         let offset = below(&mut random, FILE / 2) & !4095;
         let len = (1 + below(&mut random, FILE / 2)).next_multiple_of(*random.choose(&[1, 4096]));
         if random.chance(60) {
-            chill(file)?;
+            drop_cache(file)?;
         }
         memory.fill_range(0, len, 0);
         let target = memory.target(0)?;

@@ -12,7 +12,7 @@ use spinio_testkit::Rng;
 
 use crate::case::{Case, CaseError, Outcome};
 use crate::memory::store_through_mapping;
-use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, pattern, remove};
 
 const REQUESTS: usize = 200;
 const MOST: usize = 2 * MIB;
@@ -30,7 +30,7 @@ fn differential(guest: &Guest, place: Place) -> Outcome {
     let (path, file) = guest.create(place, "differential")?;
     let mut model = pattern(3 * MIB + 1234, 1);
     file.write_all_at(&model, 0)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let mut random = Rng::new(place as u64);
     let runtime = fresh();
     let mut memory = memory_for(MOST)?;
@@ -82,7 +82,7 @@ fn disturb(file: &File, model: &mut Vec<u8>, random: &mut Rng, number: u64) -> O
             model.resize(size, 0);
         }
         4..=6 => file.read_exact_at(&mut vec![0; end - at], at as u64)?,
-        7..=10 => chill(file)?,
+        7..=10 => drop_cache(file)?,
         _ => {}
     }
     Ok(())

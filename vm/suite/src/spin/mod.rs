@@ -4,15 +4,15 @@
 //!   routes         the route of the bytes, and the reason
 //!   bytes          edges, holes, dirty pages, writers: the bytes are correct on every route
 //!   concurrent_writer   reads while another thread writes, truncates or punches the file
-//!   canary         a transfer that fails silently is detected
+//!   p2p_probe      a transfer that fails silently is detected
 //!   writes         the same for writes
 //!   differential   random requests against a plain pread of the same moment
 //! ```
 
 mod bytes;
-mod canary;
 mod concurrent_writer;
 mod differential;
+mod p2p_probe;
 mod routes;
 mod writes;
 
@@ -29,7 +29,7 @@ use crate::memory::{Memory, P2pMemory};
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// A byte value that none of our files is filled with.
+/// A byte value that no test file is filled with.
 const UNTOUCHED: u8 = 0xee;
 
 /// Guard bytes checked on both sides of a read.
@@ -39,7 +39,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut all = routes::cases();
     all.extend(bytes::cases());
     all.extend(concurrent_writer::cases());
-    all.extend(canary::cases());
+    all.extend(p2p_probe::cases());
     all.extend(differential::cases());
     all.extend(writes::cases());
     all

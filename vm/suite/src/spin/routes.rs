@@ -8,7 +8,7 @@ use spinio_plan::{Reason, Route};
 use super::{MIB, by, expect_p2p, explained, fresh, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
 use crate::loop_device::LoopDevice;
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, remove};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
@@ -33,7 +33,7 @@ fn cold(guest: &Guest, place: Place) -> Outcome {
     let mut memory = memory_for(8 * MIB)?;
     // The first request also decides whether the pair is trusted, so its routes are not checked.
     read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes[..8 * MIB])?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let stats = read_and_check(&runtime, &file, &mut memory, (8 << 20, 0, 8 * MIB), &bytes[8 * MIB..])?;
     expect_p2p("the second request", &stats, 8 * MIB)?;
     remove(&path);
@@ -57,7 +57,7 @@ fn half_cached(guest: &Guest, place: Place) -> Outcome {
     let runtime = fresh();
     let mut memory = memory_for(16 * MIB)?;
     read_and_check(&runtime, &file, &mut memory, (0, 0, 16 * MIB), &bytes)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     // One half, then the other: runs long enough that no planner merges cached bytes.
     file.read_exact_at(&mut vec![0; 8 * MIB], 0)?;
     let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 16 * MIB), &bytes)?;
@@ -79,7 +79,7 @@ fn unreachable(guest: &Guest) -> Outcome {
     for _ in 0..2 {
         let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes)?;
         expect("bytes by p2p", by(&stats, Route::P2p), 0)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     let reasons = explained(&runtime, &file, &memory)?;
     if !reasons.contains(&Reason::P2pUnreachable) {
@@ -99,7 +99,7 @@ fn others_unaffected(guest: &Guest) -> Outcome {
     let mut memory = memory_for(8 * MIB)?;
     read_and_check(&runtime, &far, &mut memory, (0, 0, 4 * MIB), &other)?;
     read_and_check(&runtime, &near, &mut memory, (0, 0, 4 * MIB), &bytes[..4 * MIB])?;
-    chill(&near)?;
+    drop_cache(&near)?;
     let stats = read_and_check(&runtime, &near, &mut memory, (4 << 20, 0, 4 * MIB), &bytes[4 * MIB..])?;
     expect_p2p("the reachable disk", &stats, 4 * MIB)
 }
@@ -113,7 +113,7 @@ fn refused(guest: &Guest) -> Outcome {
     for _ in 0..2 {
         let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 4 * MIB), &bytes)?;
         expect("bytes by p2p", by(&stats, Route::P2p), 0)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     drop(file);
     remove(&path);
@@ -128,7 +128,7 @@ fn half_reachable(guest: &Guest) -> Outcome {
     for (offset, len) in [(0, 4096), (0, 8 * MIB), (64 << 10, 64 << 10), (1 << 20, 2 * MIB), (0, 8 * MIB)] {
         let expected = &bytes[offset..offset + len];
         read_and_check(&runtime, &file, &mut memory, (offset as u64, 0, len), expected)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     // Also with the program's own O_DIRECT descriptor: the Linux kernel stops at the first chunk that cannot be read.
     let own = open_direct(&path)?;

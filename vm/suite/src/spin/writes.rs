@@ -1,4 +1,4 @@
-//! The route of written bytes: from the device by storage itself where possible, by the CPU where not.
+//! The route of written bytes: from the device by storage itself if possible, else by the CPU.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use spinio_plan::Route;
 use super::{MIB, by, expect_p2p, fresh, memory_for};
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes};
 use crate::memory::Memory;
-use crate::place::{Guest, Place, chill, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, pattern, remove};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
@@ -41,7 +41,7 @@ fn written(guest: &Guest, place: Place, reachable: bool) -> Outcome {
         let mut seen = vec![0; model.len()];
         reader.read_exact_at(&mut seen, 0)?;
         expect_bytes(&format!("after write {number}, flags {flags:o}"), &seen, &model)?;
-        chill(&reader)?;
+        drop_cache(&reader)?;
         reader.read_exact_at(&mut seen, 0)?;
         expect_bytes(&format!("on the disk after write {number}"), &seen, &model)?;
         let stats = runtime.stats().since(&before);

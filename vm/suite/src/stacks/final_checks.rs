@@ -14,7 +14,9 @@ pub(super) fn cases() -> Vec<Case> {
         all.push(Case::new(format!("after: copies and parity match, {}", place.name()), move |g| consistent(g, place)));
     }
     for place in Place::STACKS.into_iter().rev().chain([Place::Ext4, Place::Xfs]) {
-        all.push(Case::new(format!("after: the file system is sound, {}", place.name()), move |g| sound(g, place)));
+        all.push(Case::new(format!("after: the file system is sound, {}", place.name()), move |g| {
+            check_file_system(g, place)
+        }));
     }
     all
 }
@@ -27,7 +29,7 @@ fn consistent(guest: &Guest, place: Place) -> Outcome {
     expect("sectors that do not match", array.mismatches()?, 0)
 }
 
-fn sound(guest: &Guest, place: Place) -> Outcome {
+fn check_file_system(guest: &Guest, place: Place) -> Outcome {
     let at = guest.mount(place)?;
     let mounts = fs::read_to_string("/proc/mounts")?;
     let entry = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| Path::new(words[1]) == at);

@@ -25,7 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// The actual stack: file system, disks, and bytes of data in a stripe where there are stripes.
-fn truth(place: Place) -> (&'static str, usize, Option<u64>) {
+fn expected_stack(place: Place) -> (&'static str, usize, Option<u64>) {
     match place {
         Place::Raid0 => ("ext4", 4, Some(4 * CHUNK)),
         Place::Raid1 => ("ext4", 2, None),
@@ -61,7 +61,7 @@ fn is_right(place: Place, kind: &Kind) -> bool {
 fn under(guest: &Guest, place: Place) -> Outcome {
     let (path, stack) = storage(guest, place, &fresh())?;
     let Some(top) = &stack.top else { return fail("no block device is reported") };
-    let (file_system, disks, width) = truth(place);
+    let (file_system, disks, width) = expected_stack(place);
     if !is_right(place, &top.kind) {
         return fail(format!("the uppermost layer, {}, is reported as {:?}", top.name, top.kind));
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use super::verdict;
 use crate::case::{Case, Outcome, expect, expect_bytes};
 use crate::memory::{Memory, P2pMemory};
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, remove};
 use crate::spin::MIB;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -44,11 +44,11 @@ fn both(guest: &Guest, place: Place) -> Outcome {
         }
         // From storage: the cached contents do not matter.
         let file = File::open(&path)?;
-        chill(&file)?;
+        drop_cache(&file)?;
         let mut seen = vec![0; bytes.len()];
         file.read_exact_at(&mut seen, 0)?;
         expect_bytes("the file", &seen, &bytes)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     remove(&path);
     Ok(())

@@ -17,7 +17,7 @@ use spinio_sys::Errno;
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::md::Array;
 use crate::memory::{Memory, P2pMemory};
-use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, pattern, remove};
 use crate::spin::{MIB, memory_for, read_and_check};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -83,7 +83,7 @@ fn spin(guest: &Guest) -> Outcome {
             (offset as u64, offset % 4096, len),
             &bytes[offset..offset + len],
         )?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     expect("members lost", array.degraded()?, 0)?;
     remove(&path);
@@ -105,7 +105,7 @@ fn spin_writes(guest: &Guest) -> Outcome {
         let wrote = runtime.write(to.as_raw_fd(), Some(offset as u64), memory.target(0)?, len);
         expect("bytes written", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, len)?;
         bytes[offset..offset + len].copy_from_slice(&new);
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     expect("members lost", array.degraded()?, 0)?;
     let differ = array.mismatches()?;

@@ -11,7 +11,7 @@ use spinio_sys::linux;
 
 use super::{MemoryKind, kinds_for, verdict};
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
-use crate::place::{Guest, Place, chill, open_direct, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, remove};
 use crate::spin::{MIB, by, explained, read_and_check};
 
 /// Bytes of each read: several stripes, and more than the P2P probe takes.
@@ -45,11 +45,11 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
             (true, _) => expect("bytes by p2p", p2p, LEN as u64)?,
             (false, _) => {
                 expect("bytes by p2p", p2p, 0)?;
-                let seen = instead(kind, Route::Direct);
+                let seen = actual_route(kind, Route::Direct);
                 expect(&format!("bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
             }
         }
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     let refused = match kind {
         MemoryKind::Emulated => Some(Reason::NoP2pMapping),
@@ -60,22 +60,22 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     for reason in [Reason::NoP2pMapping, Reason::P2pUnreachable, Reason::P2pUntrusted] {
         expect(&format!("'{reason}' is reported"), reasons.contains(&reason), refused == Some(reason))?;
     }
-    chill(&file)?;
+    drop_cache(&file)?;
 
     // By each route that serves cold bytes, alone: the first named must serve all.
     let only = |routes: &[Route]| Runtime::new(Settings { routes: routes.to_vec(), ..Settings::default() });
     for route in [Route::Copy, Route::Direct] {
-        let seen = instead(kind, route);
+        let seen = actual_route(kind, route);
         let runtime = only(&[route, Route::Copy, Route::Store]);
         let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
         expect(&format!("cold bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
 
     // And cached bytes.
     file.read_exact_at(&mut vec![0; LEN + 777], 0)?;
     for route in [Route::Copy, Route::Dma] {
-        let seen = instead(kind, route);
+        let seen = actual_route(kind, route);
         let runtime = only(&[route, Route::Copy, Route::Store, Route::Direct]);
         let stats = read_and_check(&runtime, &file, &mut *memory, (0, 0, LEN), &bytes[..LEN])?;
         expect(&format!("cached bytes by {seen} ({})", said(&stats)), by(&stats, seen), LEN as u64)?;
@@ -88,7 +88,7 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
             .enumerate()
     {
         if number % 2 == 0 {
-            chill(&file)?;
+            drop_cache(&file)?;
             file.read_exact_at(&mut vec![0; 100_000], MIB as u64)?;
         }
         let expected = &bytes[offset..bytes.len().min(offset + len)];
@@ -121,7 +121,7 @@ fn every_route(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
 }
 
 /// A device without a DMA engine cannot copy from bounce buffers: the CPU stores the bytes.
-fn instead(kind: MemoryKind, route: Route) -> Route {
+fn actual_route(kind: MemoryKind, route: Route) -> Route {
     if kind == MemoryKind::P2p { Route::Store } else { route }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   members    all ────── one fails ────── a blank one is added, rebuilt ────── another one fails
-//!   reader     reads a file that does not change, cold, again and again ──────────── once more
-//!   writer     writes a file anew, and reads what it wrote, again and again ───────── once more
+//!   reader     reads a file that does not change, cold, repeatedly ───────────────── once more
+//!   writer     rewrites a file, and reads what it wrote, repeatedly ──────────────── once more
 //! ```
 
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use super::{MemoryKind, kind};
 use crate::case::{Case, CaseError, Outcome, expect, fail};
 use crate::md::{Array, retry, run};
 use crate::memory::{Memory, P2pMemory};
-use crate::place::{Guest, chill, open_direct, pattern};
+use crate::place::{Guest, drop_cache, open_direct, pattern};
 use crate::spin::{MIB, by, read_and_check};
 
 const FILE: usize = 3 * MIB;
@@ -93,7 +93,7 @@ fn rebuild(guest: &Guest, level: u32, kind: MemoryKind) -> Outcome {
         let file = File::open(path)?;
         let expected = if path == &constant { bytes.clone() } else { pattern(FILE, 1000 + work.writes.load(Relaxed)) };
         for _ in 0..2 {
-            chill(&file)?;
+            drop_cache(&file)?;
             read_and_check(&runtime, &file, &mut *memory, (0, 0, FILE), &expected)?;
         }
     }
@@ -145,7 +145,7 @@ impl RebuildState {
         let runtime = Runtime::new(Settings::default());
         let mut memory = self.kind.memory(FILE)?;
         for (offset, len) in [(0, FILE), (100_000, MIB)] {
-            chill(&file)?;
+            drop_cache(&file)?;
             let expected = &bytes[offset..offset + len];
             read_and_check(&runtime, &file, &mut *memory, (offset as u64, offset % 4096, len), expected)?;
         }
@@ -172,10 +172,10 @@ impl RebuildState {
             let wrote = runtime.write(file.as_raw_fd(), Some(0), memory.target(0)?, FILE);
             expect("a write", wrote.map_err(|e| CaseError::Failed(e.to_string()))?, FILE)?;
         }
-        chill(&file)?;
+        drop_cache(&file)?;
         self.writes.store(version, Relaxed);
         read_and_check(&runtime, &file, &mut *memory, (0, 0, FILE), &new)?;
-        chill(&file)
+        drop_cache(&file)
     }
 }
 

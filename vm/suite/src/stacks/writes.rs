@@ -17,7 +17,7 @@ use spinio_testkit::Rng;
 use super::{MemoryKind, kinds_for, verdict};
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes};
 use crate::memory::{Memory, has_p2p};
-use crate::place::{Guest, Place, chill, open_direct, pattern, remove};
+use crate::place::{Guest, Place, drop_cache, open_direct, pattern, remove};
 use crate::spin::{MIB, fresh, read_and_check};
 
 const MOST: usize = 2 * MIB;
@@ -64,7 +64,7 @@ fn route(guest: &Guest, place: Place) -> Outcome {
         expect(&format!("{reason} is among {refusals:?}"), refusals.contains(&reason), true)?;
     }
     let file = File::open(&path)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let mut seen = vec![0; LEN];
     file.read_exact_at(&mut seen, 0)?;
     expect_bytes("on storage", &seen, &new)?;
@@ -99,7 +99,7 @@ fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
     let (path, file) = guest.create(place, "writes")?;
     let mut model = pattern(3 * MIB + 1234, 1);
     file.write_all_at(&model, 0)?;
-    chill(&file)?;
+    drop_cache(&file)?;
     let descriptors: Vec<(OpenMode, File)> = OpenMode::ALL
         .into_iter()
         .map(|how| Ok((how, OpenOptions::new().read(true).write(true).custom_flags(how.flags()).open(&path)?)))
@@ -112,12 +112,12 @@ fn differential(guest: &Guest, place: Place, kind: MemoryKind) -> Outcome {
         let (at, skew, new) = request(&mut random, *how, model.len(), number);
         let what = format!("write {number}: {} bytes at {at}, skew {skew}, {how:?}", new.len());
         write(&runtime, to, &mut *memory, (at as u64, skew), &new).map_err(|e| said(&what, e))?;
-        // Whatever the offset, an appended write goes to the end.
+        // For any offset, an appended write goes to the end.
         let at = if *how == OpenMode::Append { model.len() } else { at };
         model.resize(model.len().max(at + new.len()), 0);
         model[at..at + new.len()].copy_from_slice(&new);
         if number % 8 == 7 {
-            chill(&file)?;
+            drop_cache(&file)?;
         }
         let mut seen = vec![0; model.len()];
         file.read_exact_at(&mut seen, 0)?;

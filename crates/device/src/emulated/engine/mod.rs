@@ -210,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// No copy and no kernel starts any more; the running one has ended when this returns.
+    /// No copy and no GPU kernel starts any more; the running one has ended when this returns.
     pub(super) fn pause(&self) {
         let mut state = self.state();
         state.pauses += 1;
@@ -219,10 +219,10 @@ impl Engine {
         }
     }
 
-    /// Ends one [`Engine::hold`].
+    /// Undoes one [`Engine::pause`].
     pub(super) fn resume(&self) {
         let mut state = self.state();
-        debug_assert!(state.pauses > 0, "resume without hold");
+        debug_assert!(state.pauses > 0, "resume without pause");
         state.pauses = state.pauses.saturating_sub(1);
         drop(state);
         self.work.notify_all();
@@ -338,10 +338,10 @@ unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins, scratch: &mut S
     }
 }
 
-/// One instruction rather than a Rust copy, since other threads and processes may change the source meanwhile.
+/// One instruction, not a Rust copy, since other threads and processes may change the source meanwhile.
 ///
+/// # Safety
 /// Both must be valid for `len` bytes until this returns.
-/// Both must be good for `len` bytes until this returns.
 pub(super) unsafe fn copy_bytes(dst: u64, src: u64, len: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {

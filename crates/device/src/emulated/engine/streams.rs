@@ -1,8 +1,8 @@
 //! The streams, and the choice of the next command.
 //!
-//! A command waits for those before it on its stream, and for its fences: a stream of the program's for
-//! work enqueued on stream 0 before it, and the reverse; an internal one for the fences it follows. Of all
-//! runnable commands the oldest runs.
+//! A command waits for those before it on its stream, and for its fences: a stream of the program for work enqueued on
+//! stream 0 before it, and the reverse; an internal one for the fences it follows. Of all runnable commands the oldest
+//! runs.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The device as its users see it: its memory here, enqueued work and pins of file pages in separate files.
+//! The device as its users see it: memory is tested here, enqueued work and pins of file pages in separate files.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 

@@ -12,7 +12,7 @@ fn early_source_reuse_copies_wrong_bytes() {
     let addr = device.alloc(4096, false).unwrap();
     let mut slot = vec![1u8; 4096];
     device.pause();
-    // SAFETY: the slot outlives the copy; that it changes meanwhile is the test.
+    // SAFETY: the slot outlives the copy; the test is that it changes meanwhile.
     unsafe { device.copy_in(DEFAULT_STREAM, addr, slot.as_ptr(), slot.len()) }.unwrap();
     let fence = device.fence(DEFAULT_STREAM).unwrap();
     assert_eq!(device.query(&fence), Ok(false));

@@ -57,7 +57,7 @@ fn pin_past_eof_is_refused_without_leak() {
     let (file, at) = mapped(&[1; 16384]);
     file.set_len(8192).unwrap();
     for _ in 0..200 {
-        // SAFETY: the mapping is never unmapped; pages past the end are what is asked about.
+        // SAFETY: the mapping is never unmapped; pages past the end are what is tested.
         let refused = unsafe { device.pin(at, 16384) };
         assert_eq!(refused.unwrap_err().kind, ErrorKind::PinRefused);
     }

@@ -1,4 +1,4 @@
-//! Leases that go while a session writes.
+//! Leases that are lost while a session writes.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -18,12 +18,12 @@ use spinio_testkit::wait_exclusive;
 
 use crate::common::{Buffer, bytes};
 
-/// A kernel that tells of a lease only so often, and sees to it that it is asked before each direct write.
+/// Reports a lease only a number of times, and verifies that it is checked before each direct write.
 #[derive(Default)]
 struct LeaseCheckingSyscalls {
-    /// How often it is still there, once this is set.
+    /// How many more times the lease is reported, once this is set.
     calls_left: Mutex<Option<u32>>,
-    /// Nobody is given time to give it back.
+    /// A lost lease leaves no time to release it.
     force_broken: bool,
     direct: AtomicUsize,
     unchecked_writes: AtomicUsize,
@@ -87,11 +87,11 @@ fn lost_lease_stops_filler_writes() {
         let report = session.end().unwrap();
         assert_same_bytes(&path, &expected, "at the end");
         let direct = kernel.direct.load(Relaxed) as u64;
-        assert_eq!(kernel.unchecked_writes.load(Relaxed), 0, "a request that the lease was not asked for");
+        assert_eq!(kernel.unchecked_writes.load(Relaxed), 0, "a request without a check of the lease");
         let kept = direct > 0 && direct == (report.full_stripe / WIDTH);
         assert!(direct == 0 || kept, "{report:?}");
         if times < 100 {
-            // Once for being alone at all; the watcher may have asked meanwhile.
+            // Once when the lease is taken; the watcher may have checked meanwhile.
             assert!(direct <= u64::from(times.saturating_sub(1)), "{direct} of {times}");
             assert!(matches!(report.mode, OutputMode::Aligned(_)), "{}", report.mode);
             assert!(report.unaligned >= 9000, "{report:?}");
@@ -102,7 +102,7 @@ fn lost_lease_stops_filler_writes() {
                 "{report:?}"
             );
         }
-        // What is a download's in stripes of two pieces of the file, was loose at once.
+        // Bytes of a download in stripes of two extents of the file were written unaligned at once.
         assert_eq!(report.unaligned + report.full_stripe - report.filler, STRIPES * 9000, "{report:?}");
     }
 }
@@ -110,11 +110,11 @@ fn lost_lease_stops_filler_writes() {
 #[test]
 fn file_is_not_truncated_after_lost_lease() {
     let Some(folder) = folder() else { return };
-    // Narrow stripes, so that they are whole in a file however it lies.
+    // Narrow stripes, so that any extent of the file contains full ones.
     let (end, width) = (9000, 8192);
     let mut refused = 0;
-    // At some time it goes when all is written, and before the file is cut off. Where whoever wants it still waits, the
-    // file is cut off all the same.
+    // For some value of `times` the lease is lost when all is written, and before the file is truncated. If the process
+    // that breaks the lease is still waiting, the file is truncated nevertheless.
     for (times, by_force) in (1..9).flat_map(|times| [(times, true), (times, false)]) {
         let path = folder.path().join(format!("out{times}-{by_force}"));
         let kernel: &LeaseCheckingSyscalls =

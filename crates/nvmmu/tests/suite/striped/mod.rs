@@ -1,5 +1,5 @@
-//! Outputs on an array with parity, as far as that can be had without one: the same code over the extents of an ordinary
-//! file, with stripes of an invented width. The virtual machine has the arrays.
+//! Outputs on an array with parity, as far as that can be tested without one: the same code over the extents of an
+//! ordinary file, with stripes of an assumed width. The virtual machine has real arrays.
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
@@ -23,7 +23,7 @@ use spinio_testkit::{mount_fixture, wait_exclusive};
 
 use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
 
-/// A folder with direct I/O, extents and leases, if there is one.
+/// A directory with direct I/O, extents and leases, if there is one.
 fn folder() -> Option<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("nvmmu-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let probe = folder.path().join("probe");
@@ -40,7 +40,7 @@ fn folder() -> Option<tempfile::TempDir> {
         eprintln!("skipped: no stripes can be had in {}: {}", folder.path().display(), report.mode);
         return None;
     }
-    assert_eq!(report.mode, OutputMode::Preread, "nobody else has the file open");
+    assert_eq!(report.mode, OutputMode::Preread, "no other process has the file open");
     Some(folder)
 }
 
@@ -56,7 +56,7 @@ fn begin_exclusive(path: &Path) -> Session {
     begin(path)
 }
 
-/// The pieces of a file on the device: beginnings and lengths there.
+/// The extents of a file on the device: beginnings and lengths.
 fn device_extents(file: &File) -> Vec<(u64, u64)> {
     let mut pieces: Vec<(u64, u64)> = Vec::new();
     let mut end = None;
@@ -70,7 +70,7 @@ fn device_extents(file: &File) -> Vec<(u64, u64)> {
     pieces
 }
 
-/// A file with room for it all where it can be had in one go.
+/// A file of this length, in one extent if possible.
 fn some_file(path: PathBuf, len: usize) -> (PathBuf, File) {
     let file = File::create(&path).unwrap();
     if len > 0 {
@@ -81,7 +81,7 @@ fn some_file(path: PathBuf, len: usize) -> (PathBuf, File) {
     (path, file)
 }
 
-/// A file in one piece on the device. What came in several is kept until then, so that the next one comes elsewhere.
+/// A file in one extent. Files with several extents are kept until then, so that the next one is allocated elsewhere.
 fn contiguous_file(folder: &Path, len: usize) -> Option<PathBuf> {
     const TRIES: usize = 200;
     let attempt = |number| some_file(folder.join(format!("try{number}")), len);
@@ -101,7 +101,7 @@ fn contiguous_file(folder: &Path, len: usize) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The file holds what it should; else tells the first and the last byte that differ.
+/// The file has the expected bytes; else panics with the first and the last byte that differ.
 fn assert_same_bytes(path: &Path, model: &[u8], when: &str) {
     let file = fs::read(path).unwrap();
     assert_eq!(file.len(), model.len(), "{when}");
@@ -128,7 +128,7 @@ fn adjacent_moves_become_full_stripes() {
     let report = session.end().unwrap();
     assert!(fs::read(&path).unwrap() == source);
     assert_eq!(report.downloaded, 20 * WIDTH);
-    // Where the file system lays it is not ours to say: each of its pieces begins and ends within stripes of others.
+    // The file system chooses its extents: each of them begins and ends within stripes.
     let straddling = 2 * WIDTH * device_extents(&File::open(&path).unwrap()).len() as u64;
     assert_eq!(report.full_stripe + report.unaligned, 20 * WIDTH, "{report:?}");
     assert!(report.unaligned <= straddling && report.full_stripe.is_multiple_of(WIDTH), "{report:?}");
@@ -158,7 +158,7 @@ fn partial_stripe_is_completed_from_preread_bytes() {
     assert_eq!((report.mode, report.unaligned), (OutputMode::Preread, 0));
 }
 
-/// A session guesses that it writes what the last one wrote; what it is told to expect takes the place of that.
+/// A session guesses that it writes what the last one wrote; hints replace the guess.
 #[test]
 fn guess_does_not_hide_hinted_range() {
     let Some(folder) = folder() else { return };
@@ -188,7 +188,7 @@ fn filler_is_not_written_if_others_have_file_open() {
         let mut session = begin(&path);
         session.hint_range(at, 9000);
         session.move_range(&path, device.at(0), at, 9000, Download).unwrap();
-        // Beside the download, in the same stripe.
+        // Concurrently with the download, in the same stripe.
         let later = fs::OpenOptions::new().write(true).open(&path).unwrap();
         later.write_all_at(b"mine", 4 * WIDTH + 20_000).unwrap();
         let report = session.end().unwrap();
@@ -215,7 +215,7 @@ fn output_is_bound_to_file_not_name() {
     session.move_range(&path, device.at(0), at, 4000, Download).unwrap();
     session.move_range(&linked, device.at(4000), at + 4000, 5000, Download).unwrap();
     assert_eq!(session.report().unaligned + session.report().full_stripe, 0, "gathered, by either name");
-    // Another file takes the name: what comes now is not for the output.
+    // Another file gets the name: later moves are not for the output.
     fs::rename(&path, &moved).unwrap();
     session.move_range(&path, device.at(0), 3, 9000, Download).unwrap();
     session.end().unwrap();
@@ -223,7 +223,7 @@ fn output_is_bound_to_file_not_name() {
     expected[at as usize..][..9000].copy_from_slice(&bytes(9000, 6));
     assert_same_bytes(&moved, &expected, "after it was renamed");
     assert!(fs::read(&path).unwrap()[3..] == bytes(9000, 6));
-    // Nor does a file that has no name lose what was gathered for it.
+    // A file that has no name does not lose its gathered bytes either.
     let mut session = begin(&moved);
     session.move_range(&moved, device.at(0), 5 * WIDTH, 9000, Download).unwrap();
     fs::remove_file(&moved).unwrap();
@@ -246,7 +246,7 @@ fn file_ends_at_last_byte() {
         let got = fs::read(&path).unwrap();
         assert_eq!(got.len() as u64, old.max(at + len));
         assert!(got[at as usize..(at + len) as usize] == bytes(len as usize, 8));
-        // And has no room beyond it that nobody uses.
+        // And no space is left reserved past the end.
         use std::os::unix::fs::MetadataExt;
         assert!(fs::metadata(&path).unwrap().blocks() * 512 <= got.len() as u64 + (1 << 20));
     }
@@ -258,7 +258,7 @@ fn partially_refused_stripe_is_written_unaligned() {
     let path = folder.path().join("out");
     let base = 1u64 << 30;
     File::create(&path).unwrap().set_len(base).unwrap();
-    // The stripe that the bytes end in reaches beyond what a file may be long, the bytes do not.
+    // The last stripe extends past the maximum file size, the bytes do not.
     let device = Buffer::with_bytes(&bytes(9000, 6));
     for at in [base, base + WIDTH / 2] {
         let mut session = begin_exclusive(&path);
@@ -276,7 +276,7 @@ fn partially_refused_stripe_is_written_unaligned() {
     }
 }
 
-/// A file system that runs out of room while it reserves some gives the file all that there was.
+/// A file system that runs out of space during a reservation leaves all of it allocated to the file.
 #[test]
 fn preallocation_leaves_space_on_full_disk() {
     const MIB: u64 = 1 << 20;
@@ -291,7 +291,7 @@ fn preallocation_leaves_space_on_full_disk() {
     let source = bytes(before as usize + 8 * MIB as usize, 6);
     let device = Buffer::with_bytes(&source);
 
-    // Far more is announced than there is room, and little comes.
+    // The hint is far larger than the free space, and the download is small.
     let mut session = begin_exclusive(&path);
     session.hint_range(0, 1 << 40);
     if let OutputMode::Passthrough(why) = session.report().mode {
@@ -303,7 +303,7 @@ fn preallocation_leaves_space_on_full_disk() {
     assert!(fs::read(&path).unwrap() == source[..MIB as usize]);
     assert!(free() + 2 * MIB > before, "{} of {before} bytes are left for others", free());
 
-    // What comes has room, more than that has not.
+    // There is space for the download, and for no more.
     let len = before - 10 * MIB;
     let mut session = begin_exclusive(&path);
     session.hint_range(0, len);
@@ -312,7 +312,7 @@ fn preallocation_leaves_space_on_full_disk() {
     assert!(fs::read(&path).unwrap() == source[..len as usize]);
     assert!(free() + len + 2 * MIB > before, "{} of {before} bytes are left for others", free());
 
-    // It does not fit: that is told, and the file has what came or nothing, but nothing else.
+    // It does not fit: an error is reported, and the file has the downloaded bytes or none of them.
     fs::remove_file(&path).unwrap();
     File::create(&path).unwrap();
     let mut session = begin_exclusive(&path);
@@ -324,7 +324,7 @@ fn preallocation_leaves_space_on_full_disk() {
     assert!(got.iter().zip(&source).all(|(got, source)| got == source || *got == 0));
 }
 
-/// A file system of our own, where files lie as they are laid: in one piece, from a place that is known.
+/// A new file system, on which files are allocated in order: in one extent, at a known position.
 fn mount_fresh() -> Option<mount_fixture::MountFixture> {
     match mount_fixture::create_small("ext4", 160 << 20) {
         Ok(place) => Some(place),
@@ -341,7 +341,7 @@ fn long_output_is_written_in_full_stripes() {
     let path = place.file("out");
     let source = bytes(50 << 20, 4);
     let device = Buffer::with_bytes(&source);
-    // Nobody else has it open, or somebody has: then room is reserved for each download alone, and none is left over.
+    // If another process has it open, space is reserved for each download alone, and none is left over.
     for other in [false, true] {
         let _ = fs::remove_file(&path);
         File::create(&path).unwrap();
@@ -362,8 +362,8 @@ fn long_output_is_written_in_full_stripes() {
     }
 }
 
-/// Somebody cuts a block out of the beginning: every stripe begins elsewhere in the file. What was gathered before is older
-/// than what comes, and goes first.
+/// A block is removed from the beginning of the file: every stripe then begins elsewhere in the file. Bytes gathered
+/// before are older than the next ones, and are written first.
 #[test]
 fn gathered_bytes_are_written_before_stripes_move() {
     let Some(place) = mount_fresh() else { return };
@@ -385,7 +385,7 @@ fn gathered_bytes_are_written_before_stripes_move() {
             // SAFETY: no memory is involved.
             let done = unsafe { libc::fallocate(cut.as_raw_fd(), libc::FALLOC_FL_COLLAPSE_RANGE, 0, 4096) };
             assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-            // Far away, so that the stripes here are looked up anew.
+            // Far away, so that the stripes here are looked up again.
             let far = 100 << 20;
             session.move_range(&path, device.at(0), far, 1, Download).unwrap();
             let whole = Buffer::with_bytes(&vec![9; second]);
@@ -405,7 +405,7 @@ fn gathered_bytes_are_written_before_stripes_move() {
     assert!(cases > 0, "no file in one piece");
 }
 
-/// Storage that takes nothing around the page cache.
+/// Storage that refuses direct writes.
 #[derive(Default)]
 struct NoDirectWrites {
     refused: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Any moves, in sessions and on a plain vector.
+//! Random moves, in sessions and on a plain vector.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -59,7 +59,7 @@ fn run(path: &Path, mut model: Vec<u8>, steps: &[Step]) -> Report {
                 session = begin(path);
             }
             3 => {
-                // Somebody else opens the file and writes beside us: that must never be lost.
+                // Another descriptor of the file is opened and written concurrently: its bytes must never be lost.
                 let other = fs::OpenOptions::new().write(true).open(path).unwrap();
                 session.flush().unwrap();
                 let at = (step.offset + 13).min(model.len() as u64 - 1);

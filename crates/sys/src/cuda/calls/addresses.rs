@@ -56,7 +56,7 @@ impl Driver {
             2 => MemoryType::Device,
             other => MemoryType::Other(other),
         };
-        // IS_MANAGED is one byte wide in some drivers' eyes and an int in others'; either way 0 means no.
+        // IS_MANAGED is one byte wide in some drivers and an int in others; either way 0 means no.
         let managed = managed != 0;
         Ok(PointerInfo { kind, context: Context(context), ordinal, start, len: len as u64, managed, buffer_id: id })
     }

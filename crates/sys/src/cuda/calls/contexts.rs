@@ -1,4 +1,4 @@
-//! Contexts: which one is current, which one it is, and the primary one of a device.
+//! Contexts: the current one, the identity of one, and the primary one of a device.
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
@@ -16,7 +16,7 @@ impl Driver {
         unsafe { cu!(self.ctx_current(&mut context)) }.map(|()| Context(context))
     }
 
-    /// Makes a context current, instead of the present one.
+    /// Makes a context current, instead of the current one.
     ///
     /// # Safety
     /// The context must not have been freed by the driver.
@@ -25,7 +25,7 @@ impl Driver {
         unsafe { cu!(self.ctx_set_current(context.0)) }
     }
 
-    /// Makes a context current, over the one that is.
+    /// Pushes a context, which becomes current.
     ///
     /// # Safety
     /// As [`Driver::set_current`].
@@ -34,7 +34,7 @@ impl Driver {
         unsafe { cu!(self.ctx_push(context.0)) }
     }
 
-    /// Takes the topmost context off.
+    /// Pops the topmost context.
     pub fn pop(&self) -> Result<Context> {
         let mut context = 0;
         // SAFETY: `context` lives across the call.
@@ -78,14 +78,14 @@ impl Driver {
         unsafe { cu!(self.primary_state(device, &mut flags, &mut active)) }.map(|()| active != 0)
     }
 
-    /// The primary context of a device, made now if there is none; to be released once.
+    /// The primary context of a device, created now if there is none; must be released once.
     pub fn primary_retain(&self, device: i32) -> Result<Context> {
         let mut context = 0;
         // SAFETY: `context` lives across the call.
         unsafe { cu!(self.primary_retain(&mut context, device)) }.map(|()| Context(context))
     }
 
-    /// Takes back one [`Driver::primary_retain`]; the last one destroys the context.
+    /// Releases one [`Driver::primary_retain`]; the last release destroys the context.
     ///
     /// # Safety
     /// The caller must have retained it.

@@ -6,13 +6,13 @@ use super::{Result, check};
 use crate::cuda::table::Driver;
 
 impl Driver {
-    /// `cuInit`. For our own programs: the library never initialises a driver.
+    /// `cuInit`. For SPIN's own programs: the library never initialises a driver.
     pub fn init(&self) -> Result<()> {
         // SAFETY: no memory is involved.
         unsafe { cu!(self.init(0)) }
     }
 
-    /// Newest CUDA version that the driver speaks: 13000 for 13.0.
+    /// Newest CUDA version that the driver supports: 13000 for 13.0.
     pub fn version(&self) -> Result<i32> {
         let mut version = 0;
         // SAFETY: `version` lives across the call.

@@ -1,4 +1,4 @@
-//! Memory: pinned, seen, copied, allocated. All need a current context.
+//! Memory: pinned, queried, copied, allocated. All need a current context.
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
@@ -17,7 +17,7 @@ impl Driver {
         unsafe { cu!(self.host_register(ptr.cast(), len, flags)) }
     }
 
-    /// Takes the pin back.
+    /// Unpins it.
     ///
     /// # Safety
     /// No copy may use it any more.
@@ -26,10 +26,10 @@ impl Driver {
         unsafe { cu!(self.host_unregister(ptr.cast())) }
     }
 
-    /// Where the device sees registered host memory.
+    /// The device address of registered host memory.
     pub fn host_device_pointer(&self, ptr: *const u8) -> Result<u64> {
         let mut at = 0;
-        // SAFETY: `at` lives across the call; the driver judges the pointer, which it does not follow.
+        // SAFETY: `at` lives across the call; the driver validates the pointer, which it does not follow.
         unsafe { cu!(self.host_device_pointer?(&mut at, ptr.cast_mut().cast(), 0)) }.map(|()| at)
     }
 

@@ -1,7 +1,7 @@
-//! One method a driver function.
+//! One method per driver function.
 //!
-//! Calls are safe that only query, and take no argument that the driver would use unchecked. The others are
-//! `unsafe`: handles must be alive, memory must be what the copy needs.
+//! A call is safe if it only queries, and takes no argument that the driver would use unchecked. The others are
+//! `unsafe`: handles must be alive, and memory must be valid for the copy.
 
 use super::CuError;
 

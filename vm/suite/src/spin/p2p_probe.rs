@@ -16,22 +16,22 @@ use spinio_sys::linux::Fd;
 
 use super::{MIB, by, explained, memory_for, read_and_check};
 use crate::case::{Case, Outcome, expect, fail};
-use crate::place::{Guest, Place, chill, remove};
+use crate::place::{Guest, Place, drop_cache, remove};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("spin: a wrong peer-to-peer read is detected", wrong_p2p_is_detected)]
 }
 
 fn wrong_p2p_is_detected(guest: &Guest) -> Outcome {
-    let (path, bytes) = guest.cold(Place::Ext4, "canary", 8 * MIB)?;
+    let (path, bytes) = guest.cold(Place::Ext4, "p2p_probe", 8 * MIB)?;
     let file = File::open(&path)?;
-    let liar: &'static Liar = Box::leak(Box::new(Liar(AtomicU64::new(0))));
+    let liar: &'static WrongP2p = Box::leak(Box::new(WrongP2p(AtomicU64::new(0))));
     let runtime = Runtime::with_kernel(Settings::default(), liar);
     let mut memory = memory_for(8 * MIB)?;
     for _ in 0..3 {
         let stats = read_and_check(&runtime, &file, &mut memory, (0, 0, 8 * MIB), &bytes)?;
         expect("bytes by p2p", by(&stats, Route::P2p), 0)?;
-        chill(&file)?;
+        drop_cache(&file)?;
     }
     let wrong = liar.0.load(Relaxed);
     if !(1..=4).contains(&wrong) {
@@ -47,9 +47,9 @@ fn wrong_p2p_is_detected(guest: &Guest) -> Outcome {
 
 /// The real system calls, but peer-to-peer reads are wrong by one byte; counts them.
 #[derive(Debug)]
-struct Liar(AtomicU64);
+struct WrongP2p(AtomicU64);
 
-impl Syscalls for Liar {
+impl Syscalls for WrongP2p {
     unsafe fn pread(
         &self,
         route: Route,

@@ -37,7 +37,7 @@ int main(int argc, char **argv)
     CHECK(argc == 2);
     alarm(120); /* a hang becomes a failure */
     char *device = spinio_mem_alloc("emulated", 1 << 20, 0);
-    char path[] = "deaf-XXXXXX";
+    char path[] = "no-signals-XXXXXX";
     int out = mkstemp(path);
     CHECK(device && out >= 0 && ftruncate(out, strcmp(argv[1], "space") ? SIZE : LARGE) == 0 && close(out) == 0);
     int fd = open(path, O_RDONLY);
