@@ -66,7 +66,7 @@ fn read_and_wait(
         // SAFETY: host-mapped device memory inside its allocation.
         return unsafe { cpu_store::read(ctx, fd, at, to, len) };
     }
-    let (stream, _) = device.app_stream();
+    let stream = device.app_stream().id();
     let staging = ctx.bounce.sync(device);
     let block = staging.acquire().map_err(device_error)?;
     if !block.pinned {

@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, WaitMode};
+use spinio_device::{Device, FenceGuard, Target, WaitMode};
 use spinio_plan::{Reason, Route, split_aligned};
 use spinio_sys::Errno;
 use spinio_sys::linux;
@@ -40,7 +40,6 @@ use spinio_sys::linux;
 use super::decide::{MIN_DIRECT, MIN_P2P, SYNC_FLAGS, WriteQuery};
 use super::write_once::WriteVia;
 use super::{Part, Result, WriteRequest, staging_limit};
-use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::P2pTrust;
 use spinio_host::shadow_fd::ShadowFd;
@@ -208,7 +207,7 @@ impl WriteRequest<'_> {
             return Err(Reason::P2pMisaligned);
         }
         let device = from.allocation.device;
-        if device.app_stream().1 {
+        if device.app_stream().is_capturing() {
             // Nothing can be ordered behind what is being captured.
             return Err(Reason::Capturing);
         }
@@ -220,11 +219,9 @@ impl WriteRequest<'_> {
         let Some(from) = self.p2p_source() else { return self.write_chunks(range, self.via_app_fd()) };
         let device = from.allocation.device;
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
-        // Storage keeps no order with the device's queues: what was queued before has to be done.
-        let fence = device.fence(device.app_stream().0).map_err(fail)?;
-        let waited = device.wait(&fence, WaitMode::Context);
-        device.release_fence(fence);
-        waited.map_err(fail)?;
+        // Storage keeps no order with the device's streams: what was queued before has to be done.
+        let fence = FenceGuard::new(device, device.app_stream().id());
+        fence.and_then(|fence| fence.wait(WaitMode::Context)).map_err(fail)?;
         let mut done = range.start;
         while done < range.end {
             let started = Instant::now();
@@ -276,7 +273,7 @@ impl WriteRequest<'_> {
             });
             let mut in_device = vec![0u8; len];
             if let Some(Some(stored)) = on_disk
-                && self.read_back(source, &mut in_device)
+                && self.ctx.read_back(source, &mut in_device).is_ok()
                 && *stored == *in_device
             {
                 self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Trusted);
@@ -285,15 +282,5 @@ impl WriteRequest<'_> {
         }
         self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Untrusted);
         false
-    }
-
-    /// Bytes of the device, by way of the device.
-    fn read_back(&self, from: Target, into: &mut [u8]) -> bool {
-        let device = from.allocation.device;
-        let queue = device.app_stream().0;
-        // SAFETY: `into` is borrowed until the drain below returns, and the range lies in the write's allocation.
-        let copied = unsafe { device.copy_out(queue, into.as_mut_ptr(), from.addr, into.len()) };
-        let drained = device.synchronize(queue, WaitMode::Context);
-        copied.is_ok() && drained.is_ok()
     }
 }

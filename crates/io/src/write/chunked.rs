@@ -23,10 +23,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use spinio_device::StreamOrder;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, streams_after_app};
 use super::write_once::WriteVia;
 use super::{Result, WriteRequest, pinned_reason, staging_limit};
 use crate::read::app_fd_calls::{release_offset, reserve_offset};
@@ -131,16 +132,16 @@ impl WriteRequest<'_> {
     /// A range of the write; how many bytes of it were written.
     pub(super) fn write_chunks(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
-        let order = StreamOrder::after_app(self.parts).map_err(device_error)?;
-        self.write_chunks_on(&order, range, via)
+        let streams = streams_after_app(self.parts).map_err(device_error)?;
+        self.write_chunks_on(&streams, range, via)
     }
 
     /// All of it at once, behind what is on the given queues.
-    pub(super) fn after_stream(&self, order: &StreamOrder) -> Result<usize> {
-        self.write_chunks_on(order, 0..self.len, self.via_app_fd())
+    pub(super) fn after_stream(&self, streams: &[StreamOrder]) -> Result<usize> {
+        self.write_chunks_on(streams, 0..self.len, self.via_app_fd())
     }
 
-    fn write_chunks_on(&self, order: &StreamOrder, range: Range<usize>, via: WriteVia) -> Result<usize> {
+    fn write_chunks_on(&self, streams: &[StreamOrder], range: Range<usize>, via: WriteVia) -> Result<usize> {
         let range = range.start..self.clip_to_size_limit(range.clone());
         let max = (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE;
         let misalignment = if via.shadow_fd.is_none() { self.misalignment(range.len()) } else { 0 };
@@ -149,7 +150,7 @@ impl WriteRequest<'_> {
         let mut gather = |from: usize, max: usize| {
             let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
             let parts = self.slice_parts(from, most.min(range.end - from));
-            StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
+            StagedWrite::start(self.ctx, streams, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
                 .with_fences()
         };
         if parallel && let Some(wrote) = self.write_parallel(&range, via, &mut gather) {

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{DeviceAddr, DeviceError, Fence, Pin, StreamId, WaitMode};
+use spinio_device::{DeviceAddr, DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
@@ -30,7 +30,7 @@ use spinio_transfer::bounce::BounceBuffer;
 struct PinnedDma {
     pin: Pin,
     mapping: Arc<Mapping>,
-    fence: Fence,
+    fence: FenceGuard,
     piece: Piece,
     started: Instant,
 }
@@ -40,7 +40,7 @@ pub(crate) struct EngineCtx<'a> {
     request: &'a Arc<ReadRequest>,
     role: Role,
     /// The second one is for blocks while pages are under way: a block is empty sooner if it does not wait behind many.
-    streams: [Option<StreamId>; 2],
+    streams: [Option<StreamOrder>; 2],
     /// Copies queued, to be told when the queue is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
@@ -48,7 +48,7 @@ pub(crate) struct EngineCtx<'a> {
 
 impl<'a> EngineCtx<'a> {
     pub(crate) fn new(request: &'a Arc<ReadRequest>, role: Role) -> EngineCtx<'a> {
-        EngineCtx { request, role, streams: [None; 2], pending: Vec::new(), pinned: VecDeque::new() }
+        EngineCtx { request, role, streams: [None, None], pending: Vec::new(), pinned: VecDeque::new() }
     }
 
     /// Does one thing.
@@ -81,11 +81,10 @@ impl<'a> EngineCtx<'a> {
         while !self.pinned.is_empty() {
             self.finish_oldest_pin();
         }
-        if self.streams != [None; 2] {
+        if self.streams.iter().any(Option::is_some) {
             let mut drained = Ok(());
             for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
-                drained = drained.and(self.request.device().synchronize(stream, WaitMode::Context));
-                self.request.device().release_stream(stream);
+                drained = drained.and(stream.synchronize(WaitMode::Context));
             }
             for (offset, len, got, error) in self.pending.drain(..) {
                 match drained {
@@ -104,19 +103,11 @@ impl<'a> EngineCtx<'a> {
 
     /// A queue of this thread's, ordered behind what the program had queued when the request began.
     fn stream(&mut self, which: usize) -> Result<StreamId, DeviceError> {
-        if let Some(stream) = self.streams[which] {
-            return Ok(stream);
+        if let Some(stream) = &self.streams[which] {
+            return Ok(stream.id());
         }
-        let device = self.request.device();
-        let stream = device.acquire_stream()?;
-        if let Some(order) = &self.request.order
-            && let Err(e) = device.wait_event(stream, order)
-        {
-            device.release_stream(stream);
-            return Err(e);
-        }
-        self.streams[which] = Some(stream);
-        Ok(stream)
+        let stream = StreamOrder::after(self.request.device(), self.request.order.as_ref())?;
+        Ok(self.streams[which].insert(stream).id())
     }
 
     /// A block to fill. While none is free this thread does what frees one: it may be that its own job holds them.

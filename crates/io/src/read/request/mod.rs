@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, Fence};
+use spinio_device::{Device, FenceGuard};
 use spinio_plan::geometry::Stripe;
 use spinio_plan::{Reason, Route, Segment};
 use spinio_sys::linux::{self, Fd};
@@ -82,7 +82,7 @@ pub(crate) struct ReadParams {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     /// What every copy of this request waits for.
-    pub(crate) order: Option<Fence>,
+    pub(crate) order: Option<FenceGuard>,
     /// Whether P2P may be planned.
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
@@ -348,13 +348,5 @@ impl ReadRequest {
                 .for_key(self.file.storage)
                 .run_blocking(move || file.mapping(kernel, end))?
         })
-    }
-}
-
-impl Drop for ReadRequest {
-    fn drop(&mut self) {
-        if let Some(fence) = self.params.order.take() {
-            self.device().release_fence(fence);
-        }
     }
 }
