@@ -13,10 +13,10 @@
 //! writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use spinio_files::Files;
+use spinio_files::{Files, LeaseWatch, LeaseWatcher};
 use spinio_host::lock;
 use spinio_host::syscalls::Syscalls;
 use spinio_sys::linux::{self, Fd, InotifyEvent};
@@ -25,16 +25,9 @@ use crate::pinned_file::PinnedFile;
 
 const STACK_SIZE: usize = 1 << 20;
 
-/// Milliseconds after which the watcher polls while files are pinned: a seccomp filter may refuse the signal that wakes it,
-/// and may be installed at any time.
-const POLL_MS: u64 = 1000;
-
-/// The same once the signal was refused.
-const POLL_MS_NO_SIGNAL: u64 = 10;
-
 /// State that the two threads share with all others.
 #[derive(Default)]
-pub(crate) struct LeaseWatcher {
+pub(crate) struct Unpinner {
     pub(crate) files: Mutex<Vec<Arc<PinnedFile>>>,
     /// Number of pinned files: whether there is one costs one load.
     pub(crate) count: AtomicUsize,
@@ -42,41 +35,26 @@ pub(crate) struct LeaseWatcher {
     pub(crate) bytes: AtomicU64,
     closing: Mutex<VecDeque<Arc<PinnedFile>>>,
     wake: Condvar,
-    /// The watcher's thread id; 0 before it starts.
-    watcher_tid: AtomicU32,
+    pub(crate) watcher: Arc<LeaseWatcher>,
+    /// Keeps the watcher from the first pinned file on.
+    watch: Mutex<Option<LeaseWatch>>,
     /// Reports changes; a descriptor of the shadow table. None where the user may have no more of them.
-    inotify: OnceLock<Fd>,
+    inotify: OnceLock<Option<Fd>>,
     shutdown: AtomicBool,
-    /// The signal that wakes the watcher was refused.
-    signal_refused: AtomicBool,
 }
 
-impl LeaseWatcher {
+impl Unpinner {
     /// Starts the threads if they do not run; the watcher's id.
     pub(crate) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
-        // Under this lock, so that there is one of each.
-        let _start_lock = lock(&self.files);
-        match self.watcher_tid.load(Acquire) {
-            0 => {}
-            tid => return Some(tid),
+        let mut watch = lock(&self.watch);
+        if watch.is_none() {
+            let (unpinner, sys) = (Arc::clone(self), files.sys());
+            let started = self.watcher.watch(files.shadow_workers()?, move || unpinner.poll_leases(sys))?;
+            let unpinner = Arc::clone(self);
+            linux::spawn_signals_blocked("spinio-unpin", STACK_SIZE, move || unpinner.run_unpinner()).ok()?;
+            *watch = Some(started);
         }
-        let (tid_sender, tid_receiver) = mpsc::channel();
-        let watcher = Arc::clone(self);
-        let sys = files.sys();
-        let spawned = files.shadow_workers()?.spawn_dedicated("spinio-lease", move || {
-            watcher.init_inotify(sys);
-            // Whether it can be woken at all. The signal that this leaves pending causes one superfluous poll.
-            if !linux::wake_thread(linux::gettid()) {
-                watcher.signal_refused.store(true, Release);
-            }
-            let _ = tid_sender.send(linux::gettid());
-            watcher.run_watcher(sys);
-        });
-        let tid = spawned.then(|| tid_receiver.recv().ok())??;
-        let watcher = Arc::clone(self);
-        linux::spawn_signals_blocked("spinio-unpin", STACK_SIZE, move || watcher.run_unpinner()).ok()?;
-        self.watcher_tid.store(tid, Release);
-        Some(tid)
+        watch.as_ref().map(|watch| watch.tid)
     }
 
     /// Begins to unpin a file: no use begins any more; after the last active one its pages are unpinned, and then its
@@ -88,23 +66,21 @@ impl LeaseWatcher {
         }
     }
 
-    /// Makes inotify signal the watcher, too.
-    fn init_inotify(&self, sys: &dyn Syscalls) {
-        let Ok(inotify) = sys.inotify_init() else { return };
-        match linux::inotify_signal(inotify, linux::gettid()) {
-            Ok(()) => drop(self.inotify.set(inotify)),
-            Err(_) => sys.close(inotify),
-        }
+    fn inotify(&self) -> Option<Fd> {
+        self.inotify.get().copied().flatten()
     }
 
-    /// Has changes of the file reported, if that is possible. The file is in the list.
-    pub(crate) fn watch_inode(&self, files: &Files, pinned: &PinnedFile) {
-        let Some(&inotify) = self.inotify.get() else { return };
-        let (sys, file) = (files.sys(), Arc::clone(&pinned.file));
-        let wd = files.shadow_workers().and_then(|workers| {
-            workers.for_key(pinned.file.storage).run_blocking(move || sys.watch_changes(inotify, file.cached.get()))
-        });
-        if let Some(Ok(wd)) = wd {
+    /// Has changes of the file reported, if that is possible, by a signal to the watcher. The file is in the list.
+    pub(crate) fn watch_inode(self: &Arc<Self>, files: &Files, pinned: &PinnedFile, watcher_tid: u32) {
+        let (unpinner, sys, file) = (Arc::clone(self), files.sys(), Arc::clone(&pinned.file));
+        let init = move || {
+            let inotify = sys.inotify_init().ok()?;
+            let refused = linux::inotify_signal(inotify, watcher_tid).inspect_err(|_| sys.close(inotify));
+            refused.is_ok().then_some(inotify)
+        };
+        let watch = move || sys.watch_changes((*unpinner.inotify.get_or_init(init))?, file.cached.get()).ok();
+        let wd = files.shadow_workers().and_then(|w| w.for_key(pinned.file.storage).run_blocking(watch));
+        if let Some(wd) = wd.flatten() {
             pinned.inotify_wd.store(wd, Release);
         }
     }
@@ -114,7 +90,7 @@ impl LeaseWatcher {
         // Under the lock: an entry that comes into the list later watches the inode after this.
         let files = lock(&self.files);
         let wd = file.inotify_wd.load(Acquire);
-        if let Some(&inotify) = self.inotify.get()
+        if let Some(inotify) = self.inotify()
             && wd != 0
             && !files.iter().any(|other| other.key == file.key && !Arc::ptr_eq(other, file))
         {
@@ -124,7 +100,7 @@ impl LeaseWatcher {
 
     /// Unpins what was changed.
     fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
-        let Some(&inotify) = self.inotify.get() else { return };
+        let Some(inotify) = self.inotify() else { return };
         // If events cannot be read, any file may have changed.
         for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![InotifyEvent::Overflow]) {
             let is_affected = |file: &&Arc<PinnedFile>| match event {
@@ -136,35 +112,29 @@ impl LeaseWatcher {
         }
     }
 
-    /// The lease watcher's thread.
-    fn run_watcher(&self, sys: &dyn Syscalls) {
-        loop {
-            let is_idle = self.count.load(Acquire) == 0 && !self.shutdown.load(Acquire);
-            linux::wait_lease_break(match self.signal_refused.load(Acquire) {
-                true => Some(POLL_MS_NO_SIGNAL),
-                false if is_idle => None,
-                false => Some(POLL_MS),
-            });
-            let files = lock(&self.files).clone();
-            self.drain_events(sys, &files);
-            for file in &files {
-                if file.gate.is_unpinned() {
-                    // Before a writer can go on: its changes are of no interest.
-                    self.unwatch_inode(sys, file);
-                    if let Some(lease) = file.lease() {
-                        let _ = linux::release_lease(lease);
-                    }
-                    self.remove(file);
-                } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
-                    self.begin_unpin(file);
+    /// On the watcher: whether any file is pinned still.
+    fn poll_leases(&self, sys: &dyn Syscalls) -> bool {
+        let files = lock(&self.files).clone();
+        self.drain_events(sys, &files);
+        for file in &files {
+            if file.gate.is_unpinned() {
+                // Before a writer can go on: its changes are of no interest.
+                self.unwatch_inode(sys, file);
+                if let Some(lease) = file.lease() {
+                    let _ = linux::release_lease(lease);
                 }
-            }
-            drop(files);
-            if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
-                self.inotify.get().into_iter().for_each(|&inotify| sys.close(inotify));
-                return;
+                self.remove(file);
+            } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
+                self.begin_unpin(file);
             }
         }
+        let any_pinned = self.count.load(Acquire) > 0;
+        if !any_pinned && self.shutdown.load(Acquire) {
+            self.inotify().into_iter().for_each(|inotify| sys.close(inotify));
+            drop(lock(&self.watch).take());
+            self.watcher.wake();
+        }
+        any_pinned
     }
 
     fn remove(&self, file: &Arc<PinnedFile>) {
@@ -191,14 +161,7 @@ impl LeaseWatcher {
             drop(closing);
             let bytes = file.unpin_all();
             self.bytes.fetch_sub(bytes, Relaxed);
-            self.wake_watcher();
-        }
-    }
-
-    /// Makes the watcher poll now, or soon.
-    pub(crate) fn wake_watcher(&self) {
-        if !linux::wake_thread(self.watcher_tid.load(Acquire)) {
-            self.signal_refused.store(true, Release);
+            self.watcher.wake();
         }
     }
 
@@ -210,11 +173,8 @@ impl LeaseWatcher {
         for file in files {
             file.gate.wait_released();
         }
-        let tid = self.watcher_tid.load(Acquire);
-        if tid != 0 {
-            self.wake_watcher();
-            drop(lock(&self.closing));
-            self.wake.notify_all();
-        }
+        self.watcher.wake();
+        drop(lock(&self.closing));
+        self.wake.notify_all();
     }
 }
