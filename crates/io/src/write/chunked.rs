@@ -5,7 +5,7 @@
 //!   kernel          │ write 0 ......... │ write 1 .........
 //! ```
 //!
-//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `parallel.rs`.
+//! Where nothing can be lacking, portions of the program's own O_DIRECT descriptor are under way side by side: `window.rs`.
 //!
 //! Around the page cache a portion ends where a stripe of an array with parity does, so that the array is spared reading
 //! old parity. Stripes lie on the device, not in the file: file/stripes.rs knows where.
@@ -21,19 +21,18 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use spinio_device::StreamOrder;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
 use super::gather::{BufferSource, StagedWrite, streams_after_app};
+use super::window::PARALLEL_CHUNK;
 use super::write_once::WriteVia;
-use super::{Result, WriteRequest, pinned_reason, staging_limit};
+use super::{Result, WriteRequest, staging_limit};
 use crate::read::app_fd_calls::{release_offset, reserve_offset};
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
-use spinio_host::is_cancelled;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
@@ -143,50 +142,25 @@ impl WriteRequest<'_> {
 
     fn write_chunks_on(&self, streams: &[StreamOrder], range: Range<usize>, via: WriteVia) -> Result<usize> {
         let range = range.start..self.clip_to_size_limit(range.clone());
-        let max = (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE;
         let misalignment = if via.shadow_fd.is_none() { self.misalignment(range.len()) } else { 0 };
         let mut stripe_ends = self.stripe_ends(via).filter(|_| misalignment == 0);
         let parallel = misalignment == 0 && stripe_ends.is_none() && self.can_write_parallel(&range, via);
-        let mut gather = |from: usize, max: usize| {
+        let writers = if parallel { self.writers() } else { None };
+        let max = match writers {
+            Some(_) => PARALLEL_CHUNK,
+            None => (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE,
+        };
+        let gather = |from: usize| {
+            let max = if from == range.start { max.min(FIRST_CHUNK) - misalignment } else { max };
             let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
             let parts = self.slice_parts(from, most.min(range.end - from));
             StagedWrite::start(self.ctx, streams, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
                 .with_fences()
         };
-        if parallel && let Some(wrote) = self.write_parallel(&range, via, &mut gather) {
-            return wrote;
+        let wrote = self.write_window(writers.as_ref(), &range, via, gather);
+        if let Some(writers) = writers {
+            writers.close(self.stat.dev);
         }
-        let mut done = range.start;
-        let mut next = (!range.is_empty()).then(|| gather(done, max.min(FIRST_CHUNK) - misalignment));
-        let ended = loop {
-            let Some(chunk) = next.take() else { break Ok(()) };
-            let started = Instant::now();
-            let at = self.at.map(|start| start + done as u64);
-            let portion = chunk.and_then(|mut portion| portion.wait().map(|()| portion));
-            let chunk = match portion {
-                Ok(portion) => portion,
-                Err(error) => break Err(error),
-            };
-            let end = done + chunk.len;
-            next = (end < range.end).then(|| gather(end, max));
-            match self.write_vectors(via, &chunk.vectors, at) {
-                Ok(wrote) => {
-                    let why = pinned_reason(chunk.is_pinned(), via.reason);
-                    self.ctx.files.stats().record_piece(&self.span, via.route, why, done as u64, wrote as u64, started);
-                    done += wrote;
-                    let short = wrote < chunk.len;
-                    // Who is asked may want staging memory too. The next portion has no more than half of it.
-                    drop(chunk);
-                    if short || (done < range.end && is_cancelled()) {
-                        break Ok(());
-                    }
-                }
-                Err(errno) => break Err(self.kernel_error(errno, done)),
-            }
-        };
-        match ended {
-            Err(error) if done == range.start => Err(error),
-            _ => Ok(done - range.start),
-        }
+        wrote
     }
 }

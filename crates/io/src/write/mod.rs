@@ -21,7 +21,7 @@
 //!   Runtime::write, write_parts
 //!     │ files, up to the bounce limit      write_once.rs   gather, one call
 //!     │ larger                             chunked.rs      the same in chunks; the next is copied while one is written
-//!     │                                    parallel.rs     smaller chunks concurrently, over what an O_DIRECT file has already
+//!     │                                    window.rs       several in flight, over what an O_DIRECT file has already
 //!     │ pipes, sockets, devices            unseekable.rs   the same, from memory of its own
 //!     │ stripes of SPIN's shadow files     scatter.rs      several ranges, each one call, several at a time
 //!     ▼
@@ -47,10 +47,10 @@ mod bypass;
 mod chunked;
 mod decide;
 mod gather;
-mod parallel;
 mod scatter;
 mod stream_write;
 mod unseekable;
+mod window;
 mod write_once;
 
 use std::sync::Arc;
