@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{Device, DeviceAddr, DeviceError, Fence, GatherEntry, StreamId, WaitMode};
+use spinio_device::{Device, DeviceAddr, DeviceError, FenceGuard, GatherEntry, StreamId, StreamOrder, WaitMode};
 
 use crate::ctx::BatchCtx;
 use spinio_host::lock;
@@ -31,7 +31,7 @@ pub(crate) struct DeviceSink {
     pub(crate) device: &'static dyn Device,
     pub(crate) staging: Arc<BouncePool>,
     /// The event that every copy waits for.
-    order: Option<Fence>,
+    order: Option<FenceGuard>,
     /// Whether a GPU kernel copies the fragments to their destinations.
     gathers: AtomicBool,
     failure: Mutex<Option<DeviceError>>,
@@ -40,8 +40,7 @@ pub(crate) struct DeviceSink {
 impl DeviceSink {
     /// In the order of this thread, from now on. `gathers`: whether there are enough operations for a GPU kernel.
     pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
-        let (stream, capturing) = device.app_stream();
-        let order = if capturing { None } else { Some(device.fence(stream)?) };
+        let order = device.app_stream().fence(device)?;
         let staging = ctx.reader.bounce.sync(device);
         Ok(DeviceSink { device, staging, order, gathers: AtomicBool::new(gathers), failure: Mutex::new(None) })
     }
@@ -59,7 +58,7 @@ impl DeviceSink {
     /// Waits for the work that the program had queued before: storage and the CPU are not ordered with the device's
     /// streams.
     pub(crate) fn wait_for_order(&self) -> Result<(), DeviceError> {
-        self.order.as_ref().map_or(Ok(()), |fence| self.device.wait(fence, WaitMode::Context))
+        self.order.as_ref().map_or(Ok(()), |fence| fence.wait(WaitMode::Context))
     }
 
     /// It is not certain that the copies have arrived.
@@ -70,26 +69,6 @@ impl DeviceSink {
     /// The cause, if so.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
         *lock(&self.failure)
-    }
-
-    /// A stream of SPIN's, ordered after the work that the program had queued before.
-    fn ordered_stream(&self) -> Result<StreamId, DeviceError> {
-        let stream = self.device.acquire_stream()?;
-        if let Some(order) = &self.order
-            && let Err(e) = self.device.wait_event(stream, order)
-        {
-            self.device.release_stream(stream);
-            return Err(e);
-        }
-        Ok(stream)
-    }
-}
-
-impl Drop for DeviceSink {
-    fn drop(&mut self) {
-        if let Some(fence) = self.order.take() {
-            self.device.release_fence(fence);
-        }
     }
 }
 
@@ -169,7 +148,7 @@ impl PackBuffer {
 /// A thread that sends buffers.
 pub(crate) struct SinkWriter {
     pub(crate) sink: Arc<DeviceSink>,
-    stream: Option<StreamId>,
+    stream: Option<StreamOrder>,
 }
 
 impl SinkWriter {
@@ -179,10 +158,11 @@ impl SinkWriter {
 
     /// This thread's stream.
     pub(crate) fn stream(&mut self) -> Result<StreamId, DeviceError> {
-        match self.stream {
-            Some(stream) => Ok(stream),
-            None => Ok(*self.stream.insert(self.sink.ordered_stream()?)),
+        if let Some(stream) = &self.stream {
+            return Ok(stream.id());
         }
+        let stream = StreamOrder::after(self.sink.device, self.sink.order.as_ref())?;
+        Ok(self.stream.insert(stream).id())
     }
 
     /// Sends a buffer: queues its fragments, and releases the buffer after them. After an error some of it may have
@@ -224,21 +204,18 @@ impl SinkWriter {
 
     /// Waits for everything that was sent.
     pub(crate) fn finish(mut self) {
-        if let Some(queue) = self.stream {
-            if let Err(e) = self.sink.device.synchronize(queue, WaitMode::Context) {
-                self.sink.record_failure(e);
-            }
-            self.stream = None;
-            self.sink.device.release_stream(queue);
+        if let Some(stream) = self.stream.take()
+            && let Err(e) = stream.synchronize(WaitMode::Context)
+        {
+            self.sink.record_failure(e);
         }
     }
 }
 
 impl Drop for SinkWriter {
     fn drop(&mut self) {
-        if let Some(queue) = self.stream.take() {
-            let _ = self.sink.device.synchronize(queue, WaitMode::Context);
-            self.sink.device.release_stream(queue);
+        if let Some(stream) = &self.stream {
+            let _ = stream.synchronize(WaitMode::Context);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Allocation, WaitMode};
+use spinio_device::{Allocation, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
@@ -19,7 +19,6 @@ use crate::resolve::{P2pSample, Resolver};
 use crate::state::{BatchState, Fragment, HOST_SINK};
 use crate::storage_reader::StorageReader;
 use crate::{partition, register_engine, residency};
-use spinio_device::Target;
 use spinio_host::panic_relay::PanicRelay;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
@@ -258,8 +257,7 @@ impl ResolvedBatch {
             let ptr = core::ptr::from_ref(device).cast::<()>();
             if !drained.contains(&ptr) {
                 drained.push(ptr);
-                let (stream, _) = device.app_stream();
-                let _ = device.synchronize(stream, WaitMode::Context);
+                let _ = StreamOrder::app(device).synchronize(WaitMode::Context);
             }
         }
     }

@@ -107,7 +107,7 @@ fn write_device(to: Target, bytes: &[u8]) -> Result<(), Failure> {
     runtime().put(to, bytes)?;
     let device = to.allocation.device;
     device
-        .synchronize(device.app_stream().0, WaitMode::Context)
+        .synchronize(device.app_stream().id(), WaitMode::Context)
         .map_err(|e| device_failure(e, "Cannot copy to the device"))
 }
 

@@ -19,11 +19,13 @@ mod host_memory;
 pub mod p2pmem;
 mod range_table;
 pub mod registry;
+mod stream;
 mod target;
 mod thread_stream;
 mod traits;
 
 pub use error::{DeviceError, ErrorKind};
+pub use stream::{AppStream, FenceGuard, StreamOrder};
 pub use target::Target;
 pub use thread_stream::{set_thread_stream, thread_stream};
 pub use traits::{

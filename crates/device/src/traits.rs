@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::DeviceError;
+use crate::{AppStream, DeviceError};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -196,10 +196,8 @@ pub trait Device: Send + Sync + 'static {
     /// Frees a bounce buffer that no copy uses any more.
     fn free_pinned(&self, buffer: PinnedBuffer);
 
-    /// The stream for small requests of this thread: the default stream, or the one the thread chose.
-    /// While the program captures a graph that work on that stream would break, this is an internal
-    /// stream and `true` (then the caller must wait before it returns).
-    fn app_stream(&self) -> (StreamId, bool);
+    /// The stream for small requests of this thread.
+    fn app_stream(&self) -> AppStream;
 
     /// Whether work enqueued on a stream now would become part of a graph, or invalidate one.
     fn is_capturing(&self, stream: StreamId) -> bool {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake::Fake;
 use spinio_device::{
-    Allocation, DeviceAddr, DeviceKind, ErrorKind, GatherEntry, KernelStore, StreamId, WaitMode, registry,
+    Allocation, AppStream, DeviceAddr, DeviceKind, ErrorKind, GatherEntry, KernelStore, StreamId, WaitMode, registry,
     set_thread_stream,
 };
 use spinio_sys::cuda::{Context, Driver};
@@ -272,12 +272,12 @@ fn capture_is_never_invalidated() {
     let Some((_turn, gpu)) = gpu() else { return };
     let at = gpu.fake.alloc(0, 4096, 0);
     let device = find(at, 1).unwrap().device;
-    assert_eq!(device.app_stream(), (StreamId(0), false));
+    assert_eq!(device.app_stream(), AppStream::Named(StreamId(0)));
     gpu.fake.capture(1);
     let handles_before = gpu.fake.invalidated();
-    let (queue, capturing) = device.app_stream();
-    assert!(queue != StreamId(0) && capturing);
-    assert_eq!(device.app_stream().0, queue);
+    let AppStream::Capturing(queue) = device.app_stream() else { panic!("the capture is reported") };
+    assert_ne!(queue, StreamId(0));
+    assert_eq!(device.app_stream().id(), queue);
     let bytes = [9u8; 10];
     // SAFETY: the fake driver copies at once.
     unsafe { device.copy_in(queue, DeviceAddr(at), bytes.as_ptr(), 10) }.unwrap();
@@ -303,7 +303,7 @@ fn capture_is_never_invalidated() {
     let acquired = device.acquire_stream().unwrap();
     assert_ne!(acquired, queue, "the stream of captures is never acquired");
     device.release_stream(acquired);
-    assert_eq!(device.app_stream(), (StreamId(0), false));
+    assert_eq!(device.app_stream(), AppStream::Named(StreamId(0)));
     assert_eq!(peek(gpu, at, 10), [9; 10]);
     gpu.fake.free(at);
 }
@@ -315,9 +315,9 @@ fn thread_can_choose_its_stream() {
     let device = find(at, 1).unwrap().device;
     let chosen_stream = device.acquire_stream().unwrap();
     set_thread_stream(chosen_stream);
-    assert_eq!(device.app_stream(), (chosen_stream, false));
+    assert_eq!(device.app_stream(), AppStream::Named(chosen_stream));
     set_thread_stream(StreamId(0));
-    assert_eq!(device.app_stream(), (StreamId(0), false));
+    assert_eq!(device.app_stream(), AppStream::Named(StreamId(0)));
     device.release_stream(chosen_stream);
     gpu.fake.free(at);
 }

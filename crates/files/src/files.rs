@@ -20,7 +20,6 @@ use spinio_transfer::DeferredUnpin;
 use crate::block_stack::BlockStackCache;
 use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
-use crate::lease_watcher::WriteLeases;
 use crate::p2p_trust::P2pTrustMap;
 use crate::readahead::ReadaheadCache;
 use crate::sequential::SequentialDetector;
@@ -75,7 +74,7 @@ impl Files {
             shadow: Arc::new(ShadowFiles {
                 ctx: Arc::clone(&ctx),
                 table: Arc::clone(&table),
-                leases: Arc::<WriteLeases>::default(),
+                lease_watcher: Arc::default(),
             }),
             ctx,
             table,

@@ -37,7 +37,7 @@ pub mod write_lease;
 pub use ctx::FilesCtx;
 pub use fd_identity::{FdChange, FdIdentity};
 pub use files::Files;
-pub use lease_watcher::lease_valid_until;
+pub use lease_watcher::{LeaseWatch, LeaseWatcher, lease_valid_until};
 pub use p2p_trust::{P2pTrust, P2pTrustMap};
 pub use residency::ResidencyAccess;
 pub use shadow_file::{ShadowFile, is_shadow};

@@ -38,7 +38,7 @@ use spinio_host::syscalls::Syscalls;
 use spinio_plan::geometry::BlockStack;
 
 use crate::ctx::FilesCtx;
-use crate::lease_watcher::WriteLeases;
+use crate::lease_watcher::LeaseWatcher;
 use crate::table::FileTable;
 
 /// Numbers from here on belong to the shadow table; above what a table can contain (`fs.nr_open`, 2^20, at most
@@ -331,8 +331,8 @@ pub struct ShadowFiles {
     pub ctx: Arc<FilesCtx>,
     /// The files that are remembered.
     pub table: Arc<FileTable>,
-    /// Their write leases.
-    pub leases: Arc<WriteLeases>,
+    /// The watcher of their write leases.
+    pub lease_watcher: Arc<LeaseWatcher>,
 }
 
 impl ShadowFiles {

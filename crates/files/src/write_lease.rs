@@ -7,29 +7,59 @@
 //!      └─ waits until the write is over, releases the lease: open() returns; from then on with_lease returns None
 //! ```
 //!
-//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems
-//! that support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that
-//! takes long within `with_lease` checks again before each step ([`WriteLease::check`]). The watcher is a thread with
-//! the shadow table and all signals blocked: it fetches the signal that reports a break, so no handler of the program
-//! runs. It exists while there are leases.
+//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems that
+//! support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that takes long
+//! within `with_lease` checks again before each step ([`WriteLease::check`]).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use spinio_sys::Errno;
-use spinio_sys::linux;
+use spinio_sys::linux::{self, Fd};
 
 use spinio_host::lock;
+use spinio_host::syscalls::Syscalls;
 
-use crate::lease_watcher::{LeaseState, WriteLeases};
+use crate::lease_watcher::{LeaseWatch, lease_valid_until};
 use crate::shadow_file::ShadowFile;
 
 type Result<T> = core::result::Result<T, Errno>;
+
+struct LeaseState {
+    sys: &'static dyn Syscalls,
+    fd: Fd,
+    /// The lease was taken and not released. Locked while a request relies on it.
+    active: Mutex<bool>,
+    /// Until when it cannot have been broken by force, as of the last check; nanoseconds since boot.
+    valid_until: AtomicU64,
+}
+
+impl LeaseState {
+    /// Whether the lease exists and no break is pending.
+    fn is_intact(&self) -> bool {
+        let valid_until = lease_valid_until(self.sys.lease_break_time());
+        let intact = self.sys.has_write_lease(self.fd);
+        if intact {
+            self.valid_until.store(valid_until, Relaxed);
+        }
+        intact
+    }
+
+    /// Releases the lease if a break is pending.
+    fn release_if_broken(&self) {
+        let mut active = lock(&self.active);
+        if *active && !self.is_intact() {
+            *active = false;
+            let _ = linux::release_lease(self.fd);
+        }
+    }
+}
 
 /// Exclusive access to a file. Released when dropped.
 pub struct WriteLease {
     file: Arc<ShadowFile>,
     state: Arc<LeaseState>,
+    _watch: LeaseWatch,
 }
 
 impl WriteLease {
@@ -70,7 +100,6 @@ impl WriteLease {
 
 impl Drop for WriteLease {
     fn drop(&mut self) {
-        self.file.files().leases.forget(&self.state);
         let state = Arc::clone(&self.state);
         let _ = self.file.run_blocking(move |fd| {
             let mut active = lock(&state.active);
@@ -89,11 +118,20 @@ impl ShadowFile {
         let files = self.files();
         // Shadow descriptors that an earlier read opened count as open too.
         self.evict_state();
-        let watcher_tid = WriteLeases::ensure_watcher(&files.leases, &files.ctx).ok_or(Errno::NOSYS)?;
-        let (fd, active) = (self.shadow_fd(), Mutex::new(true));
+        let (fd, active) = (self.shadow_fd(), Mutex::new(false));
         let state = Arc::new(LeaseState { sys: files.ctx.sys, fd, active, valid_until: AtomicU64::new(0) });
-        let taken = self.run_blocking(move |fd| linux::take_write_lease(fd, watcher_tid));
-        files.leases.finish_pending(taken.is_ok().then_some(&state));
-        taken.map(|()| WriteLease { file: Arc::clone(self), state })
+        let watched = Arc::clone(&state);
+        let poll = move || {
+            watched.release_if_broken();
+            true
+        };
+        let workers = files.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
+        let watch = files.lease_watcher.watch(workers, poll).ok_or(Errno::NOSYS)?;
+        let tid = watch.tid;
+        self.run_blocking(move |fd| linux::take_write_lease(fd, tid))?;
+        *lock(&state.active) = true;
+        // It may have been broken already.
+        files.lease_watcher.wake();
+        Ok(WriteLease { file: Arc::clone(self), state, _watch: watch })
     }
 }

@@ -3,14 +3,13 @@
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
-use spinio_device::WaitMode;
+use spinio_device::{StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Writer;
-use spinio_device::Target;
-use spinio_host::settings::{Ordering, SMALL_REQUEST_MAX};
+use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
@@ -37,7 +36,8 @@ impl Writer {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, len as u64));
         }
         let pool = self.bounce.sync(device);
-        let (stream, capturing) = device.app_stream();
+        let app = device.app_stream();
+        let stream = app.id();
         let mut done = 0;
         while done < len {
             let n = (len - done).min(BUFFER_SIZE);
@@ -54,7 +54,7 @@ impl Writer {
             }
             done += n;
         }
-        if len > 0 && (capturing || len > SMALL_REQUEST_MAX || self.policy.ordering == Ordering::Strict) {
+        if len > 0 && (len > SMALL_REQUEST_MAX || self.policy.must_wait(app)) {
             device.synchronize(stream, WaitMode::Context).map_err(fail)?;
         }
         Ok(())
@@ -81,10 +81,10 @@ impl Writer {
         if bytes.len() as u64 > to.allocation.bytes_left(to.addr) {
             return Err(Error::kernel(Errno::FAULT, "copy to the device", 0, bytes.len() as u64));
         }
-        let (stream, _) = device.app_stream();
+        let stream = StreamOrder::app(device);
         // SAFETY: `bytes` is borrowed until `synchronize` below returns, and the range is inside one allocation.
-        let copied = unsafe { device.copy_in(stream, to.addr, bytes.as_ptr(), bytes.len()) };
-        let synchronized = device.synchronize(stream, WaitMode::Context);
+        let copied = unsafe { device.copy_in(stream.id(), to.addr, bytes.as_ptr(), bytes.len()) };
+        let synchronized = stream.synchronize(WaitMode::Context);
         copied.and(synchronized).map_err(fail)
     }
 
@@ -108,11 +108,11 @@ impl Writer {
             let outside = spinio_device::DeviceError::new(spinio_device::ErrorKind::BadAddress, "copy out");
             return Err(fail(outside));
         }
-        let (stream, _) = device.app_stream();
+        let stream = StreamOrder::app(device);
         // SAFETY: `into` is borrowed until `synchronize` below returns, and the range is inside one allocation.
-        let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
+        let copied = unsafe { device.copy_out(stream.id(), into.as_mut_ptr(), from.addr, into.len()) };
         // A failed copy may have queued its first part: no copy may write to `into` after this function returns.
-        let synchronized = device.synchronize(stream, WaitMode::Context);
+        let synchronized = stream.synchronize(WaitMode::Context);
         copied.and(synchronized).map_err(fail)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use spinio_device::AppStream;
 use spinio_host::Settings;
 use spinio_host::settings::Ordering;
 use spinio_plan::{Reason, Route};
@@ -13,8 +14,7 @@ const COPY_FASTER_THREADS: usize = 8;
 /// The settings of requests, and whether pages may be registered for one now.
 pub struct RoutePolicy {
     routes: Vec<Route>,
-    /// When a small read returns.
-    pub ordering: Ordering,
+    ordering: Ordering,
     /// Cached bytes from which the pages are registered instead of copied.
     pub dma_min: u64,
     threads: usize,
@@ -31,6 +31,12 @@ impl RoutePolicy {
     /// Whether a route may be used.
     pub fn allows(&self, route: Route) -> bool {
         self.routes.contains(&route)
+    }
+
+    /// Whether a small copy on this stream has to be done when its request returns.
+    #[inline]
+    pub fn must_wait(&self, app: AppStream) -> bool {
+        app.is_capturing() || self.ordering == Ordering::Strict
     }
 
     /// Whether registering pages would pay now.

@@ -134,10 +134,9 @@ impl MeasuredRead<'_> {
             return Err(fail(Errno::INVAL));
         }
         let device = self.to.allocation.device;
-        let (stream, scratch) = device.app_stream();
         ctx.files.workers().copy();
         let device_fail = |e| Error::device(e, "measure", offset, len);
-        let after = if scratch { None } else { Some(device.fence(stream).map_err(device_fail)?) };
+        let order = device.app_stream().fence(device).map_err(device_fail)?;
         let in_flight = ctx.files.unpin().begin_request();
         let started = Instant::now();
         let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
@@ -150,7 +149,7 @@ impl MeasuredRead<'_> {
             fd: self.fd,
             offset,
             len,
-            order: after,
+            order,
             p2p: Ok(()),
             dma: Ok(()),
             readahead_limit: 0,

@@ -10,7 +10,7 @@
 //!     └─ map       an address through which the program's own GPU kernels read       device_mapping.rs
 //!
 //!   another process opens the file for writing ──> the Linux kernel blocks it, and signals the lease watcher
-//!     reads finish ─ pages are unpinned ─ the lease is released ──> the writer's open returns      lease_watcher.rs
+//!     reads finish ─ pages are unpinned ─ the lease is released ──> the writer's open returns      unpinner.rs
 //! ```
 //!
 //! Registered pages cannot be reclaimed. If a file is truncated, or written past the page cache, they are orphans with
@@ -31,12 +31,12 @@
 
 mod device_mapping;
 mod error;
-mod lease_watcher;
 mod pinned_file;
 mod pinned_files;
 mod pinned_pages;
 mod read;
 mod ref_gate;
+mod unpinner;
 mod write_exclusion;
 
 #[cfg(all(test, loom))]

@@ -15,15 +15,15 @@ use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::device_mapping::{DeviceMapping, DeviceMappings};
 use crate::error::PinError;
-use crate::lease_watcher::LeaseWatcher;
 use crate::pinned_file::{PinGuard, PinnedFile};
 use crate::pinned_pages::PinnedPages;
 use crate::ref_gate::RefGate;
+use crate::unpinner::Unpinner;
 use crate::write_exclusion::WriteExclusion;
 
 /// The pinned files of a runtime.
 pub struct PinnedFiles {
-    watcher: Arc<LeaseWatcher>,
+    unpinner: Arc<Unpinner>,
     mappings: DeviceMappings,
     files: Arc<Files>,
     /// Bytes that may be registered.
@@ -33,27 +33,27 @@ pub struct PinnedFiles {
 impl PinnedFiles {
     /// None yet; up to `limit` bytes may be registered.
     pub fn new(files: Arc<Files>, limit: u64) -> PinnedFiles {
-        PinnedFiles { watcher: Arc::default(), mappings: DeviceMappings::default(), files, limit }
+        PinnedFiles { unpinner: Arc::default(), mappings: DeviceMappings::default(), files, limit }
     }
 
     /// Whether there is none: one load.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.watcher.count.load(Relaxed) == 0
+        self.unpinner.count.load(Relaxed) == 0
     }
 
     /// Number of pinned files, and of bytes registered.
     pub fn totals(&self) -> (u64, u64) {
-        (self.watcher.count.load(Relaxed) as u64, self.watcher.bytes.load(Relaxed))
+        (self.unpinner.count.load(Relaxed) as u64, self.unpinner.bytes.load(Relaxed))
     }
 
     /// Bytes of pinned files that are registered now.
     pub fn pinned_bytes(&self) -> u64 {
-        self.watcher.bytes.load(Acquire)
+        self.unpinner.bytes.load(Acquire)
     }
 
     fn find(&self, key: (u64, u64)) -> Option<Arc<PinnedFile>> {
-        lock(&self.watcher.files).iter().find(|file| file.key == key).map(Arc::clone)
+        lock(&self.unpinner.files).iter().find(|file| file.key == key).map(Arc::clone)
     }
 }
 
@@ -81,7 +81,7 @@ impl PinnedFiles {
         // From here on the pins stay, and a drop releases the gate.
         let release = ReleaseOnDrop(&file);
         if !file.exclusion.still_excluded(&self.files, fd) {
-            self.watcher.begin_unpin(&file);
+            self.unpinner.begin_unpin(&file);
             return Err(PinError::NotPinned);
         }
         let pages = self.pages_on(&file, device)?;
@@ -103,7 +103,7 @@ impl PinnedFiles {
             return Err(PinError::NoDevice);
         }
         // Reserved before they are registered: other threads may be registering too.
-        let reservation = BudgetReservation::new(&self.watcher.bytes, file.size, self.limit)?;
+        let reservation = BudgetReservation::new(&self.unpinner.bytes, file.size, self.limit)?;
         let pages = Arc::new(PinnedPages::register(&self.files, &file.file, file.size, device)?);
         reservation.commit(pages.bytes());
         file.gate.add(Arc::clone(&pages));
@@ -123,7 +123,7 @@ impl PinnedFiles {
         }
         let key = (stat.dev, stat.ino);
         let workers = self.files.shadow_workers().ok_or(PinError::NoWorkers)?;
-        let watcher_tid = self.watcher.start(&self.files).ok_or(PinError::NoWorkers)?;
+        let watcher_tid = self.unpinner.start(&self.files).ok_or(PinError::NoWorkers)?;
         let file = loop {
             match self.find(key) {
                 None => break self.pin_new(workers, fd, stat, watcher_tid)?,
@@ -163,16 +163,16 @@ impl PinnedFiles {
         let size = files.sys().fstat(fd).map_err(PinError::BadFd)?.size;
         let (inotify_wd, gate, pin_lock) = (AtomicI32::new(0), RefGate::new(), Mutex::new(()));
         let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
-        let mut list = lock(&self.watcher.files);
+        let mut list = lock(&self.unpinner.files);
         list.push(Arc::clone(&pinned));
-        self.watcher.count.store(list.len(), Release);
+        self.unpinner.count.store(list.len(), Release);
         drop(list);
         // A lease break before the file was in the list was signalled to a watcher that did not find the file.
-        self.watcher.wake_watcher();
-        self.watcher.watch_inode(files, &pinned);
+        self.unpinner.watcher.wake();
+        self.unpinner.watch_inode(files, &pinned, watcher_tid);
         // Truncated before inotify could report it.
         if files.sys().fstat(fd).map_or(0, |stat| stat.size) != size {
-            self.watcher.begin_unpin(&pinned);
+            self.unpinner.begin_unpin(&pinned);
             return Err(PinError::OpenForWriting);
         }
         Ok(pinned)
@@ -191,7 +191,7 @@ impl PinnedFiles {
     fn unpin(&self, file: &Arc<PinnedFile>, wait: bool) {
         let (last, mapped) = file.gate.unref();
         if last {
-            self.watcher.begin_unpin(file);
+            self.unpinner.begin_unpin(file);
             // A mapping may belong to this very thread, which unmaps it later.
             if wait && !mapped {
                 file.gate.wait_released();
@@ -208,15 +208,15 @@ impl PinnedFiles {
     /// The program closes a descriptor, perhaps the one that a file was pinned with.
     pub fn on_close(&self, fd: Fd, key: (u64, u64)) {
         if let Some(file) = self.find(key).filter(|file| file.fd == fd) {
-            self.watcher.begin_unpin(&file);
+            self.unpinner.begin_unpin(&file);
         }
     }
 
     /// The program closes a range of descriptors.
     pub fn on_close_range(&self, first: u32, last: u32) {
-        let files = lock(&self.watcher.files).clone();
+        let files = lock(&self.unpinner.files).clone();
         let closed = files.iter().filter(|file| u32::try_from(file.fd).is_ok_and(|fd| (first..=last).contains(&fd)));
-        closed.for_each(|file| self.watcher.begin_unpin(file));
+        closed.for_each(|file| self.unpinner.begin_unpin(file));
     }
 }
 
@@ -279,7 +279,7 @@ impl PinnedFiles {
 impl Drop for PinnedFiles {
     fn drop(&mut self) {
         self.mappings.clear();
-        self.watcher.shut_down();
+        self.unpinner.shut_down();
     }
 }
 

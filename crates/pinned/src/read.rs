@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{Fence, Target, WaitMode};
+use spinio_device::{FenceGuard, StreamOrder, Target, WaitMode};
 use spinio_files::Files;
 use spinio_plan::{Reason, Route};
 use spinio_stats::RequestSpan;
 use spinio_sys::linux::Fd;
-use spinio_transfer::Error;
 
 use crate::pinned_file::PinGuard;
 
@@ -16,8 +15,8 @@ use crate::pinned_file::PinGuard;
 const SLEEP_MIN: u64 = 64 << 20;
 
 impl PinGuard {
-    /// Reads `len` bytes at `offset`, a range of the file, after the event `after`. False: the bytes are not reliable,
-    /// and have to be read on another route.
+    /// Reads `len` bytes at `offset`, a range of the file, after the event `after`. False: they are not reliable, and
+    /// have to be read on another route.
     #[expect(clippy::too_many_arguments, reason = "the request, as it came")]
     pub fn read(
         &self,
@@ -27,23 +26,17 @@ impl PinGuard {
         to: Target,
         offset: u64,
         len: u64,
-        after: Option<&Fence>,
-    ) -> Result<bool, Error> {
+        after: Option<&FenceGuard>,
+    ) -> bool {
         let started = Instant::now();
-        let device = self.pages.device;
-        let stream = device.acquire_stream().map_err(|e| Error::device(e, "read", offset, len))?;
-        let ordered = match after {
-            Some(after) => device.wait_event(stream, after),
-            None => Ok(()),
-        };
-        let queued = ordered.and_then(|()| self.pages.queue_copy(stream, to.addr, offset, len));
+        let Ok(stream) = StreamOrder::after(self.pages.device, after) else { return false };
+        let queued = self.pages.queue_copy(stream.id(), to.addr, offset, len);
         // After an error too: some copies may be in flight, and the pins must outlive them.
-        let drained = device.synchronize(stream, if len > SLEEP_MIN { WaitMode::Block } else { WaitMode::Context });
-        device.release_stream(stream);
+        let drained = stream.synchronize(if len > SLEEP_MIN { WaitMode::Block } else { WaitMode::Context });
         if queued.and(drained).is_err() || !self.is_still_valid(files, fd) {
-            return Ok(false);
+            return false;
         }
         files.stats().record_piece(span, Route::Dma, Reason::Pinned, 0, len, started);
-        Ok(true)
+        true
     }
 }

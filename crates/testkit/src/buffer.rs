@@ -75,7 +75,7 @@ impl Buffer {
         if bytes.is_empty() {
             return bytes;
         }
-        let queue = self.device.app_stream().0;
+        let queue = self.device.app_stream().id();
         let from = self.start.offset(range.start as u64);
         // SAFETY: `bytes` stays until the drain returns.
         unsafe { self.device.copy_out(queue, bytes.as_mut_ptr(), from, bytes.len()) }.expect("copy out");

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use spinio_device::{
-    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, GatherEntry, KernelStore,
-    Pin, PinnedBuffer, StreamId, WaitMode,
+    Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, Fence, GatherEntry,
+    KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
 };
 
 use crate::deadline::eventually;
@@ -210,7 +210,7 @@ impl Device for FaultyDevice {
         self.inner.free_pinned(memory);
     }
 
-    fn app_stream(&self) -> (StreamId, bool) {
+    fn app_stream(&self) -> AppStream {
         self.inner.app_stream()
     }
 

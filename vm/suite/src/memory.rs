@@ -61,7 +61,7 @@ impl Memory for EmulatedMemory {
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.1.len());
-        let queue = self.0.app_stream().0;
+        let queue = self.0.app_stream().id();
         let to = self.1.addr().offset(at as u64);
         // SAFETY: `bytes` lives until the drain returns.
         unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");

@@ -15,8 +15,8 @@ use super::lookup;
 use super::registered::{MAX_PIN, PinSupport};
 use super::streams::StreamPool;
 use crate::{
-    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
-    KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
+    Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -179,7 +179,7 @@ impl Device for Cuda {
     }
 
     #[inline]
-    fn app_stream(&self) -> (StreamId, bool) {
+    fn app_stream(&self) -> AppStream {
         self.thread_app_stream()
     }
 

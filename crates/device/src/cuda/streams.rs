@@ -16,7 +16,7 @@ use spinio_sys::cuda::{CuError, Stream, stream};
 use super::device::Cuda;
 use super::handle_pool::HandlePool;
 use crate::thread_stream::thread_stream;
-use crate::{DeviceError, ErrorKind, StreamId};
+use crate::{AppStream, DeviceError, ErrorKind, StreamId};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -40,17 +40,17 @@ impl Cuda {
         Stream(stream.0 as usize)
     }
 
-    /// The stream for a request of this thread, and whether the request has to wait for its end.
+    /// The stream for a request of this thread.
     #[inline]
-    pub(super) fn thread_app_stream(&self) -> (StreamId, bool) {
+    pub(super) fn thread_app_stream(&self) -> AppStream {
         let thread_choice = thread_stream();
-        let Ok(_entered) = self.enter() else { return (thread_choice, false) };
+        let Ok(_entered) = self.enter() else { return AppStream::Named(thread_choice) };
         if !self.stream_captures(thread_choice) {
-            return (thread_choice, false);
+            return AppStream::Named(thread_choice);
         }
         // Without an internal stream the next call on the chosen one reports the error; fences and waits spare the
         // capture themselves.
-        self.scratch_stream().map_or((thread_choice, false), |queue| (queue, true))
+        self.scratch_stream().map_or(AppStream::Named(thread_choice), AppStream::Capturing)
     }
 
     /// Whether work on a stream would be captured or invalidate a capture. The context must be entered.

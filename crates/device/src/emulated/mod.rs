@@ -43,8 +43,8 @@ use self::pins::{MAX_PIN, Pins, Scratch};
 use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
-    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, GatherEntry,
-    KernelStore, Pin, PinnedBuffer, StreamId, WaitMode, registry, thread_stream,
+    Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, StreamId, WaitMode, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -248,8 +248,8 @@ impl Device for Emulated {
         }
     }
 
-    fn app_stream(&self) -> (StreamId, bool) {
-        (thread_stream(), false)
+    fn app_stream(&self) -> AppStream {
+        AppStream::Named(thread_stream())
     }
 
     fn acquire_stream(&self) -> Result<StreamId> {

@@ -35,7 +35,7 @@ pub use self::providers::Provider;
 use self::providers::{provider_at, providers_under};
 use crate::host_memory::{HostMemoryPool, RW, SHARED, system_error};
 use crate::{
-    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
+    Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
     PinnedBuffer, StreamId, WaitMode, registry,
 };
 
@@ -206,8 +206,8 @@ impl Device for P2pmem {
         self.pinned.release(memory);
     }
 
-    fn app_stream(&self) -> (StreamId, bool) {
-        (StreamId(0), false)
+    fn app_stream(&self) -> AppStream {
+        AppStream::Named(StreamId(0))
     }
 
     fn acquire_stream(&self) -> Result<StreamId> {

@@ -5,28 +5,18 @@
 
 use std::time::Instant;
 
-use spinio_device::{Device, StreamId, WaitMode};
+use spinio_device::{StreamId, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::read::cpu_store;
-use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
 use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
-
-/// A queue that is given back when it goes out of scope.
-struct StreamGuard(&'static dyn Device, StreamId);
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        self.0.release_stream(self.1);
-    }
-}
 
 /// What to read.
 pub(crate) struct AppFdRead {
@@ -62,20 +52,9 @@ impl AppFdRead {
             Some(_) => ctx.bounce.stream(device),
             None => ctx.bounce.sync(device),
         };
-        let guard;
         let stream = match self.stream {
-            Some(stream) => stream,
-            None => {
-                let (app_stream, capturing) = device.app_stream();
-                guard = StreamGuard(device, device.acquire_stream().map_err(fail)?);
-                if !capturing {
-                    let fence = device.fence(app_stream).map_err(fail)?;
-                    let followed = device.wait_event(guard.1, &fence);
-                    device.release_fence(fence);
-                    followed.map_err(fail)?;
-                }
-                guard.1
-            }
+            Some(stream) => StreamOrder::explicit(device, stream),
+            None => StreamOrder::after_app(device).map_err(fail)?,
         };
         let mut done = 0;
         let mut ended = Ok(());
@@ -114,8 +93,8 @@ impl AppFdRead {
             }
             let reason = if buffer.pinned { self.reason } else { Reason::NoPinnedMemory };
             // SAFETY: the buffer is released after the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(stream, self.to.addr.offset(done as u64), buffer.ptr(), got) } {
-                Ok(()) => staging.release_after(buffer, stream),
+            match unsafe { device.copy_in(stream.id(), self.to.addr.offset(done as u64), buffer.ptr(), got) } {
+                Ok(()) => staging.release_after(buffer, stream.id()),
                 Err(e) => {
                     // Earlier copies are waited for below, and reported.
                     staging.release(buffer);
@@ -137,7 +116,7 @@ impl AppFdRead {
             }
         }
         if self.stream.is_none() && done > 0 {
-            device.synchronize(stream, WaitMode::Context).map_err(fail)?;
+            stream.synchronize(WaitMode::Context).map_err(fail)?;
         }
         match ended {
             Err(error) if done == 0 => Err(error),

@@ -13,17 +13,15 @@
 
 use std::time::Instant;
 
-use spinio_device::{DeviceError, ErrorKind, WaitMode};
+use spinio_device::{DeviceError, ErrorKind, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use super::app_fd::AppFdRead;
 use super::app_fd_calls::read_fd;
 use crate::ctx::Reader;
-use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
-use spinio_host::settings::Ordering;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
@@ -57,20 +55,21 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     if got == 0 {
         return Ok(0);
     }
-    let (queue, ours) = device.app_stream();
+    let app = device.app_stream();
+    let stream = app.id();
     let staging = ctx.bounce.sync(device);
-    let slice = staging.acquire_slice(got, queue).map_err(device_error)?;
+    let slice = staging.acquire_slice(got, stream).map_err(device_error)?;
     if !slice.pinned {
         *reason = Reason::NoPinnedMemory;
     }
     // SAFETY: the kernel has filled `got` bytes of the buffer, and the slice has as many, elsewhere.
     unsafe { buffer.ptr().copy_to_nonoverlapping(slice.ptr, got) };
     // SAFETY: the buffer of the slice is released after this copy and not used again before it is done.
-    let queued = unsafe { device.copy_in(queue, to.addr, slice.ptr, got) };
+    let queued = unsafe { device.copy_in(stream, to.addr, slice.ptr, got) };
     staging.release_slice(slice);
     queued.map_err(device_error)?;
-    if ours || ctx.policy.ordering == Ordering::Strict {
-        device.synchronize(queue, WaitMode::Context).map_err(device_error)?;
+    if ctx.policy.must_wait(app) {
+        device.synchronize(stream, WaitMode::Context).map_err(device_error)?;
     }
     Ok(got)
 }
@@ -96,10 +95,10 @@ impl AppFdRead {
             if got == 0 || (done > 0 && (self.file_id(ctx) != file || !number.is_unchanged())) {
                 break Ok(());
             }
-            let (queue, _) = device.app_stream();
+            let stream = StreamOrder::app(device);
             // SAFETY: the buffer stays until the queue is drained, here or below; the bytes lie inside the allocation.
-            let copied = unsafe { device.copy_in(queue, self.to.addr.offset(done as u64), buffer.ptr(), got) };
-            if let Err(e) = copied.and_then(|()| device.synchronize(queue, WaitMode::Context)) {
+            let copied = unsafe { device.copy_in(stream.id(), self.to.addr.offset(done as u64), buffer.ptr(), got) };
+            if let Err(e) = copied.and_then(|()| stream.synchronize(WaitMode::Context)) {
                 // The device cannot say that it has read all.
                 buffer.leak();
                 return if done == 0 { Err(fail(e)) } else { Ok(done) };

@@ -111,28 +111,22 @@ fn read_at(
     };
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
-    let (stream, capturing) = device.app_stream();
     let _request = ctx.files.unpin().begin_request();
     ctx.files.workers().copy();
-    let order = if capturing { None } else { Some(device.fence(stream).map_err(device_fail)?) };
+    let order = device.app_stream().fence(device).map_err(device_fail)?;
     if to.allocation.p2p_mapped
         && let Some(fence) = &order
-        // Storage and the CPU keep no order with the device's streams: what was queued before has to be done.
-        && let Err(e) = device.wait(fence, WaitMode::Context)
     {
-        order.into_iter().for_each(|fence| device.release_fence(fence));
-        return Err(device_fail(e));
+        // Storage and the CPU keep no order with the device's streams: what was queued before has to be done.
+        fence.wait(WaitMode::Context).map_err(device_fail)?;
     }
     if let Some(pin_guard) = ctx.pinned.acquire(fd, file.key(), device)
         && pin_guard.size() == stat.size
+        && pin_guard.read(&ctx.files, &span, fd, to, offset, within, order.as_ref())
     {
-        let read = pin_guard.read(&ctx.files, &span, fd, to, offset, within, order.as_ref());
-        if read.as_ref().is_ok_and(|still_pinned| *still_pinned) {
-            order.into_iter().for_each(|fence| device.release_fence(fence));
-            return Ok(within as usize);
-        }
+        return Ok(within as usize);
     }
-    let p2p = check_p2p(ctx, &file, to, offset, within, capturing);
+    let p2p = check_p2p(ctx, &file, to, offset, within, order.is_none());
     let costs = ctx.files.cost_entry(&file, device);
     let follows = ctx.files.sequential.is_next(fd, offset, offset + within);
     let stream_of = (sequential::advice_for(fd, &stat), follows);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Device, DeviceAddr, Fence, Target};
+use spinio_device::{Device, DeviceAddr, FenceGuard, Target};
 use spinio_files::cost::CostEntry;
 use spinio_files::{FileState, ResidencyAccess};
 use spinio_host::syscalls::Syscalls;
@@ -27,7 +27,7 @@ pub(crate) struct ReadParams {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     /// Every copy of this request waits for it.
-    pub(crate) order: Option<Fence>,
+    pub(crate) order: Option<FenceGuard>,
     /// Whether P2P may be planned.
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
@@ -76,13 +76,5 @@ impl ReadParams {
             let workers = self.ctx.files.shadow_workers()?;
             workers.for_key(self.file.storage).run_blocking(move || file.mapping(sys, end))?
         })
-    }
-}
-
-impl Drop for ReadParams {
-    fn drop(&mut self) {
-        if let Some(fence) = self.order.take() {
-            self.device().release_fence(fence);
-        }
     }
 }

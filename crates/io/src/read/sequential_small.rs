@@ -62,7 +62,7 @@ fn read_and_wait(
     let offset = at.unwrap_or(0);
     let kernel_error = |e| Error::kernel(e, "read", offset, len as u64);
     let device_error = |e| Error::device(e, "read", offset, len as u64);
-    let (stream, _) = device.app_stream();
+    let stream = device.app_stream().id();
     let staging = ctx.bounce.sync(device);
     let buffer = staging.acquire().map_err(device_error)?;
     if !buffer.pinned {

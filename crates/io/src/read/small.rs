@@ -24,7 +24,6 @@ use crate::decide::unsurveyed_route;
 use crate::read::app_fd_calls::{read_fd, record_app_fd_read, release_offset};
 use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
-use spinio_host::settings::Ordering;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
@@ -62,7 +61,8 @@ fn read_staged(
     if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {
         return blocking::small(ctx, fd, to, len, reason);
     }
-    let (stream, capturing) = device.app_stream();
+    let app = device.app_stream();
+    let stream = app.id();
     let staging = ctx.bounce.sync(device);
     let slice = staging.acquire_slice(len, stream).map_err(device_error)?;
     if !slice.pinned {
@@ -85,7 +85,7 @@ fn read_staged(
             release_offset(ctx.files.sys(), fd, got as u64);
         }
         copied.map_err(device_error)?;
-        if capturing || ctx.policy.ordering == Ordering::Strict {
+        if ctx.policy.must_wait(app) {
             device.synchronize(stream, WaitMode::Context).map_err(device_error)?;
         }
     } else {

@@ -38,7 +38,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, WaitMode};
+use spinio_device::{Device, FenceGuard, Target, WaitMode};
 use spinio_plan::{Reason, Route, split_aligned};
 use spinio_sys::Errno;
 use spinio_sys::linux;
@@ -46,7 +46,6 @@ use spinio_sys::linux;
 use super::decide::{MIN_DIRECT, MIN_P2P, SYNC_FLAGS, WriteQuery};
 use super::write_once::WriteVia;
 use super::{Part, Result, WriteRequest, staging_limit};
-use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::P2pTrust;
 use spinio_host::shadow_fd::ShadowFd;
@@ -215,7 +214,7 @@ impl WriteRequest<'_> {
             return Err(Reason::P2pMisaligned);
         }
         let device = from.allocation.device;
-        if device.app_stream().1 {
+        if device.app_stream().is_capturing() {
             // No work can be ordered after a stream that is being captured.
             return Err(Reason::Capturing);
         }
@@ -228,10 +227,8 @@ impl WriteRequest<'_> {
         let device = from.allocation.device;
         let fail = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
         // Storage is not ordered with the device's streams: work queued before must be complete.
-        let fence = device.fence(device.app_stream().0).map_err(fail)?;
-        let waited = device.wait(&fence, WaitMode::Context);
-        device.release_fence(fence);
-        waited.map_err(fail)?;
+        let fence = FenceGuard::new(device, device.app_stream().id());
+        fence.and_then(|fence| fence.wait(WaitMode::Context)).map_err(fail)?;
         let mut done = range.start;
         while done < range.end {
             let started = Instant::now();
@@ -283,7 +280,7 @@ impl WriteRequest<'_> {
             });
             let mut in_device = vec![0u8; len];
             if let Some(Some(stored)) = on_disk
-                && self.read_back(source, &mut in_device)
+                && self.ctx.read_back(source, &mut in_device).is_ok()
                 && *stored == *in_device
             {
                 self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Trusted);
@@ -292,15 +289,5 @@ impl WriteRequest<'_> {
         }
         self.ctx.files.p2p_trust.set(file.storage, device, P2pTrust::Untrusted);
         false
-    }
-
-    /// Copies device memory to host memory with the device's copy engine.
-    fn read_back(&self, from: Target, into: &mut [u8]) -> bool {
-        let device = from.allocation.device;
-        let stream = device.app_stream().0;
-        // SAFETY: `into` is borrowed until `synchronize` below returns, and the range is inside the write's allocation.
-        let copied = unsafe { device.copy_out(stream, into.as_mut_ptr(), from.addr, into.len()) };
-        let synchronized = device.synchronize(stream, WaitMode::Context);
-        copied.is_ok() && synchronized.is_ok()
     }
 }

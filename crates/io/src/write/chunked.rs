@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Where a write cannot run out of space, chunks of the program's own O_DIRECT descriptor are in flight concurrently:
-//! `parallel.rs`.
+//! `window.rs`.
 //!
 //! With O_DIRECT a chunk ends where a stripe of an array with parity ends, so that the array need not read old parity.
 //! Stripes are ranges of the block device, not of the file: the `stripes` module of crate `files` maps them.
@@ -23,18 +23,18 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
+use spinio_device::StreamOrder;
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, FileKind};
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, streams_after_app};
+use super::window::PARALLEL_CHUNK;
 use super::write_once::WriteVia;
-use super::{Result, WriteRequest, pinned_reason, staging_limit};
+use super::{Result, WriteRequest, staging_limit};
 use crate::read::app_fd_calls::{release_offset, reserve_offset};
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
-use spinio_host::is_cancelled;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
@@ -137,61 +137,36 @@ impl WriteRequest<'_> {
     /// Writes a range of the write; the number of bytes written.
     pub(super) fn write_chunks(&self, range: Range<usize>, via: WriteVia) -> Result<usize> {
         let device_error = |e| Error::device(e, "write", self.at.unwrap_or(0), self.len as u64);
-        let order = StreamOrder::after_app(self.parts).map_err(device_error)?;
-        self.write_chunks_on(&order, range, via)
+        let streams = streams_after_app(self.parts).map_err(device_error)?;
+        self.write_chunks_on(&streams, range, via)
     }
 
     /// Does the whole write now, after the work on the given streams.
-    pub(super) fn after_stream(&self, order: &StreamOrder) -> Result<usize> {
-        self.write_chunks_on(order, 0..self.len, self.via_app_fd())
+    pub(super) fn after_stream(&self, streams: &[StreamOrder]) -> Result<usize> {
+        self.write_chunks_on(streams, 0..self.len, self.via_app_fd())
     }
 
-    fn write_chunks_on(&self, order: &StreamOrder, range: Range<usize>, via: WriteVia) -> Result<usize> {
+    fn write_chunks_on(&self, streams: &[StreamOrder], range: Range<usize>, via: WriteVia) -> Result<usize> {
         let range = range.start..self.clip_to_size_limit(range.clone());
-        let max = (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE;
         let misalignment = if via.shadow_fd.is_none() { self.misalignment(range.len()) } else { 0 };
         let mut stripe_ends = self.stripe_ends(via).filter(|_| misalignment == 0);
         let parallel = misalignment == 0 && stripe_ends.is_none() && self.can_write_parallel(&range, via);
-        let mut gather = |from: usize, max: usize| {
-            let len = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
-            let parts = self.slice_parts(from, len.min(range.end - from));
-            StagedWrite::start(self.ctx, order, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
+        let writers = if parallel { self.writers() } else { None };
+        let max = match writers {
+            Some(_) => PARALLEL_CHUNK,
+            None => (staging_limit(self.ctx) / 2).min(CHUNK) as usize / BUFFER_SIZE * BUFFER_SIZE,
+        };
+        let gather = |from: usize| {
+            let max = if from == range.start { max.min(FIRST_CHUNK) - misalignment } else { max };
+            let most = stripe_ends.as_mut().map_or(max, |ends| self.align_to_stripe(ends, from, max));
+            let parts = self.slice_parts(from, most.min(range.end - from));
+            StagedWrite::start(self.ctx, streams, &parts, BufferSource::Pool, self.at.unwrap_or(0) + from as u64)?
                 .with_fences()
         };
-        if parallel && let Some(wrote) = self.write_parallel(&range, via, &mut gather) {
-            return wrote;
+        let wrote = self.write_window(writers.as_ref(), &range, via, gather);
+        if let Some(writers) = writers {
+            writers.close(self.stat.dev);
         }
-        let mut done = range.start;
-        let mut next = (!range.is_empty()).then(|| gather(done, max.min(FIRST_CHUNK) - misalignment));
-        let ended = loop {
-            let Some(chunk) = next.take() else { break Ok(()) };
-            let started = Instant::now();
-            let at = self.at.map(|start| start + done as u64);
-            let chunk = match chunk.and_then(|mut chunk| chunk.wait().map(|()| chunk)) {
-                Ok(chunk) => chunk,
-                Err(error) => break Err(error),
-            };
-            let end = done + chunk.len;
-            next = (end < range.end).then(|| gather(end, max));
-            match self.write_vectors(via, &chunk.vectors, at) {
-                Ok(wrote) => {
-                    let reason = pinned_reason(chunk.is_pinned(), via.reason);
-                    let (route, stats) = (via.route, self.ctx.files.stats());
-                    stats.record_piece(&self.span, route, reason, done as u64, wrote as u64, started);
-                    done += wrote;
-                    let short = wrote < chunk.len;
-                    // The cancellation callback may need staging memory too. The next chunk has half of it at most.
-                    drop(chunk);
-                    if short || (done < range.end && is_cancelled()) {
-                        break Ok(());
-                    }
-                }
-                Err(errno) => break Err(self.kernel_error(errno, done)),
-            }
-        };
-        match ended {
-            Err(error) if done == range.start => Err(error),
-            _ => Ok(done - range.start),
-        }
+        wrote
     }
 }

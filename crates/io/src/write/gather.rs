@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spinio_device::{Device, DeviceError, Fence, StreamId, WaitMode};
+use spinio_device::{Device, DeviceError, FenceGuard, StreamId, StreamOrder, WaitMode};
 
 use super::Part;
 use crate::ctx::Writer;
@@ -41,59 +41,12 @@ pub(super) enum BufferSource {
     Private,
 }
 
-/// The streams on which the copies of a write are queued, one per device.
-pub(super) struct StreamOrder {
-    streams: Vec<(&'static dyn Device, StreamId)>,
-    owned: bool,
+/// A stream of each device of a write, after what the program has queued by now: for copies that are queued later.
+pub(super) fn streams_after_app(parts: &[Part]) -> Result<Vec<StreamOrder>, DeviceError> {
+    devices(parts).into_iter().map(StreamOrder::after_app).collect()
 }
 
-impl StreamOrder {
-    /// The program's own streams: the copies are ordered like a `cudaMemcpy`.
-    pub(super) fn app(parts: &[Part]) -> StreamOrder {
-        let mut order = StreamOrder { streams: Vec::new(), owned: false };
-        for device in devices(parts) {
-            order.streams.push((device, device.app_stream().0));
-        }
-        order
-    }
-
-    /// Streams of SPIN, after the work that the program has queued so far: for copies that are queued later.
-    pub(super) fn after_app(parts: &[Part]) -> Result<StreamOrder, DeviceError> {
-        let mut order = StreamOrder { streams: Vec::new(), owned: true };
-        for device in devices(parts) {
-            let (app_stream, capturing) = device.app_stream();
-            let stream = device.acquire_stream()?;
-            order.streams.push((device, stream));
-            if !capturing {
-                let fence = device.fence(app_stream)?;
-                let waits = device.wait_event(stream, &fence);
-                device.release_fence(fence);
-                waits?;
-            }
-        }
-        Ok(order)
-    }
-
-    /// A stream that the program names.
-    pub(super) fn explicit(device: &'static dyn Device, stream: StreamId) -> StreamOrder {
-        StreamOrder { streams: vec![(device, stream)], owned: false }
-    }
-
-    fn stream(&self, device: &'static dyn Device) -> StreamId {
-        let found = self.streams.iter().find(|(d, _)| core::ptr::addr_eq(*d, device));
-        found.map_or(StreamId(0), |&(_, stream)| stream)
-    }
-}
-
-impl Drop for StreamOrder {
-    fn drop(&mut self) {
-        if self.owned {
-            self.streams.iter().for_each(|&(device, stream)| device.release_stream(stream));
-        }
-    }
-}
-
-fn devices(parts: &[Part]) -> Vec<&'static dyn Device> {
+pub(super) fn devices(parts: &[Part]) -> Vec<&'static dyn Device> {
     let mut devices: Vec<&'static dyn Device> = Vec::new();
     for part in parts {
         if let Part::Device(from, _) = part
@@ -113,19 +66,14 @@ struct DeviceStage {
     private: Option<HostMemory>,
     /// Ranges of memory still to be filled, last first.
     free: Vec<(*mut u8, usize)>,
-    fence: Option<Fence>,
+    fence: Option<FenceGuard>,
     /// A copy was queued that may not be complete.
     copying: bool,
 }
 
 impl DeviceStage {
-    fn new(
-        ctx: &Writer,
-        device: &'static dyn Device,
-        stream: StreamId,
-        len: usize,
-        source: BufferSource,
-    ) -> Result<DeviceStage, DeviceError> {
+    fn new(ctx: &Writer, stream: &StreamOrder, len: usize, source: BufferSource) -> Result<DeviceStage, DeviceError> {
+        let (device, stream) = (stream.device(), stream.id());
         let pool = if source == BufferSource::StreamPool { ctx.bounce.stream(device) } else { ctx.bounce.sync(device) };
         let count = len.div_ceil(BUFFER_SIZE);
         let mut buffers = match source {
@@ -182,8 +130,7 @@ impl DeviceStage {
 
     fn wait(&mut self) -> Result<(), DeviceError> {
         let Some(fence) = self.fence.take() else { return Ok(()) };
-        let waited = self.device().wait(&fence, WaitMode::Context);
-        self.device().release_fence(fence);
+        let waited = fence.wait(WaitMode::Context);
         self.copying = waited.is_err();
         waited
     }
@@ -191,9 +138,6 @@ impl DeviceStage {
 
 impl Drop for DeviceStage {
     fn drop(&mut self) {
-        if let Some(fence) = self.fence.take() {
-            self.device().release_fence(fence);
-        }
         if self.copying && self.device().synchronize(self.stream, WaitMode::Context).is_err() {
             // Whether the device is done is unknown: the memory that it may still store into must never be reused.
             core::mem::forget(self.private.take());
@@ -218,10 +162,10 @@ pub(super) struct StagedWrite {
 }
 
 impl StagedWrite {
-    /// Queues all copies. `offset`: the offset in the file, for errors.
+    /// Queues all copies, to the stream of their device. `offset`: the offset in the file, for errors.
     pub(super) fn start(
         ctx: &Writer,
-        order: &StreamOrder,
+        streams: &[StreamOrder],
         parts: &[Part],
         source: BufferSource,
         offset: u64,
@@ -230,14 +174,15 @@ impl StagedWrite {
         let vectors = Vec::with_capacity(parts.len() + len / BUFFER_SIZE);
         let mut staged = StagedWrite { stages: Vec::new(), vectors, len, offset };
         let fail = staged.error_mapper();
-        for device in devices(parts) {
+        for stream in streams {
             let of_device = |p: &&Part| match p {
-                Part::Device(from, _) => core::ptr::addr_eq(from.allocation.device, device),
+                Part::Device(from, _) => core::ptr::addr_eq(from.allocation.device, stream.device()),
                 Part::Host(..) => false,
             };
             let bytes = parts.iter().filter(of_device).map(Part::len).sum();
-            let stream = order.stream(device);
-            staged.stages.push(DeviceStage::new(ctx, device, stream, bytes, source).map_err(&fail)?);
+            if bytes > 0 {
+                staged.stages.push(DeviceStage::new(ctx, stream, bytes, source).map_err(&fail)?);
+            }
         }
         for part in parts {
             match *part {
@@ -257,7 +202,7 @@ impl StagedWrite {
     pub(super) fn with_fences(mut self) -> Result<StagedWrite, Error> {
         let fail = self.error_mapper();
         for stage in &mut self.stages {
-            stage.fence = Some(stage.device().fence(stage.stream).map_err(&fail)?);
+            stage.fence = Some(FenceGuard::new(stage.device(), stage.stream).map_err(&fail)?);
         }
         Ok(self)
     }

@@ -22,7 +22,7 @@
 //!   Runtime::write, write_parts
 //!     │ files, up to the bounce limit      write_once.rs   gather, one call
 //!     │ larger                             chunked.rs      the same in chunks; the next is copied while one is written
-//!     │                                    parallel.rs     smaller chunks concurrently, over allocated bytes (O_DIRECT)
+//!     │                                    window.rs       several chunks in flight, over allocated bytes (O_DIRECT)
 //!     │ pipes, sockets, devices            unseekable.rs   the same, from private memory
 //!     │ stripes of SPIN's shadow files     scatter.rs      several ranges, each one call, several at a time
 //!     ▼
@@ -48,10 +48,10 @@ mod bypass;
 mod chunked;
 mod decide;
 mod gather;
-mod parallel;
 mod scatter;
 mod stream_write;
 mod unseekable;
+mod window;
 mod write_once;
 
 use std::sync::Arc;

@@ -23,7 +23,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, streams_after_app};
 use super::{Part, Result, staging_limit};
 use crate::ctx::Writer;
 use spinio_files::ShadowFile;
@@ -205,7 +205,7 @@ fn write(
 ) -> Result<Vec<usize>> {
     let parts: Vec<Part> = ranges.iter().map(|r| r.1).collect();
     let device_error = |e| Error::device(e, "write", ranges[0].0, parts.iter().map(|p| p.len() as u64).sum());
-    let order = StreamOrder::after_app(&parts).map_err(device_error)?;
+    let streams = streams_after_app(&parts).map_err(device_error)?;
     let max = staging_limit(ctx) as usize / 2;
     let mut in_flight: Option<GroupInFlight> = None;
     let mut from = 0;
@@ -217,8 +217,8 @@ fn write(
             to += 1;
         }
         let gather = || {
-            let mut staged =
-                StagedWrite::start(ctx, &order, &parts[from..to], BufferSource::Pool, ranges[from].0)?.with_fences()?;
+            let mut staged = StagedWrite::start(ctx, &streams, &parts[from..to], BufferSource::Pool, ranges[from].0)?
+                .with_fences()?;
             staged.wait().map(|()| staged)
         };
         let staged = gather();

@@ -29,15 +29,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering::Release};
 use std::time::Instant;
 
-use spinio_device::StreamId;
+use spinio_device::{StreamId, StreamOrder, Target};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite};
 use super::{Part, Result, WriteRequest, clip, pinned_reason, staging_limit};
 use crate::ctx::Writer;
-use spinio_device::Target;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
@@ -148,12 +147,12 @@ impl Writer {
         }
         let parts = clip(&[Part::Device(from, len)]).map_err(fail)?;
         let span = ctx.files.stats().begin(Direction::Write, fd, Some(at), len as u64).with_device(device);
-        let order = StreamOrder::explicit(device, stream);
+        let streams = [StreamOrder::explicit(device, stream)];
         let result_ptr = ResultPtr(result);
         let len: usize = parts.iter().map(Part::len).sum();
         let shadow_fd = if len as u64 <= staging_limit(ctx) { dup_app_fd(ctx, fd, (stat.dev, stat.ino)) } else { None };
         if let Some(shadow_fd) = shadow_fd {
-            let staged = StagedWrite::start(ctx, &order, &parts, BufferSource::StreamPool, at)
+            let staged = StagedWrite::start(ctx, &streams, &parts, BufferSource::StreamPool, at)
                 .inspect_err(|error| ctx.files.stats().end(&span, &Err(error.errno())))?;
             let write = Box::into_raw(Box::new(StreamWrite {
                 ctx: Arc::clone(ctx),
@@ -172,7 +171,7 @@ impl Writer {
         }
         // At once, after the work on the stream.
         let write = WriteRequest { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, span };
-        let wrote = write.after_stream(&order);
+        let wrote = write.after_stream(&streams);
         ctx.files.stats().end(&span, &Error::outcome(&wrote));
         result_ptr.store(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
         wrote.map(drop)

@@ -6,9 +6,10 @@
 
 use std::time::Instant;
 
+use spinio_device::StreamOrder;
 use spinio_plan::{Reason, Route};
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, streams_after_app};
 use super::write_once::WriteVia;
 use super::{Result, WriteRequest, staging_limit};
 use spinio_transfer::Error;
@@ -23,10 +24,10 @@ impl WriteRequest<'_> {
     /// Writes piece by piece, until the kernel takes a piece short.
     pub(super) fn write_unseekable(&self) -> Result<usize> {
         let max = if self.stat.mode & S_IFMT == S_IFIFO { PIPE_CHUNK } else { staging_limit(self.ctx) as usize };
-        let order = StreamOrder::after_app(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
+        let streams = streams_after_app(self.parts).map_err(|e| Error::device(e, "write", 0, self.len as u64))?;
         let mut done = 0;
         loop {
-            match self.write_piece(&order, done, max) {
+            match self.write_piece(&streams, done, max) {
                 Ok((wrote, requested)) => {
                     done += wrote;
                     if wrote < requested || done == self.len {
@@ -40,12 +41,12 @@ impl WriteRequest<'_> {
     }
 
     /// A single system call; the bytes written, and the bytes requested.
-    fn write_piece(&self, order: &StreamOrder, done: usize, max: usize) -> Result<(usize, usize)> {
+    fn write_piece(&self, streams: &[StreamOrder], done: usize, max: usize) -> Result<(usize, usize)> {
         let started = Instant::now();
         let at = self.at.map(|at| at + done as u64);
         let parts = self.slice_parts(done, max);
         let mut staged =
-            StagedWrite::start(self.ctx, order, &parts, BufferSource::Private, at.unwrap_or(0))?.with_fences()?;
+            StagedWrite::start(self.ctx, streams, &parts, BufferSource::Private, at.unwrap_or(0))?.with_fences()?;
         staged.wait()?;
         let via = WriteVia { shadow_fd: None, route: Route::Copy, reason: Reason::Stream };
         let wrote = self.write_vectors(via, &staged.vectors, at).map_err(|e| self.kernel_error(e, done))?;

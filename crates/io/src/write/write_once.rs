@@ -4,12 +4,13 @@
 
 use std::time::Instant;
 
+use spinio_device::StreamOrder;
 use spinio_files::share_key;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::gather::{BufferSource, StagedWrite, StreamOrder};
+use super::gather::{BufferSource, StagedWrite, devices};
 use super::{Part, Result, WriteRequest, pinned_reason};
 
 /// The most vectors that the kernel takes.
@@ -29,8 +30,9 @@ impl WriteRequest<'_> {
     pub(super) fn write_once(&self, via: Option<WriteVia>) -> Result<usize> {
         let started = Instant::now();
         let offset = self.at.unwrap_or(0);
-        let order = StreamOrder::app(self.parts);
-        let mut staged = StagedWrite::start(self.ctx, &order, self.parts, BufferSource::Pool, offset)?.with_fences()?;
+        let streams: Vec<_> = devices(self.parts).into_iter().map(StreamOrder::app).collect();
+        let mut staged =
+            StagedWrite::start(self.ctx, &streams, self.parts, BufferSource::Pool, offset)?.with_fences()?;
         // Queries the status flags while the copies run.
         let via = via.unwrap_or_else(|| self.via_app_fd());
         staged.wait()?;

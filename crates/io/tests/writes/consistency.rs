@@ -111,7 +111,7 @@ fn write_takes_earlier_queued_data_only() {
         let buffer = if mapped { Buffer::host_mapped(device, len) } else { Buffer::new(device, len) };
         let writer = OpenOptions::new().create(true).write(true).custom_flags(flags).open(&path).unwrap();
         let (before, after) = (file::bytes(0, len, 1), file::bytes(0, len, 2));
-        let stream = device.app_stream().0;
+        let stream = device.app_stream().id();
         buffer.fill(0);
         // SAFETY: `before` lives to the end of the block; the write below waits for the copy.
         unsafe { device.copy_in(stream, buffer.addr(), before.as_ptr(), len) }.unwrap();

@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn restore_cancel_poll(installed: *mut c_void) {
 pub(super) fn wait_arrival(to: Target, operation: &'static str, offset: u64, len: u64) -> Result<(), spinio_io::Error> {
     let device = to.allocation.device;
     let late = |e| spinio_io::Error::device(e, operation, offset, len);
-    device.synchronize(device.app_stream().0, WaitMode::Context).map_err(late)
+    device.synchronize(device.app_stream().id(), WaitMode::Context).map_err(late)
 }
 
 pub(super) unsafe extern "C" fn read(

@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering::*};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use spinio_device::{
-    Allocation, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
+    Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
     PinnedBuffer, StreamId, WaitMode,
 };
 
@@ -118,8 +118,8 @@ impl Device for Engine {
         Ok(PinnedBuffer { ptr: memory().wrapping_add(at * BUFFER_SIZE), len })
     }
     fn free_pinned(&self, _: PinnedBuffer) {}
-    fn app_stream(&self) -> (StreamId, bool) {
-        (StreamId(0), false)
+    fn app_stream(&self) -> AppStream {
+        AppStream::Named(StreamId(0))
     }
     fn acquire_stream(&self) -> Result<StreamId> {
         Ok(StreamId(1))

@@ -38,7 +38,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use spinio_device::{Device, DeviceError, ErrorKind, Fence, PinnedBuffer, StreamId, WaitMode};
+use spinio_device::{Device, DeviceError, ErrorKind, FenceGuard, PinnedBuffer, StreamId, WaitMode};
 use spinio_sys::linux;
 
 use spinio_host::shares::{ShareKey, Shares};
@@ -93,7 +93,7 @@ impl BounceBuffer {
 #[derive(Default)]
 struct PoolState {
     free: Vec<BounceBuffer>,
-    retired: VecDeque<(BounceBuffer, Fence)>,
+    retired: VecDeque<(BounceBuffer, FenceGuard)>,
     total: u64,
     pinning_refused: bool,
     /// Growing failed once: the pool does not grow any more.
@@ -112,7 +112,7 @@ struct OpenBuffer {
     used: usize,
     readers: u32,
     /// After the last copy, on a stream of the program: the stream may be destroyed when the buffer is full.
-    last_copy: Option<Fence>,
+    last_copy: Option<FenceGuard>,
 }
 
 #[derive(Default)]
@@ -317,15 +317,8 @@ impl BouncePool {
 
     /// A retired buffer that the device no longer reads, among the oldest `scan_limit`.
     fn reclaim(&self, state: &mut PoolState, scan_limit: usize) -> Option<BounceBuffer> {
-        let at = state.retired.iter().take(scan_limit).position(|(_, fence)| self.is_copy_done(fence))?;
-        let (buffer, fence) = state.retired.remove(at)?;
-        self.device.release_fence(fence);
-        Some(buffer)
-    }
-
-    /// Whether the copy before the fence is done; a device that cannot answer has lost its context.
-    fn is_copy_done(&self, fence: &Fence) -> bool {
-        self.device.query(fence).unwrap_or(true)
+        let at = state.retired.iter().take(scan_limit).position(|(_, fence)| fence.is_done())?;
+        state.retired.remove(at).map(|(buffer, _)| buffer)
     }
 
     /// Retires the open buffers of slots without a reader; whether there was one.
@@ -404,7 +397,7 @@ impl BouncePool {
 
     /// Releases a buffer after copies from it were queued; it is used again when they are done.
     pub fn release_after(&self, buffer: BounceBuffer, stream: StreamId) {
-        match self.device.fence(stream) {
+        match FenceGuard::new(self.device, stream) {
             Ok(fence) => self.retire_after(buffer, fence),
             Err(_) => {
                 // No fence left, or the stream was destroyed: a buffer that may still be read is never used again.
@@ -474,10 +467,9 @@ impl BouncePool {
         };
         used.readers -= 1;
         if used.stream != StreamId(0)
-            && let Ok(fence) = self.device.fence(used.stream)
-            && let Some(earlier) = used.last_copy.replace(fence)
+            && let Ok(fence) = FenceGuard::new(self.device, used.stream)
         {
-            self.device.release_fence(earlier);
+            used.last_copy = Some(fence);
         }
         if let Some(at) = closing.iter().position(|o| o.readers == 0) {
             let done = closing.swap_remove(at);
@@ -500,7 +492,7 @@ impl BouncePool {
         }
     }
 
-    fn retire_after(&self, buffer: BounceBuffer, fence: Fence) {
+    fn retire_after(&self, buffer: BounceBuffer, fence: FenceGuard) {
         let mut pool = lock(&self.state);
         pool.retired.push_back((buffer, fence));
         self.notify_waiters(&mut pool);
@@ -516,8 +508,7 @@ impl Drop for BouncePool {
         }
         let mut pool = lock(&self.state);
         for (_, fence) in core::mem::take(&mut pool.retired) {
-            let _ = self.device.wait(&fence, WaitMode::Context);
-            self.device.release_fence(fence);
+            let _ = fence.wait(WaitMode::Context);
         }
         for slab in pool.slabs.drain(..) {
             self.device.free_pinned(slab);
@@ -585,9 +576,7 @@ mod tests {
         let stream = device.acquire_stream().unwrap();
         staging.release_after(warm_buffer, stream);
         staging.release(idle_buffer);
-        eventually("the copy is done", || {
-            lock(&staging.state).retired.iter().all(|(_, fence)| staging.is_copy_done(fence))
-        });
+        eventually("the copy is done", || lock(&staging.state).retired.iter().all(|(_, fence)| fence.is_done()));
         let first = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
         let second = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
         assert_eq!((first.ptr(), second.ptr()), (warm, cold));

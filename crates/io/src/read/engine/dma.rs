@@ -15,7 +15,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use spinio_device::{ErrorKind, WaitMode};
+use spinio_device::{ErrorKind, FenceGuard, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::PAGE;
 
@@ -71,7 +71,7 @@ impl Engine<'_> {
                     piece.len as usize,
                 )
             }?;
-            device.fence(stream).inspect_err(|_| {
+            FenceGuard::new(device, stream).inspect_err(|_| {
                 let _ = device.synchronize(stream, WaitMode::Block);
             })
         });
@@ -123,13 +123,11 @@ impl Engine<'_> {
     /// Waits for the oldest pin in flight, and leaves it to be released later.
     pub(super) fn finish_oldest_pin(&mut self) {
         let Some(oldest) = self.pinned.front() else { return };
-        let device = self.request.device();
         // A short transfer ends sooner than a sleeper wakes.
         let wait = if self.request.len <= LONG_REQUEST { WaitMode::Context } else { WaitMode::Block };
-        let waited = device.wait(&oldest.fence, wait);
-        let Some(PinnedDma { pin, mapping, fence, piece, started }) = self.pinned.pop_front() else { return };
-        device.release_fence(fence);
-        self.request.ctx.files.unpin().defer(device, pin, mapping);
+        let waited = oldest.fence.wait(wait);
+        let Some(PinnedDma { pin, mapping, piece, started, .. }) = self.pinned.pop_front() else { return };
+        self.request.ctx.files.unpin().defer(self.request.device(), pin, mapping);
         match waited {
             Ok(()) => {
                 self.record(piece, Route::Dma, piece.reason, piece.len, started);

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use spinio_device::{DeviceError, Fence, Pin, StreamId, WaitMode};
+use spinio_device::{DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
 use spinio_plan::{Reason, Route};
 
 use super::params::ReadParams;
@@ -36,7 +36,7 @@ use spinio_transfer::bounce::BounceBuffer;
 struct PinnedDma {
     pin: Pin,
     mapping: Arc<Mapping>,
-    fence: Fence,
+    fence: FenceGuard,
     piece: Piece,
     started: Instant,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Engine<'a> {
     prefault: &'a Prefault,
     role: Role,
     /// The second one is for buffers while pages are in flight: a buffer is free sooner if it does not wait for many.
-    streams: [Option<StreamId>; 2],
+    streams: [Option<StreamOrder>; 2],
     /// Copies in flight, reported when their stream is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
@@ -60,7 +60,7 @@ impl<'a> Engine<'a> {
             request,
             prefault,
             role,
-            streams: [None; 2],
+            streams: [None, None],
             pending: Vec::new(),
             pinned: VecDeque::new(),
             outcomes: Vec::new(),
@@ -94,8 +94,7 @@ impl<'a> Engine<'a> {
         }
         let mut drained = Ok(());
         for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
-            drained = drained.and(self.request.device().synchronize(stream, WaitMode::Context));
-            self.request.device().release_stream(stream);
+            drained = drained.and(stream.synchronize(WaitMode::Context));
         }
         for (offset, len, got, error) in std::mem::take(&mut self.pending) {
             match drained {
@@ -109,19 +108,11 @@ impl<'a> Engine<'a> {
 
     /// A stream of this thread, ordered after what the program had queued when the request began.
     fn stream(&mut self, which: usize) -> Result<StreamId, DeviceError> {
-        if let Some(stream) = self.streams[which] {
-            return Ok(stream);
+        if let Some(stream) = &self.streams[which] {
+            return Ok(stream.id());
         }
-        let device = self.request.device();
-        let stream = device.acquire_stream()?;
-        if let Some(order) = &self.request.order
-            && let Err(e) = device.wait_event(stream, order)
-        {
-            device.release_stream(stream);
-            return Err(e);
-        }
-        self.streams[which] = Some(stream);
-        Ok(stream)
+        let stream = StreamOrder::after(self.request.device(), self.request.order.as_ref())?;
+        Ok(self.streams[which].insert(stream).id())
     }
 
     /// Queues the copy of `len` bytes of a filled buffer, from `skip` on, to the start of a piece. Releases the buffer in

@@ -1,5 +1,5 @@
-//! Chunks of a long write in flight concurrently, through the program's own O_DIRECT descriptor, so that storage never
-//! waits for the next chunk.
+//! The chunks of a long write that are in flight: one, which the caller writes while the next is copied; or up to six, through
+//! the program's own O_DIRECT descriptor, so that storage never waits for the next one.
 //!
 //! ```text
 //!   caller    copy 0 │ copy 1 │ ... │ copy 5 │ wait for 0 │ copy 6 │ wait for 1 │ copy 7 ...
@@ -51,7 +51,7 @@ use spinio_host::lock;
 use spinio_host::{pool::WorkerPool, shadow_fd::ShadowFd};
 
 /// Bytes of a chunk. Large enough to keep storage busy; small enough that several in flight fit in a part of the pool.
-const CHUNK: usize = 4 << 20;
+pub(super) const PARALLEL_CHUNK: usize = 4 << 20;
 
 /// Most chunks in flight.
 const MAX_IN_FLIGHT: usize = 6;
@@ -63,13 +63,24 @@ const CLOSE_WAIT: Duration = Duration::from_millis(20);
 const START_WAIT: Duration = Duration::from_millis(10);
 
 /// The workers that write, and their descriptor.
-struct Writers<'a> {
+pub(super) struct Writers<'a> {
     pool: &'a WorkerPool,
     fd: Fd,
     /// Set if `fd` is a number in the program's fd table: it must refer to this file.
     file: Option<(u64, u64)>,
     /// The duplicate of the program's descriptor in the shadow fd table.
     shadow_fd: Option<ShadowFd>,
+}
+
+impl Writers<'_> {
+    /// Waits for the close: state that ends with the last descriptor (locks, for example) must end when the program closes
+    /// its own.
+    pub(super) fn close(self, dev: u64) {
+        if self.shadow_fd.is_some() {
+            drop(self.shadow_fd);
+            self.pool.wait_closed(Some(dev), CLOSE_WAIT);
+        }
+    }
 }
 
 /// State of a chunk.
@@ -154,12 +165,12 @@ impl WriteRequest<'_> {
             FileKind::Other => false,
         };
         // One more chunk is being copied; and half of the memory is left to other requests, as in any long write.
-        let enough_staging = staging_limit(self.ctx) / 2 >= ((MAX_IN_FLIGHT + 1) * CHUNK) as u64;
-        allocated && enough_staging && range.len() > 2 * CHUNK
+        let enough_staging = staging_limit(self.ctx) / 2 >= ((MAX_IN_FLIGHT + 1) * PARALLEL_CHUNK) as u64;
+        allocated && enough_staging && range.len() > 2 * PARALLEL_CHUNK
     }
 
     /// The workers that can write; `None` if there are none.
-    fn writers(&self) -> Option<Writers<'_>> {
+    pub(super) fn writers(&self) -> Option<Writers<'_>> {
         let shadow = self.ctx.files.shadow_workers()?;
         let file = (self.stat.dev, self.stat.ino);
         if let Some(shadow_fd) = dup_app_fd(self.ctx, self.fd, file) {
@@ -169,45 +180,34 @@ impl WriteRequest<'_> {
         Some(Writers { pool: workers, fd: self.fd, file: Some(file), shadow_fd: None })
     }
 
-    /// Writes the range, gathered chunk by chunk; the length of the contiguous prefix that was written. `None`: no
-    /// workers.
-    pub(super) fn write_parallel(
+    /// Writes the range, gathered chunk by chunk; the length of the contiguous prefix that was written. Without `writers` the caller writes, and the
+    /// only chunk in flight is the one that it writes while the next one is copied.
+    pub(super) fn write_window(
         &self,
+        writers: Option<&Writers<'_>>,
         range: &Range<usize>,
         via: WriteVia,
-        mut gather: impl FnMut(usize, usize) -> Result<StagedWrite>,
-    ) -> Option<Result<usize>> {
-        let mut writers = self.writers()?;
-        let wrote = self.write_parallel_by(&writers, range, via, &mut gather);
-        if writers.shadow_fd.take().is_some()
-            && let Some(shadow) = self.ctx.files.shadow_workers()
-        {
-            // State that ends with the last descriptor (locks, for example) must end when the program closes its own.
-            shadow.wait_closed(Some(self.stat.dev), CLOSE_WAIT);
-        }
-        Some(wrote)
-    }
-
-    fn write_parallel_by(
-        &self,
-        writers: &Writers<'_>,
-        range: &Range<usize>,
-        via: WriteVia,
-        gather: &mut impl FnMut(usize, usize) -> Result<StagedWrite>,
+        mut gather: impl FnMut(usize) -> Result<StagedWrite>,
     ) -> Result<usize> {
-        let mut in_flight: VecDeque<ChunkInFlight> = VecDeque::with_capacity(MAX_IN_FLIGHT);
+        let depth = if writers.is_some() { MAX_IN_FLIGHT } else { 1 };
+        let mut in_flight: VecDeque<ChunkInFlight> = VecDeque::with_capacity(depth);
         // The end of the bytes copied, and the end of the contiguous bytes written.
         let (mut copied, mut done) = (range.start, range.start);
         let mut ended = loop {
-            let next = (copied < range.end).then(|| gather(copied, CHUNK));
+            let next = (copied < range.end).then(|| gather(copied));
             // Wait for the oldest chunk while the next one is being copied.
-            if (next.is_none() || in_flight.len() == MAX_IN_FLIGHT)
+            if (next.is_none() || in_flight.len() == depth)
                 && let Some(oldest) = in_flight.pop_front()
             {
-                match self.finish_chunk(&oldest, via, &mut done) {
+                match self.finish_chunk(&oldest, writers, via, &mut done) {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
+                }
+                // The poll may need bounce buffers too.
+                drop(oldest);
+                if done < range.end && is_cancelled() {
+                    break Ok(());
                 }
             } else if next.is_none() {
                 break Ok(());
@@ -219,7 +219,9 @@ impl WriteRequest<'_> {
                     let from = copied;
                     copied += staged.len;
                     let chunk = ChunkInFlight { state: Arc::default(), from, started, staged };
-                    self.start_chunk(writers, via, &chunk);
+                    if let Some(writers) = writers {
+                        self.start_chunk(writers, via, &chunk);
+                    }
                     in_flight.push_back(chunk);
                 }
                 Err(error) => break Err(error),
@@ -229,7 +231,7 @@ impl WriteRequest<'_> {
             }
         };
         for chunk in in_flight {
-            if let (Err(error), true) = (self.finish_chunk(&chunk, via, &mut done), ended.is_ok()) {
+            if let (Err(error), true) = (self.finish_chunk(&chunk, writers, via, &mut done), ended.is_ok()) {
                 ended = Err(error);
             }
         }
@@ -241,12 +243,18 @@ impl WriteRequest<'_> {
 
     /// Waits for a chunk, and adds its bytes to the contiguous prefix if it continues there. Whether it was written
     /// completely.
-    fn finish_chunk(&self, chunk: &ChunkInFlight, via: WriteVia, done: &mut usize) -> Result<bool> {
+    fn finish_chunk(
+        &self,
+        chunk: &ChunkInFlight,
+        writers: Option<&Writers<'_>>,
+        via: WriteVia,
+        done: &mut usize,
+    ) -> Result<bool> {
         if chunk.from != *done {
             return Ok(false);
         }
         let at = self.at.map(|at| at + chunk.from as u64);
-        let worker_result = chunk.state.wait(START_WAIT);
+        let worker_result = writers.and_then(|_| chunk.state.wait(START_WAIT));
         let wrote = worker_result
             .unwrap_or_else(|| self.write_vectors(via, &chunk.staged.vectors, at))
             .map_err(|e| self.kernel_error(e, *done))?;

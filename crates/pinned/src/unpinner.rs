@@ -1,0 +1,180 @@
+//! The two threads that serve pinned files.
+//!
+//! ```text
+//!   lease watcher   shadow table: has the leases    signal: a lease is being broken ──> closing begins
+//!                       ▲                                                                          │
+//!                       │ unpinned: the lease is released, and the writer's open returns           ▼
+//!   unpinner        the program's table, for calls of the driver    waits for uses, unregisters
+//! ```
+//!
+//! Both start with the first pinned file, and end with the runtime.
+//!
+//! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that
+//! excluded writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+use spinio_files::{Files, LeaseWatch, LeaseWatcher};
+use spinio_host::lock;
+use spinio_host::syscalls::Syscalls;
+use spinio_sys::linux::{self, Fd, InotifyEvent};
+
+use crate::pinned_file::PinnedFile;
+
+const STACK_SIZE: usize = 1 << 20;
+
+/// State that the two threads share with all others.
+#[derive(Default)]
+pub(crate) struct Unpinner {
+    pub(crate) files: Mutex<Vec<Arc<PinnedFile>>>,
+    /// Number of pinned files: whether there is one costs one load.
+    pub(crate) count: AtomicUsize,
+    /// Bytes registered, all devices together.
+    pub(crate) bytes: AtomicU64,
+    closing: Mutex<VecDeque<Arc<PinnedFile>>>,
+    wake: Condvar,
+    pub(crate) watcher: Arc<LeaseWatcher>,
+    /// Keeps the watcher from the first pinned file on.
+    watch: Mutex<Option<LeaseWatch>>,
+    /// Reports changes; a descriptor of the shadow table. None where the user may have no more of them.
+    inotify: OnceLock<Option<Fd>>,
+    shutdown: AtomicBool,
+}
+
+impl Unpinner {
+    /// Starts the threads if they do not run; the watcher's id.
+    pub(crate) fn start(self: &Arc<Self>, files: &Arc<Files>) -> Option<u32> {
+        let mut watch = lock(&self.watch);
+        if watch.is_none() {
+            let (unpinner, sys) = (Arc::clone(self), files.sys());
+            let started = self.watcher.watch(files.shadow_workers()?, move || unpinner.poll_leases(sys))?;
+            let unpinner = Arc::clone(self);
+            linux::spawn_signals_blocked("spinio-unpin", STACK_SIZE, move || unpinner.run_unpinner()).ok()?;
+            *watch = Some(started);
+        }
+        watch.as_ref().map(|watch| watch.tid)
+    }
+
+    /// Begins to unpin a file: no use begins any more; after the last active one its pages are unpinned, and then its
+    /// lease is released.
+    pub(crate) fn begin_unpin(&self, file: &Arc<PinnedFile>) {
+        if file.gate.begin_closing() {
+            lock(&self.closing).push_back(Arc::clone(file));
+            self.wake.notify_one();
+        }
+    }
+
+    fn inotify(&self) -> Option<Fd> {
+        self.inotify.get().copied().flatten()
+    }
+
+    /// Has changes of the file reported, if that is possible, by a signal to the watcher. The file is in the list.
+    pub(crate) fn watch_inode(self: &Arc<Self>, files: &Files, pinned: &PinnedFile, watcher_tid: u32) {
+        let (unpinner, sys, file) = (Arc::clone(self), files.sys(), Arc::clone(&pinned.file));
+        let init = move || {
+            let inotify = sys.inotify_init().ok()?;
+            let refused = linux::inotify_signal(inotify, watcher_tid).inspect_err(|_| sys.close(inotify));
+            refused.is_ok().then_some(inotify)
+        };
+        let watch = move || sys.watch_changes((*unpinner.inotify.get_or_init(init))?, file.cached.get()).ok();
+        let wd = files.shadow_workers().and_then(|w| w.for_key(pinned.file.storage).run_blocking(watch));
+        if let Some(wd) = wd.flatten() {
+            pinned.inotify_wd.store(wd, Release);
+        }
+    }
+
+    /// Ends that. Two entries of one file share a watch; the last one removes it.
+    fn unwatch_inode(&self, sys: &dyn Syscalls, file: &Arc<PinnedFile>) {
+        // Under the lock: an entry that is added to the list later watches the inode after this.
+        let files = lock(&self.files);
+        let wd = file.inotify_wd.load(Acquire);
+        if let Some(inotify) = self.inotify()
+            && wd != 0
+            && !files.iter().any(|other| other.key == file.key && !Arc::ptr_eq(other, file))
+        {
+            sys.unwatch(inotify, wd);
+        }
+    }
+
+    /// Unpins what was changed.
+    fn drain_events(&self, sys: &dyn Syscalls, files: &[Arc<PinnedFile>]) {
+        let Some(inotify) = self.inotify() else { return };
+        // If events cannot be read, any file may have changed.
+        for event in sys.inotify_events(inotify).unwrap_or_else(|_| vec![InotifyEvent::Overflow]) {
+            let is_affected = |file: &&Arc<PinnedFile>| match event {
+                InotifyEvent::Modified(wd) => file.inotify_wd.load(Acquire) == wd,
+                InotifyEvent::Overflow => true,
+                _ => false,
+            };
+            files.iter().filter(is_affected).for_each(|file| self.begin_unpin(file));
+        }
+    }
+
+    /// On the watcher: whether any file is pinned still.
+    fn poll_leases(&self, sys: &dyn Syscalls) -> bool {
+        let files = lock(&self.files).clone();
+        self.drain_events(sys, &files);
+        for file in &files {
+            if file.gate.is_unpinned() {
+                // Before a writer can go on: its changes are of no interest.
+                self.unwatch_inode(sys, file);
+                if let Some(lease) = file.lease() {
+                    let _ = linux::release_lease(lease);
+                }
+                self.remove(file);
+            } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
+                self.begin_unpin(file);
+            }
+        }
+        let any_pinned = self.count.load(Acquire) > 0;
+        if !any_pinned && self.shutdown.load(Acquire) {
+            self.inotify().into_iter().for_each(|inotify| sys.close(inotify));
+            drop(lock(&self.watch).take());
+            self.watcher.wake();
+        }
+        any_pinned
+    }
+
+    fn remove(&self, file: &Arc<PinnedFile>) {
+        let mut files = lock(&self.files);
+        files.retain(|other| !Arc::ptr_eq(other, file));
+        self.count.store(files.len(), Release);
+        drop(files);
+        file.gate.set_released();
+    }
+
+    /// The unpinner's thread.
+    fn run_unpinner(&self) {
+        loop {
+            let mut closing = lock(&self.closing);
+            let file = loop {
+                if let Some(file) = closing.pop_front() {
+                    break file;
+                }
+                if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
+                    return;
+                }
+                closing = self.wake.wait(closing).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(closing);
+            let bytes = file.unpin_all();
+            self.bytes.fetch_sub(bytes, Relaxed);
+            self.watcher.wake();
+        }
+    }
+
+    /// At the end of the runtime: unpins all files, and ends the threads.
+    pub(crate) fn shut_down(&self) {
+        self.shutdown.store(true, Release);
+        let files = lock(&self.files).clone();
+        files.iter().for_each(|file| self.begin_unpin(file));
+        for file in files {
+            file.gate.wait_released();
+        }
+        self.watcher.wake();
+        drop(lock(&self.closing));
+        self.wake.notify_all();
+    }
+}
