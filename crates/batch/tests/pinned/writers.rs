@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use spinio_batch::Batches;
+use spinio_device::emulated::Emulated;
 use spinio_io::{PinError, Runtime};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
@@ -18,6 +19,15 @@ use spinio_testkit::oracle::Versions;
 use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually, file, with_deadline};
 
 use crate::{SIZE, Subject, bytes_by, check, pieces, pin_or_skip, settings, wait_no_pins};
+
+/// Resumes a paused device, also where an assertion fails: no thread must wait for it for ever.
+struct ResumeOnDrop(&'static Emulated);
+
+impl Drop for ResumeOnDrop {
+    fn drop(&mut self) {
+        self.0.resume();
+    }
+}
 
 #[test]
 fn writers_proceed_and_reads_are_fresh() {
@@ -197,16 +207,17 @@ fn writer_waits_for_running_batch() {
     let writer_done = AtomicBool::new(false);
     with_deadline("a batch and a writer", || {
         std::thread::scope(|scope| {
+            let paused = ResumeOnDrop(device);
             scope.spawn(|| {
                 let writer = OpenOptions::new().write(true).open(&subject.path).unwrap();
                 writer_done.store(true, SeqCst);
                 writer.write_all_at(&file::bytes(0, SIZE, 9), 0).unwrap();
             });
+            // A read that comes now does not use the pages.
+            eventually("the writer waits", || !runtime.is_pinned(subject.fd()));
             std::thread::sleep(Duration::from_millis(60));
             assert!(!writer_done.load(SeqCst), "the device still reads the old pages");
-            // A read that begins now does not use them.
-            assert!(!runtime.is_pinned(subject.fd()));
-            device.resume();
+            drop(paused);
             assert_eq!(ticket.wait().failed, 0);
         });
     });
