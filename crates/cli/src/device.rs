@@ -9,7 +9,7 @@ use spinio_device::{DeviceAddr, DeviceId, DeviceKind, registry};
 use spinio_io::{Target, runtime};
 
 use crate::exit::{self, Exit};
-use crate::units;
+use crate::format;
 
 /// A device named on the command line: `cuda:0`, `p2pmem:1`, `emulated`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Buffer {
 
     fn alloc(device: DeviceName, len: u64, host_mapped: bool) -> anyhow::Result<Buffer> {
         let DeviceName(id) = device;
-        let failed = || format!("Cannot allocate {} on {id}", units::bytes(len));
+        let failed = || format!("Cannot allocate {} on {id}", format::bytes(len));
         let missing = |e: &dyn fmt::Display| {
             exit::error(Exit::Missing, format!("{}: {e}. `spinio doctor` has details", failed()))
         };

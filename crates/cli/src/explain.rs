@@ -31,13 +31,13 @@ use spinio_io::{Explanation, runtime};
 use spinio_plan::{Reason, Residency, Segment};
 use spinio_sys::linux;
 
+use crate::color::{OutputStyle, TextRole};
 use crate::device::{self, DeviceName};
 use crate::exit::Exit;
-use crate::holders::{self, Holder};
 use crate::input::Input;
-use crate::paint::{OutputStyle, TextRole};
+use crate::pin_holders::{self, Holder};
 use crate::progress::Spinner;
-use crate::{names, out, stack, strip, table, units};
+use crate::{block_stack, format, output, range_strip, renamed_keys, table};
 
 /// Rows of the table; further ones are only counted. `--all` shows every one.
 const ROWS: usize = 40;
@@ -86,7 +86,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
     };
     let explanation = explanation.map_err(|e| e.with_path(&name))?;
     drop(wait);
-    let holders = holders::holders_of(&opened.file);
+    let holders = pin_holders::holders_of(&opened.file);
     let text = match explain.json {
         true => format!("{:#}\n", json_of(&name, device, &explanation, &holders)),
         false => {
@@ -95,7 +95,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
             text + &holders_text(&holders, explain.write)
         }
     };
-    out::print(&text)?;
+    output::print(&text)?;
     Ok(Exit::Ok)
 }
 
@@ -154,11 +154,11 @@ fn json_of(name: &str, device: DeviceName, explanation: &Explanation, holders: &
         "predicted_ns": explanation.prediction.total,
         "extents": extents,
         "segments": explanation.schedule.segments.iter().enumerate().map(segment).collect::<Vec<_>>(),
-        "storage": stack::json(&explanation.storage),
+        "storage": block_stack::json(&explanation.storage),
         "advice": explanation.advice,
         "pinned_by": holders.iter().map(|h| json!({ "pid": h.pid, "name": h.name })).collect::<Vec<_>>(),
     });
-    names::add_old_keys(&mut value, &[("held_by", "pinned_by"), ("residency_asked", "residency_source")]);
+    renamed_keys::add_old_keys(&mut value, &[("held_by", "pinned_by"), ("residency_asked", "residency_source")]);
     value
 }
 
@@ -184,7 +184,7 @@ fn render(
         "{} {} of {} at {} of {name} {} {device}",
         paint.text(TextRole::Head, "one"),
         if write { "pwrite" } else { "pread" },
-        units::bytes(explanation.len),
+        format::bytes(explanation.len),
         explanation.offset,
         if write { "out of" } else { "into" },
     );
@@ -206,7 +206,7 @@ fn render(
         s,
         "\n{}\n{}",
         paint.text(TextRole::Head, "What is under it"),
-        stack::tree_text(&explanation.storage, 2)
+        block_stack::tree_text(&explanation.storage, 2)
     );
     if !explanation.advice.is_empty() {
         let _ = writeln!(s, "\n{}", paint.text(TextRole::Head, "What would make it faster"));
@@ -219,13 +219,13 @@ fn render(
 
 fn draw(s: &mut String, paint: &OutputStyle, explanation: &Explanation) {
     let columns = paint.width.saturating_sub(8).clamp(20, 160);
-    let (from, to) = (units::bytes(explanation.offset), units::bytes(explanation.offset + explanation.len));
+    let (from, to) = (format::bytes(explanation.offset), format::bytes(explanation.offset + explanation.len));
     let gap = columns.saturating_sub(from.chars().count() + to.chars().count());
     let _ = writeln!(s, "\n       {from}{:gap$}{to}", "");
-    let _ = writeln!(s, "pages  {}", strip::residency(paint, &explanation.extents, columns));
-    let _ = writeln!(s, "route  {}", strip::schedule(paint, &explanation.schedule, columns));
-    let _ = writeln!(s, "\n       {}", strip::residency_legend(paint, &explanation.extents));
-    let _ = writeln!(s, "       {}", strip::schedule_legend(paint, &explanation.schedule));
+    let _ = writeln!(s, "pages  {}", range_strip::residency(paint, &explanation.extents, columns));
+    let _ = writeln!(s, "route  {}", range_strip::schedule(paint, &explanation.schedule, columns));
+    let _ = writeln!(s, "\n       {}", range_strip::residency_legend(paint, &explanation.extents));
+    let _ = writeln!(s, "       {}", range_strip::schedule_legend(paint, &explanation.schedule));
     let _ = writeln!(
         s,
         "       {}",
@@ -251,9 +251,9 @@ fn segments(paint: &OutputStyle, explanation: &Explanation, rows: usize) -> comf
     for (i, segment) in explanation.schedule.segments.iter().enumerate().take(rows) {
         table.add_row(vec![
             Cell::new(explanation.offset + segment.offset),
-            Cell::new(units::bytes(segment.len)),
+            Cell::new(format::bytes(segment.len)),
             table::route(segment.route),
-            Cell::new(nanos(explanation, i).map_or_else(|| "-".to_owned(), units::time)),
+            Cell::new(nanos(explanation, i).map_or_else(|| "-".to_owned(), format::time)),
             Cell::new(format!("{}{}", segment.reason, segment.refused.map_or_else(String::new, note))),
         ]);
     }
@@ -270,10 +270,10 @@ fn total(s: &mut String, explanation: &Explanation) {
     let _ = writeln!(
         s,
         "predicted {} ({} GB/s), each side's start included: {} from storage, {} from the page cache. Cost model: {}",
-        units::time(p.total),
-        units::gbps(explanation.len, p.total / 1e9),
-        units::time(p.storage),
-        units::time(p.cache),
+        format::time(p.total),
+        format::gbps(explanation.len, p.total / 1e9),
+        format::time(p.storage),
+        format::time(p.cache),
         explanation.model
     );
 }

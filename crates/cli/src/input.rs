@@ -11,7 +11,7 @@ use rustix::fs::{SeekFrom, seek};
 use spinio_sys::linux::{self, FileKind};
 
 use crate::exit::{self, Exit};
-use crate::units;
+use crate::format;
 
 /// A file and a range in it.
 #[derive(Debug, Args)]
@@ -20,10 +20,10 @@ pub struct Input {
     #[arg(value_name = "FILE")]
     path: PathBuf,
     /// First byte
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = format::parse)]
     offset: u64,
     /// How many bytes [default: to the end of the file]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = format::parse)]
     length: Option<u64>,
 }
 

@@ -20,32 +20,32 @@
 #![forbid(unsafe_code)]
 #![expect(unreachable_pub, reason = "a command has no library users: `pub` here means `for other files`")]
 
+mod block_stack;
 pub mod calibrate;
+pub mod color;
 mod demo;
 pub mod device;
 mod doctor;
 pub mod exit;
 mod explain;
-mod holders;
+pub mod format;
 mod input;
 mod library;
-mod names;
-pub mod out;
-pub mod paint;
+pub mod output;
+mod pin_holders;
 mod processes;
 pub mod progress;
 pub mod random;
+mod range_strip;
 mod read;
+mod renamed_keys;
 mod run;
 pub mod scratch;
-mod stack;
 mod stat;
-mod strip;
-pub mod subject;
 pub mod table;
+pub mod test_file;
 mod top;
 mod trace;
-pub mod units;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

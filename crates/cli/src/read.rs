@@ -13,12 +13,12 @@ use clap::Args;
 use spinio_io::runtime;
 use spinio_sys::linux::{self, Advice};
 
+use crate::color::{OutputStyle, TextRole};
 use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
 use crate::input::{Input, OpenRange};
-use crate::paint::{OutputStyle, TextRole};
 use crate::progress::{Progress, Spinner};
-use crate::{out, table, units};
+use crate::{format, output, table};
 
 /// What `spinio read` takes.
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub struct Read {
     #[arg(long)]
     device: Option<DeviceName>,
     /// Bytes a read
-    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = format::parse)]
     block: u64,
     /// Compare every byte on the device with a plain pread of the file
     #[arg(long)]
@@ -107,17 +107,17 @@ fn report(read: &Read, buffer: &Buffer, done: &ReadTotals, stats: &spinio_io::st
     let mut line = |label: &str, what: String| {
         text += &format!("{} {what}\n", paint.text(TextRole::Head, &format!("{label:<8}")));
     };
-    line("file", format!("{} of {}", units::bytes(done.bytes), read.input.path().display()));
+    line("file", format!("{} of {}", format::bytes(done.bytes), read.input.path().display()));
     let device = buffer.target.allocation.device;
     line("device", format!("{}: {}", device.id(), device.describe()));
     line(
         "time",
         format!(
             "{} in {} {}: {} GB/s",
-            units::time(done.spent.as_nanos() as f64),
+            format::time(done.spent.as_nanos() as f64),
             done.reads,
             if done.reads == 1 { "read" } else { "reads" },
-            units::gbps(done.bytes, done.spent.as_secs_f64())
+            format::gbps(done.bytes, done.spent.as_secs_f64())
         ),
     );
     if !stats.rows.is_empty() {
@@ -137,5 +137,5 @@ fn report(read: &Read, buffer: &Buffer, done: &ReadTotals, stats: &spinio_io::st
             );
         }
     }
-    out::print(&text)
+    output::print(&text)
 }

@@ -6,8 +6,8 @@ use comfy_table::{
 use spinio_io::stats::{Direction, Snapshot};
 use spinio_plan::Route;
 
-use crate::paint::OutputStyle;
-use crate::units;
+use crate::color::OutputStyle;
+use crate::format;
 
 /// An empty table with this head.
 pub fn new(paint: &OutputStyle, head: &[&str]) -> Table {
@@ -70,11 +70,11 @@ pub fn of_snapshot(paint: &OutputStyle, snapshot: &Snapshot) -> Table {
     }
     let mut table = new(paint, &head);
     for line in &snapshot.rows {
-        let time = |q| line.latency.quantile(q).map_or("-".to_owned(), |nanos| units::time(nanos as f64));
+        let time = |q| line.latency.quantile(q).map_or("-".to_owned(), |nanos| format::time(nanos as f64));
         let mut row = vec![
             route(line.route),
             Cell::new(line.pieces),
-            Cell::new(units::bytes(line.bytes)),
+            Cell::new(format::bytes(line.bytes)),
             Cell::new(share(line.bytes, moved)),
             Cell::new(time(0.5)),
             Cell::new(time(0.99)),

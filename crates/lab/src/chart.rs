@@ -18,7 +18,7 @@ use anyhow::{Context, anyhow};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
-use crate::units;
+use crate::format;
 
 /// The scale of an axis.
 #[derive(Clone, Debug)]
@@ -165,7 +165,7 @@ impl Scale {
                     format!("1e{place:.0}")
                 }
             }
-            Scale::Bytes => units::bytes(place.exp2().round() as u64),
+            Scale::Bytes => format::bytes(place.exp2().round() as u64),
             Scale::Names(names) => names.get(place.round().max(0.0) as usize).cloned().unwrap_or_default(),
         }
     }

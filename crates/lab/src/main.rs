@@ -19,7 +19,7 @@ mod simulate;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use spinio_cli::{calibrate, device, exit, out, paint, progress, random, scratch, subject, table, units};
+use spinio_cli::{calibrate, color, device, exit, format, output, progress, random, scratch, table, test_file};
 
 /// The laboratory of SPIN: the paper's figures, the planners' study, charts
 #[derive(Debug, Parser)]

@@ -7,11 +7,11 @@ use serde_json::json;
 use spinio_io::model::{MeasuredRead, date};
 
 use super::measure::{self, RouteTimes, SamplingOptions};
+use crate::color::{OutputStyle, TextRole};
 use crate::device::Buffer;
 use crate::exit::{self, Exit};
-use crate::paint::{OutputStyle, TextRole};
-use crate::subject::TestFile;
-use crate::{out, table, units};
+use crate::test_file::TestFile;
+use crate::{format, output, table};
 
 /// A route fits while its measured times are within this factor of the model, on average.
 const FIT_FACTOR: f64 = 1.5;
@@ -66,8 +66,8 @@ pub fn run(
             let at: Vec<_> = ratios
                 .iter()
                 .map(|(n, bytes, ratio)| match n {
-                    1 => format!("{} {ratio:.2}", units::bytes(*bytes)),
-                    n => format!("{n} x {} {ratio:.2}", units::bytes(bytes / n)),
+                    1 => format!("{} {ratio:.2}", format::bytes(*bytes)),
+                    n => format!("{n} x {} {ratio:.2}", format::bytes(bytes / n)),
                 })
                 .collect();
             let text = mean.map_or_else(|| "closed today".to_owned(), |m| format!("{m:.2}"));
@@ -88,7 +88,7 @@ pub fn run(
         };
         s
     };
-    out::print(&text)?;
+    output::print(&text)?;
     Ok(if fits { Exit::Ok } else { Exit::Failed })
 }
 

@@ -27,13 +27,13 @@ use spinio_io::{model, runtime};
 use spinio_plan::{Calibration, Reason, Route};
 
 use self::measure::{RouteTimes, SamplingOptions};
+use crate::color::OutputStyle;
 use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::OutputStyle;
 use crate::progress::{Progress, Spinner};
 use crate::random::SplitMix64;
-use crate::subject::TestFile;
-use crate::{out, units};
+use crate::test_file::TestFile;
+use crate::{format, output};
 
 /// What `spinio calibrate` takes.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ pub struct Calibrate {
     #[arg(long, value_name = "N", default_value_t = 7)]
     runs: usize,
     /// Bytes of the scratch file; transfers of up to a half of it are measured
-    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = format::parse)]
     size: u64,
     /// Moved to `spinio-lab chart`
     #[arg(long, value_name = "FILE", hide = true)]
@@ -114,7 +114,7 @@ pub fn run(calibrate: &Calibrate) -> anyhow::Result<Exit> {
         true => format!("{:#}\n", report::json(&found, path)),
         false => report::render(&OutputStyle::stdout(), &found, path),
     };
-    out::print(&text)?;
+    output::print(&text)?;
     kept?;
     Ok(Exit::Ok)
 }

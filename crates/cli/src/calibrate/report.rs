@@ -7,8 +7,8 @@ use comfy_table::Cell;
 use serde_json::{Value, json};
 
 use super::CalibrationRun;
-use crate::paint::{OutputStyle, TextRole};
-use crate::{names, table, units};
+use crate::color::{OutputStyle, TextRole};
+use crate::{format, renamed_keys, table};
 
 /// A fit whose mean relative error is larger than this is called poor: the same factor decides whether `--check` calls
 /// a model fitting.
@@ -16,7 +16,7 @@ const POOR_FIT: f64 = 0.5;
 
 /// GB/s from a time per byte.
 fn rate(per_byte: f64) -> String {
-    units::gbps(1 << 30, per_byte * f64::from(1u32 << 30) / 1e9)
+    format::gbps(1 << 30, per_byte * f64::from(1u32 << 30) / 1e9)
 }
 
 /// For users.
@@ -37,14 +37,14 @@ pub fn render(paint: &OutputStyle, found: &CalibrationRun, stored_path: Option<&
         let percent = |error: f64| format!("{:.0} %", error * 100.0);
         table.add_row(vec![
             table::route(m.route),
-            Cell::new(units::time(one.fixed())),
-            Cell::new(units::bytes(one.cutoff())),
+            Cell::new(format::time(one.fixed())),
+            Cell::new(format::bytes(one.cutoff())),
             Cell::new(rate(one.per_byte())),
             Cell::new(format!("{:.4}", m.cost.r2)),
             Cell::new(percent(m.cost.error)),
             Cell::new(""),
-            Cell::new(units::time(many.latency)),
-            Cell::new(units::time(many.per_command)),
+            Cell::new(format::time(many.latency)),
+            Cell::new(format::time(many.per_command)),
             Cell::new(rate(many.per_byte)),
             Cell::new(format!("{:.4}", m.queue.r2)),
             Cell::new(percent(m.queue.error)),
@@ -109,7 +109,7 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
                 },
                 "points": points,
             });
-            names::add_old_keys(&mut row, &[("flight", "queue")]);
+            renamed_keys::add_old_keys(&mut row, &[("flight", "queue")]);
             row
         })
         .collect();
@@ -125,6 +125,6 @@ pub fn json(found: &CalibrationRun, stored_path: Option<&Path>) -> Value {
         "not_measured": closed,
         "stored_at": stored_path.map(|p| p.display().to_string()),
     });
-    names::add_old_keys(&mut value, &[("kept", "stored_at")]);
+    renamed_keys::add_old_keys(&mut value, &[("kept", "stored_at")]);
     value
 }

@@ -31,13 +31,13 @@ use self::program::Program;
 use self::report::{DemoRun, Report};
 use crate::device::DeviceName;
 use crate::exit::{self, Exit};
-use crate::{library, out, scratch, units};
+use crate::{format, library, output, scratch};
 
 /// What `spinio demo` takes.
 #[derive(Debug, Args)]
 pub struct Demo {
     /// Size of the file: 64M, 4G
-    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = format::parse)]
     size: u64,
     /// Make the file here (it must not exist; removed afterwards) instead of in a temporary directory
     #[arg(long, value_name = "FILE")]
@@ -80,7 +80,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         outcomes.push(stage.with_spin(&data, state, resident)?);
     }
     let report = Report { size: demo.size, path: &data.path, warning, plain_errno: refused, outcomes };
-    out::print(&report.render(&crate::paint::OutputStyle::stdout()))?;
+    output::print(&report.render(&crate::color::OutputStyle::stdout()))?;
     Ok(if report.is_equal() { Exit::Ok } else { Exit::Different })
 }
 
@@ -122,9 +122,9 @@ fn check_free_space(path: &Path, size: u64) -> anyhow::Result<()> {
         if available < size {
             bail!(
                 "No room for {} in {}: {} are free. Give --size or --path",
-                units::bytes(size),
+                format::bytes(size),
                 parent(path).display(),
-                units::bytes(available)
+                format::bytes(available)
             );
         }
     }

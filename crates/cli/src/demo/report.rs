@@ -9,8 +9,8 @@ use spinio_io::stats::Snapshot;
 
 use super::file::State;
 use super::program::ReaderOutput;
-use crate::paint::{OutputStyle, TextRole};
-use crate::{table, units};
+use crate::color::{OutputStyle, TextRole};
+use crate::{format, table};
 
 /// One run of the reader under SPIN.
 pub struct DemoRun {
@@ -67,7 +67,7 @@ impl Report<'_> {
         let mut line = |label: &str, text: &str| {
             let _ = writeln!(s, "{} {text}", paint.text(TextRole::Head, &format!("{label:<8}")));
         };
-        line("file", &format!("{} in {}", units::bytes(self.size), self.path.display()));
+        line("file", &format!("{} in {}", format::bytes(self.size), self.path.display()));
         if self.is_emulated() {
             line("device", &format!("{}: a GPU in software, since no CUDA GPU was found or asked for", self.device()));
             let note = "GB/s below are those of this software on this machine's CPU and memory, not of any GPU";
@@ -92,8 +92,8 @@ impl Report<'_> {
                 table.add_row(vec![
                     Cell::new(state),
                     table::route(line.route),
-                    Cell::new(units::bytes(line.bytes)),
-                    Cell::new(units::gbps(line.bytes, seconds)),
+                    Cell::new(format::bytes(line.bytes)),
+                    Cell::new(format::gbps(line.bytes, seconds)),
                     Cell::new(line.reason),
                 ]);
                 state = "";
@@ -101,8 +101,8 @@ impl Report<'_> {
             let whole = [
                 state.to_owned(),
                 "all".to_owned(),
-                units::bytes(outcome.answer.bytes),
-                units::gbps(outcome.answer.bytes, seconds),
+                format::bytes(outcome.answer.bytes),
+                format::gbps(outcome.answer.bytes, seconds),
             ];
             if outcome.snapshot.rows.len() != 1 {
                 table.add_row(whole);
@@ -156,7 +156,7 @@ impl Report<'_> {
                 note(format!("{name}: the library left no counters, so routes and reasons are unknown"));
             }
         }
-        let first: Vec<String> = self.outcomes.iter().map(|o| units::time(o.answer.first_call * 1e9)).collect();
+        let first: Vec<String> = self.outcomes.iter().map(|o| format::time(o.answer.first_call * 1e9)).collect();
         let _ = writeln!(
             s,
             "  GB/s: the bytes of a row over the time of the whole run; rows of one state run concurrently and add up.\n  \

@@ -25,9 +25,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::color::{OutputStyle, TextRole};
 use crate::exit::Exit;
-use crate::out;
-use crate::paint::{OutputStyle, TextRole};
+use crate::output;
 use crate::progress::Spinner;
 
 /// What `spinio doctor` takes.
@@ -129,7 +129,7 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),
         false => render(&OutputStyle::stdout(), &facts),
     };
-    out::print(&text)?;
+    output::print(&text)?;
     Ok(if facts.iter().any(|f| f.state == State::Broken) { Exit::Missing } else { Exit::Ok })
 }
 

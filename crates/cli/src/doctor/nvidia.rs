@@ -7,7 +7,7 @@ use std::path::Path;
 use spinio_sys::cuda::{Driver, attribute};
 
 use super::{Fact, State, text_of};
-use crate::units;
+use crate::format;
 
 const GROUP: &str = "NVIDIA";
 
@@ -80,7 +80,7 @@ fn gpu(facts: &mut Vec<Fact>, driver: &Driver, ordinal: i32) {
     let title = driver.device_name(device).unwrap_or_else(|_| "a GPU".to_owned());
     let (memory, pci) = (driver.device_memory(device).unwrap_or(0), driver.device_pci(device).unwrap_or_default());
     let pci = pci.to_lowercase();
-    facts.push(Fact::new(GROUP, &name, State::Found, format!("{title}, {}, {pci}", units::bytes(memory))));
+    facts.push(Fact::new(GROUP, &name, State::Found, format!("{title}, {}, {pci}", format::bytes(memory))));
     let can = |which| driver.device_attribute(device, which).unwrap_or(0) != 0;
 
     let what = format!("{name} registers pages");
@@ -107,8 +107,8 @@ fn bar(name: &str, pci: &str, memory: u64) -> Fact {
     let window = largest_window(&resource);
     let size = match window {
         0 => "its size is unknown".to_owned(),
-        n if n >= memory => format!("{}, all of its memory", units::bytes(n)),
-        n => format!("{} of {}", units::bytes(n), units::bytes(memory)),
+        n if n >= memory => format!("{}, all of its memory", format::bytes(n)),
+        n => format!("{} of {}", format::bytes(n), format::bytes(memory)),
     };
     Fact::new(GROUP, name, State::Absent, format!("{size}; not mapped, so no store and no p2p route into this GPU"))
         .because("SPIN has no p2p route into CUDA memory; `P2PDMA` shows whether the driver could offer one")

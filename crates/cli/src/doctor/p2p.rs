@@ -12,7 +12,7 @@ use std::path::Path;
 use spinio_device::p2pmem::{self, Provider};
 
 use super::{Fact, State, text_of};
-use crate::units;
+use crate::format;
 
 const GROUP: &str = "Peer-to-peer";
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -71,7 +71,7 @@ fn kernel_config() -> Option<String> {
 }
 
 fn memory(p: &Provider) -> Fact {
-    let size = format!("{}, {} free", units::bytes(p.size), units::bytes(p.available));
+    let size = format!("{}, {} free", format::bytes(p.size), format::bytes(p.available));
     let allocate = Path::new(DEVICES).join(&p.address).join("p2pmem/allocate");
     if !p.published {
         return Fact::new(GROUP, &p.address, State::Limited, format!("{size}, but not published")).because(

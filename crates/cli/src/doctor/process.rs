@@ -3,7 +3,7 @@
 use rustix::process::{Resource, getrlimit};
 
 use super::{Fact, State, text_of};
-use crate::units;
+use crate::format;
 
 const GROUP: &str = "Process and machine";
 
@@ -49,12 +49,12 @@ fn memlock() -> Fact {
     let name = "RLIMIT_MEMLOCK";
     match getrlimit(Resource::Memlock).current {
         None => Fact::new(GROUP, name, State::Found, "unlimited"),
-        Some(n) if n >= 64 << 20 => Fact::new(GROUP, name, State::Found, units::bytes(n)),
+        Some(n) if n >= 64 << 20 => Fact::new(GROUP, name, State::Found, format::bytes(n)),
         Some(n) if memlock_is_unlimited() => {
-            Fact::new(GROUP, name, State::Found, format!("{}, but CAP_IPC_LOCK may lock more", units::bytes(n)))
+            Fact::new(GROUP, name, State::Found, format!("{}, but CAP_IPC_LOCK may lock more", format::bytes(n)))
         }
         Some(n) => {
-            let detail = format!("{}: little memory may be locked", units::bytes(n));
+            let detail = format!("{}: little memory may be locked", format::bytes(n));
             Fact::new(GROUP, name, State::Limited, detail).cure("ulimit -l unlimited; LimitMEMLOCK= in a systemd unit")
         }
     }

@@ -8,7 +8,7 @@ use spinio_io::runtime;
 use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
 
 use super::{Fact, State};
-use crate::{input, stack, units};
+use crate::{block_stack, format, input};
 
 const GROUP: &str = "Storage";
 
@@ -26,21 +26,21 @@ fn facts(path: &Path, under: &BlockStack) -> Vec<Fact> {
         let what = format!("{} on {}", path.display(), under.file_system);
         let fact = Fact::new(GROUP, "disks", State::Absent, what)
             .because("the kernel names no block device for this file system: it lives in memory, comes by network, or hides it")
-            .with_picture(under.to_string(), stack::json(under));
+            .with_picture(under.to_string(), block_stack::json(under));
         return vec![fact];
     };
     let mut facts = vec![
         Fact::new(GROUP, "disks", State::Found, path.display().to_string())
-            .with_picture(under.to_string(), stack::json(under)),
+            .with_picture(under.to_string(), block_stack::json(under)),
     ];
     facts.push(match under.stripe() {
-        Some(_) => Fact::new(GROUP, "stripes", State::Found, stack::stripes(under)),
+        Some(_) => Fact::new(GROUP, "stripes", State::Found, block_stack::stripes(under)),
         None => Fact::new(GROUP, "stripes", State::Absent, "none: no array deals out chunks"),
     });
     facts.push(match under.read_ahead() {
         0 => Fact::new(GROUP, "read-ahead", State::Limited, "off: small sequential reads wait for storage each time")
             .cure(format!("blockdev --setra 256 /dev/{}", top.name)),
-        bytes => Fact::new(GROUP, "read-ahead", State::Found, format!("window of {}", units::bytes(bytes))),
+        bytes => Fact::new(GROUP, "read-ahead", State::Found, format!("window of {}", format::bytes(bytes))),
     });
     let p2p = P2pHint::from_stack(under);
     facts.push(match &p2p {

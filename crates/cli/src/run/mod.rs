@@ -25,10 +25,10 @@ use clap::Args;
 use spinio_io::settings;
 use spinio_io::stats::{Direction, Snapshot};
 
+use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
-use crate::paint::{OutputStyle, TextRole};
 use crate::stat::report;
-use crate::{library, table, units};
+use crate::{format, library, table};
 
 /// What `spinio run` takes.
 #[derive(Debug, Args)]
@@ -256,9 +256,9 @@ fn summary(paint: &OutputStyle, snapshot: Option<&Snapshot>) -> String {
                     (_, Direction::Batch) => "es",
                     _ => "s",
                 },
-                units::bytes(c.bytes),
-                units::time(c.nanos as f64),
-                units::gbps(c.bytes, c.nanos as f64 / 1e9),
+                format::bytes(c.bytes),
+                format::time(c.nanos as f64),
+                format::gbps(c.bytes, c.nanos as f64 / 1e9),
             );
         }
     }

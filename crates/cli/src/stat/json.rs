@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
 
-use crate::names;
 use crate::processes::CounterFile;
+use crate::renamed_keys;
 
 /// One process.
 pub fn of(counters: &CounterFile) -> Value {
@@ -30,7 +30,7 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
                 "nanoseconds": l.nanos,
                 "latency_ns": latency(&l.latency),
             });
-            names::add_reason(&mut row, l.reason);
+            renamed_keys::add_reason(&mut row, l.reason);
             row
         })
         .collect();
@@ -39,19 +39,19 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         .iter()
         .map(|r| {
             let mut row = json!({"why": r.reason.text(), "times": r.count, "bytes": r.bytes});
-            names::add_reason(&mut row, r.reason);
+            renamed_keys::add_reason(&mut row, r.reason);
             row
         })
         .collect();
     let pages: serde_json::Map<_, _> =
-        names::RESIDENCIES.iter().map(|(r, name)| ((*name).to_owned(), s.pages(*r).into())).collect();
+        renamed_keys::RESIDENCIES.iter().map(|(r, name)| ((*name).to_owned(), s.pages(*r).into())).collect();
     let mut gauges = json!({});
     for g in Gauge::ALL {
         let (now, max) = s.gauge(g);
         gauges[g.key()] = json!({"now": now, "max": max});
-        names::add_old_keys(&mut gauges[g.key()], &[("most", "max")]);
-        if let Some(old) = names::gauge_old(g) {
-            names::add_old_keys(&mut gauges, &[(old, g.key())]);
+        renamed_keys::add_old_keys(&mut gauges[g.key()], &[("most", "max")]);
+        if let Some(old) = renamed_keys::gauge_old(g) {
+            renamed_keys::add_old_keys(&mut gauges, &[(old, g.key())]);
         }
     }
     let mut value = json!({
@@ -67,7 +67,7 @@ pub fn of_snapshot(path: &Path, s: &Snapshot, seconds: Option<f64>) -> Value {
         "gauges": gauges,
         "overflow": s.overflow,
     });
-    names::add_old_keys(&mut value, &[("unplaced", "overflow")]);
+    renamed_keys::add_old_keys(&mut value, &[("unplaced", "overflow")]);
     value
 }
 

@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 
+use crate::color::OutputStyle;
 use crate::exit::{self, Exit};
-use crate::out;
-use crate::paint::OutputStyle;
+use crate::output;
 use crate::processes::{self, CounterFile, ProcessList};
 
 /// What `spinio stat` takes.
@@ -76,7 +76,7 @@ pub fn run(stat: &Stat) -> anyhow::Result<Exit> {
     }
     match stat.watch {
         None => {
-            out::print(&once(stat)?)?;
+            output::print(&once(stat)?)?;
             Ok(Exit::Ok)
         }
         Some(every) => watch(stat, every),
@@ -142,7 +142,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
                     json::line(&list)?
                 }
             };
-            out::print(&if clear_screen && !stat.json { format!("\x1b[H\x1b[J{text}") } else { text })?;
+            output::print(&if clear_screen && !stat.json { format!("\x1b[H\x1b[J{text}") } else { text })?;
         }
         earlier = Some((now, current));
         std::thread::sleep(every);
@@ -158,7 +158,7 @@ fn export(stat: &Stat) -> anyhow::Result<Exit> {
         prometheus::text(found.processes.into_iter().map(|c| c.snapshot).collect()).context("Cannot encode the metrics")
     };
     match stat.listen {
-        None => out::print(&page(stat)?)?,
+        None => output::print(&page(stat)?)?,
         // A selected process that has ended gives an empty page and does not end the exporter.
         Some(address) => {
             listen::serve(address, &|| page(stat).or_else(|_| prometheus::text(Vec::new()).map_err(Into::into)))

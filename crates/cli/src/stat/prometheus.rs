@@ -15,7 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use spinio_io::stats::{Direction, Gauge, Histogram, Snapshot};
 
-use crate::names;
+use crate::renamed_keys;
 
 /// The page.
 pub fn text(snapshots: Vec<Snapshot>) -> Result<String, fmt::Error> {
@@ -153,7 +153,7 @@ impl Collector for Processes {
             vec![
                 ("direction", l.direction.name().to_owned()),
                 ("route", l.route.name().to_owned()),
-                ("reason", names::reason(l.reason)),
+                ("reason", renamed_keys::reason(l.reason)),
             ]
         };
         self.metric(
@@ -172,24 +172,24 @@ impl Collector for Processes {
             s.rows.iter().map(|l| (labels_of(l), l.nanos, l.latency.clone())).collect()
         })?;
         let refused = |s: &Snapshot| {
-            s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.count)).collect::<Vec<_>>()
+            s.refusals.iter().map(|r| (vec![("reason", renamed_keys::reason(r.reason))], r.count)).collect::<Vec<_>>()
         };
         let (name, help) = ("spinio_fast_route_refused_total", "Segments for which a faster route was refused");
         self.renamed(e, (name, help), "spinio_refused_total", MetricType::Counter, refused)?;
         let refused = |s: &Snapshot| {
-            s.refusals.iter().map(|r| (vec![("reason", names::reason(r.reason))], r.bytes)).collect::<Vec<_>>()
+            s.refusals.iter().map(|r| (vec![("reason", renamed_keys::reason(r.reason))], r.bytes)).collect::<Vec<_>>()
         };
         let (name, help) = ("spinio_fast_route_refused_bytes_total", "Bytes for which a faster route was refused");
         self.renamed(e, (name, help), "spinio_refused_bytes_total", MetricType::Counter, refused)?;
         let surveyed = |s: &Snapshot| {
-            names::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into()
+            renamed_keys::RESIDENCIES.map(|(r, name)| (vec![("residency", name.to_owned())], s.pages(r))).into()
         };
         let (name, help) = ("spinio_pages_surveyed_total", "Pages of 4 KiB whose residency was queried");
         self.renamed(e, (name, help), "spinio_pages_seen_total", MetricType::Counter, surveyed)?;
         for g in Gauge::ALL {
             let (name, help) = (format!("spinio_{}", g.key()), format!("{}, now", g.name()));
             let now = |s: &Snapshot| vec![(Vec::new(), s.gauge(g).0)];
-            match names::gauge_old(g) {
+            match renamed_keys::gauge_old(g) {
                 Some(old) => {
                     self.renamed(e, (&name, &help), &format!("spinio_{old}"), MetricType::Gauge, now)?;
                 }

@@ -3,10 +3,10 @@
 use comfy_table::{Cell, Table};
 use spinio_io::stats::{Calls, Direction, Gauge, Histogram, Snapshot};
 
-use crate::names::RESIDENCIES;
-use crate::paint::{OutputStyle, TextRole};
+use crate::color::{OutputStyle, TextRole};
 use crate::processes::ProcessList;
-use crate::{table, units};
+use crate::renamed_keys::RESIDENCIES;
+use crate::{format, table};
 
 /// Everything about one process. `seconds`: the interval of the counters; with it rates are printed.
 pub fn of_process(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> String {
@@ -48,12 +48,12 @@ fn process_title(s: &Snapshot) -> String {
 }
 
 fn interval_text(seconds: f64) -> String {
-    format!(", the last {}", units::time(seconds * 1e9))
+    format!(", the last {}", format::time(seconds * 1e9))
 }
 
 /// `1.2 us`; `-` for nothing.
 pub fn quantile(latency: &Histogram, q: f64) -> String {
-    latency.quantile(q).map_or("-".to_owned(), |nanos| units::time(nanos as f64))
+    latency.quantile(q).map_or("-".to_owned(), |nanos| format::time(nanos as f64))
 }
 
 fn calls(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> Table {
@@ -68,8 +68,8 @@ fn calls(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> Table {
             Cell::new(direction.name()),
             Cell::new(c.calls),
             Cell::new(c.failed),
-            Cell::new(units::bytes(c.bytes)),
-            Cell::new(units::gbps(c.bytes, seconds.unwrap_or(c.nanos as f64 / 1e9))),
+            Cell::new(format::bytes(c.bytes)),
+            Cell::new(format::gbps(c.bytes, seconds.unwrap_or(c.nanos as f64 / 1e9))),
             Cell::new(quantile(&c.latency, 0.5)),
             Cell::new(quantile(&c.latency, 0.9)),
             Cell::new(quantile(&c.latency, 0.99)),
@@ -83,7 +83,7 @@ fn calls(paint: &OutputStyle, s: &Snapshot, seconds: Option<f64>) -> Table {
 fn refused(paint: &OutputStyle, s: &Snapshot) -> Table {
     let mut table = table::new(paint, &["refused", "bytes", "a faster route, because"]);
     for r in &s.refusals {
-        table.add_row(vec![Cell::new(r.count), Cell::new(units::bytes(r.bytes)), Cell::new(r.reason)]);
+        table.add_row(vec![Cell::new(r.count), Cell::new(format::bytes(r.bytes)), Cell::new(r.reason)]);
     }
     table::align_columns(&mut table, &[0, 1]);
     table
@@ -97,7 +97,7 @@ fn gauges_text(s: &Snapshot) -> Option<String> {
         .map(|g| {
             let (now, most) = s.gauge(g);
             let show = |n: u64| match g {
-                Gauge::Pinned | Gauge::BounceBytes | Gauge::PinnedFileBytes => units::bytes(n),
+                Gauge::Pinned | Gauge::BounceBytes | Gauge::PinnedFileBytes => format::bytes(n),
                 Gauge::CachedFileStates | Gauge::PinnedFiles | Gauge::ReadaheadPages => n.to_string(),
             };
             let most = if most > now { format!(" (most {})", show(most)) } else { String::new() };
@@ -124,10 +124,10 @@ pub fn of_all(paint: &OutputStyle, found: &ProcessList) -> String {
                 Cell::new(s.read.calls),
                 Cell::new(s.write.calls),
                 Cell::new(s.batch.calls),
-                Cell::new(units::bytes(total(s))),
+                Cell::new(format::bytes(total(s))),
                 Cell::new(quantile(&latency, 0.5)),
                 Cell::new(quantile(&latency, 0.99)),
-                Cell::new(units::bytes(s.gauge(Gauge::BounceBytes).0)),
+                Cell::new(format::bytes(s.gauge(Gauge::BounceBytes).0)),
                 Cell::new(&s.process.name),
             ]);
         }
@@ -152,10 +152,10 @@ pub fn of_rates(paint: &OutputStyle, mut snapshots: Vec<Snapshot>, seconds: f64)
         table.add_row(vec![
             Cell::new(s.process.pid),
             Cell::new(format!("{:.0}", calls as f64 / seconds)),
-            Cell::new(units::gbps(total(s), seconds)),
+            Cell::new(format::gbps(total(s), seconds)),
             Cell::new(quantile(&latency, 0.5)),
             Cell::new(quantile(&latency, 0.99)),
-            Cell::new(units::bytes(s.gauge(Gauge::BounceBytes).0)),
+            Cell::new(format::bytes(s.gauge(Gauge::BounceBytes).0)),
             Cell::new(&s.process.name),
         ]);
     }

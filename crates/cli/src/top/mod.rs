@@ -23,10 +23,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::model::Model;
+use crate::color::OutputStyle;
 use crate::exit::Exit;
-use crate::paint::OutputStyle;
 use crate::stat::{report, seconds};
-use crate::{out, processes};
+use crate::{output, processes};
 
 /// What `spinio top` takes.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub struct Top {
 pub fn run(top: &Top) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         eprintln!("spinio: no terminal to draw on; this is what `spinio stat` prints");
-        out::print(&report::of_all(&OutputStyle::stdout(), &processes::list()))?;
+        output::print(&report::of_all(&OutputStyle::stdout(), &processes::list()))?;
         return Ok(Exit::Ok);
     }
     restore_when_killed();

@@ -18,9 +18,9 @@ use spinio_io::stats::{Direction, Gauge};
 use spinio_plan::Route;
 
 use super::model::{Model, Row};
-use crate::names::RESIDENCIES;
+use crate::format;
+use crate::renamed_keys::RESIDENCIES;
 use crate::stat::report::{all, quantile, total};
-use crate::units;
 
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, model: &Model, colour: bool) {
@@ -49,7 +49,7 @@ fn headline(model: &Model) -> Line<'static> {
     let bytes: f64 = model.rows.iter().map(|r| total(&r.delta) as f64 / r.seconds).sum();
     let n = model.rows.len();
     let mut text =
-        format!("{n} {}  {} GB/s", if n == 1 { "process" } else { "processes" }, units::gbps(bytes as u64, 1.0));
+        format!("{n} {}  {} GB/s", if n == 1 { "process" } else { "processes" }, format::gbps(bytes as u64, 1.0));
     if model.other_versions > 0 {
         text += &format!("  {} of another version", model.other_versions);
     }
@@ -70,11 +70,11 @@ fn processes(model: &Model) -> Table<'static> {
         TableRow::new([
             r.total.process.pid.to_string(),
             format!("{:.0}", r.calls()),
-            units::gbps(total(&r.delta), r.seconds),
+            format::gbps(total(&r.delta), r.seconds),
             quantile(&latency, 0.5),
             quantile(&latency, 0.99),
-            units::bytes(r.total.gauge(Gauge::BounceBytes).0),
-            units::bytes(r.total.gauge(Gauge::Pinned).0),
+            format::bytes(r.total.gauge(Gauge::BounceBytes).0),
+            format::bytes(r.total.gauge(Gauge::Pinned).0),
             r.total.process.name.clone(),
         ])
     });
@@ -97,7 +97,7 @@ fn routes(frame: &mut Frame<'_>, area: Rect, row: &Row, colour: bool) {
     for (route, area) in used.iter().zip(areas.iter()) {
         let history = &row.history[*route as usize];
         let now = history.back().copied().unwrap_or(0);
-        let block = Block::bordered().title(format!("{route} {} GB/s", units::gbps(now, 1.0)));
+        let block = Block::bordered().title(format!("{route} {} GB/s", format::gbps(now, 1.0)));
         let columns = usize::from(block.inner(*area).width);
         let shown: Vec<u64> = history.iter().skip(history.len().saturating_sub(columns)).copied().collect();
         let mut line = Sparkline::default().block(block).data(&shown).max(most);
@@ -135,13 +135,13 @@ fn details(row: &Row) -> Paragraph<'static> {
                 if now.calls > 0 { "" } else { "  (since it began)" },
             )));
             let failed = if ever.failed > 0 { format!(", {} failed", ever.failed) } else { String::new() };
-            lines.push(Line::from(format!("       {} calls, {}{failed}", ever.calls, units::bytes(ever.bytes))));
+            lines.push(Line::from(format!("       {} calls, {}{failed}", ever.calls, format::bytes(ever.bytes))));
         }
     }
     let memory = [Gauge::BounceBytes, Gauge::Pinned, Gauge::PinnedFileBytes];
     let memory = memory.iter().filter(|g| s.gauge(**g).1 > 0).map(|g| {
         let (now, max) = s.gauge(*g);
-        format!("{} {} (most {})", g.name(), units::bytes(now), units::bytes(max))
+        format!("{} {} (most {})", g.name(), format::bytes(now), format::bytes(max))
     });
     lines.extend(memory.map(Line::from));
     let pages: Vec<String> = RESIDENCIES

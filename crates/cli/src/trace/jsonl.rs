@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use spinio_plan::Reason;
 
 use super::gather::CompleteRequest;
-use crate::names;
+use crate::renamed_keys;
 
 /// The line.
 pub fn line(whole: &CompleteRequest) -> anyhow::Result<String> {
@@ -60,7 +60,7 @@ pub fn line(whole: &CompleteRequest) -> anyhow::Result<String> {
 }
 
 fn segment(reason: Reason, mut value: Value) -> Value {
-    names::add_reason(&mut value, reason);
+    renamed_keys::add_reason(&mut value, reason);
     value
 }
 

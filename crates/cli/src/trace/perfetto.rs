@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use spinio_io::stats::trace::Piece;
 
 use super::gather::CompleteRequest;
-use crate::{names, units};
+use crate::{format, renamed_keys};
 
 /// Rows that are no threads have IDs from here on, above those of threads.
 const ROWS: u64 = 1 << 24;
@@ -62,11 +62,11 @@ pub fn write(out: &mut impl Write, all: &[CompleteRequest], programs: &HashMap<u
             "request": p.request, "direction": whole.request.direction.name(), "why": p.reason.text(),
             "offset": p.offset, "bytes": p.bytes, "thread": p.tid,
         });
-        names::add_reason(&mut args, p.reason);
+        renamed_keys::add_reason(&mut args, p.reason);
         event(
             out,
             json!({
-                "ph": "X", "cat": "segment", "name": format!("{} {}", p.route.name(), units::bytes(p.bytes)),
+                "ph": "X", "cat": "segment", "name": format!("{} {}", p.route.name(), format::bytes(p.bytes)),
                 "pid": p.pid, "tid": row.tid, "ts": micros(p.start), "dur": micros(p.duration),
                 "args": args,
             }),
@@ -86,14 +86,14 @@ fn named(pid: u32, tid: u64, name: &str) -> Value {
 
 fn request(whole: &CompleteRequest, row: u64) -> Value {
     let r = &whole.request;
-    let name = format!("{} {}", r.direction.name(), units::bytes(r.len));
+    let name = format!("{} {}", r.direction.name(), format::bytes(r.len));
     let mut args = json!({
         "request": r.id, "path": r.path, "fd": r.fd, "device": r.device, "offset": r.offset, "length": r.len,
         "bytes": r.result.ok(), "errno": r.result.err(),
     });
     if let Some((route, reason)) = r.route_reason {
         args["route"] = route.name().into();
-        names::add_reason(&mut args, reason);
+        renamed_keys::add_reason(&mut args, reason);
     }
     json!({
         "ph": "X", "cat": "request", "name": name, "pid": r.pid, "tid": row,

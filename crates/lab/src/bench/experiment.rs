@@ -201,7 +201,7 @@ impl Experiment {
         match self.kind {
             Kind::Blocks => blocks
                 .iter()
-                .map(|&block| setting(crate::units::bytes(block), block as f64, block, 0.0, Load::None))
+                .map(|&block| setting(crate::format::bytes(block), block as f64, block, 0.0, Load::None))
                 .collect(),
             Kind::Shares => (0..=10)
                 .map(|i| setting(format!("{} %", i * 10), f64::from(i) * 10.0, 512, f64::from(i) / 10.0, Load::None))

@@ -15,7 +15,7 @@ use super::experiment::{Pattern, Setting};
 use super::method::{Method, Reader};
 use crate::device::DeviceName;
 use crate::random::SplitMix64;
-use crate::subject::TestFile;
+use crate::test_file::TestFile;
 
 /// How a setting is measured.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use anyhow::Context;
 use spinio_io::{on_close, runtime};
 
 use crate::device::{Buffer, DeviceName};
-use crate::subject::TestFile;
+use crate::test_file::TestFile;
 
 /// One of the five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -37,12 +37,12 @@ use self::experiment::{EXPERIMENTS, Experiment, Setting};
 use self::load::Stress;
 use self::measure::{RunOptions, Runs};
 use self::method::{Method, Reader};
+use crate::color::{OutputStyle, TextRole};
 use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Progress;
-use crate::subject::TestFile;
-use crate::{out, scratch, units};
+use crate::test_file::TestFile;
+use crate::{format, output, scratch};
 
 /// What `spinio-lab bench` takes.
 #[derive(Debug, Args)]
@@ -66,10 +66,10 @@ pub struct Bench {
     #[arg(long, value_name = "N", default_value_t = 11)]
     runs: usize,
     /// Bytes of each thread's file [default: of each experiment, see --list]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = format::parse)]
     size: Option<u64>,
     /// Block sizes, where they vary [default: 512 B to 8 MiB by factors of 4]
-    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = format::parse)]
     blocks: Vec<u64>,
     /// Methods: pread+copy, pread+copy+D, P2P, pread+GPU, SPIN [default: all of the experiment]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = Method::parse)]
@@ -115,7 +115,7 @@ struct ExperimentResult {
 /// Runs it.
 pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
     if bench.list {
-        out::print(&list(&OutputStyle::stdout()))?;
+        output::print(&list(&OutputStyle::stdout()))?;
         return Ok(Exit::Ok);
     }
     let wanted = selected_experiments(&bench.names)?;
@@ -134,14 +134,14 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         let outcome = run_experiment(bench, experiment, device)?;
         match bench.json {
             true => all.push(report::json(&outcome)),
-            false => out::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
+            false => output::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
         }
         if let Some(folder) = &bench.out {
             write(folder, &outcome)?;
         }
     }
     if bench.json {
-        out::print(&format!("{:#}\n", Value::Array(all)))?;
+        output::print(&format!("{:#}\n", Value::Array(all)))?;
     }
     Ok(Exit::Ok)
 }
@@ -153,7 +153,7 @@ fn list(paint: &OutputStyle) -> String {
             "{} {}; files of {}\n",
             paint.text(TextRole::Head, &format!("{:<7}", e.name)),
             e.title,
-            units::bytes(e.size)
+            format::bytes(e.size)
         );
         s += &format!("        the paper: {}\n", e.claim);
     }
@@ -211,7 +211,7 @@ fn run_experiment(
     };
     let largest = outcome.settings.iter().map(|s| s.block).max().unwrap_or(0);
     if size < largest {
-        return Err(exit::error(Exit::Usage, format!("--size is below the largest block, {}", units::bytes(largest))));
+        return Err(exit::error(Exit::Usage, format!("--size is below the largest block, {}", format::bytes(largest))));
     }
     let files = open_files(&path, size, threads)?;
     measure_all(bench, &mut outcome, &files, device, &path)?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ExperimentResult;
 use super::method::Method;
 use crate::chart::{Axis, Chart, Point, Scale, Series};
-use crate::paint::{OutputStyle, TextRole};
+use crate::color::{OutputStyle, TextRole};
 use crate::table;
 
 /// GB/s, three digits.
@@ -31,7 +31,7 @@ pub fn render(paint: &OutputStyle, o: &ExperimentResult) -> String {
         o.device,
         o.storage,
         o.file_system,
-        crate::units::bytes(o.size),
+        crate::format::bytes(o.size),
         o.threads,
         if o.threads == 1 { "thread" } else { "threads" },
         o.runs

@@ -28,12 +28,12 @@ use spinio_plan::{Cost, Model, QueueCost, Route};
 use self::study::{BatchStrategy, Plan, SHARES, Study};
 use self::vectors::{PAGE, Pattern};
 use crate::chart::{Axis, Chart, Point, Scale, Series};
+use crate::color::{OutputStyle, TextRole};
 use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
-use crate::paint::{OutputStyle, TextRole};
 use crate::progress::Progress;
-use crate::subject::TestFile;
-use crate::{out, table, units};
+use crate::test_file::TestFile;
+use crate::{format, output, table};
 
 /// The source of the costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -53,7 +53,7 @@ pub struct Simulate {
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     vectors: u64,
     /// Bytes of each
-    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = units::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = format::parse)]
     size: u64,
     /// How resident pages lie
     #[arg(long, value_enum, default_value_t = Pattern::Runs)]
@@ -169,7 +169,7 @@ pub fn run(simulate: &Simulate) -> anyhow::Result<Exit> {
         true => format!("{:#}\n", json_of(&plan, &study)),
         false => render(&OutputStyle::stdout(), &plan, &study, &whose, simulate.is_papers()),
     };
-    out::print(&text)?;
+    output::print(&text)?;
     if let Some(path) = &simulate.svg {
         chart(&plan, &study).write(path)?;
     }
@@ -206,7 +206,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
         let all: Vec<_> = rows.iter().map(row).collect();
         let report =
             json!({ "cache": found.cache.name(), "storage": found.storage.name(), "paper_error": 0.016, "rows": all });
-        out::print(&format!("{report:#}\n"))?;
+        output::print(&format!("{report:#}\n"))?;
         return Ok(Exit::Ok);
     }
     let paint = OutputStyle::stdout();
@@ -228,7 +228,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
         "{} simulated and real transfers of {}, {} and {} one after another\nfrom     {}, {}\nto       {}\n\n{}\n\n\
          error: mean of |simulated / real - 1|, by measured times as in the paper, which has 1.6 %\n",
         paint.text(TextRole::Head, "compared"),
-        units::bytes(simulate.size),
+        format::bytes(simulate.size),
         found.cache,
         found.storage,
         place.storage,
@@ -236,7 +236,7 @@ fn compare(simulate: &Simulate, path: &Path) -> anyhow::Result<Exit> {
         place.device,
         table::text(&table)
     );
-    out::print(&text)?;
+    output::print(&text)?;
     Ok(Exit::Ok)
 }
 
@@ -268,7 +268,7 @@ fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_paper
         "{} {} vectors of {}: {}",
         paint.text(TextRole::Head, "simulated"),
         study.vectors,
-        units::bytes(plan.pages * PAGE),
+        format::bytes(plan.pages * PAGE),
         plan.pattern.describe()
     );
     let _ = writeln!(s, "{} {whose}; seed {}\n", paint.text(TextRole::Head, "times of "), plan.seed);
@@ -285,11 +285,11 @@ fn render(paint: &OutputStyle, plan: &Plan, study: &Study, whose: &str, is_paper
             Cell::new(strategy.name()),
             Cell::new(percent(serial.nearness / n)),
             Cell::new(percent(serial.worst)),
-            Cell::new(units::time(serial.nanos / n)),
+            Cell::new(format::time(serial.nanos / n)),
             Cell::new(papers),
             Cell::new(percent(concurrent.nearness / n)),
             Cell::new(percent(concurrent.worst)),
-            Cell::new(units::time(concurrent.nanos / n)),
+            Cell::new(format::time(concurrent.nanos / n)),
         ]);
     }
     table::align_columns(&mut table, &[1, 2, 3, 4, 5, 6, 7]);
@@ -342,7 +342,7 @@ fn chart(plan: &Plan, study: &Study) -> Chart {
     let mut all = series("", &study.by_share, &[0, 1, 2]);
     all.extend(series(" (concurrent measure)", &study.by_share_concurrent, &[3, 4]));
     Chart {
-        title: format!("{} random vectors of {}", study.vectors, units::bytes(plan.pages * PAGE)),
+        title: format!("{} random vectors of {}", study.vectors, format::bytes(plan.pages * PAGE)),
         x: Axis { label: "resident pages, %".into(), scale: Scale::Linear },
         y: Axis { label: "of the optimum, %".into(), scale: Scale::Linear },
         series: all,

@@ -25,7 +25,7 @@ use crate::calibrate::measure_route;
 use crate::device::Buffer;
 use crate::progress::Progress;
 use crate::random::SplitMix64;
-use crate::subject::TestFile;
+use crate::test_file::TestFile;
 
 /// Strategies whose schedules differ.
 pub const STRATEGIES: [BatchStrategy; 3] =

@@ -10,8 +10,8 @@
 
 use spinio_plan::{Extent, Residency, Route, Schedule};
 
-use crate::paint::{OutputStyle, TextRole};
-use crate::{table, units};
+use crate::color::{OutputStyle, TextRole};
+use crate::{format, table};
 
 /// A residency's character, its word in the legend.
 fn glyph(residency: Residency) -> (char, &'static str) {
@@ -118,7 +118,7 @@ pub fn residency_legend(paint: &OutputStyle, extents: &[Extent]) -> String {
         if bytes > 0 {
             let (c, word) = glyph(residency);
             let c = paint.text(TextRole::Pages(residency), &c.to_string());
-            parts.push(format!("{c} {word} {} ({})", units::bytes(bytes), table::share(bytes, total)));
+            parts.push(format!("{c} {word} {} ({})", format::bytes(bytes), table::share(bytes, total)));
         }
     }
     if parts.len() > 1 {
@@ -135,7 +135,7 @@ pub fn schedule_legend(paint: &OutputStyle, schedule: &Schedule) -> String {
         let bytes: u64 = schedule.segments.iter().filter(|s| s.route == route).map(|s| s.len).sum();
         if bytes > 0 {
             let c = paint.text(TextRole::Route(route), &letter(route).to_string());
-            parts.push(format!("{c} {route} {} ({})", units::bytes(bytes), table::share(bytes, total)));
+            parts.push(format!("{c} {route} {} ({})", format::bytes(bytes), table::share(bytes, total)));
         }
     }
     parts.join("   ")

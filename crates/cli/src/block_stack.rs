@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
 
-use crate::units;
+use crate::format;
 
 /// The tree, indented, and its consequences.
 pub fn tree_text(stack: &BlockStack, indent: usize) -> String {
@@ -20,9 +20,9 @@ pub fn stripes(stack: &BlockStack) -> String {
     match stack.stripe() {
         None => "no stripes".to_owned(),
         Some(s) => {
-            let width = units::bytes(s.width());
+            let width = format::bytes(s.width());
             let why = if s.parity > 0 { ": writes of whole ones need no reads" } else { "" };
-            format!("stripes of {width}, {} chunks of {}{why}", s.data, units::bytes(s.chunk))
+            format!("stripes of {width}, {} chunks of {}{why}", s.data, format::bytes(s.chunk))
         }
     }
 }
