@@ -1,7 +1,7 @@
 //! Calls of spinio.h and nvmmu.h in any order, with addresses, lengths and descriptors that no correct program passes.
 //!
-//! Checks: no crash; a call that returns a count has transferred exactly these bytes from the file to the memory, or from
-//! the memory to the file; a call with memory that was freed, or never allocated, returns EFAULT.
+//! Checks: no crash; a call that returns a count has transferred exactly these bytes from the file to the memory, or
+//! from the memory to the file; a call with memory that was freed, or never allocated, returns EFAULT.
 #![no_main]
 
 mod batches;
@@ -64,8 +64,8 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok(op) = Op::arbitrary(&mut input) else { break };
         // A batch in flight may change any memory.
         let memory_unchanged = state.pending_batches.is_empty();
-        // SAFETY: every address is device memory of ours, freed, or null, which the library must distinguish. Host memory
-        // is only passed with its true length.
+        // SAFETY: every address is device memory of ours, freed, or null, which the library must distinguish. Host
+        // memory is only passed with its true length.
         unsafe {
             match op {
                 Op::Alloc { size, flags, device } => {

@@ -187,8 +187,8 @@ fn reused_stream_id_is_harmless() {
     device.redirect(old, new);
     let late = up(3, old);
     kernel.finish();
-    // The late one takes over the buffers of the upload before it in the old stream. The new stream may be first: then they
-    // are in use, and the upload fails; or the old one, and it succeeds.
+    // The late one takes over the buffers of the upload before it in the old stream. The new stream may be first: then
+    // they are in use, and the upload fails; or the old one, and it succeeds.
     let late = with_deadline("the streams", || {
         assert!(others.iter().all(|m| m.wait() == Ok(1 << 20)));
         late.wait()

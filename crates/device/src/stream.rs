@@ -16,8 +16,8 @@ type Result<T> = core::result::Result<T, DeviceError>;
 pub enum AppStream {
     /// The default stream, or the one that the thread chose.
     Named(StreamId),
-    /// An internal stream: the program captures a graph, and work on its own stream would break that. Nothing can be ordered
-    /// after the program's work, and the caller must wait before it returns.
+    /// An internal stream: the program captures a graph, and work on its own stream would break that. Nothing can be
+    /// ordered after the program's work, and the caller must wait before it returns.
     Capturing(StreamId),
 }
 
@@ -76,8 +76,8 @@ impl Drop for FenceGuard {
     }
 }
 
-/// The stream that copies go to, and so their order with the program's work. An internal one is released when dropped, idle
-/// or not.
+/// The stream that copies go to, and so their order with the program's work. An internal one is released when dropped,
+/// idle or not.
 #[derive(Debug)]
 #[must_use]
 pub struct StreamOrder {

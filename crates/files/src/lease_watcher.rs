@@ -1,10 +1,10 @@
 //! A thread that leases report their breaks to.
 //!
-//! It has the shadow table, where the leases are, and all signals blocked: it fetches the signal that reports a break, so
-//! no handler of the program runs. It exists while there is a [`LeaseWatch`].
+//! It has the shadow table, where the leases are, and all signals blocked: it fetches the signal that reports a break,
+//! so no handler of the program runs. It exists while there is a [`LeaseWatch`].
 //!
-//! Write leases and pinned files have a watcher each. That of write leases waits for writes that rely on a lease; a process
-//! that opens a pinned file must not wait for those.
+//! Write leases and pinned files have a watcher each. That of write leases waits for writes that rely on a lease; a
+//! process that opens a pinned file must not wait for those.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -16,15 +16,15 @@ use spinio_sys::linux;
 /// The longest validity of a lease that is never broken by force: it is verified again after an hour.
 const MAX_LEASE_SECONDS: u64 = 3600;
 
-/// Milliseconds after which the watcher polls while there are leases: a seccomp filter may refuse the signal that wakes it,
-/// and may be installed at any time.
+/// Milliseconds after which the watcher polls while there are leases: a seccomp filter may refuse the signal that wakes
+/// it, and may be installed at any time.
 const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.
 const POLL_MS_NO_SIGNAL: u64 = 10;
 
-/// Until when a lease that exists now excludes writers, in nanoseconds since boot: computed before the lease is checked,
-/// with a margin of a fifth.
+/// Until when a lease that exists now excludes writers, in nanoseconds since boot: computed before the lease is
+/// checked, with a margin of a fifth.
 pub fn lease_valid_until(break_time: Option<u64>) -> u64 {
     let seconds = break_time.unwrap_or(MAX_LEASE_SECONDS).min(MAX_LEASE_SECONDS);
     linux::boottime_ns() + seconds * 800_000_000

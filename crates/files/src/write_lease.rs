@@ -7,9 +7,9 @@
 //!      └─ waits until the write is over, releases the lease: open() returns; from then on with_lease returns None
 //! ```
 //!
-//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems that
-//! support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that takes long
-//! within `with_lease` checks again before each step ([`WriteLease::check`]).
+//! Linux grants such a lease only on the sole open file description of a file, to its owner or root, on file systems
+//! that support leases. If a lease is not released in time, Linux breaks it by force and reports nothing. So work that
+//! takes long within `with_lease` checks again before each step ([`WriteLease::check`]).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

@@ -244,9 +244,9 @@ pub struct LinuxSyscalls;
 
 impl Syscalls for LinuxSyscalls {}
 
-/// Reads `len` bytes at `offset`, in as many calls as it takes; the bytes read, and the error that ended it. Fewer bytes
-/// without an error: the end of the file. After a call that ends inside a block of `unit` bytes it stops: with O_DIRECT the
-/// next call would be misaligned.
+/// Reads `len` bytes at `offset`, in as many calls as it takes; the bytes read, and the error that ended it. Fewer
+/// bytes without an error: the end of the file. After a call that ends inside a block of `unit` bytes it stops: with
+/// O_DIRECT the next call would be misaligned.
 ///
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write, or be an address that it may refuse.

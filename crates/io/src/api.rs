@@ -1,5 +1,5 @@
-//! The runtime: one a process, made at the first device request. Every function of it that programs, hooks and languages
-//! call is in this file; what they do is in the modules that have the names of the work.
+//! The runtime: one a process, made at the first device request. Every function of it that programs, hooks and
+//! languages call is in this file; what they do is in the modules that have the names of the work.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -77,8 +77,8 @@ pub fn runtime() -> &'static Runtime {
     }
 }
 
-/// The program is about to close or replace `fd`: closes what is kept for its file, so that the file system can be unmounted
-/// and a deleted file's space is free. Costs one load while nothing is kept.
+/// The program is about to close or replace `fd`: closes what is kept for its file, so that the file system can be
+/// unmounted and a deleted file's space is free. Costs one load while nothing is kept.
 pub fn on_close(fd: Fd) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     if let Ok(stat) = runtime.sys().fstat(fd) {
@@ -105,8 +105,8 @@ pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
     }
 }
 
-/// As [`on_close`], for descriptors that are closed as a range. Pinned files end with the descriptor that they were pinned
-/// by; all other state of files is dropped, since it comes back with the next request.
+/// As [`on_close`], for descriptors that are closed as a range. Pinned files end with the descriptor that they were
+/// pinned by; all other state of files is dropped, since it comes back with the next request.
 pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     runtime.pinned.on_close_range(first, last);
@@ -220,9 +220,9 @@ impl Runtime {
         self.reader.read(fd, at, to, len)
     }
 
-    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets that
-    /// far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the stream has to
-    /// move.
+    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets
+    /// that far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the
+    /// stream has to move.
     pub fn read_async(&self, fd: Fd, at: u64, to: Target, len: usize, stream: StreamId) -> Result<usize> {
         self.reader.read_async(fd, at, to, len, stream)
     }
@@ -237,8 +237,8 @@ impl Runtime {
         release_offset(self.sys(), fd, unused);
     }
 
-    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says nothing
-    /// (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says
+    /// nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         self.reader.fills_buffers(fd)
     }
@@ -284,8 +284,8 @@ impl Runtime {
         self.writer.write_ranges(file, ranges, route)
     }
 
-    /// As [`Runtime::write_ranges`], each range only if `may` says so on the shadow worker just before it. Returns the indexes
-    /// of the ranges that were not written because of that.
+    /// As [`Runtime::write_ranges`], each range only if `may` says so on the shadow worker just before it. Returns the
+    /// indexes of the ranges that were not written because of that.
     pub fn write_ranges_while(
         &self,
         file: &ShadowFile,
@@ -296,8 +296,8 @@ impl Runtime {
         self.writer.write_ranges_while(file, ranges, route, may)
     }
 
-    /// Queues a `pwrite` of device memory on a stream. `result` is set when the stream has got there: the bytes written, or a
-    /// negative errno. What is queued after it sees both.
+    /// Queues a `pwrite` of device memory on a stream. `result` is set when the stream has got there: the bytes
+    /// written, or a negative errno. What is queued after it sees both.
     ///
     /// # Safety
     /// `result` must be null, or stay until it is set.
@@ -314,7 +314,8 @@ impl Runtime {
         unsafe { self.writer.write_async(fd, at, from, len, stream, result) }
     }
 
-    /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of `fd`.
+    /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of
+    /// `fd`.
     pub fn explain_write(&self, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation> {
         self.writer.explain_write(fd, offset, len, buffer)
     }
@@ -346,8 +347,9 @@ impl Runtime {
 
 /// Pinned files.
 impl Runtime {
-    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other at its first read), and
-    /// stay so until [`Runtime::unpin_file`], or until a process opens it for writing. A file may be pinned more than once.
+    /// Pins the file of a descriptor: its pages are registered with `device` now (with any other at its first read),
+    /// and stay so until [`Runtime::unpin_file`], or until a process opens it for writing. A file may be pinned more
+    /// than once.
     pub fn pin_file(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), PinError> {
         let done = self.pinned.pin(fd, device);
         self.update_gauges();
@@ -372,8 +374,8 @@ impl Runtime {
         self.pinned.pinned_bytes()
     }
 
-    /// Maps a range of a pinned file for a device; pins the file if it was not, for as long as the runtime lives or until a
-    /// process waits to write it.
+    /// Maps a range of a pinned file for a device; pins the file if it was not, for as long as the runtime lives or
+    /// until a process waits to write it.
     pub fn map(
         &self,
         fd: Fd,
@@ -419,8 +421,8 @@ impl Runtime {
         self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
     }
 
-    /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device without
-    /// host functions they are there when this returns.
+    /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device
+    /// without host functions they are there when this returns.
     pub fn read_on_stream(
         &self,
         file: &Arc<ShadowFile>,

@@ -59,8 +59,8 @@ pub(crate) fn cache_route(abilities: Capabilities) -> Route {
     if abilities.has_dma_engine { Route::Copy } else { Route::Store }
 }
 
-/// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream; `None` if it has to
-/// be looked into.
+/// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream; `None` if it
+/// has to be looked into.
 #[inline]
 pub(crate) fn unsurveyed(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Option<Reason> {
     if len <= SMALL_REQUEST_MAX {
@@ -87,7 +87,8 @@ pub(crate) struct ByDescriptor {
     pub(crate) single_call: bool,
 }
 
-/// Whether only the descriptor of the program can make a read. `flags`: its status flags. `at`: `None` for its own offset.
+/// Whether only the descriptor of the program can make a read. `flags`: its status flags. `at`: `None` for its own
+/// offset.
 pub(crate) fn by_descriptor(stat: &Stat, flags: i32, at: Option<u64>) -> Option<ByDescriptor> {
     const S_IFMT: u32 = 0o170_000;
     const S_IFCHR: u32 = 0o020_000;
@@ -158,8 +159,8 @@ pub(crate) fn p2p_possible(ctx: &Reader, file: &FileState, buffer: &Buffer, offs
     }
 }
 
-/// Up to which length the kernel's read-ahead serves the requests of this sequential stream best; `None` if the request is
-/// no part of one, or too long. `follows`: it begins where the last one of this descriptor ended.
+/// Up to which length the kernel's read-ahead serves the requests of this sequential stream best; `None` if the request
+/// is no part of one, or too long. `follows`: it begins where the last one of this descriptor ended.
 pub(crate) fn readahead_limit(
     ctx: &Reader,
     file: &Arc<FileState>,
@@ -177,8 +178,8 @@ pub(crate) fn readahead_limit(
     })
 }
 
-/// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages may be
-/// registered for it.
+/// What a request may use, and why not more. `p2p`: whether storage may DMA into its buffer; `dma`: whether pages may
+/// be registered for it.
 pub(crate) fn constraints(
     ctx: &Reader,
     file: &FileState,

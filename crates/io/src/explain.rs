@@ -1,8 +1,8 @@
 //! What a read would do, without doing it: the decision of decide.rs, printed.
 //!
-//! Known flaws: whether writers of a pinned file are still excluded shows only when its pages are used, so the file counts as
-//! pinned here. A read may assume from former reads that a file is cached, and survey only what turns out absent; here all
-//! of the range is surveyed.
+//! Known flaws: whether writers of a pinned file are still excluded shows only when its pages are used, so the file
+//! counts as pinned here. A read may assume from former reads that a file is cached, and survey only what turns out
+//! absent; here all of the range is surveyed.
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@
 //! - If the break time is lowered while a lease is being broken, that time can be shorter than it was at the check.
 //! - Before Linux 6.13 the time of a change is known to some milliseconds: an attribute that was set, cleared and set
 //!   again within these, with a write of the same length between, is not detected.
-//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a mapping shows old bytes,
-//!   and is revoked as soon as inotify has reported it (`unpinner.rs`), or never where the user may have no more
+//! - `open` with O_RDONLY and O_TRUNC breaks no lease (Linux). Reads see the new length at once; a mapping shows old
+//!   bytes, and is revoked as soon as inotify has reported it (`unpinner.rs`), or never where the user may have no more
 //!   inotify instances.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The same tests once more, as an ordinary user.
 //!
-//! Root may query anything about any file; most users may not. A test program that calls [`rerun_as_nobody`] in one of its
-//! tests runs all its other tests again in a child without privileges.
+//! Root may query anything about any file; most users may not. A test program that calls [`rerun_as_nobody`] in one of
+//! its tests runs all its other tests again in a child without privileges.
 
 #![expect(unsafe_code, reason = "C calls of tests")]
 

@@ -6,9 +6,9 @@
 //!                            child: └── has the file open ── exec      still open here
 //! ```
 //!
-//! A child has every descriptor of its parent until it calls exec. So a file that a test has closed may still be open for as
-//! long as another test of the process takes to start a program. A test that needs exclusive access to a file waits for that
-//! first; a refusal afterwards is a defect.
+//! A child has every descriptor of its parent until it calls exec. So a file that a test has closed may still be open
+//! for as long as another test of the process takes to start a program. A test that needs exclusive access to a file
+//! waits for that first; a refusal afterwards is a defect.
 
 #![cfg_attr(test, expect(unsafe_code, reason = "C calls of tests"))]
 

@@ -2,8 +2,8 @@
 //!
 //! It reports allocations as its own, so a request made with them uses it for all calls.
 //!
-//! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and no work of that context
-//! runs any more.
+//! A wait that fails lets the copies end first: a driver that cannot wait has lost its context, and no work of that
+//! context runs any more.
 
 #![expect(unsafe_code, reason = "C calls of tests")]
 

@@ -140,8 +140,8 @@ pub fn cached_pages(file: &File) -> Option<u64> {
     spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).ok().map(|c| c.cached)
 }
 
-/// Pages that no test drops. While they are cached, the machine does not evict pages by itself, for lack of memory or on
-/// request of another process.
+/// Pages that no test drops. While they are cached, the machine does not evict pages by itself, for lack of memory or
+/// on request of another process.
 #[derive(Debug)]
 pub struct EvictionDetector(File);
 

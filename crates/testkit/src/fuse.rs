@@ -4,12 +4,12 @@
 //!   test ── read ──> Linux: fuse ── request ──> /dev/fuse ──> serve(): a file is a vector
 //! ```
 //!
-//! A read of a file whose name begins with `hang` is never answered. The server ends when a file named `end` is looked up:
-//! then the kernel fails the requests that wait for it.
+//! A read of a file whose name begins with `hang` is never answered. The server ends when a file named `end` is looked
+//! up: then the kernel fails the requests that wait for it.
 //!
-//! A separate process, because a server in the process that it serves can wait for itself. It implements just enough of the
-//! protocol (version 7.31) to create, read, write, truncate and remove files in one directory; other requests are answered
-//! with ENOSYS, as the protocol requires. It ends when the file system is unmounted, or with the test.
+//! A separate process, because a server in the process that it serves can wait for itself. It implements just enough of
+//! the protocol (version 7.31) to create, read, write, truncate and remove files in one directory; other requests are
+//! answered with ENOSYS, as the protocol requires. It ends when the file system is unmounted, or with the test.
 
 #![expect(unsafe_code, reason = "C calls of tests")]
 
@@ -234,8 +234,8 @@ impl Files {
         Ok(self.attribute(Words::default().u64s(&[self.attributes_valid(id), 0]), id)?.0)
     }
 
-    /// Seconds for which the kernel may answer `fstat` by itself. Of files that hang it asks each time, as it does of most
-    /// servers after a second: then `fstat` fails once the server has ended.
+    /// Seconds for which the kernel may answer `fstat` by itself. Of files that hang it asks each time, as it does of
+    /// most servers after a second: then `fstat` fails once the server has ended.
     fn attributes_valid(&self, id: u64) -> u64 {
         if self.hanging.contains(&id) { 0 } else { FOREVER }
     }

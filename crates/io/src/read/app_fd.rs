@@ -1,5 +1,5 @@
-//! Reads that only the program's own descriptor can make: of pipes and sockets (blocking.rs), of files that cannot be reopened,
-//! and in processes without workers. Buffer by buffer through bounce buffers, on the caller's thread.
+//! Reads that only the program's own descriptor can make: of pipes and sockets (blocking.rs), of files that cannot be
+//! reopened, and in processes without workers. Buffer by buffer through bounce buffers, on the caller's thread.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 

@@ -6,8 +6,8 @@
 //!        more           ──> copied on the program's stream, and waited for
 //! ```
 //!
-//! Nothing that other reads need is in use while the kernel waits (wait_buffer.rs). The copy is ordered after what the program
-//! has queued by the time the bytes are there, as if it read into host memory and called `cudaMemcpy`.
+//! Nothing that other reads need is in use while the kernel waits (wait_buffer.rs). The copy is ordered after what the
+//! program has queued by the time the bytes are there, as if it read into host memory and called `cudaMemcpy`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -75,7 +75,8 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
 }
 
 impl AppFdRead {
-    /// Reads into memory of this read alone, and copies what came. At least one call of the kernel; the bytes delivered.
+    /// Reads into memory of this read alone, and copies what came. At least one call of the kernel; the bytes
+    /// delivered.
     pub(super) fn blocking(&self, ctx: &Reader) -> Result<usize, Error> {
         let device = self.to.allocation.device;
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
@@ -91,7 +92,8 @@ impl AppFdRead {
                 Ok(got) => got,
                 Err(e) => break Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64)),
             };
-            // Another thread may have closed the descriptor since the last piece, and opened another file as the same number.
+            // Another thread may have closed the descriptor since the last piece, and opened another file as the same
+            // number.
             if got == 0 || (done > 0 && (self.file_id(ctx) != file || !number.is_unchanged())) {
                 break Ok(());
             }

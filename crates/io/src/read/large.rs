@@ -29,7 +29,8 @@ use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 
-/// A `pread` or `read` of more than [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the allocation.
+/// A `pread` or `read` of more than [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the
+/// allocation.
 pub(crate) fn read(
     ctx: &Arc<Reader>,
     span: &RequestSpan,
@@ -181,8 +182,8 @@ fn read_at(
     Ok(got as usize + if number.is_still(ctx.files.sys(), file.key()) { more } else { 0 })
 }
 
-/// Whether storage of this file may DMA into this buffer for this request. `capturing`: the stream of the program is, so that
-/// nothing can be ordered after what it has queued.
+/// Whether storage of this file may DMA into this buffer for this request. `capturing`: the stream of the program is,
+/// so that nothing can be ordered after what it has queued.
 pub(crate) fn check_p2p(
     ctx: &Arc<Reader>,
     file: &Arc<FileState>,
@@ -220,8 +221,8 @@ fn check_direct_alignment(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> 
     if unit == 0 || unit > 4096 || (offset | len as u64).is_multiple_of(unit) {
         return Ok(());
     }
-    // The memory is aligned, so that what the kernel refuses is the range. A file system that reports larger blocks than
-    // its reads need (XFS with reflinks: 4096, reads take 512) refuses nothing.
+    // The memory is aligned, so that what the kernel refuses is the range. A file system that reports larger blocks
+    // than its reads need (XFS with reflinks: 4096, reads take 512) refuses nothing.
     let mut bytes = AlignedBuf::zeroed(unit as usize);
     let tail = match len as u64 % unit {
         0 => unit,

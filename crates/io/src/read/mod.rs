@@ -84,9 +84,9 @@ impl Reader {
         read(self, fd, at, to, len)
     }
 
-    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets that
-    /// far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the stream has to
-    /// move.
+    /// Reads the file now and queues the copies on a stream; returns the bytes that will be there once the stream gets
+    /// that far. Waits only for bounce buffers of stream-ordered requests, and up to twice the limit: beyond it the
+    /// stream has to move.
     pub fn read_async(self: &Arc<Self>, fd: Fd, at: u64, to: Target, len: usize, stream: StreamId) -> Result<usize> {
         let len = len.min(usize::try_from(to.allocation.bytes_left(to.addr)).unwrap_or(usize::MAX));
         if to.allocation.device.is_capturing(stream) {
@@ -122,8 +122,8 @@ impl Reader {
         app_fd_calls::release_offset(self.files.sys(), fd, unused);
     }
 
-    /// Whether storage of this file may DMA into this buffer for this request. `captured`: the stream of the program is, so
-    /// that nothing can be ordered after what it has queued.
+    /// Whether storage of this file may DMA into this buffer for this request. `captured`: the stream of the program
+    /// is, so that nothing can be ordered after what it has queued.
     pub fn p2p(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -135,8 +135,8 @@ impl Reader {
         large::check_p2p(self, file, to, offset, len, captured)
     }
 
-    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says nothing
-    /// (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says
+    /// nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         const KIND: u32 = 0o170_000;
         const CHARACTERS: u32 = 0o020_000;

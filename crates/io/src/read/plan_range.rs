@@ -143,8 +143,8 @@ fn pages_to_fetch(
     if number.is_still(request.sys(), request.file.key()) { pages } else { Vec::new() }
 }
 
-/// Checks a range that is assumed to be cached at a few places. Through the program's descriptor too: if the assumption is
-/// wrong, the kernel begins the read-ahead that a host read would have begun.
+/// Checks a range that is assumed to be cached at a few places. Through the program's descriptor too: if the assumption
+/// is wrong, the kernel begins the read-ahead that a host read would have begun.
 fn spot_check(request: &ReadParams, fd: Fd, offset: u64, len: u64) -> bool {
     let (sys, at, interval) = (request.sys(), request.offset + offset, 2 << 20);
     if request.file.residency_access == ResidencyAccess::NotPermitted {

@@ -5,18 +5,18 @@
 //!                                      │ caller, piece by piece            │ copy workers, a chunk each
 //! ```
 //!
-//! Before pages can be registered, the kernel has to put each of them into the page tables of the mapping. Where the page
-//! cache holds the file in large folios that is nothing, 1 to 4 ns a page. In folios of one page each it costs as much as
-//! registering: 80 to 200 ns. A file gets such folios when it is read at random, and even when it is read in sequence while
-//! one page in a hundred is there already. One thread at a time can register (the driver's lock); several can fill page
-//! tables. So the caller measures how long the first pieces take, and if that is long, copy workers fill page tables ahead
-//! of it, and only the driver's part is left to the caller.
+//! Before pages can be registered, the kernel has to put each of them into the page tables of the mapping. Where the
+//! page cache holds the file in large folios that is nothing, 1 to 4 ns a page. In folios of one page each it costs as
+//! much as registering: 80 to 200 ns. A file gets such folios when it is read at random, and even when it is read in
+//! sequence while one page in a hundred is there already. One thread at a time can register (the driver's lock);
+//! several can fill page tables. So the caller measures how long the first pieces take, and if that is long, copy
+//! workers fill page tables ahead of it, and only the driver's part is left to the caller.
 //!
-//! It is advice. A chunk that no worker has filled is filled by the caller, as is one that a worker is filling; one whose
-//! file was truncated meanwhile stays empty, and registering it fails as it would have.
+//! It is advice. A chunk that no worker has filled is filled by the caller, as is one that a worker is filling; one
+//! whose file was truncated meanwhile stays empty, and registering it fails as it would have.
 //!
-//! Known flaw: where two segments meet within a chunk, filling the first marks the second as filled too; the driver then
-//! fills it, under its lock.
+//! Known flaw: where two segments meet within a chunk, filling the first marks the second as filled too; the driver
+//! then fills it, under its lock.
 
 use std::collections::VecDeque;
 use std::ops::Range;

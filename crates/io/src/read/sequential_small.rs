@@ -1,4 +1,5 @@
-//! Reads of a sequential stream that storage serves, up to the read-ahead window: one system call, one copy, and wait for it.
+//! Reads of a sequential stream that storage serves, up to the read-ahead window: one system call, one copy, and wait
+//! for it.
 //!
 //! ```text
 //!   pread(program's descriptor) ──> bounce buffer ──> copied ──> arrived ──> return
@@ -6,10 +7,10 @@
 //!        └─ the kernel reads ahead:  ──[ read ]──[ in flight ]──[ requested when the reader gets here ]──>
 //! ```
 //!
-//! The disk is the slowest part, and the kernel requests the next window when the reader comes to the last one. All that a
-//! large read does besides (size, residency, plan, sharing the work) would delay the reader. So such a read is made as a
-//! small one is: through the program's own descriptor, whatever that refers to by now, with nothing to validate. That the
-//! stream is cold is a hint (files/src/sequential.rs), which a check every 512 KiB renews.
+//! The disk is the slowest part, and the kernel requests the next window when the reader comes to the last one. All
+//! that a large read does besides (size, residency, plan, sharing the work) would delay the reader. So such a read is
+//! made as a small one is: through the program's own descriptor, whatever that refers to by now, with nothing to
+//! validate. That the stream is cold is a hint (files/src/sequential.rs), which a check every 512 KiB renews.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -25,8 +26,8 @@ use spinio_device::Target;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
-/// A `read` or `pread` of a cold stream, at most a bounce buffer, all of it inside the allocation; `None` if it may wait
-/// without bound.
+/// A `read` or `pread` of a cold stream, at most a bounce buffer, all of it inside the allocation; `None` if it may
+/// wait without bound.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Option<Result<usize, Error>> {
     // The hint is about the number: by now it may be that of a socket, which makes its reader wait.
     if at.is_none() && blocking::descriptor_may_wait(ctx, fd) {

@@ -4,12 +4,13 @@
 //!   pread(program's descriptor) ──> slice of this processor's bounce buffer ──> copy queued ──> return
 //! ```
 //!
-//! The program's own descriptor is read, so its offset, locks, read-ahead and errors are those of the kernel. Nothing is kept
-//! about the file but a hint (files/src/sequential.rs), and nothing needs validating. When the call returns, the bytes are
-//! in the bounce buffer and their copy is queued (CUDA's rule for pageable memory); they are not in the device yet.
+//! The program's own descriptor is read, so its offset, locks, read-ahead and errors are those of the kernel. Nothing
+//! is kept about the file but a hint (files/src/sequential.rs), and nothing needs validating. When the call returns,
+//! the bytes are in the bounce buffer and their copy is queued (CUDA's rule for pageable memory); they are not in the
+//! device yet.
 //!
-//! A slice keeps its buffer from being used again, so files that may wait without bound (a pipe, a socket) are read into
-//! other memory first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
+//! A slice keeps its buffer from being used again, so files that may wait without bound (a pipe, a socket) are read
+//! into other memory first (blocking.rs). Positioned reads cannot be of those: the kernel refuses them with ESPIPE.
 //!
 //! Known flaw: a positioned read of a character device that makes its reader wait keeps its slice meanwhile.
 
@@ -27,7 +28,8 @@ use spinio_device::Target;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
-/// A `read` or `pread` of at most [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the allocation.
+/// A `read` or `pread` of at most [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the
+/// allocation.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = ctx.files.stats();
     let span = stats.begin_small(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);

@@ -6,17 +6,17 @@
 //!                                 └ a signal handler leaves by longjmp: still marked as in use by that thread
 //! ```
 //!
-//! A peer decides how long such a read waits, so it must hold nothing that other reads need: neither a block of the staging
-//! ring nor a queue of the device. Its bytes go to ordinary memory, one buffer a waiting read.
+//! A peer decides how long such a read waits, so it must hold nothing that other reads need: neither a bounce
+//! buffer nor a stream of the device. Its bytes go to ordinary memory, one buffer a waiting read.
 //!
-//! A handler that leaves the read by `longjmp` leaves the buffer marked. The next such read of the same thread takes it: a
-//! frame at the same stack address or below the present one is gone. A handler that reads itself runs below the read that it
-//! has interrupted, or on another stack (`sigaltstack`), and so gets a buffer of its own. Buffers of threads that have ended
-//! are freed when a new one is made. So jumps cost a thread one buffer for each call depth at most, and a program its idle
-//! ones.
+//! A handler that leaves the read by `longjmp` leaves the buffer marked. The next such read of the same thread takes
+//! it: a frame at the same stack address or below the present one is gone. A handler that reads itself runs below the
+//! read that it has interrupted, or on another stack (`sigaltstack`), and so gets a buffer of its own. Buffers of
+//! threads that have ended are freed when a new one is made. So jumps cost a thread one buffer for each call depth at
+//! most, and a program its idle ones.
 //!
-//! Known flaw: a signal handler that switches to another user-level stack (`swapcontext`) in the middle of such a read, and
-//! reads from a stream there, at a higher address, gets the same buffer.
+//! Known flaw: a signal handler that switches to another user-level stack (`swapcontext`) in the middle of such a read,
+//! and reads from a pipe there, at a higher address, gets the same buffer.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 

@@ -232,8 +232,8 @@ impl StreamRead {
         let sys = self.file.files().ctx.sys;
         let (address, len) = (self.addresses[chunk % self.addresses.len()], self.chunk_len(chunk));
         let range = (self.at + (chunk * BUFFER_SIZE) as u64, len);
-        // SAFETY: the buffer belongs to this upload until its last host function, and no copy from it is queued that may
-        // run before this chunk counts as filled.
+        // SAFETY: the buffer belongs to this upload until its last host function, and no copy from it is queued that
+        // may run before this chunk counts as filled.
         let (filled, error) = unsafe { pread_full(sys, Route::Copy, self.file.fd(), address as *mut u8, range, 1) };
         // SAFETY: as above.
         unsafe { core::ptr::write_bytes((address + filled) as *mut u8, 0, len - filled) };

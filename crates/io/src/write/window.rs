@@ -1,5 +1,5 @@
-//! The chunks of a long write that are in flight: one, which the caller writes while the next is copied; or up to six, through
-//! the program's own O_DIRECT descriptor, so that storage never waits for the next one.
+//! The chunks of a long write that are in flight: one, which the caller writes while the next is copied; or up to six,
+//! through the program's own O_DIRECT descriptor, so that storage never waits for the next one.
 //!
 //! ```text
 //!   caller    copy 0 │ copy 1 │ ... │ copy 5 │ wait for 0 │ copy 6 │ wait for 1 │ copy 7 ...
@@ -73,8 +73,8 @@ pub(super) struct Writers<'a> {
 }
 
 impl Writers<'_> {
-    /// Waits for the close: state that ends with the last descriptor (locks, for example) must end when the program closes
-    /// its own.
+    /// Waits for the close: state that ends with the last descriptor (locks, for example) must end when the program
+    /// closes its own.
     pub(super) fn close(self, dev: u64) {
         if self.shadow_fd.is_some() {
             drop(self.shadow_fd);
@@ -180,8 +180,9 @@ impl WriteRequest<'_> {
         Some(Writers { pool: workers, fd: self.fd, file: Some(file), shadow_fd: None })
     }
 
-    /// Writes the range, gathered chunk by chunk; the length of the contiguous prefix that was written. Without `writers` the caller writes, and the
-    /// only chunk in flight is the one that it writes while the next one is copied.
+    /// Writes the range, gathered chunk by chunk; the length of the contiguous prefix that was written. Without
+    /// `writers` the caller writes, and the only chunk in flight is the one that it writes while the next one is
+    /// copied.
     pub(super) fn write_window(
         &self,
         writers: Option<&Writers<'_>>,

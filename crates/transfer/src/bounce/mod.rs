@@ -71,8 +71,8 @@ pub struct BounceBuffer {
 pub enum Policy {
     /// Any, while the pool is within its limit.
     WithinLimit,
-    /// The same, but first one that was in use a moment ago: it may still be in the processor's cache, and storage writes
-    /// there faster.
+    /// The same, but first one that was in use a moment ago: it may still be in the processor's cache, and storage
+    /// writes there faster.
     CacheWarm,
     /// A new one if there is none, up to twice the limit: for requests that wait for a stream of the program.
     UpToTwiceLimit,

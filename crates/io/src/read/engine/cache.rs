@@ -57,9 +57,9 @@ impl Engine<'_> {
         (got, ReadEnd::Full)
     }
 
-    /// The same; `None` if the bytes may be those of another file, because the program replaced the descriptor during its
-    /// own read. The kernel would have finished a read with the first file. A piece is read again where the descriptor
-    /// refers to the right file again.
+    /// The same; `None` if the bytes may be those of another file, because the program replaced the descriptor during
+    /// its own read. The kernel would have finished a read with the first file. A piece is read again where the
+    /// descriptor refers to the right file again.
     fn read_verified(&self, piece: Piece, into: *mut u8) -> Option<(usize, ReadEnd)> {
         let (sys, key) = (self.request.sys(), self.request.file.key());
         for _ in 0..TRIES {
@@ -75,8 +75,8 @@ impl Engine<'_> {
         None
     }
 
-    /// The descriptor was replaced: reads the piece from the right file through a shadow descriptor, unless that has failed
-    /// already.
+    /// The descriptor was replaced: reads the piece from the right file through a shadow descriptor, unless that has
+    /// failed already.
     fn fd_replaced(&mut self, piece: Piece) {
         // Else the two routes would take turns for ever where storage fails, or its server is gone.
         let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::Fallback;

@@ -6,11 +6,11 @@
 //!             direct, p2p   storage.rs    ┘
 //! ```
 //!
-//! [`Engine`] is what a thread has while it works on a request: its streams on the device, and what is in flight there. An
-//! engine starts a transfer and returns; `drain` waits for the device. A byte is reported only after it has arrived.
+//! [`Engine`] is what a thread has while it works on a request: its streams on the device, and what is in flight there.
+//! An engine starts a transfer and returns; `drain` waits for the device. A byte is reported only after it has arrived.
 //!
-//! Engines know the request's parameters and nothing of its queues. To add one: a file here, its route in `move_piece`, and
-//! its conditions in `decide.rs`.
+//! Engines know the request's parameters and nothing of its queues. To add one: a file here, its route in `move_piece`,
+//! and its conditions in `decide.rs`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
@@ -115,8 +115,8 @@ impl<'a> Engine<'a> {
         Ok(self.streams[which].insert(stream).id())
     }
 
-    /// Queues the copy of `len` bytes of a filled buffer, from `skip` on, to the start of a piece. Releases the buffer in
-    /// any case.
+    /// Queues the copy of `len` bytes of a filled buffer, from `skip` on, to the start of a piece. Releases the buffer
+    /// in any case.
     fn copy_to_device(&mut self, piece: Piece, buffer: BounceBuffer, skip: usize, len: usize) -> Result<(), Error> {
         let staging = &self.request.staging;
         if len == 0 {

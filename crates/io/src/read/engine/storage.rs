@@ -8,7 +8,8 @@
 //! `direct` reads the aligned range around its piece, so it takes any offset and length.
 //! `p2p` has nowhere to put the surplus, so the planner cuts edges off first.
 //!
-//! A read that comes back short, or fails, is finished through the page cache: there the result is that of a plain `pread`.
+//! A read that comes back short, or fails, is finished through the page cache: there the result is that of a plain
+//! `pread`.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 

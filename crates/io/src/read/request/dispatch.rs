@@ -39,8 +39,8 @@ impl ReadRequest {
         }
     }
 
-    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed on
-    /// when the workers have left: they write into memory of the program, through its descriptors.
+    /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed
+    /// on when the workers have left: they write into memory of the program, through its descriptors.
     pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
         let incomplete = self.bytes_left.load(Acquire) > 0;
@@ -115,8 +115,8 @@ impl ReadRequest {
             if has_work() {
                 return false;
             }
-            // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is found
-            // by the next look at the queues.
+            // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is
+            // found by the next look at the queues.
             drop(completion);
             if self.is_cancelled() && lock(&self.queues).has_pending() {
                 return false;

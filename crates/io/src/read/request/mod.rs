@@ -16,14 +16,15 @@
 //!
 //! This file holds the state and applies outcomes; it calls no engine and wakes no worker. dispatch.rs runs the loops.
 //!
-//! A piece that fails on its route goes back as a segment of a safer one, so the caller gets the result of a plain `pread`.
-//! The count returned is the unbroken prefix: bytes after a gap are not reported.
+//! A piece that fails on its route goes back as a segment of a safer one, so the caller gets the result of a plain
+//! `pread`. The count returned is the unbroken prefix: bytes after a gap are not reported.
 //!
-//! After a panic of the caller or a worker no thread begins anything more, and the call ends when the workers have left.
+//! After a panic of the caller or a worker no thread begins anything more, and the call ends when the workers have
+//! left.
 //!
-//! Known flaw: when the file is truncated while it is read, bytes past the new end may have reached the device already; a
-//! host read, which goes front to back, would have stopped before them. docs/semantics.md says so. A buffer that a thread
-//! had when it panicked is lost to the pool.
+//! Known flaw: when the file is truncated while it is read, bytes past the new end may have reached the device already;
+//! a host read, which goes front to back, would have stopped before them. docs/semantics.md says so. A buffer that a
+//! thread had when it panicked is lost to the pool.
 
 mod dispatch;
 mod queue;
