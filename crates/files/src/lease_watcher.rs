@@ -16,8 +16,8 @@ use spinio_sys::linux;
 /// The longest validity of a lease that is never broken by force: it is verified again after an hour.
 const MAX_LEASE_SECONDS: u64 = 3600;
 
-/// Milliseconds after which the watcher polls while there are leases: a seccomp filter may refuse the signal that wakes
-/// it, and may be installed at any time.
+/// Milliseconds after which the watcher polls: a seccomp filter may refuse the signal that wakes it, and may be installed
+/// at any time, also while the watcher waits.
 const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.
@@ -30,8 +30,8 @@ pub fn lease_valid_until(break_time: Option<u64>) -> u64 {
     linux::boottime_ns() + seconds * 800_000_000
 }
 
-/// Releases what was broken; whether there is a lease, so that it has to be called every second.
-type Poll = dyn Fn() -> bool + Send + Sync;
+/// Releases leases that were broken.
+type Poll = dyn Fn() + Send + Sync;
 
 /// The thread, if it runs.
 #[derive(Default)]
@@ -61,7 +61,7 @@ impl LeaseWatcher {
     pub fn watch(
         self: &Arc<Self>,
         workers: &WorkerPool,
-        poll: impl Fn() -> bool + Send + Sync + 'static,
+        poll: impl Fn() + Send + Sync + 'static,
     ) -> Option<LeaseWatch> {
         let mut state = lock(&self.state);
         if state.tid == 0 {
@@ -89,11 +89,11 @@ impl LeaseWatcher {
             }
             let polls = state.polls.clone();
             drop(state);
-            let has_lease = polls.iter().filter(|poll| poll()).count() > 0;
+            polls.iter().for_each(|poll| poll());
             drop(polls);
             linux::wait_lease_break(match self.signal_refused.load(Relaxed) {
                 true => Some(POLL_MS_NO_SIGNAL),
-                false => has_lease.then_some(POLL_MS),
+                false => Some(POLL_MS),
             });
         }
     }

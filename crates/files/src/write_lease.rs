@@ -121,10 +121,7 @@ impl ShadowFile {
         let (fd, active) = (self.shadow_fd(), Mutex::new(false));
         let state = Arc::new(LeaseState { sys: files.ctx.sys, fd, active, valid_until: AtomicU64::new(0) });
         let watched = Arc::clone(&state);
-        let poll = move || {
-            watched.release_if_broken();
-            true
-        };
+        let poll = move || watched.release_if_broken();
         let workers = files.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
         let watch = files.lease_watcher.watch(workers, poll).ok_or(Errno::NOSYS)?;
         let tid = watch.tid;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use spinio_plan::geometry::BlockStack;
-use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, predict};
+use spinio_plan::{Extent, Objective, Prediction, Reason, Residency, Route, Schedule, Segment, predict};
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
@@ -17,6 +17,7 @@ use crate::decide::{
     unsurveyed, unsurveyed_route,
 };
 use crate::read::plan_range::{plan_ranges, survey};
+use spinio_files::residency::push_extent;
 use spinio_files::{FileState, ResidencyAccess, sequential};
 use spinio_host::settings::SMALL_REQUEST_MAX;
 use spinio_host::syscalls::Syscalls;
@@ -50,7 +51,11 @@ impl Reader {
     pub fn explain(self: &Arc<Self>, fd: Fd, offset: u64, len: u64, buffer: Buffer) -> Result<Explanation, Error> {
         let stat = stat_seekable(self.files.sys(), fd, offset, len)?;
         let flags = self.files.sys().status_flags(fd).map_err(|e| Error::kernel(e, "explain", offset, len))?;
-        let within = if stat.kind == FileKind::Regular { len.min(stat.size.saturating_sub(offset)) } else { len };
+        let size = match stat.kind {
+            FileKind::Block => self.files.get(fd, stat).map_or(u64::MAX, |file| file.size),
+            _ => stat.size,
+        };
+        let within = len.min(size.saturating_sub(offset));
         let whole = |len, route, reason| self.explain_unsurveyed(fd, (offset, len), route, reason);
         if let Some(reason) = unsurveyed(self, fd, Some(offset), usize::try_from(len).unwrap_or(usize::MAX)) {
             let (route, reason) = unsurveyed_route(buffer.abilities, reason);
@@ -115,8 +120,10 @@ impl Reader {
             refused = constraints.refused;
             let mut planned = plan_extents(&found, constraints, readahead, model).segments;
             planned.iter_mut().for_each(|s| s.offset += range.offset);
-            segments.append(&mut planned);
-            extents.extend(found);
+            for segment in planned {
+                push_segment(&mut segments, segment);
+            }
+            found.iter().for_each(|extent| push_extent(&mut extents, extent.len, extent.residency));
         }
         let schedule = Schedule::from(segments);
         let cost_model = model(if refused.is_none() { storage } else { Route::Direct });
@@ -146,6 +153,16 @@ impl Reader {
             survey(&files, &state, state.cached.get(), mapping, at, len)
         };
         self.files.shadow_workers()?.for_key(file.storage).run_blocking(survey)
+    }
+}
+
+/// Appends a segment, merged with the last one if only the range ends between them.
+fn push_segment(segments: &mut Vec<Segment>, next: Segment) {
+    match segments.last_mut() {
+        Some(last) if (last.route, last.reason, last.refused) == (next.route, next.reason, next.refused) => {
+            last.len += next.len;
+        }
+        _ => segments.push(next),
     }
 }
 

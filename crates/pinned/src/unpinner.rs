@@ -113,7 +113,7 @@ impl Unpinner {
     }
 
     /// On the watcher: whether any file is pinned still.
-    fn poll_leases(&self, sys: &dyn Syscalls) -> bool {
+    fn poll_leases(&self, sys: &dyn Syscalls) {
         let files = lock(&self.files).clone();
         self.drain_events(sys, &files);
         for file in &files {
@@ -128,13 +128,11 @@ impl Unpinner {
                 self.begin_unpin(file);
             }
         }
-        let any_pinned = self.count.load(Acquire) > 0;
-        if !any_pinned && self.shutdown.load(Acquire) {
+        if self.count.load(Acquire) == 0 && self.shutdown.load(Acquire) {
             self.inotify().into_iter().for_each(|inotify| sys.close(inotify));
             drop(lock(&self.watch).take());
             self.watcher.wake();
         }
-        any_pinned
     }
 
     fn remove(&self, file: &Arc<PinnedFile>) {

@@ -64,6 +64,8 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
     let mut host = AlignedBuf::zeroed(len.min(BUFFER_SIZE));
     let mut done = 0;
     let number = FdIdentity::of(fd);
+    let file_id = || ctx.files.sys().fstat(fd).ok().map(|s| (s.dev, s.ino));
+    let file = file_id();
     while done < len {
         let want = (len - done).min(BUFFER_SIZE);
         // SAFETY: `host` has at least as many bytes.
@@ -72,7 +74,7 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
             Err(e) if done == 0 => return Err(e),
             Err(_) => break,
         };
-        if done > 0 && !number.is_unchanged() {
+        if done > 0 && (file_id() != file || !number.is_unchanged()) {
             break;
         }
         // SAFETY: the range lies inside `to`, which is other memory than `host`.

@@ -176,10 +176,11 @@ fn read_at(
         to: Target { addr: to.addr.offset(got), ..to },
         ..app_fd_read(Reason::Small, len - got as usize)
     };
-    let number = FdIdentity::of(fd);
-    let more = rest.read(ctx).unwrap_or(0);
+    let (number, sys) = (FdIdentity::of(fd), ctx.files.sys());
+    let same = number.is_still(sys, file.key());
+    let more = if same { rest.read(ctx).unwrap_or(0) } else { 0 };
     // Bytes of another file past the end of this one are not part of it.
-    Ok(got as usize + if number.is_still(ctx.files.sys(), file.key()) { more } else { 0 })
+    Ok(got as usize + if number.is_still(sys, file.key()) { more } else { 0 })
 }
 
 /// Whether storage of this file may DMA into this buffer for this request. `capturing`: the stream of the program is,
@@ -192,10 +193,10 @@ pub(crate) fn check_p2p(
     len: u64,
     capturing: bool,
 ) -> Result<(), Reason> {
-    if capturing && to.allocation.p2p_mapped {
+    p2p_possible(ctx, file, &Buffer::at(to), offset)?;
+    if capturing {
         return Err(Reason::Capturing);
     }
-    p2p_possible(ctx, file, &Buffer::at(to), offset)?;
     let unit = u64::from(file.direct_align.offset.max(file.direct_align.memory)).max(512);
     let device = to.allocation.device;
     let trust = match ctx.files.p2p_trust.p2p_trust(file.storage, device) {

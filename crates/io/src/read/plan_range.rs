@@ -125,6 +125,9 @@ fn pages_to_fetch(
 ) -> Vec<Range<u64>> {
     const PAGE: u64 = linux::PAGE as u64;
     let number = FdIdentity::of(fd);
+    if !number.is_still(request.sys(), request.file.key()) {
+        return Vec::new();
+    }
     let mut pages = Vec::new();
     let mut at = 0;
     for extent in extents {

@@ -205,11 +205,8 @@ impl WriteRequest<'_> {
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
                 }
-                // The poll may need bounce buffers too.
+                // The cancel poll below may need bounce buffers too.
                 drop(oldest);
-                if done < range.end && is_cancelled() {
-                    break Ok(());
-                }
             } else if next.is_none() {
                 break Ok(());
             }

@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
@@ -16,6 +17,7 @@ use spinio_sys::linux::RWF_NOWAIT;
 use super::Engine;
 use crate::read::work::{Outcome, Piece};
 use spinio_files::FdIdentity;
+use spinio_host::syscalls::pread_full;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
@@ -57,41 +59,40 @@ impl Engine<'_> {
         (got, ReadEnd::Full)
     }
 
-    /// The same; `None` if the bytes may be those of another file, because the program replaced the descriptor during
-    /// its own read. The kernel would have finished a read with the first file. A piece is read again where the
-    /// descriptor refers to the right file again.
-    fn read_verified(&self, piece: Piece, into: *mut u8) -> Option<(usize, ReadEnd)> {
+    /// The same, with the bytes of the right file, whatever the program does with its descriptor meanwhile: the kernel would
+    /// have finished a read with the file that it began with. A piece is read again where the descriptor was replaced and
+    /// restored, and through the shadow descriptor where it was replaced for good.
+    fn read_verified(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
         let (sys, key) = (self.request.sys(), self.request.file.key());
         for _ in 0..TRIES {
             let identity = FdIdentity::of(self.request.fd);
-            let read = self.read_piece(piece, into);
-            if !sys.is_file(self.request.fd, key) {
+            // While a change is in progress, and after one, the number may be that of another file already.
+            if !identity.is_settled() && !sys.is_file(self.request.fd, key) {
                 break;
             }
-            if identity.is_unchanged() {
-                return Some(read);
+            let read = self.read_piece(piece, into);
+            if identity.is_still(sys, key) {
+                return read;
             }
         }
-        None
+        self.read_by_shadow_worker(piece, into)
     }
 
-    /// The descriptor was replaced: reads the piece from the right file through a shadow descriptor, unless that has
-    /// failed already.
-    fn fd_replaced(&mut self, piece: Piece) {
-        // Else the two routes would take turns for ever where storage fails, or its server is gone.
-        let can_read_direct = self.request.file.direct_fd.is_ok() && piece.reason != Reason::Fallback;
-        if can_read_direct && self.request.device().capabilities().has_dma_engine {
-            return self.reroute(piece, 0, Route::Direct, Reason::Fallback);
+    fn read_by_shadow_worker(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
+        let (sys, file, into) = (self.request.sys(), Arc::clone(&self.request.file), into as usize);
+        let range = (self.request.offset + piece.offset, piece.len as usize);
+        // SAFETY: the caller, which waits here, lends `len` bytes at `into`.
+        let read = move || unsafe { pread_full(sys, piece.route, file.cached.get(), into as *mut u8, range, 1) };
+        let workers = self.request.ctx.files.shadow_workers().map(|pool| pool.for_key(self.request.file.storage));
+        match workers.and_then(|workers| workers.run_blocking(read)) {
+            Some((got, error)) if got < range.1 => (got, ReadEnd::Short(error)),
+            Some((got, _)) => (got, ReadEnd::Full),
+            None => (0, ReadEnd::Short(Some(Errno::BADF))),
         }
-        let at = self.request.offset + piece.offset;
-        self.fail_piece(piece, Error::kernel(Errno::BADF, "read", at, piece.len));
     }
 
     pub(crate) fn copy(&mut self, piece: Piece, buffer: BounceBuffer, started: Instant) {
-        let Some((got, ended)) = self.read_verified(piece, buffer.ptr()) else {
-            self.request.staging.release(buffer);
-            return self.fd_replaced(piece);
-        };
+        let (got, ended) = self.read_verified(piece, buffer.ptr());
         let reason = if buffer.pinned { piece.reason } else { Reason::NoPinnedMemory };
         if let Err(error) = self.copy_to_device(piece, buffer, 0, got) {
             return self.fail_piece(piece, error);
@@ -101,9 +102,7 @@ impl Engine<'_> {
     }
 
     pub(super) fn store(&mut self, piece: Piece, started: Instant) {
-        let Some((got, ended)) = self.read_verified(piece, self.request.address(piece.offset).0 as *mut u8) else {
-            return self.fd_replaced(piece);
-        };
+        let (got, ended) = self.read_verified(piece, self.request.address(piece.offset).0 as *mut u8);
         self.record(piece, Route::Store, piece.reason, got as u64, started);
         self.finish_cached(piece, got as u64, ended);
     }
