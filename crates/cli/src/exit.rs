@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-/// How the command ends. `spinio run` ends as its program does, see [`crate::run`].
+/// How the command ends. `spinio run` ends as its program does, see the module `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {

@@ -12,7 +12,7 @@
 //! The result is that of the code that serves a read, for this process, at this moment: for a program of another user,
 //! or for the same program later, it may differ. Nothing is read of a file that the user owns or may write to.
 //!
-//! Whether another process pins the file is taken from /proc/locks and from that process's counters (`holders.rs`).
+//! Whether another process pins the file is taken from /proc/locks and from that process's counters (`pin_holders.rs`).
 //!
 //! Known flaw: the Linux kernel reports no residency of a file owned by another user, so a byte every 64 KiB is read
 //! with RWF_NOWAIT, and for each that is absent the kernel reads its page in. The second time such a file looks more

@@ -150,7 +150,7 @@ pub struct Pin {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GatherEntry {
-    /// The source: an address from [`Device::view`] or [`Device::view_pin`], plus an offset.
+    /// The source: an address from [`Device::device_ptr`] or [`Device::pin_device_ptr`], plus an offset.
     pub src: u64,
     /// The destination: device memory.
     pub dst: u64,
@@ -280,7 +280,7 @@ pub trait Device: Send + Sync + 'static {
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
     }
 
-    /// Whether [`Device::gather`] is ready: then [`Device::prepare_gather`] takes no time.
+    /// Whether [`Device::gather`] is ready: then [`Device::load_gather_kernel`] takes no time.
     fn is_gather_ready(&self) -> bool {
         false
     }

@@ -32,7 +32,7 @@ impl FilesCtx {
     }
 
     /// Called after a file was forgotten: workers close its shadow descriptors and unpin its pages at once; waits up to
-    /// [`CLOSE_WAIT`] for them. `key`: the share of the file, if it is one.
+    /// `CLOSE_WAIT` for them. `key`: the share of the file, if it is one.
     pub fn drain_for_close(&self, key: Option<ShareKey>) {
         let begun = Instant::now();
         self.unpin.drain(CLOSE_WAIT);

@@ -22,8 +22,8 @@
 //! away, and the change that restores it is counted. Two in progress could do both, and such a number is not trusted.
 //!
 //! A word holds how many changes have begun, and how many of them have not ended. It is in memory that Linux allocates
-//! when its page is first used. Numbers from [`NUMBERS`] on share the words of others, which costs a second read if both
-//! are in use.
+//! when its page is first used. Numbers from [`NUMBERS`] on share the words of others, which costs a second read if
+//! both are in use.
 //!
 //! Linux frees a number at the beginning of `close`, which may then wait for a file server: meanwhile the number may be
 //! that of another open file, with this one change in progress.
@@ -99,8 +99,8 @@ impl FdIdentity {
         FdIdentity { fd, changes: changes(fd) }
     }
 
-    /// Whether no change was in progress when this was created: then no change before the read goes unnoticed, and the file
-    /// need not be checked before it.
+    /// Whether no change was in progress when this was created: then no change before the read goes unnoticed, and the
+    /// file need not be checked before it.
     pub fn is_settled(&self) -> bool {
         self.changes & IN_PROGRESS == 0
     }

@@ -16,8 +16,8 @@ use spinio_sys::linux;
 /// The longest validity of a lease that is never broken by force: it is verified again after an hour.
 const MAX_LEASE_SECONDS: u64 = 3600;
 
-/// Milliseconds after which the watcher polls: a seccomp filter may refuse the signal that wakes it, and may be installed
-/// at any time, also while the watcher waits.
+/// Milliseconds after which the watcher polls: a seccomp filter may refuse the signal that wakes it, and may be
+/// installed at any time, also while the watcher waits.
 const POLL_MS: u64 = 1000;
 
 /// The same once the signal was refused.

@@ -341,7 +341,7 @@ impl ShadowFiles {
     ///
     /// If another process has a lease, the wait is here, on the caller's thread: shadow workers are few, and the owner
     /// of the lease, perhaps a session of this process, needs them to release it. EINTR: the wait was interrupted
-    /// ([`spinio_host::interruptible`]). Opening a named pipe does not wait for its other end.
+    /// ([`spinio_host::cancel`]). Opening a named pipe does not wait for its other end.
     pub fn open(self: &Arc<Self>, path: &CStr, flags: u32, mode: u32) -> Result<ShadowFile> {
         let shadow = self.ctx.workers.shadow().ok_or(Errno::NOSYS)?;
         let begun = Instant::now();

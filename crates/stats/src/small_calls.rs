@@ -75,7 +75,7 @@ fn weight(n: u64) -> u64 {
 }
 
 impl Stats {
-    /// A request of at most [`spinio_host::settings::SMALL`] bytes begins.
+    /// A request of at most [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes begins.
     pub fn begin_small(&self, direction: Direction, fd: Fd, offset: Option<u64>, len: u64) -> SmallSpan {
         let Some(words) = &self.words else {
             return SmallSpan { direction, slot: CounterSlot { at: 0, exclusive: false }, timed: None, traced: None };

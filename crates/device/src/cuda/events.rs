@@ -2,7 +2,7 @@
 //!
 //! A wait for an ordinary event spins; a wait for a blocking one sleeps until an interrupt, which costs 22 us
 //! where spinning costs 8. Programs whose context blocks get blocking events throughout; the others get them only under
-//! [`Wait::Sleep`], through an internal stream that follows the fence.
+//! [`crate::WaitMode::Block`], through an internal stream that follows the fence.
 //!
 //! A fence contains the event's address; its lowest bit is its kind.
 

@@ -150,7 +150,7 @@ impl Emulated {
     /// Enqueues a call of `function`, during which the CPU can load and store in this device's memory.
     ///
     /// # Safety
-    /// The function may be called with the argument, on another thread, until [`Emulated::finish`] has returned.
+    /// The function may be called with the argument, on another thread, until [`Emulated::wait_stream`] has returned.
     pub unsafe fn launch(
         &self,
         stream: StreamId,

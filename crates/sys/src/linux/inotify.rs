@@ -41,7 +41,7 @@ pub fn inotify_init() -> Result<Fd> {
     unsafe { syscall(k::__NR_inotify_init1, [flags as usize, 0, 0, 0, 0, 0]) }.map(|v| v as Fd)
 }
 
-/// Sends a signal, for which [`super::await_break`] of thread `tid` waits, when events are available.
+/// Sends a signal, for which [`super::wait_lease_break`] of thread `tid` waits, when events are available.
 pub fn inotify_signal(inotify: Fd, tid: u32) -> Result<()> {
     const F_SETFL: u32 = 4;
     const O_ASYNC: u32 = 0o20_000;

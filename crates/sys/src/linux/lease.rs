@@ -31,14 +31,14 @@ fn fcntl(fd: Fd, command: usize, argument: usize) -> Result<usize> {
     unsafe { syscall(k::__NR_fcntl, [fd as usize, command, argument, 0, 0, 0]) }
 }
 
-/// The receiver of a descriptor's signal: a thread, see [`await_break`].
+/// The receiver of a descriptor's signal: a thread, see [`wait_lease_break`].
 pub(super) fn set_signal_owner(fd: Fd, tid: u32) -> Result<()> {
     let owner = [F_OWNER_TID, tid as i32];
     fcntl(fd, F_SETOWN_EX, owner.as_ptr() as usize)?;
     fcntl(fd, F_SETSIG, SIGIO).map(drop)
 }
 
-/// Takes a read lease on a read-only descriptor; thread `tid` is notified of its break, see [`await_break`].
+/// Takes a read lease on a read-only descriptor; thread `tid` is notified of its break, see [`wait_lease_break`].
 /// EAGAIN: the file is open for writing. EACCES: not the owner's. EINVAL: no leases on this file system.
 pub fn take_read_lease(fd: Fd, tid: u32) -> Result<()> {
     set_signal_owner(fd, tid)?;
@@ -110,7 +110,7 @@ pub fn boottime_ns() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Makes [`await_break`] of a thread of this process return; false where the signal is refused (seccomp).
+/// Makes [`wait_lease_break`] of a thread of this process return; false where the signal is refused (seccomp).
 pub fn wake_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved; the thread has the signal blocked.
     unsafe { syscall(k::__NR_tgkill, [super::process::getpid() as usize, tid as usize, SIGIO, 0, 0, 0]) }.is_ok()

@@ -11,8 +11,8 @@
 //! shadow threads. Probed, never inferred: where the Linux kernel or a sysctl refuses, [`Ring::new`] returns the error.
 //!
 //! A read in flight writes into the memory given by the caller that added it, and continues after the ring is closed.
-//! So before that memory is reused a ring is settled ([`Ring::settle`]), and dropping an unsettled one waits for its
-//! reads.
+//! So before that memory is reused a ring is drained ([`Ring::drain`]), and dropping one that is not drained waits for
+//! its reads.
 //!
 //! Known flaws:
 //! - Reads only. No other part of SPIN has enough operations in flight to need a ring.
@@ -177,7 +177,7 @@ impl Ring {
     ///
     /// # Safety
     /// `buf` must be memory that the Linux kernel may write until the completion with `token` was taken, or
-    /// [`Ring::settle`] returned that no read is in flight, or an address that it may refuse.
+    /// [`Ring::drain`] returned that no read is in flight, or an address that it may refuse.
     pub unsafe fn read(&mut self, fd: Fd, buf: *mut u8, len: u32, offset: u64, user_data: u64) -> bool {
         if self.free_slots() == 0 {
             return false;
@@ -198,7 +198,7 @@ impl Ring {
     }
 
     /// Submits the added reads and waits for at least `wait` completions; fewer may come. After an error reads
-    /// submitted before may still be in flight: see [`Ring::settle`].
+    /// submitted before may still be in flight: see [`Ring::drain`].
     pub fn submit(&mut self, wait: u32) -> Result<()> {
         match self.io_uring_enter(self.unsubmitted, wait.min(self.outstanding())) {
             Ok(taken) => {

@@ -59,9 +59,9 @@ impl Engine<'_> {
         (got, ReadEnd::Full)
     }
 
-    /// The same, with the bytes of the right file, whatever the program does with its descriptor meanwhile: the kernel would
-    /// have finished a read with the file that it began with. A piece is read again where the descriptor was replaced and
-    /// restored, and through the shadow descriptor where it was replaced for good.
+    /// The same, with the bytes of the right file, whatever the program does with its descriptor meanwhile: the kernel
+    /// would have finished a read with the file that it began with. A piece is read again where the descriptor was
+    /// replaced and restored, and through the shadow descriptor where it was replaced for good.
     fn read_verified(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
         let (sys, key) = (self.request.sys(), self.request.file.key());
         for _ in 0..TRIES {
