@@ -14,10 +14,10 @@
 //! the objective is the sum of the squares of the *relative* errors; plain least squares would fit
 //! the largest transfers and nothing else.
 //!
-//! **Eq. 1.** For a given cutoff, `C` and `1 / BW` are a straight line through the points, in closed form. The rule `C
-//! >= S_cutoff / BW` (cost.rs) is one linear constraint: if the best line violates it, the solution is the best line on
-//! its edge, `T = max(s, S_cutoff) / BW`. The cutoff itself is searched on a grid, then between the neighbours of the
-//! best one. Of cutoffs that fit equally well the smallest is taken.
+//! **Eq. 1.** For a given cutoff, `C` and `1 / BW` are a straight line through the points, in closed form. That `C` is
+//! at least `S_cutoff / BW` (cost.rs) is one linear constraint: if the best line violates it, the solution is the best
+//! line on its edge, `T = max(s, S_cutoff) / BW`. The cutoff itself is searched on a grid, then between the neighbours
+//! of the best one. Of cutoffs that fit equally well the smallest is taken.
 //!
 //! **In flight.** Least squares with three unknowns that may not be negative: the solution is the
 //! best of the plain least squares on each of the seven sets of unknowns that are not 0.
