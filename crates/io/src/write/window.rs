@@ -26,8 +26,8 @@
 //! Known flaws:
 //! - File systems that do not write blocks in place (btrfs, xfs where blocks are shared) can run out of space all the
 //!   same; so can a file whose holes are balanced by blocks past its end.
-//! - While a server (NFS, FUSE) does not answer, one write occupies up to six of the eight shadow workers, and two
-//!   writes occupy all; reads of other files then wait too.
+//! - While a server (NFS, FUSE) does not answer, one write occupies up to six of the eight shadow workers that its file
+//!   system may have (host/src/shares.rs); other requests on that file system then wait too.
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
