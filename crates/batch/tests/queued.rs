@@ -14,7 +14,7 @@ use std::time::Duration;
 use spinio_batch::{Batches, ReadOp};
 use spinio_device::emulated::Emulated;
 use spinio_device::{Device, StreamId, WaitMode, set_thread_stream};
-use spinio_io::{Runtime, Settings, ShadowFile};
+use spinio_io::{AsyncResult, Runtime, Settings, ShadowFile};
 use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
@@ -55,6 +55,41 @@ impl Drop for BlockingKernel {
 fn open_shadow_file(runtime: &Runtime, path: &Path, flags: u32) -> Arc<ShadowFile> {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     Arc::new(runtime.open(&path, flags, 0o600).unwrap())
+}
+
+/// A file of 1 MiB, and what its uploads to one device need: two streams and four buffers.
+struct Uploads {
+    inner: &'static Emulated,
+    device: &'static FaultyDevice,
+    runtime: Runtime,
+    file: Arc<ShadowFile>,
+    streams: [StreamId; 2],
+    buffers: Vec<Buffer>,
+    _folder: tempfile::TempDir,
+}
+
+impl Uploads {
+    fn new() -> Uploads {
+        let inner = emulated("size=64M");
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("in");
+        drop(file::create_filled(&input, 1 << 20));
+        let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+        Uploads {
+            inner,
+            device: FaultyDevice::wrap(inner),
+            file: open_shadow_file(&runtime, &input, linux::O_RDONLY),
+            runtime,
+            streams: [inner.new_stream().unwrap(), inner.new_stream().unwrap()],
+            buffers: (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect(),
+            _folder: folder,
+        }
+    }
+
+    fn start(&self, n: usize, stream: StreamId) -> AsyncResult {
+        let to = self.buffers[n].target_via(self.device, 0);
+        self.runtime.read_on_stream(&self.file, 0, to, 1 << 20, stream).unwrap()
+    }
 }
 
 #[test]
@@ -169,20 +204,10 @@ fn writes_beyond_stream_pool_use_ordinary_memory() {
 /// A stream that is destroyed runs to its end, and a new one may have its number.
 #[test]
 fn reused_stream_id_is_harmless() {
-    let inner = emulated("size=64M");
-    let device = FaultyDevice::wrap(inner);
-    let folder = tempfile::tempdir().unwrap();
-    let input = folder.path().join("in");
-    drop(file::create_filled(&input, 1 << 20));
-    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
-    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let (old, new) = (inner.new_stream().unwrap(), inner.new_stream().unwrap());
-    let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
-    let up = |n: usize, queue| {
-        let to = buffers[n].target_via(device, 0);
-        runtime.read_on_stream(&from, 0, to, 1 << 20, queue).unwrap()
-    };
-    let kernel = BlockingKernel::launch(inner, old);
+    let uploads = Uploads::new();
+    let (device, [old, new]) = (uploads.device, uploads.streams);
+    let up = |n, stream| uploads.start(n, stream);
+    let kernel = BlockingKernel::launch(uploads.inner, old);
     let others = [up(0, old), up(1, new), up(2, old)];
     device.redirect(old, new);
     let late = up(3, old);
@@ -195,9 +220,9 @@ fn reused_stream_id_is_harmless() {
     });
     assert!(matches!(late, Err(Errno::IO) | Ok(0x10_0000)), "{late:?}");
     if late.is_ok() {
-        assert!(buffers[3].bytes() == file::bytes(0, 1 << 20, 0));
+        assert!(uploads.buffers[3].bytes() == file::bytes(0, 1 << 20, 0));
     }
-    for buffer in &buffers[..3] {
+    for buffer in &uploads.buffers[..3] {
         assert!(buffer.bytes() == file::bytes(0, 1 << 20, 0));
     }
 }
@@ -233,21 +258,13 @@ fn threads_enqueue_uploads_concurrently() {
 /// `cudaStreamPerThread` is another stream on each thread.
 #[test]
 fn per_thread_streams_share_one_id() {
-    let inner = emulated("size=64M");
-    let device = FaultyDevice::wrap(inner);
-    let folder = tempfile::tempdir().unwrap();
-    let input = folder.path().join("in");
-    drop(file::create_filled(&input, 1 << 20));
-    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
-    let from = open_shadow_file(&runtime, &input, linux::O_RDONLY);
-    let (one, other) = (inner.new_stream().unwrap(), inner.new_stream().unwrap());
-    let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(inner, 1 << 20)).collect();
-    let up = |n: usize, queue| {
-        device.redirect(StreamId::PER_THREAD, queue);
-        let to = buffers[n].target_via(device, 0);
-        runtime.read_on_stream(&from, 0, to, 1 << 20, StreamId::PER_THREAD).unwrap()
+    let uploads = Uploads::new();
+    let [one, other] = uploads.streams;
+    let up = |n, stream| {
+        uploads.device.redirect(StreamId::PER_THREAD, stream);
+        uploads.start(n, StreamId::PER_THREAD)
     };
-    let kernel = BlockingKernel::launch(inner, one);
+    let kernel = BlockingKernel::launch(uploads.inner, one);
     let slow = [up(0, one), up(1, one), up(2, one)];
     let quick = std::thread::scope(|scope| scope.spawn(|| up(3, other)).join().unwrap());
     kernel.finish();
@@ -255,7 +272,7 @@ fn per_thread_streams_share_one_id() {
         assert_eq!(quick.wait(), Ok(1 << 20));
         assert!(slow.iter().all(|m| m.wait() == Ok(1 << 20)));
     });
-    for buffer in &buffers {
+    for buffer in &uploads.buffers {
         assert!(buffer.bytes() == file::bytes(0, 1 << 20, 0));
     }
 }
