@@ -9,7 +9,7 @@
 
 use crate::emulated::engine::copy_bytes;
 use crate::emulated::memory::Memory;
-use crate::emulated::pins::{MAX_PIN, Pins, Scratch};
+use crate::emulated::pins::{MAX_PIN, Pins};
 use crate::{DeviceAddr, DeviceError, GatherEntry};
 
 const PINNED: u64 = 1 << 63;
@@ -34,13 +34,7 @@ pub(super) unsafe fn total_bytes(list: u64, count: usize) -> usize {
 ///
 /// # Safety
 /// The list must have `count` entries, and the memory they name must stay valid until this returns.
-pub(super) unsafe fn run_gather(
-    list: u64,
-    count: usize,
-    memory: &Memory,
-    pins: &Pins,
-    scratch: &mut Scratch,
-) -> Result<(), DeviceError> {
+pub(super) unsafe fn run_gather(list: u64, count: usize, memory: &Memory, pins: &Pins) -> Result<(), DeviceError> {
     for at in 0..count {
         // SAFETY: inside the list.
         let GatherEntry { src: from, dst: to, len } = unsafe { (list as *const GatherEntry).add(at).read() };
@@ -56,7 +50,7 @@ pub(super) unsafe fn run_gather(
         }
         let (handle, offset) = ((from & !PINNED) >> SHIFT, (from & ((1 << SHIFT) - 1)) as usize);
         // SAFETY: as above.
-        unsafe { pins.read(scratch, handle, offset, dst as *mut u8, len) }?;
+        unsafe { pins.read(handle, offset, dst as *mut u8, len) }?;
     }
     Ok(())
 }

@@ -29,8 +29,8 @@ mod pins;
 mod worker;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
 
 use spinio_sys::linux::{self, FdTableRoot};
 
@@ -39,7 +39,7 @@ pub use self::memory::POISON;
 
 use self::engine::{Engine, Kernel, Operation};
 use self::memory::Memory;
-use self::pins::{MAX_PIN, Pins, Scratch};
+use self::pins::{MAX_PIN, Pins};
 use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
@@ -58,7 +58,6 @@ pub struct Emulated {
     memory: Arc<Memory>,
     engine: Arc<Engine>,
     pins: Arc<Pins>,
-    scratch_capacity: usize,
     worker: Worker,
     pinned: HostMemoryPool,
 }
@@ -68,6 +67,8 @@ pub struct Emulated {
 pub struct ResourceCounts {
     /// Pins.
     pub pins: usize,
+    /// Pipes of pins.
+    pub pipes: usize,
     /// Fences.
     pub fences: usize,
     /// Internal streams.
@@ -89,20 +90,14 @@ impl Emulated {
         let memory = Arc::new(worker.run_blocking(|| Memory::map(config.size, config.bar))??);
         let engine = Arc::new(Engine::new(config));
         let pins = Arc::new(Pins::default());
-        let (ready, reach) = mpsc::channel();
         let (engine_ref, pins_ref, memory_ref) = (Arc::clone(&engine), Arc::clone(&pins), Arc::clone(&memory));
-        let started = root.spawn("spinio-emu-dma", move || match Scratch::new() {
-            Ok(mut scratch) => {
-                let _ = ready.send(Ok(scratch.capacity()));
-                engine_ref.run(&memory_ref, &pins_ref, &mut scratch)
-            }
-            Err(e) => drop(ready.send(Err(e))),
-        });
+        if !root.spawn("spinio-emu-dma", move || engine_ref.run(&memory_ref, &pins_ref)) {
+            return Err(no_thread);
+        }
         let (kernels, memory_ref) = (Arc::clone(&engine), Arc::clone(&memory));
         if !root.spawn("spinio-emu-kern", move || kernels.run_kernels(&memory_ref)) {
             return Err(no_thread);
         }
-        let reach = if started { reach.recv().map_err(|_| no_thread)?? } else { return Err(no_thread) };
         let alive = linux::wipe_on_fork_word().map_err(|e| system_error("madvise", e))?;
         alive.store(1, Relaxed);
         let ordinal = COUNT.fetch_add(1, Relaxed);
@@ -111,17 +106,7 @@ impl Emulated {
         let device: &'static Emulated = registry::add_owner(|owner| {
             owner_number = owner;
             let staging = HostMemoryPool::default();
-            Box::leak(Box::new(Emulated {
-                ordinal,
-                config,
-                alive,
-                memory,
-                engine,
-                pins,
-                scratch_capacity: reach,
-                worker,
-                pinned: staging,
-            }))
+            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, worker, pinned: staging }))
         })?;
         registry::add_range(owner_number, start, len)?;
         Ok(device)
@@ -184,8 +169,10 @@ impl Emulated {
     /// For tests: the acquired objects.
     pub fn resources_in_use(&self) -> ResourceCounts {
         let (queues, fences) = self.engine.in_use();
+        let (pins, pipes) = self.pins.in_use();
         ResourceCounts {
-            pins: self.pins.count(),
+            pins,
+            pipes,
             fences,
             streams: queues,
             pinned_blocks: self.pinned.in_use(),
@@ -322,7 +309,7 @@ impl Device for Emulated {
         std::thread::sleep(self.config.pin_latency);
         let at = ptr as usize;
         // SAFETY: the caller keeps the range mapped, and expects its pages as they are when they are copied.
-        let pinned = self.worker.run_blocking(|| unsafe { self.pins.pin(at as *const u8, len, self.scratch_capacity) });
+        let pinned = self.worker.run_blocking(|| unsafe { self.pins.pin(at as *const u8, len) });
         Ok(Pin { ptr, len, handle: pinned?? })
     }
 

@@ -14,8 +14,11 @@
 //!
 //! Every function here that uses a descriptor must run on a thread with an unshared fd table.
 //!
-//! Known flaws: the Linux kernel limits the pipes of an ordinary user (64 MiB in all, then a few pages each), so
-//! pins are refused sooner than by a driver; and a copy from the middle of a pin reads past the bytes it skips.
+//! The Linux kernel limits the pipes of an ordinary user: 64 MiB in all of its processes, then two pages each. So a
+//! device has pipes only while it has pins, and two devices with all their pins stay within the limit.
+//!
+//! Known flaws: beyond that limit pins are refused, as no driver does; and a copy from the middle of a pin reads past
+//! the bytes it skips.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -30,8 +33,8 @@ use crate::{DeviceError, ErrorKind};
 
 /// The largest pin in bytes.
 pub(super) const MAX_PIN: usize = 1 << 20;
-/// The limit of pipes.
-const MAX_PIPES: usize = 64;
+/// The most pipes of pins; with the scratch pipe less than half of an ordinary user's limit.
+const MAX_PIPES: usize = 28;
 
 /// A pipe; closed when dropped.
 #[derive(Debug)]
@@ -56,6 +59,10 @@ impl Drop for Pipe {
     }
 }
 
+fn refused(errno: Errno) -> DeviceError {
+    DeviceError { kind: ErrorKind::PinRefused, operation: "vmsplice", code: errno.raw_os_error() }
+}
+
 /// Part of a pin.
 #[derive(Debug)]
 struct Chunk {
@@ -74,46 +81,56 @@ struct PinTable {
     last_handle: u64,
     pipes: usize,
     pins: BTreeMap<u64, Arc<Vec<Chunk>>>,
+    /// While there are pins.
+    scratch: Option<Arc<Scratch>>,
 }
 
 /// For copying from pins: a pipe for a second reference, and a buffer for skipped bytes.
-pub(super) struct Scratch {
+#[derive(Debug)]
+struct Scratch {
+    /// The reachable part of a pin: a chunk is at most this long.
+    capacity: usize,
+    buffer: Mutex<ScratchBuffer>,
+}
+
+#[derive(Debug)]
+struct ScratchBuffer {
     pipe: Pipe,
     skipped: Vec<u8>,
 }
 
 impl Scratch {
-    /// On the thread that copies.
-    pub(super) fn new() -> Result<Scratch, DeviceError> {
+    fn new() -> Result<Scratch, Errno> {
         // One more page, for a pin that begins inside a page; but then the capacity is doubled, which may be forbidden.
-        let mut pipe = Pipe::new(MAX_PIN + PAGE).map_err(|e| system_error("pipe2", e))?;
+        let mut pipe = Pipe::new(MAX_PIN + PAGE)?;
         if pipe.capacity < MAX_PIN {
             pipe.capacity = linux::set_pipe_size(pipe.write_end, MAX_PIN).unwrap_or(pipe.capacity);
         }
-        let skipped = vec![0; pipe.capacity];
-        Ok(Scratch { pipe, skipped })
-    }
-
-    /// The reachable part of a pin: a chunk is at most this long.
-    pub(super) fn capacity(&self) -> usize {
-        self.pipe.capacity
+        let (capacity, skipped) = (pipe.capacity, vec![0; pipe.capacity]);
+        Ok(Scratch { capacity, buffer: Mutex::new(ScratchBuffer { pipe, skipped }) })
     }
 }
 
 impl Pins {
-    /// Pins a range. `reach`: [`Scratch::capacity`].
+    /// Pins a range. Only the thread that calls [`Pins::unpin`] may call this.
     ///
     /// # Safety
     /// The range must stay mapped until this returns, and its pages must stay meaningful until it is unpinned.
-    pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize, chunk_capacity: usize) -> Result<u64, DeviceError> {
-        let refused = |errno: Errno| DeviceError {
-            kind: ErrorKind::PinRefused,
-            operation: "vmsplice",
-            code: errno.raw_os_error(),
-        };
+    pub(super) unsafe fn pin(&self, ptr: *const u8, len: usize) -> Result<u64, DeviceError> {
         if len == 0 || len > MAX_PIN {
             return Err(refused(Errno::INVAL));
         }
+        // SAFETY: as above.
+        let pinned = self.scratch_capacity().and_then(|capacity| unsafe { self.pin_chunks(ptr, len, capacity) });
+        if pinned.is_err() {
+            self.close_unused_scratch();
+        }
+        pinned
+    }
+
+    /// # Safety
+    /// As for [`Pins::pin`].
+    unsafe fn pin_chunks(&self, ptr: *const u8, len: usize, chunk_capacity: usize) -> Result<u64, DeviceError> {
         let mut chunks = PinBuilder { pins: self, chunks: Vec::new() };
         let mut at = 0;
         while at < len {
@@ -153,6 +170,24 @@ impl Pins {
         if let Some(chunks) = removed {
             self.unreserve(chunks.len());
         }
+        self.close_unused_scratch();
+    }
+
+    /// The capacity of the scratch pipe, which is opened if there is none.
+    fn scratch_capacity(&self) -> Result<usize, DeviceError> {
+        let mut held = self.lock_table();
+        if held.scratch.is_none() {
+            held.scratch = Some(Arc::new(Scratch::new().map_err(refused)?));
+        }
+        Ok(held.scratch.as_ref().map_or(0, |scratch| scratch.capacity))
+    }
+
+    /// A copy in flight closes it instead, when it is done.
+    fn close_unused_scratch(&self) {
+        let mut held = self.lock_table();
+        if held.pins.is_empty() {
+            held.scratch = None;
+        }
     }
 
     /// Whether the pin exists and contains the range.
@@ -162,25 +197,23 @@ impl Pins {
         total.is_some_and(|total| offset.checked_add(len).is_some_and(|end| end <= total))
     }
 
-    /// The number of pins.
-    pub(super) fn count(&self) -> usize {
-        self.lock_table().pins.len()
+    /// The numbers of pins and of pipes.
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        let held = self.lock_table();
+        (held.pins.len(), held.pipes + usize::from(held.scratch.is_some()))
     }
 
-    /// Copies from a pin; on the thread of `scratch`.
+    /// Copies from a pin.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes.
-    pub(super) unsafe fn read(
-        &self,
-        scratch: &mut Scratch,
-        handle: u64,
-        offset: usize,
-        dst: *mut u8,
-        len: usize,
-    ) -> Result<(), DeviceError> {
+    pub(super) unsafe fn read(&self, handle: u64, offset: usize, dst: *mut u8, len: usize) -> Result<(), DeviceError> {
         let gone = DeviceError::new(ErrorKind::BadAddress, "copy from a pin");
-        let chunks = self.lock_table().pins.get(&handle).cloned().ok_or(gone)?;
+        let held = self.lock_table();
+        let chunks = held.pins.get(&handle).cloned().ok_or(gone)?;
+        let scratch = held.scratch.clone().ok_or(gone)?;
+        drop(held);
+        let mut scratch = scratch.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut skip, mut done) = (offset, 0);
         for chunk in chunks.iter() {
             if skip >= chunk.len {
@@ -225,7 +258,7 @@ impl Drop for PinBuilder<'_> {
     }
 }
 
-impl Scratch {
+impl ScratchBuffer {
     /// # Safety
     /// `dst` must be writable for `len` bytes.
     unsafe fn read(&mut self, chunk: &Chunk, skip: usize, dst: *mut u8, len: usize) -> Result<(), DeviceError> {

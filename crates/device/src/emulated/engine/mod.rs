@@ -29,7 +29,7 @@ use self::streams::{Command, EngineState, Mark, Role, StreamState};
 use super::config::Config;
 use super::gather;
 use super::memory::Memory;
-use super::pins::{Pins, Scratch};
+use super::pins::Pins;
 use crate::{DeviceError, ErrorKind};
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -234,8 +234,8 @@ impl Engine {
         (state.streams_in_use(), state.fences_in_use)
     }
 
-    /// The thread. `ready` receives the reachable part of a pin.
-    pub(super) fn run(&self, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> ! {
+    /// The thread that copies; its fd table is that of the pins.
+    pub(super) fn run(&self, memory: &Memory, pins: &Pins) -> ! {
         // The end of the last copy by the engine's own clock.
         let mut clock = Instant::now();
         let mut state = self.state();
@@ -259,7 +259,7 @@ impl Engine {
                 sleep_until(begin);
                 let len = copy.len();
                 // SAFETY: the caller that enqueued the copy guarantees its memory until it is done.
-                outcome = unsafe { execute(copy, memory, pins, scratch) };
+                outcome = unsafe { execute(copy, memory, pins) };
                 clock = begin + self.config.transfer(len);
                 sleep_until(clock);
                 state = self.state();
@@ -323,7 +323,7 @@ fn sleep_until(when: Instant) {
 
 /// # Safety
 /// The addresses of the copy must be valid until this returns.
-unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins, scratch: &mut Scratch) -> Result<()> {
+unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins) -> Result<()> {
     match copy {
         Operation::Bytes { dst, src, len } => {
             // SAFETY: guaranteed by the caller.
@@ -331,10 +331,10 @@ unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins, scratch: &mut S
             Ok(())
         }
         // SAFETY: guaranteed by the caller.
-        Operation::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins, scratch) },
+        Operation::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins) },
         Operation::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
         // SAFETY: guaranteed by the caller.
-        Operation::Pinned { dst, pin, offset, len } => unsafe { pins.read(scratch, pin, offset, dst as *mut u8, len) },
+        Operation::Pinned { dst, pin, offset, len } => unsafe { pins.read(pin, offset, dst as *mut u8, len) },
     }
 }
 

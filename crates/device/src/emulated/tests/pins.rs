@@ -78,7 +78,9 @@ fn pins_are_bounded_and_released() {
     let pins: Vec<Pin> = std::iter::from_fn(|| unsafe { device.pin(at, 4096) }.ok()).take(10_000).collect();
     assert!(!pins.is_empty() && pins.len() < 10_000);
     let used_pipes = pins.len();
+    assert_eq!(device.resources_in_use().pipes, used_pipes + 1);
     pins.into_iter().for_each(|p| device.unpin(p));
+    assert_eq!(device.resources_in_use().pipes, 0);
     // SAFETY: as above.
     let again: Vec<Pin> = (0..used_pipes).map(|_| unsafe { device.pin(at, 4096) }.unwrap()).collect();
     again.into_iter().for_each(|p| device.unpin(p));
