@@ -154,6 +154,7 @@ impl BatchReaders {
             if let Some(buffer) = self.exchange.reclaim() {
                 return Ok(buffer.into_block());
             }
+            self.staging().retire_idle_slots();
             match self.exchange.next(true) {
                 Next::Send(reads) => self.copies.send(self.copies.writer(&mut sinks, self.sink), reads),
                 Next::Wait => {}
@@ -219,6 +220,8 @@ impl BatchReaders {
         while self.exchange.needs_buffers() {
             match sink.staging.try_acquire(Policy::WithinLimit) {
                 Ok(Some(block)) => self.exchange.supply(PackBuffer::new(sink, block)),
+                // Small reads may have the last ones open: no thread waits here, which would retire those.
+                Ok(None) if sink.staging.retire_idle_slots() => {}
                 Ok(None) => return false,
                 Err(_) => self.exchange.close(),
             }

@@ -147,6 +147,37 @@ fn concurrent_batches_share_readers_and_small_pool() {
     });
 }
 
+/// Moves this thread to a processor, if it may run there.
+fn run_on(cpu: usize) -> bool {
+    // SAFETY: a set of bits, and a pointer to it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set) == 0
+    }
+}
+
+/// Small reads keep a buffer open on each processor where there were any: here all of the pool.
+#[test]
+fn readers_get_buffers_that_small_reads_keep_open() {
+    let subject = TestFile::new();
+    let device = emulated("size=64M");
+    let (buffer, page) = (Buffer::new(device, 16 << 20), Buffer::new(device, 4096));
+    let runtime = Runtime::new(reader_settings());
+    let mut rng = Rng::from_env(160);
+    // Whether the readers or the caller come first is chance.
+    for _ in 0..20 {
+        for cpu in 0..64 {
+            let read = || run_on(cpu).then(|| runtime.read(subject.fd(), Some(0), page.target(0), 4096).unwrap());
+            std::thread::scope(|scope| scope.spawn(read).join()).unwrap();
+        }
+        buffer.fill(POISON);
+        let mut batch = many_ops(&mut rng, &subject, &buffer);
+        with_deadline("a batch after small reads", || runtime.batch(&mut batch)).unwrap();
+        check(&batch, &buffer);
+    }
+}
+
 #[test]
 fn batch_with_more_files_than_reader_keeps_open() {
     let place = mount_fixture::create("tree").unwrap();

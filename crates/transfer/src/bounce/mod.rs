@@ -240,7 +240,8 @@ impl BouncePool {
         state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
-    /// A buffer without waiting, if the policy allows one.
+    /// A buffer without waiting, if the policy allows one. Those of small reads, one per processor, are left to them:
+    /// [`BouncePool::retire_idle_slots`].
     pub fn try_acquire(&self, policy: Policy) -> Result<Option<BounceBuffer>, DeviceError> {
         let mut state = lock(&self.state);
         if policy == Policy::CacheWarm
@@ -298,7 +299,7 @@ impl BouncePool {
         let change_seq = pool.change_seq;
         self.waiting.fetch_add(1, SeqCst);
         drop(pool);
-        if !self.close_idle_slots() {
+        if !self.retire_idle_slots() {
             let pool = lock(&self.state);
             if pool.change_seq == change_seq && pool.free.is_empty() && pool.retired.is_empty() {
                 drop(wait_a_while(&self.freed, pool));
@@ -321,8 +322,9 @@ impl BouncePool {
         state.retired.remove(at).map(|(buffer, _)| buffer)
     }
 
-    /// Retires the open buffers of slots without a reader; whether there was one.
-    fn close_idle_slots(&self) -> bool {
+    /// Retires the open buffers of slots without a reader; whether there was one. For threads that try again and again
+    /// and do other work in between: those that wait do it themselves.
+    pub fn retire_idle_slots(&self) -> bool {
         let mut closed = false;
         for slot in &self.cpu_slots {
             // A locked slot is in use, or its owner is the thread that waits.
