@@ -209,14 +209,16 @@ pub(crate) fn constraints(
     }
 }
 
-/// The segments of a surveyed range. `readahead`: the kernel's read-ahead serves its absent bytes.
+/// The segments of a surveyed range, and whether its absent bytes are left to the kernel's read-ahead. `readahead`: it
+/// serves this stream.
 pub(crate) fn plan_extents(
     extents: &[Extent],
     mut constraints: RouteConstraints,
     readahead: bool,
     model: impl FnOnce(Route) -> Model,
-) -> Schedule {
-    let use_readahead = uses_readahead(extents, &constraints, readahead);
+) -> (Schedule, bool) {
+    let absent = || extents.iter().any(|e| e.residency == Residency::Absent);
+    let use_readahead = readahead && constraints.storage.is_some() && absent();
     if use_readahead {
         (constraints.storage, constraints.refused) = (None, Some(Reason::ReadAhead));
     }
@@ -227,10 +229,5 @@ pub(crate) fn plan_extents(
         let is_absent = |s: &&mut Segment| s.reason == Reason::Absent;
         schedule.segments.iter_mut().filter(is_absent).for_each(|s| (s.reason, s.refused) = (Reason::ReadAhead, None));
     }
-    schedule
-}
-
-/// Whether absent bytes of these extents are left to the kernel's read-ahead.
-pub(crate) fn uses_readahead(extents: &[Extent], constraints: &RouteConstraints, readahead: bool) -> bool {
-    readahead && constraints.storage.is_some() && extents.iter().any(|e| e.residency == Residency::Absent)
+    (schedule, use_readahead)
 }

@@ -118,7 +118,7 @@ impl Reader {
             let found = self.survey_by_worker(file, at, range.len).ok_or(Reason::NoWorkers)?;
             let constraints = constraints(self, file, buffer.abilities, p2p, dma, at);
             refused = constraints.refused;
-            let mut planned = plan_extents(&found, constraints, readahead, model).segments;
+            let mut planned = plan_extents(&found, constraints, readahead, model).0.segments;
             planned.iter_mut().for_each(|s| s.offset += range.offset);
             for segment in planned {
                 push_segment(&mut segments, segment);

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use spinio_device::{StreamId, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
-use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
+use crate::read::app_fd_calls::{file_id, read_fd};
 use crate::read::cpu_store;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
@@ -59,7 +59,7 @@ impl AppFdRead {
         let mut done = 0;
         let mut ended = Ok(());
         let number = FdIdentity::of(self.fd);
-        let file = self.file_id(ctx);
+        let file = file_id(ctx, self.fd);
         while done < self.len {
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
@@ -74,8 +74,9 @@ impl AppFdRead {
                     break;
                 }
             };
+            let at = self.at.map(|at| at + done as u64);
             // SAFETY: a bounce buffer has `BUFFER_SIZE` bytes.
-            let got = match unsafe { self.read_fd(ctx, buffer.ptr(), want, done) } {
+            let got = match unsafe { read_fd(ctx, Route::Copy, self.fd, at, buffer.ptr(), want) } {
                 Ok(got) => got,
                 Err(e) => {
                     staging.release(buffer);
@@ -86,7 +87,7 @@ impl AppFdRead {
             let more = got == want && !self.single_call && done + got < self.len;
             // Another thread may have closed the descriptor since the last buffer, and opened another file as the same
             // number; a host read would have continued with the first one. The first buffer has bytes of one file.
-            let same = (done == 0 && !more) || (self.file_id(ctx) == file && number.is_unchanged());
+            let same = (done == 0 && !more) || (file_id(ctx, self.fd) == file && number.is_unchanged());
             if got == 0 || (done > 0 && !same) {
                 staging.release(buffer);
                 break;
@@ -131,22 +132,5 @@ impl AppFdRead {
         let got = unsafe { cpu_store::read(ctx, self.fd, self.at, self.to, self.len) }?;
         ctx.files.stats().record_piece(&self.span, Route::Store, self.reason, self.done, got as u64, started);
         Ok(got)
-    }
-
-    /// The file that the descriptor refers to now.
-    pub(super) fn file_id(&self, ctx: &Reader) -> Option<(u64, u64)> {
-        ctx.files.sys().fstat(self.fd).ok().map(|s| (s.dev, s.ino))
-    }
-
-    /// # Safety
-    /// `buf` must have `len` bytes that the kernel may write.
-    pub(super) unsafe fn read_fd(&self, ctx: &Reader, buf: *mut u8, len: usize, done: usize) -> Result<usize, Errno> {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match self.at {
-                Some(at) => ctx.files.sys().pread(Route::Copy, self.fd, buf, len, at + done as u64, 0),
-                None => ctx.files.sys().read(self.fd, buf, len),
-            }
-        }
     }
 }

@@ -12,16 +12,30 @@ use crate::ctx::Reader;
 
 pub(super) const SEEK_CUR: i32 = 1;
 
+/// One kernel read: at an offset, or at the descriptor's own.
+///
 /// # Safety
 /// `buf` must have `len` bytes that the kernel may write.
-pub(super) unsafe fn read_fd(ctx: &Reader, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
+pub(super) unsafe fn read_fd(
+    ctx: &Reader,
+    route: Route,
+    fd: Fd,
+    at: Option<u64>,
+    buf: *mut u8,
+    len: usize,
+) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
     unsafe {
         match at {
-            Some(offset) => ctx.files.sys().pread(Route::Copy, fd, buf, len, offset, 0),
+            Some(offset) => ctx.files.sys().pread(route, fd, buf, len, offset, 0),
             None => ctx.files.sys().read(fd, buf, len),
         }
     }
+}
+
+/// The file that a descriptor refers to now.
+pub(super) fn file_id(ctx: &Reader, fd: Fd) -> Option<(u64, u64)> {
+    ctx.files.sys().fstat(fd).ok().map(|s| (s.dev, s.ino))
 }
 
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.

@@ -18,7 +18,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use super::app_fd::AppFdRead;
-use super::app_fd_calls::read_fd;
+use super::app_fd_calls::{file_id, read_fd};
 use crate::ctx::Reader;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
@@ -50,7 +50,7 @@ pub(super) fn small(ctx: &Reader, fd: Fd, to: Target, len: usize, reason: &mut R
     let device = to.allocation.device;
     let buffer = ctx.wait_buffers.acquire(len).ok_or_else(|| device_error(no_memory()))?;
     // SAFETY: the buffer has `len` bytes.
-    let got = unsafe { read_fd(ctx, fd, None, buffer.ptr(), len) };
+    let got = unsafe { read_fd(ctx, Route::Copy, fd, None, buffer.ptr(), len) };
     let got = got.map_err(|e| Error::kernel(e, "read", 0, len as u64))?;
     if got == 0 {
         return Ok(0);
@@ -82,19 +82,20 @@ impl AppFdRead {
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let buffer = ctx.wait_buffers.acquire(self.len.min(BUFFER_SIZE)).ok_or_else(|| fail(no_memory()))?;
         let number = FdIdentity::of(self.fd);
-        let file = self.file_id(ctx);
+        let file = file_id(ctx, self.fd);
         let mut done = 0;
         let ended = loop {
             let begun = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
+            let at = self.at.map(|at| at + done as u64);
             // SAFETY: the buffer has as many bytes as the longest piece.
-            let got = match unsafe { self.read_fd(ctx, buffer.ptr(), want, done) } {
+            let got = match unsafe { read_fd(ctx, Route::Copy, self.fd, at, buffer.ptr(), want) } {
                 Ok(got) => got,
                 Err(e) => break Err(Error::kernel(e, "read", self.at.unwrap_or(0) + done as u64, want as u64)),
             };
             // Another thread may have closed the descriptor since the last piece, and opened another file as the same
             // number.
-            if got == 0 || (done > 0 && (self.file_id(ctx) != file || !number.is_unchanged())) {
+            if got == 0 || (done > 0 && (file_id(ctx, self.fd) != file || !number.is_unchanged())) {
                 break Ok(());
             }
             let stream = StreamOrder::app(device);

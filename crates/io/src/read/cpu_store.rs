@@ -17,6 +17,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
+use crate::read::app_fd_calls::{file_id, read_fd};
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_transfer::AlignedBuf;
@@ -37,7 +38,7 @@ pub(super) unsafe fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len
 /// As for [`read`].
 unsafe fn read_or_bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
-    let first = unsafe { read_once(ctx, fd, at, to, len) };
+    let first = unsafe { read_fd(ctx, Route::Store, fd, at, to, len) };
     let done = match first {
         Ok(done) if done == 0 || done == len => return first,
         Ok(done) => done,
@@ -64,17 +65,17 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
     let mut host = AlignedBuf::zeroed(len.min(BUFFER_SIZE));
     let mut done = 0;
     let number = FdIdentity::of(fd);
-    let file_id = || ctx.files.sys().fstat(fd).ok().map(|s| (s.dev, s.ino));
-    let file = file_id();
+    let file = file_id(ctx, fd);
     while done < len {
         let want = (len - done).min(BUFFER_SIZE);
         // SAFETY: `host` has at least as many bytes.
-        let got = match unsafe { read_once(ctx, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
-            Ok(got) => got,
-            Err(e) if done == 0 => return Err(e),
-            Err(_) => break,
-        };
-        if done > 0 && (file_id() != file || !number.is_unchanged()) {
+        let got =
+            match unsafe { read_fd(ctx, Route::Store, fd, at.map(|at| at + done as u64), host.as_mut_ptr(), want) } {
+                Ok(got) => got,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            };
+        if done > 0 && (file_id(ctx, fd) != file || !number.is_unchanged()) {
             break;
         }
         // SAFETY: the range lies inside `to`, which is other memory than `host`.
@@ -85,16 +86,4 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
         }
     }
     Ok(done)
-}
-
-/// # Safety
-/// `buf` must have `len` bytes that the kernel may write.
-unsafe fn read_once(ctx: &Reader, fd: Fd, at: Option<u64>, buf: *mut u8, len: usize) -> Result<usize, Errno> {
-    // SAFETY: passed on to the caller.
-    unsafe {
-        match at {
-            Some(offset) => ctx.files.sys().pread(Route::Store, fd, buf, len, offset, 0),
-            None => ctx.files.sys().read(fd, buf, len),
-        }
-    }
 }

@@ -8,7 +8,7 @@ use spinio_sys::linux::{self, Fd};
 
 use super::params::ReadParams;
 use super::work::{Piece, PlanRange, Role};
-use crate::decide::{constraints, plan_extents, uses_readahead};
+use crate::decide::{constraints, plan_extents};
 use spinio_files::residency::{Survey, absent_runs};
 use spinio_files::{FdIdentity, FileState, Files, ResidencyAccess};
 use spinio_transfer::Mapping;
@@ -71,12 +71,11 @@ pub(crate) fn plan_range(request: &ReadParams, role: Role, range: PlanRange) -> 
     let absent = extents.iter().any(|e| e.residency == Residency::Absent);
     let abilities = request.device().capabilities();
     let constraints = constraints(ctx, file, abilities, request.p2p, request.dma, request.offset + offset);
-    let readahead = request.readahead_limit > 0;
-    if uses_readahead(&extents, &constraints, readahead) {
+    let costs = |storage| request.costs.model(&ctx.files.ctx, file, storage);
+    let (schedule, uses_readahead) = plan_extents(&extents, constraints, request.readahead_limit > 0, costs);
+    if uses_readahead {
         ctx.files.sequential.mark_cold(request.fd, request.readahead_limit);
     }
-    let costs = |storage| request.costs.model(&ctx.files.ctx, file, storage);
-    let schedule = plan_extents(&extents, constraints, readahead, costs);
     let note_pages = absent && access == ResidencyAccess::Permitted && ctx.files.readahead.is_enabled();
     let readahead_pages =
         if note_pages { pages_to_fetch(request, fd, offset, &extents, &schedule.segments) } else { vec![] };

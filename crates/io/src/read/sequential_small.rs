@@ -70,7 +70,7 @@ fn read_and_wait(
         *reason = Reason::NoPinnedMemory;
     }
     // SAFETY: the buffer has at least `len` bytes.
-    let got = match unsafe { read_fd(ctx, fd, at, buffer.ptr(), len) } {
+    let got = match unsafe { read_fd(ctx, Route::Copy, fd, at, buffer.ptr(), len) } {
         Ok(got @ 1..) => got,
         other => {
             staging.release(buffer);

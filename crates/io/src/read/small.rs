@@ -71,7 +71,7 @@ fn read_staged(
         *reason = Reason::NoPinnedMemory;
     }
     // SAFETY: the slice has `len` bytes.
-    let got = match unsafe { read_fd(ctx, fd, at, slice.ptr, len) } {
+    let got = match unsafe { read_fd(ctx, Route::Copy, fd, at, slice.ptr, len) } {
         Ok(got) => got,
         Err(e) => {
             staging.release_slice(slice);
