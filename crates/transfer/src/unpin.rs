@@ -24,8 +24,9 @@
 //! No request ever uses a pin of another one: before a range is pinned again, an old pin of it is released, so every
 //! request reads the pages that are in the page cache when it begins.
 //!
-//! Known flaw: with a GPU kernel that never ends, the first of these waits never ends either, as with `cudaFree`. Such
-//! a program sets SPINIO_ROUTES without `dma`.
+//! Known flaws: with a GPU kernel that never ends, the first of these waits never ends either, as with `cudaFree`. Such
+//! a program sets SPINIO_ROUTES without `dma`. A thread that gets no processor for long enough, on a busy machine, looks
+//! the same as one that waits for the device.
 
 #![expect(unsafe_code, reason = "memory that a device copies from or into")]
 
