@@ -185,10 +185,13 @@ impl WorkerPool {
         }
         state.entries.push_back((key, entry));
         shared.pending.fetch_add(1, Release);
-        let wake = state.sleeping.min(workers);
+        let (wake, wanted) = (state.sleeping.min(workers), shared.wanted_workers(&state));
         drop(state);
         for _ in 0..wake {
             shared.wake.notify_one();
+        }
+        if let Some(wanted) = wanted {
+            self.ensure_threads(wanted);
         }
     }
 
@@ -241,14 +244,9 @@ impl PoolShare<'_> {
     pub fn submit(&self, task: Arc<dyn Task>, workers: usize) {
         let workers = workers.min(self.pool.max_threads);
         if workers > 0 {
-            let wanted = {
-                let state = lock(&self.pool.shared.state);
-                match self.pool.shared.shared_workers {
-                    Some(size) => state.busy.total() + workers.min(state.busy.available(self.key, size)),
-                    None => workers,
-                }
-            };
-            self.pool.ensure_threads(wanted);
+            if self.pool.shared.shared_workers.is_none() {
+                self.pool.ensure_threads(workers);
+            }
             self.pool.enqueue(self.key, QueueEntry::Task(task, workers), workers);
         }
     }
@@ -382,6 +380,34 @@ mod tests {
             while self.open.load(Acquire) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
+        }
+    }
+
+    /// The workers that are asleep when both are submitted may all be taken by the first.
+    #[test]
+    fn task_behind_one_that_hangs_gets_a_worker() {
+        for _ in 0..100 {
+            let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 16, Duration::ZERO, NoIdleTask).expect("workers");
+            let warm_up = Arc::new(Barrier::default());
+            pool.for_key(1).submit(warm_up.clone(), 2);
+            let begun = Instant::now();
+            while warm_up.waiting.load(Acquire) < 2 {
+                std::thread::yield_now();
+            }
+            warm_up.open.store(1, Release);
+            while lock(&pool.shared.state).sleeping < 2 {
+                std::thread::yield_now();
+            }
+            let hung = Arc::new(Barrier::default());
+            let count = Arc::new(Count { remaining: AtomicU64::new(1), done: AtomicU64::new(0) });
+            pool.for_key(7).submit(hung.clone(), 2);
+            pool.for_key(8).submit(count.clone(), 2);
+            while count.done.load(Acquire) < 1 {
+                assert!(begun.elapsed() < Duration::from_secs(60), "no worker is left");
+                std::thread::yield_now();
+            }
+            assert_eq!(pool.for_key(9).run_blocking(|| 7), Some(7));
+            hung.open.store(1, Release);
         }
     }
 

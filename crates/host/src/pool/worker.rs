@@ -236,6 +236,19 @@ impl Shared {
         self.shared_workers.is_none_or(|size| state.busy.available(key, size) > 0)
     }
 
+    /// The threads that work in hand and in the queue needs, as far as shares let it; `None` without shares. An entry
+    /// may wait for ever, so none may count on the thread of another.
+    pub(super) fn wanted_workers(&self, state: &State) -> Option<usize> {
+        let size = self.shared_workers?;
+        let mut wanted = Shares::default();
+        for (key, entry) in &state.entries {
+            let workers = if let QueueEntry::Task(_, workers) = entry { *workers } else { 1 };
+            let room = state.busy.available(*key, size).saturating_sub(wanted.of(*key));
+            wanted.add(*key, workers.min(room));
+        }
+        Some(state.busy.total() + wanted.total())
+    }
+
     fn has_work(&self, state: &State) -> bool {
         state.pending_closes.iter().any(|close| self.may_run(state, close.key))
             || state.entries.iter().any(|entry| self.may_run(state, entry.0))
