@@ -154,13 +154,28 @@ impl BatchReaders {
             if let Some(buffer) = self.exchange.reclaim() {
                 return Ok(buffer.into_block());
             }
-            self.staging().retire_idle_slots();
             match self.exchange.next(true) {
                 Next::Send(reads) => self.copies.send(self.copies.writer(&mut sinks, self.sink), reads),
-                Next::Wait => {}
+                Next::Wait => self.staging().reclaim_unused(),
                 // No reader of this batch has the others.
                 Next::NoReaders => self.staging().wait_for_release(),
             }
+        }
+    }
+
+    /// A buffer of another pool. Two batches, each with readers that have all buffers of the pool that the other waits
+    /// for, would both wait for ever: so it sends what readers submit, and gives back what they have not taken.
+    pub(crate) fn acquire_other(&self, pool: &BouncePool) -> Result<BounceBuffer, DeviceError> {
+        let mut sinks = lock(&self.sinks);
+        loop {
+            if let Some(block) = pool.try_acquire(Policy::WithinLimit)? {
+                return Ok(block);
+            }
+            while let Some(reads) = self.exchange.try_recv() {
+                self.copies.send(self.copies.writer(&mut sinks, self.sink), reads);
+            }
+            self.release_unused();
+            pool.wait_for_release();
         }
     }
 
@@ -170,14 +185,14 @@ impl BatchReaders {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run()));
         self.exchange.close();
         self.done.store(true, Relaxed);
-        let scopes = catch_unwind(AssertUnwindSafe(|| self.reader_scope.join()));
-        self.launcher_scope.join();
+        let readers = catch_unwind(AssertUnwindSafe(|| self.reader_scope.join()));
+        let launcher = catch_unwind(AssertUnwindSafe(|| self.launcher_scope.join()));
         self.release_unused();
         while let Next::Send(reads) = self.exchange.next(true) {
             // Only after a panic of the batch.
             self.staging().release(reads.into_block());
         }
-        if let Err(panic) = outcome.and(scopes) {
+        if let Err(panic) = outcome.and(readers).and(launcher) {
             std::panic::resume_unwind(panic);
         }
         std::mem::take(&mut lock(&self.unread))
@@ -208,6 +223,8 @@ impl BatchReaders {
         }
         match self.exchange.next(out_of_buffers) {
             Next::Send(reads) => self.copies.send(self.copies.writer(sinks, self.sink), reads),
+            // No thread waits for a buffer here, which would free those.
+            Next::Wait if out_of_buffers => self.staging().reclaim_unused(),
             Next::Wait => {}
             Next::NoReaders => return false,
         }
@@ -220,8 +237,6 @@ impl BatchReaders {
         while self.exchange.needs_buffers() {
             match sink.staging.try_acquire(Policy::WithinLimit) {
                 Ok(Some(block)) => self.exchange.supply(PackBuffer::new(sink, block)),
-                // Small reads may have the last ones open: no thread waits here, which would retire those.
-                Ok(None) if sink.staging.retire_idle_slots() => {}
                 Ok(None) => return false,
                 Err(_) => self.exchange.close(),
             }

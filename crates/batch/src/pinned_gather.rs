@@ -24,6 +24,7 @@ use crate::device_sink::{DeviceSink, PackBuffer, SinkWriter};
 use crate::op_list::OpList;
 use crate::state::Source;
 use spinio_io::PinGuard;
+use spinio_transfer::bounce::Policy;
 
 /// Entries per launch.
 const MAX_ENTRIES: usize = 32 << 10;
@@ -98,14 +99,13 @@ impl PinnedGather {
 
     /// Takes operations from `i` on while they are like the last; returns the first that is not.
     pub(crate) fn run_fast(&mut self, list: &OpList, mut i: usize) -> usize {
-        let Some((fast, open, source)) = &self.fast_path else { return i };
+        let Some((fast, at, source)) = &self.fast_path else { return i };
         let (mask, shift) = ((1u64 << fast.shift) - 1, fast.shift);
-        let open = &mut self.lists[*open];
         let mut bytes = 0;
         let n = list.len();
-        while let Some(buffer) = &mut open.buffer
-            && i < n
-        {
+        while i < n {
+            let open = &mut self.lists[*at];
+            let Some(buffer) = &mut open.buffer else { break };
             // As many as the list has space for.
             let end = n.min(i + MAX_ENTRIES - open.entries);
             let before = i;
@@ -133,8 +133,10 @@ impl PinnedGather {
             if open.entries < MAX_ENTRIES {
                 break;
             }
-            if open.send().is_err() || open.next_list(i).is_err() {
-                self.failed_at = Some(open.first_op);
+            let first_op = open.first_op;
+            let sent = open.send().map_err(|()| first_op);
+            if let Err(from) = sent.and_then(|()| next_list(&mut self.lists, *at, i)) {
+                self.failed_at = Some(from);
                 break;
             }
         }
@@ -194,12 +196,18 @@ impl PinnedGather {
         let mut done = 0;
         while done < len {
             let list = &mut self.lists[open];
-            if (list.entries == MAX_ENTRIES && list.send().is_err())
-                || (list.buffer.is_none() && list.next_list(i).is_err())
-            {
-                self.failed_at = Some(list.first_op.min(i));
+            let mut ready = Ok(());
+            if list.entries == MAX_ENTRIES {
+                ready = list.send().map_err(|()| list.first_op.min(i));
+            }
+            if ready.is_ok() && list.buffer.is_none() {
+                ready = next_list(&mut self.lists, open, i);
+            }
+            if let Err(from) = ready {
+                self.failed_at = Some(from);
                 return true;
             }
+            let list = &mut self.lists[open];
             let at = offset + done;
             let within = at % on.chunk;
             let part = (on.chunk - within).min(len - done).min(MAX_ENTRY);
@@ -247,18 +255,30 @@ impl OpenList {
         self.entries = 0;
         self.buffer.take().map_or(Ok(()), |page| self.writer.send(page).map_err(drop))
     }
+}
 
-    /// An empty list, whose first operation will be `i`.
-    fn next_list(&mut self, i: usize) -> Result<(), ()> {
-        let outlet = &self.writer.sink;
-        let page = PackBuffer::new(outlet, outlet.staging.acquire().map_err(drop)?);
-        // A list must be in memory that a GPU kernel can read.
-        if !page.gathers() {
-            outlet.staging.release(page.into_block());
-            return Err(());
+/// Gives the list at `at` an empty buffer; its first operation will be `i`. If that fails: the first operation that has
+/// to be read again.
+fn next_list(lists: &mut [OpenList], at: usize, i: usize) -> Result<(), usize> {
+    let sink = Arc::clone(&lists[at].writer.sink);
+    let block = match sink.staging.try_acquire(Policy::WithinLimit) {
+        Ok(Some(block)) => block,
+        // A thread that waits for a buffer must not have any that other threads wait for.
+        Ok(None) => {
+            let unsent = lists.iter_mut().filter_map(|list| list.send().is_err().then_some(list.first_op));
+            if let Some(first) = unsent.min() {
+                return Err(first.min(i));
+            }
+            sink.staging.acquire().map_err(|_| i)?
         }
-        self.first_op = i;
-        self.buffer = Some(page);
-        Ok(())
+        Err(_) => return Err(i),
+    };
+    let page = PackBuffer::new(&sink, block);
+    // A list must be in memory that a GPU kernel can read.
+    if !page.gathers() {
+        sink.staging.release(page.into_block());
+        return Err(i);
     }
+    (lists[at].first_op, lists[at].buffer) = (i, Some(page));
+    Ok(())
 }

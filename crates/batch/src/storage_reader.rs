@@ -71,6 +71,9 @@ const READY_GROUPS: usize = 2;
 /// How long a shadow worker without work waits for the next load.
 const IDLE_WAIT: Duration = Duration::from_millis(1);
 
+/// How often a caller that launches for readers looks whether its file system's share has room.
+const LENDING_POLL: Duration = Duration::from_micros(50);
+
 /// The most bytes between two fragments that are read too: about the cost of a command to a fast disk.
 const MERGE_GAP: u64 = 4096;
 
@@ -199,12 +202,12 @@ impl StorageReader {
         // Only after a panic of the batch. A read of a shadow worker may still write if that worker panicked itself.
         let completed = std::mem::take(&mut lock(&self.state).completed);
         for in_hand in not_begun.into_iter().chain(completed).filter(|in_hand| !in_hand.dma_unresolved) {
-            if let Some(buffer) = buffers[in_hand.group].take() {
+            if let Some(buffer) = self.take_buffer(&mut buffers, in_hand.group) {
                 self.work.sinks[self.groups[in_hand.group].sink as usize].staging.release(buffer.into_block());
             }
         }
-        for (group, buffer) in buffers.into_iter().enumerate() {
-            if let Some(buffer) = buffer {
+        for group in 0..buffers.len() {
+            if let Some(buffer) = self.take_buffer(&mut buffers, group) {
                 self.work.sinks[self.groups[group].sink as usize].staging.quarantine(buffer.into_block());
             }
         }
@@ -269,7 +272,7 @@ impl StorageReader {
             };
             in_flight -= 1;
             reads -= group.got.len();
-            let buffer = buffers[group.group].take();
+            let buffer = self.take_buffer(buffers, group.group);
             self.deliver(group, buffer, &mut writers, &mut fallback);
         }
         writers.into_iter().flatten().for_each(SinkWriter::finish);
@@ -278,7 +281,8 @@ impl StorageReader {
 
     /// Whether the batch is to end early. The poll may read too, and must find buffers that this batch does not have.
     fn is_cancelled(&self) -> bool {
-        self.work.ctx.reader.bounce.limit() >= 2 * (MAX_GROUPS * BUFFER_SIZE) as u64 && is_cancelled()
+        let enough = self.work.ctx.reader.bounce.limit() >= 2 * (MAX_GROUPS * BUFFER_SIZE) as u64;
+        enough && self.work.sinks.iter().all(|sink| sink.staging.can_lend(self.share)) && is_cancelled()
     }
 
     /// Groups from this one on are not begun.
@@ -301,14 +305,34 @@ impl StorageReader {
             return Ok(Some(None));
         }
         let sink = &self.work.sinks[group.sink as usize];
-        let block = match sink.staging.try_acquire(Policy::CacheWarm) {
-            Ok(None) if in_flight == 0 => match readers.filter(|readers| readers.uses_sink(group.sink)) {
-                // Perhaps no other thread sends the buffers that they have filled.
-                Some(readers) => readers.acquire_block().map(Some),
-                None => sink.staging.acquire().map(Some),
+        let staging = &sink.staging;
+        // The server may never answer: others must find buffers then.
+        if !staging.begin_lending(self.share, false) {
+            if in_flight > 0 {
+                return Ok(None);
+            }
+            match readers {
+                // Perhaps no other thread sends the buffers that they have filled, for which other batches wait.
+                Some(readers) => {
+                    while !staging.begin_lending(self.share, false) {
+                        readers.pump();
+                        std::thread::sleep(LENDING_POLL);
+                    }
+                }
+                None => drop(staging.begin_lending(self.share, true)),
+            }
+        }
+        let block = match staging.try_acquire(Policy::CacheWarm) {
+            Ok(None) if in_flight == 0 => match readers {
+                Some(readers) if readers.uses_sink(group.sink) => readers.acquire_block().map(Some),
+                Some(readers) => readers.acquire_other(staging).map(Some),
+                None => staging.acquire().map(Some),
             },
             other => other,
         };
+        if !matches!(block, Ok(Some(_))) {
+            staging.end_lending(self.share, 1);
+        }
         match block {
             Ok(Some(block)) => {
                 let mut buffer = PackBuffer::new(sink, block);
@@ -318,6 +342,13 @@ impl StorageReader {
             Ok(None) => Ok(None),
             Err(_) => Err(()),
         }
+    }
+
+    /// A buffer in flight comes back: it is this batch's alone from here on.
+    fn take_buffer(&self, buffers: &mut [Option<PackBuffer>], group: usize) -> Option<PackBuffer> {
+        let buffer = buffers[group].take()?;
+        self.work.sinks[self.groups[group].sink as usize].staging.end_lending(self.share, 1);
+        Some(buffer)
     }
 
     /// Groups that are ready while there are more.

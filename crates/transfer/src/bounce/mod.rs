@@ -26,8 +26,14 @@
 //!
 //! `interleavings.rs` runs two filling threads and a device in every order in which they can interleave.
 //!
-//! Known flaws: a buffer serves one stream at a time, so a program that spreads small reads over many streams on one
-//! processor fills buffers only partly. Slabs are never returned to the driver while the process lives.
+//! Known flaws:
+//! - A buffer serves one stream at a time, so a program that spreads small reads over many streams on one processor
+//!   fills buffers only partly.
+//! - Slabs are never returned to the driver while the process lives.
+//! - Only buffers that are filled around the page cache are counted in shares. Reads through the page cache of a server
+//!   that does not answer keep one buffer each, small ones one per processor: as many as the pool has stop the others.
+//! - The open buffer of a slot is lost to the pool if it has to be retired while the program captures the default
+//!   stream, because nothing can then be ordered after its copies.
 
 #![expect(unsafe_code, reason = "memory that a device copies from or into")]
 
@@ -113,6 +119,8 @@ struct OpenBuffer {
     readers: u32,
     /// After the last copy, on a stream of the program: the stream may be destroyed when the buffer is full.
     last_copy: Option<FenceGuard>,
+    /// The device may read it at any time.
+    copy_unresolved: bool,
 }
 
 #[derive(Default)]
@@ -213,9 +221,8 @@ impl BouncePool {
     /// answer; counted until [`BouncePool::end_lending`]. `wait`: waits until it may, which is only for requests that
     /// have lent none.
     pub fn begin_lending(&self, key: ShareKey, wait: bool) -> bool {
-        let size = (self.limit / BUFFER_SIZE as u64) as usize;
         let mut lent = lock(&self.lent);
-        while lent.available(key, size) == 0 {
+        while lent.available(key, self.max_buffers()) == 0 {
             if !wait {
                 return false;
             }
@@ -223,6 +230,15 @@ impl BouncePool {
         }
         lent.add(key, 1);
         true
+    }
+
+    /// Whether a request could lend a buffer now.
+    pub fn can_lend(&self, key: ShareKey) -> bool {
+        lock(&self.lent).available(key, self.max_buffers()) > 0
+    }
+
+    fn max_buffers(&self) -> usize {
+        (self.limit / BUFFER_SIZE as u64) as usize
     }
 
     /// `count` buffers are no longer lent.
@@ -240,8 +256,8 @@ impl BouncePool {
         state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
-    /// A buffer without waiting, if the policy allows one. Those of small reads, one per processor, are left to them:
-    /// [`BouncePool::retire_idle_slots`].
+    /// A buffer without waiting, if the policy allows one. Checks only the oldest copies, and leaves small reads the
+    /// buffers that they keep open: see [`BouncePool::reclaim_unused`].
     pub fn try_acquire(&self, policy: Policy) -> Result<Option<BounceBuffer>, DeviceError> {
         let mut state = lock(&self.state);
         if policy == Policy::CacheWarm
@@ -322,9 +338,19 @@ impl BouncePool {
         state.retired.remove(at).map(|(buffer, _)| buffer)
     }
 
-    /// Retires the open buffers of slots without a reader; whether there was one. For threads that try again and again
-    /// and do other work in between: those that wait do it themselves.
-    pub fn retire_idle_slots(&self) -> bool {
+    /// For threads that try again and again and do other work in between, with nothing to do now: frees a buffer as a
+    /// thread that waits does, if there is one that small reads keep open or whose copy is done.
+    pub fn reclaim_unused(&self) {
+        self.retire_idle_slots();
+        let mut state = lock(&self.state);
+        if let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
+            state.free.push(buffer);
+            self.notify_waiters(&mut state);
+        }
+    }
+
+    /// Retires the open buffers of slots without a reader; whether there was one.
+    fn retire_idle_slots(&self) -> bool {
         let mut closed = false;
         for slot in &self.cpu_slots {
             // A locked slot is in use, or its owner is the thread that waits.
@@ -438,8 +464,15 @@ impl BouncePool {
             // The full one is retired first: it may be the last buffer of the pool.
             let full = slot.current.take();
             if let Some(buffer) = fresh.take() {
-                slot.current =
-                    Some(OpenBuffer { buffer, stream, owner_tid: owner, used: 0, readers: 0, last_copy: None });
+                slot.current = Some(OpenBuffer {
+                    buffer,
+                    stream,
+                    owner_tid: owner,
+                    used: 0,
+                    readers: 0,
+                    last_copy: None,
+                    copy_unresolved: false,
+                });
             }
             let full = match full {
                 Some(open) if open.readers > 0 => {
@@ -468,10 +501,12 @@ impl BouncePool {
             return;
         };
         used.readers -= 1;
-        if used.stream != StreamId(0)
-            && let Ok(fence) = FenceGuard::new(self.device, used.stream)
-        {
-            used.last_copy = Some(fence);
+        if used.stream != StreamId(0) {
+            used.last_copy = FenceGuard::new(self.device, used.stream).ok();
+            // No fence left: an older one says nothing about this copy, and only this thread knows the stream.
+            if used.last_copy.is_none() {
+                used.copy_unresolved |= self.device.synchronize(used.stream, WaitMode::Context).is_err();
+            }
         }
         if let Some(at) = closing.iter().position(|o| o.readers == 0) {
             let done = closing.swap_remove(at);
@@ -489,6 +524,7 @@ impl BouncePool {
     /// Retires the buffer of a slot.
     fn close_open(&self, open: OpenBuffer) {
         match open.last_copy {
+            _ if open.copy_unresolved => self.quarantine(open.buffer),
             Some(fence) => self.retire_after(open.buffer, fence),
             None => self.release_after(open.buffer, open.stream),
         }
@@ -522,6 +558,7 @@ impl Drop for BouncePool {
 mod tests {
     use spinio_testkit::buffer::emulated;
     use spinio_testkit::deadline::eventually;
+    use spinio_testkit::{FaultyDevice, Operation};
 
     use super::*;
 
@@ -587,5 +624,56 @@ mod tests {
             staging.release(buffer);
         }
         device.release_stream(stream);
+    }
+
+    unsafe extern "C" fn wait_for_flag(flag: *mut std::ffi::c_void) {
+        // SAFETY: the test keeps the flag until the kernel is done.
+        let flag = unsafe { &*flag.cast::<std::sync::atomic::AtomicBool>() };
+        while !flag.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn unused_buffers_are_found_behind_stalled_copies() {
+        let device = emulated("size=64M");
+        let staging = BouncePool::new(device, 6 * BUFFER_SIZE as u64);
+        let mut buffers: Vec<BounceBuffer> = (0..6).map(|_| staging.acquire().unwrap()).collect();
+        let (stalled, other) = (device.new_stream().unwrap(), device.acquire_stream().unwrap());
+        let go = std::sync::atomic::AtomicBool::new(false);
+        // SAFETY: the stream is waited for before the flag ends.
+        unsafe { device.launch(stalled, wait_for_flag, (&raw const go).cast_mut().cast()) }.unwrap();
+        for buffer in buffers.drain(..5) {
+            staging.release_after(buffer, stalled);
+        }
+        staging.release_after(buffers.remove(0), other);
+        let done = || lock(&staging.state).retired.iter().any(|(_, fence)| fence.is_done());
+        eventually("one copy is done", done);
+        assert!(staging.try_acquire(Policy::WithinLimit).unwrap().is_none(), "only the oldest are checked");
+        staging.reclaim_unused();
+        let found = staging.try_acquire(Policy::WithinLimit).unwrap().expect("a buffer");
+        go.store(true, SeqCst);
+        device.wait_stream(stalled).unwrap();
+        staging.release(found);
+        device.release_stream(other);
+    }
+
+    #[test]
+    fn slice_without_fence_is_waited_for_or_never_used_again() {
+        for (synchronize_fails, lost) in [(false, 0), (true, BUFFER_SIZE as u64)] {
+            let inner = emulated("size=64M");
+            let device = FaultyDevice::wrap(inner);
+            let staging = BouncePool::new(device, 2 * BUFFER_SIZE as u64);
+            let stream = inner.new_stream().unwrap();
+            let slices = [(); 2].map(|()| staging.acquire_slice(4096, stream).unwrap());
+            let total = staging.total_bytes();
+            device.inject(Operation::Fence, 2, 1, ErrorKind::NoMemory);
+            if synchronize_fails {
+                device.inject(Operation::Synchronize, 1, 1, ErrorKind::Driver);
+            }
+            slices.into_iter().for_each(|slice| staging.release_slice(slice));
+            staging.retire_idle_slots();
+            assert_eq!(staging.total_bytes(), total - lost);
+        }
     }
 }
