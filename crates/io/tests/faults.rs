@@ -439,3 +439,29 @@ fn reused_fd_number_ends_read() {
     assert!(buffer.range_bytes(0..got) == file::bytes(0, got, 0), "bytes of the other file");
     assert!(buffer.range_bytes(got..6 << 20).iter().all(|b| *b == POISON), "bytes past the count were written");
 }
+
+/// A read at the descriptor's own offset whose device fails: the next read continues where this one's bytes end.
+#[test]
+fn offset_is_at_end_of_delivered_bytes_after_device_failure() {
+    let place = mount_fixture::create("tree").unwrap();
+    let path = place.file("ours");
+    drop(file::create_filled(&path, 8 << 20));
+    let open = |flags| {
+        use std::os::unix::fs::OpenOptionsExt;
+        std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap()
+    };
+    let inner = emulated("size=64M");
+    let buffer = Buffer::new(inner, 8 << 20);
+    for (flags, len) in [(libc::O_DIRECT, 8 << 20), (0, 8 << 20), (0, 4096)] {
+        for operation in [Operation::CopyIn, Operation::Synchronize] {
+            for nth in 1..4 {
+                let (device, opened) = (FaultyDevice::wrap(inner), open(flags));
+                let runtime = Runtime::new(settings());
+                device.inject(operation, nth, 1, ErrorKind::Driver);
+                let got = runtime.read(opened.as_raw_fd(), None, buffer.target_via(device, 0), len);
+                let offset = linux::lseek(opened.as_raw_fd(), 0, libc::SEEK_CUR).unwrap();
+                assert_eq!(offset, got.unwrap_or(0) as u64, "{flags:#o} {len} {operation:?} {nth}");
+            }
+        }
+    }
+}

@@ -82,7 +82,14 @@ pub fn advise(file: &File, at: u64, len: u64, advice: i32) {
 /// Writes everything to storage, and drops all pages that Linux can drop.
 pub fn evict(file: &File) {
     file.sync_all().expect("sync");
-    advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
+    // Linux skips pages that are being read ahead: they are unlocked soon.
+    for _ in 0..20 {
+        advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
+        if !spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).is_ok_and(|pages| pages.cached > 0) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
 }
 
 /// Reads pages into the cache, without read-ahead if Linux follows the advice. Advice applies to the open file

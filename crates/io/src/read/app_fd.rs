@@ -10,7 +10,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::app_fd_calls::{file_id, read_fd};
+use crate::read::app_fd_calls::{file_id, read_fd, release_offset};
 use crate::read::cpu_store;
 use spinio_files::FdIdentity;
 use spinio_host::is_cancelled;
@@ -99,6 +99,7 @@ impl AppFdRead {
                 Err(e) => {
                     // Earlier copies are waited for below, and reported.
                     staging.release(buffer);
+                    self.release_offset(ctx, got);
                     ended = Err(fail(e));
                     break;
                 }
@@ -116,12 +117,23 @@ impl AppFdRead {
                 break;
             }
         }
-        if self.stream.is_none() && done > 0 {
-            stream.synchronize(WaitMode::Context).map_err(fail)?;
+        if self.stream.is_none()
+            && done > 0
+            && let Err(e) = stream.synchronize(WaitMode::Context)
+        {
+            self.release_offset(ctx, done);
+            return Err(fail(e));
         }
         match ended {
             Err(error) if done == 0 => Err(error),
             _ => Ok(done),
+        }
+    }
+
+    /// The kernel has moved the descriptor's own offset for bytes that the program does not get.
+    fn release_offset(&self, ctx: &Reader, unused: usize) {
+        if self.at.is_none() {
+            release_offset(ctx.files.sys(), self.fd, unused as u64);
         }
     }
 

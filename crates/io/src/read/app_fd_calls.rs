@@ -2,10 +2,11 @@
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
+use spinio_files::FdIdentity;
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{Fd, Stat};
 use spinio_transfer::Error;
 
 use crate::ctx::Reader;
@@ -50,11 +51,66 @@ pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
     }
 }
 
+/// A descriptor's own offset, moved forward for a request to come.
+pub(crate) struct ReservedOffset {
+    /// Where it stood.
+    pub(crate) start: u64,
+    number: FdIdentity,
+    file: (u64, u64),
+}
+
+impl ReservedOffset {
+    /// Moves it forward by `len`. `stat`: of the file that the descriptor refers to.
+    pub(crate) fn new(sys: &dyn Syscalls, fd: Fd, len: u64, stat: &Stat) -> Result<ReservedOffset, Errno> {
+        let number = FdIdentity::of(fd);
+        Ok(ReservedOffset { start: reserve_offset(sys, fd, len)?, number, file: (stat.dev, stat.ino) })
+    }
+
+    /// Gives back what the request did not use; not if the number refers to another file by now, whose offset that
+    /// would move.
+    pub(crate) fn release(&self, sys: &dyn Syscalls, fd: Fd, unused: u64) {
+        if unused > 0 && self.number.is_still(sys, self.file) {
+            release_offset(sys, fd, unused);
+        }
+    }
+}
+
 /// A read went through the program's descriptor and did not check the file; the stream is checked every so often.
 pub(super) fn record_app_fd_read(ctx: &Reader, fd: Fd, at: Option<u64>, got: &Result<usize, Error>) {
     if let &Ok(got @ 1..) = got
         && ctx.files.sequential.record(fd, at, got)
     {
         ctx.files.readahead.check_stream(fd, at.map(|at| at + got as u64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use spinio_files::FdChange;
+    use spinio_host::syscalls::LinuxSyscalls;
+    use spinio_sys::linux::{fstat, lseek};
+
+    use super::*;
+
+    #[test]
+    fn offset_of_replaced_descriptor_is_left_alone() {
+        let [ours, theirs] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let fd = ours.as_raw_fd();
+        lseek(fd, 10, 0).unwrap();
+        lseek(theirs.as_raw_fd(), 1000, 0).unwrap();
+        let reserve = || ReservedOffset::new(&LinuxSyscalls, fd, 100, &fstat(fd).unwrap()).unwrap();
+        let reserved = reserve();
+        assert_eq!((reserved.start, lseek(fd, 0, SEEK_CUR)), (10, Ok(110)));
+        reserved.release(&LinuxSyscalls, fd, 60);
+        assert_eq!(lseek(fd, 0, SEEK_CUR), Ok(50));
+        let reserved = reserve();
+        let change = FdChange::begin(fd as u32, fd as u32);
+        // SAFETY: both descriptors are this test's own.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), fd) }, fd);
+        drop(change);
+        reserved.release(&LinuxSyscalls, fd, 100);
+        assert_eq!(lseek(fd, 0, SEEK_CUR), Ok(1000));
     }
 }

@@ -13,7 +13,7 @@ use spinio_sys::linux::{Fd, FileKind, Stat};
 use crate::ctx::Reader;
 use crate::decide::{Buffer, ByFile, by_descriptor, by_file, p2p_possible, readahead_limit};
 use crate::read::app_fd::AppFdRead;
-use crate::read::app_fd_calls::{SEEK_CUR, release_offset, reserve_offset};
+use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR};
 use crate::read::blocking;
 use crate::read::params::ReadParams;
 use crate::read::request::ReadRequest;
@@ -62,22 +62,24 @@ pub(crate) fn read(
         }
         return app_fd_read(by.reason, by.single_call).read(ctx);
     }
-    let (offset, len) = match at {
-        Some(offset) => (offset, len),
-        None => match reserve_offset(ctx.files.sys(), fd, len as u64) {
-            Ok(offset) => {
+    let sys = ctx.files.sys();
+    let (offset, len, reserved) = match at {
+        Some(offset) => (offset, len, None),
+        None => match ReservedOffset::new(sys, fd, len as u64, &stat) {
+            Ok(reserved) => {
+                let offset = reserved.start;
                 // What the file does not have is given back at once, not after the read: another reader of this offset
                 // continues at the end of the file, not past it. Bytes appended from here on are for the next read.
                 let left = match stat.kind {
                     FileKind::Regular => stat.size.saturating_sub(offset).min(len as u64) as usize,
                     _ => len,
                 };
-                release_offset(ctx.files.sys(), fd, (len - left) as u64);
+                reserved.release(sys, fd, (len - left) as u64);
                 if left == 0 {
                     // One system call at the descriptor's own offset: no other reader can come in between.
                     return app_fd_read(Reason::Small, true).read(ctx);
                 }
-                (offset, left)
+                (offset, left, Some(reserved))
             }
             // No offset to move (FUSE streams), or not that far (the end of a block device).
             Err(e) => {
@@ -87,8 +89,8 @@ pub(crate) fn read(
         },
     };
     let read = read_at(ctx, span, fd, offset, to, len, stat);
-    if at.is_none() {
-        release_offset(ctx.files.sys(), fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
+    if let Some(reserved) = reserved {
+        reserved.release(sys, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
     read
 }

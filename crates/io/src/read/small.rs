@@ -80,16 +80,16 @@ fn read_staged(
     };
     if got > 0 {
         // SAFETY: the buffer of the slice is released after this copy and not used again before it is done.
-        let copied = unsafe { device.copy_in(stream, to.addr, slice.ptr, got) };
+        let mut copied = unsafe { device.copy_in(stream, to.addr, slice.ptr, got) };
         staging.release_slice(slice);
+        if copied.is_ok() && ctx.policy.must_wait(app) {
+            copied = device.synchronize(stream, WaitMode::Context);
+        }
         if copied.is_err() && at.is_none() {
             // The kernel has moved the offset for bytes that the program does not get.
             release_offset(ctx.files.sys(), fd, got as u64);
         }
         copied.map_err(device_error)?;
-        if ctx.policy.must_wait(app) {
-            device.synchronize(stream, WaitMode::Context).map_err(device_error)?;
-        }
     } else {
         staging.release_slice(slice);
     }

@@ -32,7 +32,7 @@ use super::gather::{BufferSource, StagedWrite, streams_after_app};
 use super::window::PARALLEL_CHUNK;
 use super::write_once::WriteVia;
 use super::{Result, WriteRequest, staging_limit};
-use crate::read::app_fd_calls::{release_offset, reserve_offset};
+use crate::read::app_fd_calls::ReservedOffset;
 use spinio_files::FileState;
 use spinio_files::stripes::StripeMap;
 use spinio_transfer::Error;
@@ -75,10 +75,11 @@ impl WriteRequest<'_> {
         if self.at.is_some() {
             return write(self);
         }
-        match reserve_offset(self.ctx.files.sys(), self.fd, self.len as u64) {
-            Ok(start) => {
-                let wrote = write(&WriteRequest { at: Some(start), ..*self });
-                release_offset(self.ctx.files.sys(), self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
+        let sys = self.ctx.files.sys();
+        match ReservedOffset::new(sys, self.fd, self.len as u64, &self.stat) {
+            Ok(offset) => {
+                let wrote = write(&WriteRequest { at: Some(offset.start), ..*self });
+                offset.release(sys, self.fd, (self.len - *wrote.as_ref().unwrap_or(&0)) as u64);
                 wrote
             }
             // The offset cannot be moved that far (the end of a block device, the largest file): the kernel's error for

@@ -6,9 +6,9 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::ReadRequest;
@@ -139,7 +139,8 @@ impl ReadRequest {
     /// Whether it shall end early. The program's cancel poll may read too, and needs buffers that are not lent to this
     /// request.
     fn is_cancelled(&self) -> bool {
-        self.ctx.bounce.limit() >= 2 * (MAX_LENT * BUFFER_SIZE) as u64 && is_cancelled()
+        let enough = self.ctx.bounce.limit() >= 2 * (MAX_LENT * BUFFER_SIZE) as u64;
+        enough && self.staging.can_lend(self.file.storage) && is_cancelled()
     }
 
     /// Lends buffers to the shadow workers, as long as there is something to fill them with, and wakes them. The first
@@ -196,7 +197,7 @@ impl ReadRequest {
         if needed > 0
             && let Some(pool) = workers.copy()
         {
-            pool.submit(Arc::new(WorkerTask { request: Arc::clone(self), role: Role::CopyWorker }), needed);
+            pool.submit(Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::CopyWorker }), needed);
         }
     }
 
@@ -211,7 +212,7 @@ impl ReadRequest {
         if more > 0
             && let Some(workers) = self.ctx.files.shadow_workers()
         {
-            let task = Arc::new(WorkerTask { request: Arc::clone(self), role: Role::ShadowWorker });
+            let task = Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::ShadowWorker });
             workers.for_key(self.file.storage).submit(task, more);
         }
     }
@@ -298,16 +299,18 @@ impl Drop for Worker<'_> {
     }
 }
 
-/// The part of a worker in a request.
+/// The part of a worker in a request. An entry stays in the queue while all workers wait for a server, and must not
+/// keep the fences and descriptors of a request that is over.
 struct WorkerTask {
-    request: Arc<ReadRequest>,
+    request: Weak<ReadRequest>,
     role: Role,
 }
 
 impl Task for WorkerTask {
     fn execute(&self) {
-        let Some(_scope) = self.request.scope.enter() else { return };
-        let mut worker = Worker::new(&self.request, self.role);
+        let Some(request) = self.request.upgrade() else { return };
+        let Some(_scope) = request.scope.enter() else { return };
+        let mut worker = Worker::new(&request, self.role);
         while worker.run_next() {}
         worker.drain();
     }
