@@ -11,7 +11,7 @@ use spinio_io::{PinError, Runtime};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{eventually, file, with_deadline};
 
-use crate::{SIZE, Subject, pin_or_skip, settings, wait_no_pins};
+use crate::{SIZE, Subject, pin_or_skip, settings, wait_no_pins, wait_no_writer};
 
 #[test]
 fn mapping_belongs_to_its_process() {
@@ -101,6 +101,7 @@ fn mapping_is_readable_and_delays_writers() {
     });
     assert!(writer_done.load(SeqCst));
     wait_no_pins(device);
+    wait_no_writer(&subject.file);
     let address = runtime.map_until_unmap(subject.fd(), 0, 100, device).unwrap();
     assert_eq!(runtime.revoke_requested(address), Some(false));
     assert!(runtime.unmap(address) && !runtime.unmap(address));

@@ -67,6 +67,7 @@ fn pin_errors() {
         let over = File::open(fixture.file("over")).unwrap();
         assert_eq!(pin_error(over.as_raw_fd()), PinError::NotMappable);
     }
+    wait_no_writer(&subject.file);
     let small = Runtime::new(Settings { pin_limit: 1 << 20, ..settings() });
     assert_eq!(small.pin_file(subject.fd(), Some(device)), Err(PinError::LimitExceeded));
     let kernel = FaultySyscalls::new();
@@ -121,6 +122,7 @@ fn unwritable_files_need_no_lease() {
     let subject = Subject::new();
     let chattr =
         |how: &str| Command::new("chattr").arg(how).arg(&subject.path).output().is_ok_and(|o| o.status.success());
+    wait_no_writer(&subject.file);
     if !chattr("+i") {
         return eprintln!("skipped: no immutable attribute here");
     }
@@ -139,6 +141,7 @@ fn unwritable_files_need_no_lease() {
     wait_no_pins(device);
     // An attribute that was cleared for a while, and is set again, excludes no writers, also if no change is reported.
     for reported in [true, false] {
+        wait_no_writer(&subject.file);
         assert!(chattr("+i"));
         let kernel = FaultySyscalls::new();
         kernel.inject_always(Call::TakeLease, Effect::Fail(Errno::ACCESS));

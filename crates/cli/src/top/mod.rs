@@ -11,6 +11,7 @@ mod model;
 mod view;
 
 use std::io::IsTerminal;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -44,10 +45,19 @@ pub fn run(top: &Top) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     restore_when_killed();
+    let screen = lock_screen();
     let mut terminal = ratatui::try_init().context("Cannot take over the terminal")?;
+    drop(screen);
     let ended = watch(&mut terminal, top.every);
     ratatui::restore();
     ended.map(|()| Exit::Ok)
+}
+
+/// Held while the screen is written. A signal may arrive at any moment, and what is drawn after the terminal was restored
+/// would hide the cursor of the shell.
+fn lock_screen() -> MutexGuard<'static, ()> {
+    static SCREEN: Mutex<()> = Mutex::new(());
+    SCREEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Restores the terminal also when a signal ends this process. (Keys send no signal: Ctrl-C is read as a key.)
@@ -55,6 +65,8 @@ fn restore_when_killed() {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return };
     let wait = move || {
         if let Some(signal) = signals.forever().next() {
+            // Not given back: the process ends.
+            let _screen = lock_screen();
             ratatui::restore();
             // The cursor is restored with the terminal's value, which the other thread has.
             let _ = execute!(std::io::stdout(), Show);
@@ -71,7 +83,9 @@ fn watch(terminal: &mut DefaultTerminal, every: Duration) -> anyhow::Result<()> 
         let looked = Instant::now();
         model.update(processes::list(), looked);
         loop {
+            let screen = lock_screen();
             terminal.draw(|frame| view::draw(frame, &model, colour))?;
+            drop(screen);
             let left = every.saturating_sub(looked.elapsed());
             if left.is_zero() || !event::poll(left)? {
                 break;
