@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
-use spinio_host::pool::{IdleTask, WorkerPool, Workers};
+use spinio_host::pool::{IdleTask, NoRing, WorkerPool, Workers};
+use spinio_host::storage_ring::StorageRing;
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
@@ -22,6 +23,7 @@ use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
 use crate::p2p_trust::P2pTrustMap;
 use crate::readahead::ReadaheadCache;
+use crate::ring_slot::is_issued_at_once;
 use crate::sequential::SequentialDetector;
 use crate::shadow_file::ShadowFiles;
 use crate::state::FileState;
@@ -118,6 +120,37 @@ impl Files {
     /// name.
     pub fn cost_entry(&self, file: &FileState, device: &'static dyn Device) -> Arc<CostEntry> {
         self.costs.get(&self.ctx, file, device)
+    }
+
+    /// The ring and the slot of a file in it, for a read of storage that begins now. Where there is none yet, shadow
+    /// workers make one for later reads.
+    pub fn ring_slot(&self, file: &Arc<FileState>) -> Result<(Arc<StorageRing>, u32), NoRing> {
+        if !is_issued_at_once(file.file_system) {
+            return Err(NoRing::FileSystem);
+        }
+        let ring = self.workers().storage_ring()?;
+        if let Some(slot) = file.ring_slot.get() {
+            return Ok(slot);
+        }
+        if let (Ok(_), Some(shadow), true) =
+            (&file.direct_fd, self.shadow_workers(), file.ring_slot.needs_registration())
+        {
+            let (ring, file) = (Arc::clone(ring), Arc::clone(file));
+            shadow.for_key(file.storage).spawn_detached(move || {
+                if let Ok(direct) = &file.direct_fd {
+                    file.ring_slot.register(ring, direct.get());
+                }
+            });
+        }
+        Err(NoRing::NotRegistered)
+    }
+
+    /// Why reads of a file's storage would not take the ring; `None`: they would, once it is awake.
+    pub fn ring_refusal(&self, file: &FileState) -> Option<NoRing> {
+        match is_issued_at_once(file.file_system) {
+            true => self.workers().ring_refusal(),
+            false => Some(NoRing::FileSystem),
+        }
     }
 
     /// A different number at every call, so that two surveys probe different offsets.

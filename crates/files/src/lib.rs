@@ -3,6 +3,7 @@
 //! ```text
 //!   files          all of it, one object per runtime
 //!     state, table   the shadow descriptors, alignment and mapping of a file; which files are remembered
+//!     ring_slot      the slot of a file in the ring that reads storage
 //!     residency      which pages of a range are cached
 //!     sequential     which descriptors read sequentially
 //!     readahead      which pages such reads added to the page cache, and when they are dropped
@@ -27,6 +28,7 @@ pub mod prefault;
 pub mod prefault_state;
 pub mod readahead;
 pub mod residency;
+mod ring_slot;
 pub mod sequential;
 pub mod shadow_file;
 mod state;

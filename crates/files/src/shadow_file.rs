@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing,
+    Stat,
 };
 
 use spinio_host::is_cancelled;
@@ -229,6 +230,10 @@ impl Syscalls for FdRouter {
 
     fn new_io_uring(&self, entries: u32) -> Result<Ring> {
         self.inner.new_io_uring(entries)
+    }
+
+    fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {
+        self.inner.new_shared_ring(entries, slots, idle)
     }
 
     fn on_completion(&self, result: Result<usize>) -> Result<usize> {

@@ -31,6 +31,7 @@ use spinio_transfer::Mapping;
 use crate::block_stack::BlockStackCache;
 use crate::prefault_state::PrefaultState;
 use crate::residency::{self, ResidencyAccess};
+use crate::ring_slot::RingSlot;
 use crate::stripes::FileStripes;
 
 const SEEK_END: i32 = 2;
@@ -49,6 +50,8 @@ pub struct FileState {
     pub cached: Arc<ShadowFd>,
     /// Reads with O_DIRECT; for shadow workers. The reason if there is none.
     pub direct_fd: Result<ShadowFd, Reason>,
+    /// Where that one is in the ring.
+    pub(crate) ring_slot: Arc<RingSlot>,
     /// Length of a block device; the length of a regular file is queried by every request.
     pub size: u64,
     /// Number of the block device or of the file system, for which P2P is trusted or not.
@@ -125,6 +128,12 @@ impl FileState {
             true => Err(Reason::NoDirectIo),
             false => reopen(linux::O_DIRECT).map_err(|_| Reason::NoDirectIo),
         };
+        let ring_slot = Arc::<RingSlot>::default();
+        let direct = direct.map(|mut direct| {
+            let ring_slot = Arc::clone(&ring_slot);
+            direct.set_pre_close(Box::new(move |_| ring_slot.release()));
+            direct
+        });
         let residency_access =
             if in_memory { ResidencyAccess::InMemory } else { residency::residency_access(sys, cached_fd, stat.uid) };
         let storage = share_key(&stat);
@@ -142,6 +151,7 @@ impl FileState {
             stripes: FileStripes::new(&block_stack),
             block_stack,
             direct_fd: direct,
+            ring_slot,
             direct_align: align,
             // Prefaulting a mapping of a sparse file in memory would allocate its holes.
             mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,

@@ -5,6 +5,7 @@
 //!   syscalls     every system call of an engine behind one trait, for fault injection
 //!   pool/        worker pools, one fd table each (app, shadow, per thread)
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
+//!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
 //!   parallel     one pass over many items, shared among the workers of a pool
 //!   task_scope   counts the threads at work on a task, and waits for them at its end
@@ -23,6 +24,7 @@ pub mod pool;
 pub mod settings;
 pub mod shadow_fd;
 pub mod shares;
+pub mod storage_ring;
 pub mod sync;
 pub mod syscalls;
 pub mod task_scope;

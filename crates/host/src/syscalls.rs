@@ -8,11 +8,13 @@
 #![expect(unsafe_code, reason = "threads, shared words and descriptors of other tables")]
 
 use std::ffi::{CStr, CString};
+use std::time::Duration;
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing,
+    Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -205,6 +207,11 @@ pub trait Syscalls: Send + Sync + 'static {
     /// A ring of asynchronous reads, in the calling thread's table.
     fn new_io_uring(&self, entries: u32) -> Result<Ring> {
         Ring::new(entries)
+    }
+
+    /// A ring that all threads of the process fill; its descriptor is in the calling thread's table.
+    fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {
+        SharedRing::new(entries, slots, idle)
     }
 
     /// The result of a read of a ring.

@@ -12,6 +12,7 @@ use spinio_device::{Allocation, Device, StreamId, Target};
 use spinio_files::shadow_file::FdRouter;
 use spinio_files::{Files, FilesCtx, ShadowFile, sequential};
 use spinio_host::Settings;
+use spinio_host::pool::NoRing;
 use spinio_host::pool::Workers;
 use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
 use spinio_pinned::{DeviceMapping, PinError, PinnedFiles};
@@ -204,6 +205,24 @@ impl Runtime {
     /// The counters now.
     pub fn stats(&self) -> Snapshot {
         self.files().stats().snapshot()
+    }
+
+    /// Pieces of storage that callers have read through the ring so far, without a shadow worker.
+    pub fn ring_reads(&self) -> u64 {
+        self.reader.files.workers().ring_reads()
+    }
+
+    /// Why no read takes the ring, as far as is known; `None`: one would, or the ring was not needed yet.
+    pub fn ring_refusal(&self) -> Option<NoRing> {
+        self.reader.files.workers().ring_refusal()
+    }
+
+    /// Why shadow workers read the storage of a file, as far as is known without a read; `None`: the ring would, once
+    /// its kernel thread is awake.
+    pub fn ring_refusal_of(&self, fd: Fd) -> core::result::Result<Option<NoRing>, Errno> {
+        let files = self.files();
+        let stat = files.sys().fstat(fd)?;
+        Ok(files.get(fd, stat).map_or(Some(NoRing::NotRegistered), |file| files.ring_refusal(&file)))
     }
 
     /// Bytes of pinned bounce buffers for the device of an allocation.

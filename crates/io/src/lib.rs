@@ -33,6 +33,7 @@ pub use policy::RoutePolicy;
 pub use spinio_device::Target;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
 pub use spinio_files::{FdChange, FdIdentity, ShadowFile, WriteLease};
+pub use spinio_host::pool::NoRing;
 pub use spinio_host::{CancelPoll, Settings, install_cancel_poll, is_cancelled, settings, syscalls as kernel};
 pub use spinio_pinned::{DeviceMapping, PinError, PinGuard};
 pub use spinio_stats as stats;

@@ -4,12 +4,13 @@
 
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, Stat,
+    Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing, Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -33,6 +34,7 @@ pub enum Call {
     Map,
     NewShadowTable,
     NewIoUring,
+    NewSharedRing,
     TakeLease,
     HasLease,
     HasWriteLease,
@@ -79,12 +81,18 @@ pub struct FaultySyscalls {
     faults: Mutex<Vec<Fault>>,
     injected: Mutex<u64>,
     calls: Mutex<Vec<(Call, u64)>>,
+    has_ring: bool,
 }
 
 impl FaultySyscalls {
     /// Without a fault yet.
     pub fn new() -> &'static FaultySyscalls {
         Box::leak(Box::default())
+    }
+
+    /// The same with the ring: otherwise shadow workers make all reads of storage, so that these can be made to fail.
+    pub fn with_ring() -> &'static FaultySyscalls {
+        Box::leak(Box::new(FaultySyscalls { has_ring: true, ..FaultySyscalls::default() }))
     }
 
     /// From the `nth` such call on (1: the next), `times` times.
@@ -349,6 +357,14 @@ impl Syscalls for FaultySyscalls {
 
     fn lease_break_time(&self) -> Option<u64> {
         if self.check(Call::LeaseBreakTime).is_ok() { LinuxSyscalls.lease_break_time() } else { Some(0) }
+    }
+
+    fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {
+        self.check(Call::NewSharedRing)?;
+        if !self.has_ring {
+            return Err(Errno::NOSYS);
+        }
+        LinuxSyscalls.new_shared_ring(entries, slots, idle)
     }
 
     fn on_completion(&self, result: Result<usize>) -> Result<usize> {

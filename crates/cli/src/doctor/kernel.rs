@@ -109,7 +109,7 @@ fn direct(file: &File, place: &str) -> Fact {
 fn io_uring() -> Fact {
     let name = "io_uring";
     let refused = |cause: &str, cure: &str| {
-        Fact::new(GROUP, name, State::Absent, "refused: what batches read from storage, a few threads read instead")
+        Fact::new(GROUP, name, State::Absent, "refused: what is read from storage, a few threads read instead")
             .because(cause)
             .cure(cure)
     };
@@ -118,7 +118,9 @@ fn io_uring() -> Fact {
             GROUP,
             name,
             State::Found,
-            format!("works (features {features:#x}): batches have 128 reads of storage in flight"),
+            format!(
+                "works (features {features:#x}): reads of storage start without a worker thread, batches have 128 in flight"
+            ),
         ),
         Err(Errno::NOSYS) => refused("this kernel was built without it", "a kernel with CONFIG_IO_URING"),
         Err(Errno::PERM) => match text_of("/proc/sys/kernel/io_uring_disabled").as_deref() {

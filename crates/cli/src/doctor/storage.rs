@@ -2,10 +2,12 @@
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
-use spinio_io::runtime;
+use spinio_io::{NoRing, runtime};
 use spinio_plan::geometry::{BlockStack, Kind, Layer, P2pHint, Role};
+use spinio_sys::linux::{self, Fd, SharedRing};
 
 use super::{Fact, State};
 use crate::{block_stack, format, input};
@@ -18,7 +20,38 @@ pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     let stack = runtime()
         .storage(file.as_raw_fd())
         .with_context(|| format!("Cannot find out what is under {}", path.display()))?;
-    Ok(facts(path, &stack))
+    let mut facts = facts(path, &stack);
+    if stack.top.is_some() {
+        facts.push(engine(file.as_raw_fd()));
+    }
+    Ok(facts)
+}
+
+/// What reads around the page cache: the ring, or shadow workers and why.
+fn engine(fd: Fd) -> Fact {
+    let name = "storage engine";
+    let refusal = match runtime().ring_refusal_of(fd) {
+        Err(e) => return Fact::new(GROUP, name, State::Limited, "unknown").because(e.to_string()),
+        // Tried, because only the kernel knows.
+        Ok(None) => match SharedRing::new(4, 4, Duration::from_millis(1)) {
+            Ok(ring) => linux::close(ring.fd()).err().map(NoRing::Refused),
+            Err(errno) => Some(NoRing::Refused(errno)),
+        },
+        Ok(refusal) => refusal,
+    };
+    let Some(refusal) = refusal else {
+        let detail = "io_uring with SQPOLL: absent data is read without another thread of the process";
+        return Fact::new(GROUP, name, State::Found, detail);
+    };
+    let fact = Fact::new(GROUP, name, State::Limited, "worker threads, up to 8, each waiting for one command")
+        .because(refusal.to_string());
+    match refusal {
+        NoRing::BySetting => fact.cure("unset SPINIO_STORAGE_ENGINE"),
+        NoRing::FileSystem => fact.cure("keep large files on ext4 or XFS"),
+        NoRing::Refused(_) => fact.cure("see io_uring above: sysctl kernel.io_uring_disabled, or the seccomp profile"),
+        NoRing::FewProcessors => fact.cure("SPINIO_STORAGE_ENGINE=ring uses it all the same"),
+        NoRing::NotAwake | NoRing::NotRegistered => fact,
+    }
 }
 
 fn facts(path: &Path, under: &BlockStack) -> Vec<Fact> {

@@ -10,14 +10,16 @@
 //! A pool that cannot be created (an old kernel, no more threads for this user) is `None` permanently: its callers have
 //! a fallback.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use spinio_sys::linux;
+use spinio_sys::{Errno, linux};
 
 use super::{IdleTask, NoIdleTask, WorkerPool};
-use crate::settings::Settings;
+use crate::settings::{Settings, StorageEngine};
+use crate::shares::ShareKey;
+use crate::storage_ring::StorageRing;
 use crate::syscalls::Syscalls;
 
 /// Reads of one file system in flight at once, however few the processors are. The pool has twice as many threads, so
@@ -40,12 +42,70 @@ impl IdleTask for LateIdle {
     }
 }
 
+/// Processors from which on the ring is used: with one, the kernel thread that polls takes it from those that wait.
+const RING_PROCESSORS: usize = 2;
+
+/// The share of the shadow workers that making and waking the ring takes. No device number has this bit.
+const RING: ShareKey = 1 << 61;
+
+/// The ring, made in the background once a read could use it.
+struct RingCell {
+    refused: Option<NoRing>,
+    made: Arc<OnceLock<core::result::Result<Arc<StorageRing>, Errno>>>,
+    asked: AtomicBool,
+}
+
+impl RingCell {
+    fn new(engine: StorageEngine, processors: usize) -> RingCell {
+        let refused = match engine {
+            StorageEngine::Auto if processors < RING_PROCESSORS => Some(NoRing::FewProcessors),
+            StorageEngine::Workers => Some(NoRing::BySetting),
+            StorageEngine::Auto | StorageEngine::Ring => None,
+        };
+        RingCell { refused, made: Arc::default(), asked: AtomicBool::new(false) }
+    }
+}
+
+/// Why shadow workers make a read of storage, and not the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRing {
+    /// `SPINIO_STORAGE_ENGINE=workers`.
+    BySetting,
+    /// Polling would take a processor that the program needs.
+    FewProcessors,
+    /// The kernel refused it.
+    Refused(Errno),
+    /// It does not exist yet, or its kernel thread sleeps.
+    NotAwake,
+    /// Reads of this file system wait in the kernel (io-wq) for a thread, and may wait for a server.
+    FileSystem,
+    /// The file is not in it yet, or there is no room.
+    NotRegistered,
+}
+
+impl std::fmt::Display for NoRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoRing::BySetting => f.write_str("SPINIO_STORAGE_ENGINE=workers"),
+            NoRing::FewProcessors => write!(f, "fewer than {RING_PROCESSORS} processors: polling would take one away"),
+            NoRing::Refused(errno) => write!(f, "the kernel refuses io_uring with SQPOLL: {errno}"),
+            NoRing::NotAwake => f.write_str("its kernel thread sleeps: the next read finds it awake"),
+            NoRing::FileSystem => {
+                f.write_str("not ext4, XFS or a block device: the kernel would leave such reads to threads of its own")
+            }
+            NoRing::NotRegistered => f.write_str("the file is not in it yet"),
+        }
+    }
+}
+
 /// All pools of a runtime.
 pub struct Workers {
     sys: &'static dyn Syscalls,
     copy_threads: usize,
     batch_threads: usize,
     spin: Duration,
+    /// Before the pool: a worker closes its descriptor.
+    ring: RingCell,
     shadow: OnceLock<Option<WorkerPool>>,
     shadow_idle: LateIdle,
     copy: OnceLock<Option<WorkerPool>>,
@@ -70,6 +130,7 @@ impl Workers {
             // Waking a sleeping thread costs more than copying 64 KiB; but with few processors spinning takes time from
             // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
+            ring: RingCell::new(settings.storage_engine, processors),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
             copy: OnceLock::new(),
@@ -110,6 +171,55 @@ impl Workers {
     pub fn shadow(&self) -> Option<&WorkerPool> {
         let make = || WorkerPool::shadow_workers(self.sys, 2 * SHADOW_WORKERS, self.spin, self.shadow_idle.clone());
         self.shadow.get_or_init(make).as_ref()
+    }
+
+    /// The ring, if its kernel thread is awake; otherwise it is made or woken, for a later read.
+    pub fn storage_ring(&self) -> core::result::Result<&Arc<StorageRing>, NoRing> {
+        if let Some(refused) = self.ring.refused {
+            return Err(refused);
+        }
+        match self.ring.made.get() {
+            Some(Ok(ring)) => {
+                self.wake_ring(ring);
+                if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(ring) }
+            }
+            Some(Err(errno)) => Err(NoRing::Refused(*errno)),
+            None => {
+                let shadow = self.shadow().ok_or(NoRing::Refused(Errno::NOSYS))?;
+                if !self.ring.asked.swap(true, Relaxed) {
+                    let (sys, cell) = (self.sys, Arc::clone(&self.ring.made));
+                    let close_queue = shadow.for_key(RING).close_queue();
+                    shadow.for_key(RING).spawn_detached(move || {
+                        let ring = StorageRing::make(|entries, slots, idle| sys.new_shared_ring(entries, slots, idle));
+                        let ring =
+                            ring.map(|ring| Arc::new(StorageRing::new(ring, close_queue, linux::available_cpus())));
+                        let _ = cell.set(ring);
+                    });
+                }
+                Err(NoRing::NotAwake)
+            }
+        }
+    }
+
+    /// Why there is no ring, as far as is known without a read; `None`: there is one, or there would be.
+    pub fn ring_refusal(&self) -> Option<NoRing> {
+        let refused = self.ring.made.get().and_then(|made| made.as_ref().err().copied());
+        self.ring.refused.or(refused.map(NoRing::Refused))
+    }
+
+    /// Reads that the ring was given so far.
+    pub fn ring_reads(&self) -> u64 {
+        self.ring.made.get().and_then(|made| made.as_ref().ok()).map_or(0, |ring| ring.reads())
+    }
+
+    /// Has a shadow worker wake the kernel thread of the ring, if it sleeps.
+    pub fn wake_ring(&self, ring: &Arc<StorageRing>) {
+        if ring.needs_wake()
+            && let Some(shadow) = self.shadow()
+        {
+            let ring = Arc::clone(ring);
+            shadow.for_key(RING).spawn_detached(move || ring.wake());
+        }
     }
 
     /// The threads that copy concurrently with the caller. First called by a thread of the program, whose table they

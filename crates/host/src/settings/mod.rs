@@ -47,6 +47,17 @@ pub enum NvmmuStripes {
     Preread,
 }
 
+/// What reads storage around the page cache for single requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StorageEngine {
+    /// The ring where it pays.
+    Auto,
+    /// The ring wherever the kernel has it.
+    Ring,
+    /// Shadow workers.
+    Workers,
+}
+
 /// Every setting, after defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -60,6 +71,8 @@ pub struct Settings {
     pub bounce_limit: u64,
     /// `SPINIO_ROUTES`: the routes that may be used
     pub routes: Vec<Route>,
+    /// `SPINIO_STORAGE_ENGINE`
+    pub storage_engine: StorageEngine,
     /// `SPINIO_DMA_MIN`: cached bytes from which the pages are registered instead of copied
     pub dma_min: u64,
     /// `SPINIO_PIN_LIMIT` in bytes, 0 for the default
@@ -97,6 +110,7 @@ impl Default for Settings {
             threads: 0,
             bounce_limit: 128 << 20,
             routes: Route::ALL.to_vec(),
+            storage_engine: StorageEngine::Auto,
             dma_min: 2 << 20,
             pin_limit: 0,
             batch_threads: 0,
@@ -173,6 +187,15 @@ impl Settings {
                 }
             }
             s.routes = routes;
+            true
+        });
+        parse_setting("SPINIO_STORAGE_ENGINE", &mut |v| {
+            s.storage_engine = match v {
+                "auto" => StorageEngine::Auto,
+                "ring" => StorageEngine::Ring,
+                "workers" => StorageEngine::Workers,
+                _ => return false,
+            };
             true
         });
         parse_setting("SPINIO_DMA_MIN", &mut |v| match parse_bytes(v) {

@@ -43,5 +43,5 @@ pub use residency::*;
 pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
 pub use shared_fd::*;
 pub use types::*;
-pub use uring::Ring;
+pub use uring::{Ring, SharedRing};
 pub use wipe::wipe_on_fork_word;

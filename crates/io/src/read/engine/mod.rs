@@ -3,7 +3,8 @@
 //! ```text
 //!   piece ──> copy, store   cache.rs      ┐
 //!             dma           dma.rs        ├──> Outcome, applied by the request
-//!             direct, p2p   storage.rs    ┘
+//!             direct, p2p   storage.rs    │ by shadow workers
+//!                           ring.rs       ┘ by the caller, through the ring
 //! ```
 //!
 //! [`Engine`] is what a thread has while it works on a request: its streams on the device, and what is in flight there.
@@ -16,6 +17,7 @@
 
 mod cache;
 mod dma;
+mod ring;
 mod storage;
 
 use std::collections::VecDeque;
@@ -23,6 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use spinio_device::{DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
+use spinio_host::storage_ring::{RingRead, StorageRing};
 use spinio_plan::{Reason, Route};
 
 use super::params::ReadParams;
@@ -41,6 +44,21 @@ struct PinnedDma {
     started: Instant,
 }
 
+/// The ring, and the slot of a request's file in it.
+pub(crate) struct RingPath {
+    pub(crate) ring: Arc<StorageRing>,
+    pub(crate) slot: u32,
+}
+
+/// A piece that the ring reads. Dropped in this order: the read is over before its buffer is anything else's.
+struct RingPiece {
+    read: RingRead,
+    piece: Piece,
+    /// `None`: into device memory.
+    buffer: Option<BounceBuffer>,
+    started: Instant,
+}
+
 /// The engines of one thread at work on a request.
 pub(crate) struct Engine<'a> {
     request: &'a ReadParams,
@@ -51,6 +69,7 @@ pub(crate) struct Engine<'a> {
     /// Copies in flight, reported when their stream is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
+    in_ring: Vec<RingPiece>,
     outcomes: Vec<Outcome>,
 }
 
@@ -63,6 +82,7 @@ impl<'a> Engine<'a> {
             streams: [None, None],
             pending: Vec::new(),
             pinned: VecDeque::new(),
+            in_ring: Vec::new(),
             outcomes: Vec::new(),
         }
     }
@@ -85,6 +105,7 @@ impl<'a> Engine<'a> {
 
     /// Waits for everything in flight.
     pub(crate) fn drain(&mut self) {
+        self.drain_ring();
         if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
             // The last DMA takes as long as unregistering what earlier requests registered.
             self.request.ctx.files.unpin().unpin_all();

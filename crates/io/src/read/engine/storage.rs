@@ -1,4 +1,5 @@
-//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it, by shadow workers.
+//! `direct` and `p2p`: bytes that are not in the page cache, fetched around it, by shadow workers, or by the caller through the
+//! ring (ring.rs).
 //!
 //! ```text
 //!   direct   storage ──O_DIRECT──> bounce buffer ──DMA──> device
@@ -30,17 +31,28 @@ impl Engine<'_> {
         let Ok(shadow) = &self.request.file.direct_fd else {
             return self.outcomes.push(Outcome::Filled(FilledBuffer { piece, buffer, skip: 0, len: 0, started }));
         };
+        let (range, unit) = self.aligned_range(piece);
+        // What fails here is read again through the page cache, which reports the error.
+        // SAFETY: the aligned range fits the buffer.
+        let (got, _) =
+            unsafe { pread_full(self.request.sys(), Route::Direct, shadow.get(), buffer.ptr(), range, unit as usize) };
+        self.outcomes.push(Outcome::Filled(self.filled(piece, buffer, got, started)));
+    }
+
+    /// The range of the file that direct I/O reads for a piece, its start and its length, and the unit of both. It fits a
+    /// buffer: pieces end at block boundaries of the file.
+    pub(super) fn aligned_range(&self, piece: Piece) -> ((u64, usize), u64) {
         let unit = u64::from(self.request.file.direct_align.offset);
         let from = self.request.offset + piece.offset;
         let first = from / unit * unit;
-        let range = (first, ((from + piece.len).next_multiple_of(unit) - first) as usize);
-        // What fails here is read again through the page cache, which reports the error.
-        // SAFETY: pieces end at block boundaries of the file, so the aligned range fits the buffer.
-        let (got, _) =
-            unsafe { pread_full(self.request.sys(), Route::Direct, shadow.get(), buffer.ptr(), range, unit as usize) };
-        let filled_len = (got as u64).saturating_sub(from - first).min(piece.len);
-        let skip = (from - first) as usize;
-        self.outcomes.push(Outcome::Filled(FilledBuffer { piece, buffer, skip, len: filled_len, started }));
+        ((first, ((from + piece.len).next_multiple_of(unit) - first) as usize), unit)
+    }
+
+    /// A buffer into which `got` bytes of the aligned range were read.
+    pub(super) fn filled(&self, piece: Piece, buffer: BounceBuffer, got: usize, started: Instant) -> FilledBuffer {
+        let skip = self.request.offset + piece.offset - self.aligned_range(piece).0.0;
+        let len = (got as u64).saturating_sub(skip).min(piece.len);
+        FilledBuffer { piece, buffer, skip: skip as usize, len, started }
     }
 
     /// Queues the copy of what a shadow worker read; what it could not read takes the page cache.
@@ -76,6 +88,11 @@ impl Engine<'_> {
                 0,
             )
         };
+        self.finish_p2p(piece, read, started);
+    }
+
+    /// What came of reading a piece into device memory.
+    pub(super) fn finish_p2p(&mut self, piece: Piece, read: Result<usize, Errno>, started: Instant) {
         let cached = cache_route(self.request.device().capabilities());
         match read {
             Ok(n) if n as u64 >= piece.len => {

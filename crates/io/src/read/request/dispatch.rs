@@ -5,6 +5,7 @@
 //!          <── gets filled ones ─────                              again when there is something
 //! ```
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::*;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::ReadRequest;
 use super::queue::WorkQueues;
-use crate::read::engine::Engine;
+use crate::read::engine::{Engine, RingPath};
 use crate::read::plan_range::{PLAN_RANGE, plan_range};
 use crate::read::work::{Outcome, PlanRange, Role, Work};
 use spinio_device::DeviceError;
@@ -26,6 +27,13 @@ use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy};
 
 /// Buffers that the shadow workers have of one request at most.
 const MAX_LENT: usize = 16;
+
+/// How long the caller polls for a read of the ring before it naps: longer where the whole read is over soon.
+const RING_SPIN: Duration = Duration::from_micros(100);
+const SHORT_RING_SPIN: Duration = Duration::from_micros(1200);
+
+/// The first nap between two looks at the ring, and the longest.
+const RING_NAP: Range<Duration> = Duration::from_micros(20)..Duration::from_micros(500);
 
 impl ReadRequest {
     /// Plans what is short enough to plan at once, so that workers find pieces; queues the rest as ranges.
@@ -79,7 +87,7 @@ impl ReadRequest {
                     let pending = lock(&self.queues).storage.drain(..).map(|p| (p.offset, p.len)).collect();
                     self.fail(pending, &error);
                 }
-                if !worker.run_next() {
+                if !worker.run_next() && !worker.wait_for_storage() {
                     break;
                 }
             }
@@ -185,8 +193,26 @@ impl ReadRequest {
         Some(buffer)
     }
 
+    /// Decides who reads storage for this request, once there is something to read.
+    fn choose_storage_engine(&self) {
+        if self.ring.get().is_some() || lock(&self.queues).storage.is_empty() {
+            return;
+        }
+        self.ring.get_or_init(|| {
+            let (ring, slot) = self.ctx.files.ring_slot(&self.file).ok()?;
+            lock(&self.queues).read_by_ring();
+            Some(RingPath { ring, slot })
+        });
+    }
+
+    /// The ring, for a thread that reads storage through it.
+    fn ring_path(&self, role: Role) -> Option<&RingPath> {
+        if role == Role::Caller { self.ring.get()?.as_ref() } else { None }
+    }
+
     /// Wakes the workers that can be of use now.
     pub(crate) fn wake_workers(self: &Arc<Self>) {
+        self.choose_storage_engine();
         self.wake_shadow_workers();
         // Callers that read side by side keep the processors busy by themselves.
         let workers = self.ctx.files.workers();
@@ -234,8 +260,31 @@ impl<'a> Worker<'a> {
     fn run_next(&mut self) -> bool {
         let request = self.request;
         let can_survey = request.can_survey(self.role);
-        let Some(work) = lock(&request.queues).next(self.role, can_survey, &request.prefault) else { return false };
+        let path = request.ring_path(self.role);
+        if path.is_some() && self.engine.poll_ring() {
+            self.apply_outcomes();
+        }
+        let ticket = path.and_then(|path| self.engine.reserve(path));
+        let work = lock(&request.queues).next(self.role, can_survey, ticket.is_some(), &request.prefault);
+        let Some(work) = work else { return false };
         let started = Instant::now();
+        match (work, path.zip(ticket)) {
+            (Work::FillBuffer(piece, buffer), Some((path, ticket))) => {
+                self.engine.start_direct(ticket, path.slot, piece, buffer);
+                self.wake_ring(path);
+            }
+            (Work::Piece(piece), Some((path, ticket))) if piece.route == Route::P2p => {
+                self.engine.start_p2p(ticket, path.slot, piece);
+                self.wake_ring(path);
+            }
+            (work, _) => self.run(work, started),
+        }
+        self.apply_outcomes();
+        true
+    }
+
+    fn run(&mut self, work: Work, started: Instant) {
+        let request = self.request;
         match work {
             Work::Piece(piece) if matches!(piece.route, Route::Copy | Route::Gather) => match self.acquire_buffer() {
                 Ok(buffer) => self.engine.copy(piece, buffer, started),
@@ -250,8 +299,51 @@ impl<'a> Worker<'a> {
                 request.wake_workers();
             }
         }
-        self.apply_outcomes();
-        true
+    }
+
+    /// A read that was started just before the kernel thread fell asleep waits for a worker.
+    fn wake_ring(&self, path: &RingPath) {
+        self.request.ctx.files.workers().wake_ring(&path.ring);
+    }
+
+    /// Waits until a read of the ring is over, or there is something else to do; false if there is nothing to wait for.
+    fn wait_for_storage(&mut self) -> bool {
+        let request = self.request;
+        let Some(path) = request.ring_path(self.role) else { return false };
+        if self.engine.reads_in_ring() == 0 {
+            // Reads of other requests have all the room.
+            let waits = lock(&request.queues).waits_for_ring();
+            if waits {
+                std::thread::sleep(RING_NAP.start);
+            }
+            return waits;
+        }
+        let can_survey = request.can_survey(self.role);
+        let spin_time = if request.len <= 4 << 20 { SHORT_RING_SPIN } else { RING_SPIN };
+        let (begun, mut nap) = (Instant::now(), RING_NAP.start);
+        let mut spin = path.ring.begin_spin();
+        loop {
+            if self.engine.poll_ring() {
+                self.apply_outcomes();
+                return true;
+            }
+            if request.wake_flag.swap(false, Acquire) && lock(&request.queues).has_work_for_caller(can_survey) {
+                return true;
+            }
+            if spin.is_some() && begun.elapsed() < spin_time {
+                std::hint::spin_loop();
+                continue;
+            }
+            spin = None;
+            if self.engine.waits_for_wake() {
+                self.wake_ring(path);
+            }
+            if request.is_cancelled() && lock(&request.queues).has_pending() {
+                return true;
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(RING_NAP.end);
+        }
     }
 
     /// A buffer to fill. While none is free this thread does what frees one: its own request may have them.
@@ -263,8 +355,13 @@ impl<'a> Worker<'a> {
             if let Some(buffer) = self.request.take_back() {
                 return Ok(buffer);
             }
+            if self.engine.poll_ring() {
+                self.apply_outcomes();
+                continue;
+            }
             let filled = lock(&self.request.queues).filled.pop_front();
             match filled {
+                None if self.engine.reads_in_ring() > 0 => std::thread::sleep(RING_NAP.start),
                 Some(filled) => {
                     self.engine.copy_filled(filled);
                     self.apply_outcomes();

@@ -31,13 +31,14 @@ mod queue;
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, OnceLock};
 
 use spinio_plan::Segment;
 use spinio_plan::geometry::Stripe;
 use spinio_sys::linux::PAGE;
 
 use self::queue::{PieceSizes, WorkQueues};
+use crate::read::engine::RingPath;
 use crate::read::params::ReadParams;
 use crate::read::plan_range::{PlannedRange, plan_ranges};
 use crate::read::prefault::Prefault;
@@ -75,6 +76,8 @@ pub(crate) struct ReadRequest {
     /// table that it had when they were started.
     workers_share_fd: bool,
     prefault: Prefault,
+    /// How the caller reads storage, once there is something to read; `None`: shadow workers do.
+    ring: OnceLock<Option<RingPath>>,
     /// The workers that are in the request.
     scope: TaskScope,
 }
@@ -110,6 +113,7 @@ impl ReadRequest {
             changed: Condvar::new(),
             wake_flag: AtomicBool::new(false),
             prefault: Prefault::new(offset, len, LONG_REQUEST),
+            ring: OnceLock::new(),
             scope: TaskScope::new(),
         }
     }

@@ -5,6 +5,7 @@
 //!                     ├─> dma      ──┼── next(role) ──> Work
 //!                     └─> storage  ──┘
 //!                            empty buffers ──> shadow workers ──> filled buffers ──> a thread with the device
+//!                            or the caller, through the ring
 //! ```
 
 use std::collections::VecDeque;
@@ -54,6 +55,8 @@ pub(crate) struct WorkQueues {
     pub(crate) lent_out: usize,
     /// Shadow workers that were woken and have not finished.
     pub(crate) shadow_workers: usize,
+    /// The caller reads storage, through the ring; shadow workers do not.
+    pub(crate) by_ring: bool,
     /// No thread begins anything more.
     pub(crate) closed: bool,
     /// Bytes that were given to the driver to register.
@@ -72,9 +75,17 @@ impl WorkQueues {
             filled: VecDeque::new(),
             lent_out: 0,
             shadow_workers: 0,
+            by_ring: false,
             closed: false,
             registered: 0,
         }
+    }
+
+    /// From now on the caller reads storage through the ring, in pieces that are read side by side.
+    pub(crate) fn read_by_ring(&mut self) {
+        let eighth = (self.sizes.len / 8).next_multiple_of(64 << 10);
+        self.sizes.direct = eighth.clamp(128 << 10, BUFFER_SIZE as u64);
+        self.by_ring = true;
     }
 
     /// The queue of a route.
@@ -86,13 +97,16 @@ impl WorkQueues {
         }
     }
 
-    /// The next thing for a thread of this role to do. `can_survey`: it can survey residency. A shadow worker that gets
-    /// nothing counts as finished from here on.
-    pub(crate) fn next(&mut self, role: Role, can_survey: bool, prefault: &Prefault) -> Option<Work> {
+    /// The next thing for a thread of this role to do. `can_survey`: it can survey residency; `ring_room`: it can start a
+    /// read in the ring. A shadow worker that gets nothing counts as finished from here on.
+    pub(crate) fn next(&mut self, role: Role, can_survey: bool, ring_room: bool, prefault: &Prefault) -> Option<Work> {
         if self.closed {
             return None;
         }
-        let moved = if role == Role::ShadowWorker { self.next_from_storage() } else { self.next_with_device(role) };
+        // Storage first: what it takes longest to bring is under way while the rest is moved.
+        let reads_storage = if role == Role::ShadowWorker { !self.by_ring } else { ring_room };
+        let moved = if reads_storage { self.next_from_storage() } else { None };
+        let moved = if role == Role::ShadowWorker { moved } else { moved.or_else(|| self.next_with_device(role)) };
         if moved.is_some() {
             return moved;
         }
@@ -180,11 +194,17 @@ impl WorkQueues {
         self.lent_out == 0 && self.storage.iter().any(|p| p.route == Route::Direct)
     }
 
+    /// Whether the caller could start a read in the ring, had it room.
+    pub(crate) fn waits_for_ring(&self) -> bool {
+        self.by_ring && self.storage.front().is_some_and(|p| p.route != Route::Direct || !self.empty.is_empty())
+    }
+
     /// Shadow workers that would find something to do. `surveys`: only they can survey.
     pub(crate) fn shadow_workers_needed(&self, surveys: bool) -> usize {
         let p2p = self.storage.iter().filter(|p| p.route == Route::P2p);
         let p2p: usize = p2p.map(|p| p.len.div_ceil(MAX_P2P_PIECE) as usize).sum();
-        self.direct_pieces().min(self.empty.len()) + p2p + if surveys { self.ranges.len() } else { 0 }
+        let storage = if self.by_ring { 0 } else { self.direct_pieces().min(self.empty.len()) + p2p };
+        storage + if surveys { self.ranges.len() } else { 0 }
     }
 
     /// Copy workers that would find something to do beside the caller. `surveys`: they can survey.
@@ -203,6 +223,7 @@ impl WorkQueues {
     pub(crate) fn has_work_for_caller(&self, can_survey: bool) -> bool {
         !(self.filled.is_empty() && self.dma.is_empty() && self.cache.is_empty())
             || self.is_starved()
+            || self.waits_for_ring()
             || (can_survey && !self.ranges.is_empty())
     }
 
@@ -252,7 +273,7 @@ mod tests {
     fn taken(queues: &mut WorkQueues, role: Role) -> Vec<Piece> {
         let prefault = Prefault::new(0, 0, 0);
         queues.shadow_workers = 1;
-        std::iter::from_fn(|| match queues.next(role, false, &prefault) {
+        std::iter::from_fn(|| match queues.next(role, false, false, &prefault) {
             Some(Work::Piece(piece)) => Some(piece),
             _ => None,
         })
@@ -330,10 +351,10 @@ mod tests {
         let prefault = Prefault::new(0, 0, 0);
         let mut all = queues(0, 1 << 20, None);
         all.ranges.push_back(PlanRange { offset: 0, len: 1 << 20, recheck: false });
-        assert!(all.next(Role::Caller, false, &prefault).is_none());
+        assert!(all.next(Role::Caller, false, false, &prefault).is_none());
         assert_eq!((all.shadow_workers_needed(true), all.copy_workers_needed(false, &prefault)), (1, 0));
         assert!(
-            matches!(all.next(Role::Caller, true, &prefault), Some(Work::PlanRange(range)) if range.len == 1 << 20)
+            matches!(all.next(Role::Caller, true, false, &prefault), Some(Work::PlanRange(range)) if range.len == 1 << 20)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A ring of asynchronous reads (`io_uring`), without libc and without a library.
+//! A ring that one thread makes, uses and drops.
 //!
 //! ```text
 //!   read() read() read()      submit(wait)            next() next()
@@ -7,8 +7,8 @@
 //!   submission queue ──────> kernel, all at once ──> completion queue
 //! ```
 //!
-//! One thread makes a ring, uses it and drops it. Its descriptor is in that thread's table, so a ring is for
-//! shadow threads. Probed, never inferred: where the Linux kernel or a sysctl refuses, [`Ring::new`] returns the error.
+//! Its descriptor is in the table of that thread, so a ring is for shadow threads. Probed, never inferred: where the
+//! Linux kernel or a sysctl refuses, [`Ring::new`] returns the error.
 //!
 //! A read in flight writes into the memory given by the caller that added it, and continues after the ring is closed.
 //! So before that memory is reused a ring is drained ([`Ring::drain`]), and dropping one that is not drained waits for
@@ -21,77 +21,29 @@
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
-use core::sync::atomic::{
-    AtomicU32,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::io::Errno;
 
-use super::files::{Fd, close};
-use super::memory::{MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
-use super::raw::syscall;
+use super::{NR_ENTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
+use crate::linux::files::{Fd, close};
 
-type Result<T> = core::result::Result<T, Errno>;
-
-const NR_SETUP: u32 = 425;
-const NR_ENTER: u32 = 426;
-
-const SETUP_CLAMP: u32 = 1 << 4;
 const SETUP_COOP_TASKRUN: u32 = 1 << 8;
 const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
 const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
-const FEAT_SINGLE_MMAP: u32 = 1;
 const ENTER_GETEVENTS: usize = 1;
-const OFF_SQES: u64 = 0x1000_0000;
-const OP_READ: u64 = 22;
-const MAP_POPULATE: u32 = 0x8000;
-const MADV_DONTFORK: u32 = 10;
 
-/// Words of a submission entry and bytes of a completion.
-const SQE_WORDS: usize = 8;
-const CQE_BYTES: usize = 16;
-
-/// `struct io_uring_params`.
-#[repr(C)]
-#[derive(Default)]
-struct Params {
-    sq_entries: u32,
-    cq_entries: u32,
-    flags: u32,
-    thread: [u32; 2],
-    features: u32,
-    reserved: [u32; 4],
-    // head, tail, mask, entries, flags, dropped, array, -, -, -
-    sq: [u32; 10],
-    // head, tail, mask, entries, overflow, cqes, flags, -, -, -
-    cq: [u32; 10],
-}
-const _: () = assert!(size_of::<Params>() == 120);
-
-/// A ring and the two mappings it shares with the kernel.
+/// A ring of one thread.
 #[derive(Debug)]
 pub struct Ring {
     fd: Fd,
-    rings: (*mut u8, usize),
-    entries: (*mut u8, usize),
-    params: [u32; 12],
-    mask: u32,
-    cq_mask: u32,
+    memory: RingMemory,
     /// Entries written and not yet submitted.
     unsubmitted: u32,
     /// Submitted, with completions not yet taken.
     in_flight: u32,
     tail: u32,
 }
-
-/// Offsets in [`Ring::params`].
-const SQ_HEAD: usize = 0;
-const SQ_TAIL: usize = 1;
-const SQ_ARRAY: usize = 2;
-const CQ_HEAD: usize = 3;
-const CQ_TAIL: usize = 4;
-const CQES: usize = 5;
 
 impl Ring {
     /// A ring for up to `entries` reads in flight, a power of two.
@@ -101,9 +53,14 @@ impl Ring {
         let mut last = Errno::INVAL;
         for flags in flag_sets {
             let mut params = Params { flags: SETUP_CLAMP | flags, ..Params::default() };
-            // SAFETY: `params` has the kernel's layout and lives across the call.
-            match unsafe { syscall(NR_SETUP, [entries as usize, &raw mut params as usize, 0, 0, 0, 0]) } {
-                Ok(fd) => return Ring::map(fd as Fd, &params),
+            match setup(entries, &mut params) {
+                Ok(fd) => {
+                    let memory = RingMemory::map(fd, &params).inspect_err(|_| {
+                        let _ = close(fd);
+                    })?;
+                    let tail = memory.word(memory.offsets.sq_tail).load(Relaxed);
+                    return Ok(Ring { fd, memory, unsubmitted: 0, in_flight: 0, tail });
+                }
                 Err(Errno::INVAL) => {}
                 Err(errno) => {
                     last = errno;
@@ -114,58 +71,9 @@ impl Ring {
         Err(last)
     }
 
-    fn map(fd: Fd, params: &Params) -> Result<Ring> {
-        let close_and_return = |errno| {
-            let _ = close(fd);
-            errno
-        };
-        if params.features & FEAT_SINGLE_MMAP == 0 {
-            return Err(close_and_return(Errno::NOSYS));
-        }
-        let sq = params.sq[6] as usize + params.sq_entries as usize * 4;
-        let cq = params.cq[5] as usize + params.cq_entries as usize * CQE_BYTES;
-        let rings = sq.max(cq).next_multiple_of(PAGE);
-        let entries = (params.sq_entries as usize * SQE_WORDS * 8).next_multiple_of(PAGE);
-        let flags = MAP_SHARED | MAP_POPULATE;
-        let null = core::ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let first = unsafe { mmap(null, rings, PROT_READ | PROT_WRITE, flags, fd, 0) }.map_err(close_and_return)?;
-        // SAFETY: as above.
-        let second = match unsafe { mmap(null, entries, PROT_READ | PROT_WRITE, flags, fd, OFF_SQES) } {
-            Ok(second) => second,
-            Err(errno) => {
-                // SAFETY: mapped above, and not published yet.
-                let _ = unsafe { munmap(first, rings) };
-                return Err(close_and_return(errno));
-            }
-        };
-        // SAFETY: advice on our own mappings. A forked child cannot use them.
-        unsafe {
-            let _ = madvise(first, rings, MADV_DONTFORK);
-            let _ = madvise(second, entries, MADV_DONTFORK);
-        }
-        let (sq, cq) = (&params.sq, &params.cq);
-        let mut offsets = [0; 12];
-        (offsets[SQ_HEAD], offsets[SQ_TAIL], offsets[SQ_ARRAY]) = (sq[0], sq[1], sq[6]);
-        (offsets[CQ_HEAD], offsets[CQ_TAIL], offsets[CQES]) = (cq[0], cq[1], cq[5]);
-        let mut ring = Ring {
-            fd,
-            rings: (first, rings),
-            entries: (second, entries),
-            params: offsets,
-            mask: params.sq_entries - 1,
-            cq_mask: params.cq_entries - 1,
-            unsubmitted: 0,
-            in_flight: 0,
-            tail: 0,
-        };
-        ring.tail = ring.shared_word(SQ_TAIL).load(Relaxed);
-        Ok(ring)
-    }
-
     /// The number of reads that may still be added.
     pub fn free_slots(&self) -> u32 {
-        (self.mask + 1).saturating_sub(self.unsubmitted + self.in_flight)
+        (self.memory.sq_mask + 1).saturating_sub(self.unsubmitted + self.in_flight)
     }
 
     /// Reads added or in flight.
@@ -182,17 +90,11 @@ impl Ring {
         if self.free_slots() == 0 {
             return false;
         }
-        let at = self.tail & self.mask;
         let entry = [OP_READ | (fd as u32 as u64) << 32, offset, buf as u64, u64::from(len), user_data, 0, 0, 0];
-        // SAFETY: `at` is below the number of entries, and the Linux kernel no longer uses this one: those it has not
-        // taken are counted in `waiting`. The array has as many words.
-        unsafe {
-            self.entries.0.cast::<[u64; SQE_WORDS]>().add(at as usize).write(entry);
-            let array = self.rings.0.add(self.params[SQ_ARRAY] as usize).cast::<u32>();
-            array.add(at as usize).write(at);
-        }
+        // SAFETY: the Linux kernel has taken the entry that was there: those it has not taken are counted.
+        unsafe { self.memory.write_entry(self.tail, entry) };
         self.tail = self.tail.wrapping_add(1);
-        self.shared_word(SQ_TAIL).store(self.tail, Release);
+        self.memory.word(self.memory.offsets.sq_tail).store(self.tail, Release);
         self.unsubmitted += 1;
         true
     }
@@ -225,7 +127,7 @@ impl Ring {
     pub fn drain(&mut self) -> bool {
         // The Linux kernel reads the queue in `enter` only, and only as many entries as given.
         self.tail = self.tail.wrapping_sub(core::mem::take(&mut self.unsubmitted));
-        self.shared_word(SQ_TAIL).store(self.tail, Release);
+        self.memory.word(self.memory.offsets.sq_tail).store(self.tail, Release);
         loop {
             while self.next_completion().is_some() {}
             if self.in_flight == 0 {
@@ -246,24 +148,9 @@ impl Ring {
 
     /// The next completion: its token, and bytes or an errno.
     pub fn next_completion(&mut self) -> Option<(u64, Result<usize>)> {
-        let head = self.shared_word(CQ_HEAD).load(Relaxed);
-        if head == self.shared_word(CQ_TAIL).load(Acquire) {
-            return None;
-        }
-        // SAFETY: the index is below the number of completions; the kernel wrote this one before it moved the tail.
-        let (user_data, result) = unsafe {
-            let at = self.rings.0.add(self.params[CQES] as usize + (head & self.cq_mask) as usize * CQE_BYTES);
-            (at.cast::<u64>().read(), at.add(8).cast::<i32>().read())
-        };
-        self.shared_word(CQ_HEAD).store(head.wrapping_add(1), Release);
+        let completion = self.memory.take_completion()?;
         self.in_flight = self.in_flight.saturating_sub(1);
-        Some((user_data, usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))))
-    }
-
-    fn shared_word(&self, index: usize) -> &AtomicU32 {
-        // SAFETY: the Linux kernel reported this word's offset; it is aligned, mapped as long as `self`, and only ever
-        // accessed atomically.
-        unsafe { &*self.rings.0.add(self.params[index] as usize).cast::<AtomicU32>() }
+        Some(completion)
     }
 }
 
@@ -272,11 +159,6 @@ impl Drop for Ring {
         // Reads in flight write into memory of callers: wait for them. If that is impossible, the caller that added
         // them got an error, or never took its completions.
         let _ = self.drain();
-        // SAFETY: our own mappings, not used elsewhere.
-        unsafe {
-            let _ = munmap(self.entries.0, self.entries.1);
-            let _ = munmap(self.rings.0, self.rings.1);
-        }
         let _ = close(self.fd);
     }
 }
@@ -285,15 +167,10 @@ impl Drop for Ring {
 mod tests {
     use std::fs::File;
     use std::io::Write;
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::fd::AsRawFd;
 
+    use super::super::memfd_file;
     use super::*;
-
-    fn memfd_file() -> File {
-        let fd = crate::linux::memfd(c"ring").unwrap();
-        // SAFETY: made in the line above, for this alone.
-        unsafe { File::from_raw_fd(fd) }
-    }
 
     #[test]
     fn reads_complete_with_their_user_data_and_bytes() {

@@ -1,0 +1,56 @@
+//! The slot of a file in the ring (host/src/storage_ring.rs), from its first read of storage until it is forgotten.
+//!
+//! ```text
+//!   first read ──> shadow worker: add_file(shadow descriptor) ──> later reads take the ring
+//!   file dropped ──> shadow worker: remove_file, then close        no read holds the file any more
+//! ```
+//!
+//! The descriptor in the slot is the shadow descriptor, which was checked when it was opened: the program cannot change
+//! what the slot reads.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use spinio_host::storage_ring::StorageRing;
+use spinio_sys::linux::Fd;
+use spinio_sys::linux::fs_magic::{EXT4, XFS};
+
+/// Where a file is in the ring.
+#[derive(Default)]
+pub(crate) struct RingSlot {
+    /// `None`: there was no room.
+    slot: OnceLock<Option<(Arc<StorageRing>, u32)>>,
+    asked: AtomicBool,
+}
+
+impl RingSlot {
+    /// The ring and the slot.
+    pub(crate) fn get(&self) -> Option<(Arc<StorageRing>, u32)> {
+        self.slot.get()?.clone()
+    }
+
+    /// Whether the caller has to have a worker call [`RingSlot::register`]: true once.
+    pub(crate) fn needs_registration(&self) -> bool {
+        !self.asked.swap(true, Relaxed)
+    }
+
+    /// Puts a descriptor into the ring, on a shadow worker.
+    pub(crate) fn register(&self, ring: Arc<StorageRing>, fd: Fd) {
+        let slot = ring.add_file(fd);
+        let _ = self.slot.set(slot.map(|slot| (ring, slot)));
+    }
+
+    /// Takes it out again, on a shadow worker, when no request has the file any more.
+    pub(crate) fn release(&self) {
+        if let Some((ring, slot)) = self.get() {
+            ring.remove_file(slot);
+        }
+    }
+}
+
+/// Whether the kernel issues direct reads of this file system itself. Of others (btrfs, overlayfs, FUSE, network file
+/// systems) it leaves them to threads of its own, which a server that does not answer would occupy.
+pub(crate) fn is_issued_at_once(file_system: u64) -> bool {
+    const BLOCK_DEVICE: u64 = 0;
+    matches!(file_system, EXT4 | XFS | BLOCK_DEVICE)
+}

@@ -1,0 +1,336 @@
+//! Reads of storage through the ring: right bytes, no other thread, and workers where it is refused or sleeps.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use spinio_host::settings::StorageEngine;
+use spinio_io::{NoRing, Runtime, Settings};
+use spinio_sys::Errno;
+use spinio_testkit::buffer::emulated;
+use spinio_testkit::faulty_syscalls::{Call, Effect};
+use spinio_testkit::mount_fixture::MountFixture;
+use spinio_testkit::{
+    Buffer, FaultySyscalls, Rng, as_user, eventually, file, in_child, leak_check, mount_fixture, with_deadline,
+};
+
+const MIB: usize = 1 << 20;
+const SIZE: usize = 24 * MIB + 777;
+
+fn settings() -> Settings {
+    Settings { storage_engine: StorageEngine::Ring, ..Settings::default() }
+}
+
+/// A file that no page of is cached, or why there can be none.
+fn absent_file(fixture: &MountFixture, name: &str, len: usize) -> Option<File> {
+    let file = file::create_filled(&fixture.file(name), len as u64);
+    file::evict(&file);
+    if file::cached_pages(&file).is_some_and(|pages| pages > 0) {
+        eprintln!("skipped: this file system does not evict pages");
+        return None;
+    }
+    Some(file)
+}
+
+fn read(runtime: &Runtime, file: &File, buffer: &Buffer, from: usize, len: usize) -> Result<usize, Errno> {
+    runtime.read(file.as_raw_fd(), Some(from as u64), buffer.target(0), len).map_err(|e| e.kind.errno())
+}
+
+/// Reads until the ring has made a read, so that it exists, is awake and has the file; false if the kernel refuses it.
+fn warm_up(runtime: &Runtime, file: &File, buffer: &Buffer) -> bool {
+    let begun = Instant::now();
+    while runtime.ring_reads() == 0 {
+        file::evict(file);
+        assert_eq!(read(runtime, file, buffer, 0, MIB), Ok(MIB));
+        if runtime.ring_refusal().is_some() || begun.elapsed() > Duration::from_secs(60) {
+            assert!(runtime.ring_refusal().is_some(), "no read took the ring in a minute");
+            eprintln!("skipped: {:?}", runtime.ring_refusal());
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn absent_reads_take_the_ring_and_are_right() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    let device = emulated("size=512M");
+    let runtime = Runtime::new(settings());
+    if !warm_up(&runtime, &file, &Buffer::new(device, MIB)) {
+        return;
+    }
+    let before = runtime.ring_reads();
+    with_deadline("reads by four threads", || {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (runtime, file) = (&runtime, &file);
+                scope.spawn(move || {
+                    let (mut rng, buffer) = (Rng::from_env(thread), Buffer::new(device, SIZE));
+                    let mut rounds = 0;
+                    while rounds < 25 || runtime.ring_reads() <= before + 50 {
+                        rounds += 1;
+                        let from = rng.near_page_edge(SIZE as u64) as usize;
+                        let len = (1 + rng.near_page_edge(9 << 20) as usize).min(SIZE - from);
+                        buffer.fill(0xa5);
+                        assert_eq!(read(runtime, file, &buffer, from, len), Ok(len));
+                        assert!(buffer.range_bytes(0..len) == file::bytes(from as u64, len, 0), "{from}+{len}");
+                        buffer.assert_poison_from(len);
+                        file::evict(file);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// Context switches of the threads that SPIN has started; those of the emulated device are hardware.
+fn switches_of_own_threads() -> u64 {
+    let mut all = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let text = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|line| line.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        if text.starts_with("Name:\tspinio-") && !text.starts_with("Name:\tspinio-emu") {
+            all += value("voluntary_ctxt_switches:") + value("nonvoluntary_ctxt_switches:");
+        }
+    }
+    all
+}
+
+/// In a child: its only threads are those of this test.
+#[test]
+fn read_of_awake_ring_needs_no_other_thread() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    in_child("reads of an awake ring", || {
+        let device = emulated("size=64M");
+        let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, SIZE));
+        if !warm_up(&runtime, &file, &buffer) {
+            return 0;
+        }
+        let (mut undisturbed, mut by_ring) = (0, 0);
+        for _ in 0..10 {
+            file::evict(&file);
+            buffer.fill(0);
+            // One after the other: the kernel thread falls asleep in the time that comparing bytes takes.
+            // Not front to back, which would be left to the read-ahead of the kernel.
+            for from in (0..24).map(|turn| turn * 7 % 24 * MIB) {
+                let (before, switches) = (runtime.ring_reads(), switches_of_own_threads());
+                let to = buffer.target(from);
+                if runtime.read(file.as_raw_fd(), Some(from as u64), to, MIB).ok() != Some(MIB) {
+                    return 1;
+                }
+                // All pieces of it.
+                if runtime.ring_reads() >= before + 8 {
+                    by_ring += 1;
+                    undisturbed += usize::from(switches_of_own_threads() == switches);
+                }
+            }
+            if buffer.range_bytes(0..24 * MIB) != file::bytes(0, 24 * MIB, 0) {
+                return 2;
+            }
+        }
+        // A worker wakes once a second to forget unused files, and wakes
+        // the kernel thread where that fell asleep in the middle.
+        println!("{by_ring} of 240 reads by the ring, {undisturbed} of them without another thread");
+        i32::from(by_ring > 0 && undisturbed * 10 < by_ring * 8) * 3
+    });
+}
+
+/// Processor time of the ring's kernel threads of this process, in clock ticks, and how many there are.
+fn kernel_threads() -> (u64, usize) {
+    let mut found = (0, 0);
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        if let Some((name, rest)) = text.split_once(") ")
+            && name.contains("(iou-sqp")
+        {
+            // utime and stime are fields 14 and 15 of proc_pid_stat(5); `rest` begins with field 3.
+            found.0 += rest.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+            found.1 += 1;
+        }
+    }
+    found
+}
+
+#[test]
+fn kernel_thread_sleeps_when_idle_and_ends_with_the_runtime() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    in_child("an idle ring", || {
+        let device = emulated("size=64M");
+        let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, MIB));
+        if !warm_up(&runtime, &file, &buffer) {
+            return 0;
+        }
+        if kernel_threads().1 != 1 {
+            return 1;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        let before = kernel_threads().0;
+        std::thread::sleep(Duration::from_millis(500));
+        if kernel_threads().0 > before {
+            return 2;
+        }
+        // Still there for the next read: woken, then used.
+        let reads = runtime.ring_reads();
+        let begun = Instant::now();
+        while runtime.ring_reads() == reads {
+            file::evict(&file);
+            if read(&runtime, &file, &buffer, 0, MIB) != Ok(MIB) || begun.elapsed() > Duration::from_secs(60) {
+                return 3;
+            }
+        }
+        drop(runtime);
+        eventually("the kernel thread has ended", || kernel_threads().1 == 0);
+        0
+    });
+}
+
+#[test]
+fn failed_and_short_reads_are_finished_by_the_page_cache() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    let device = emulated("size=256M");
+    for effect in [Effect::Fail(Errno::IO), Effect::Fail(Errno::AGAIN), Effect::Short(512)] {
+        for every in [1, 3] {
+            let kernel = FaultySyscalls::with_ring();
+            let (runtime, buffer) = (Runtime::with_kernel(settings(), kernel), Buffer::new(device, SIZE));
+            if !warm_up(&runtime, &file, &buffer) {
+                return;
+            }
+            kernel.inject_every(Call::Pread(spinio_plan::Route::Direct), every, effect);
+            with_deadline("reads with faults", || {
+                let reads = runtime.ring_reads();
+                while runtime.ring_reads() == reads || kernel.injected() == 0 {
+                    file::evict(&file);
+                    buffer.fill(0);
+                    assert_eq!(read(&runtime, &file, &buffer, 0, SIZE), Ok(SIZE), "{effect:?}");
+                    assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 0), "{effect:?}, every {every}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn workers_read_where_the_ring_is_refused() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    let buffer = Buffer::new(emulated("size=64M"), SIZE);
+    for errno in [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::NOMEM] {
+        let kernel = FaultySyscalls::with_ring();
+        kernel.inject_always(Call::NewSharedRing, Effect::Fail(errno));
+        let runtime = Runtime::with_kernel(settings(), kernel);
+        for _ in 0..3 {
+            file::evict(&file);
+            buffer.fill(0);
+            assert_eq!(read(&runtime, &file, &buffer, 0, SIZE), Ok(SIZE));
+            assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 0));
+        }
+        eventually("the refusal is known", || runtime.ring_refusal() == Some(NoRing::Refused(errno)));
+        assert_eq!((runtime.ring_reads(), kernel.calls(Call::NewSharedRing)), (0, 1), "asked once");
+    }
+}
+
+/// Their servers may not answer, and the kernel would leave such reads to its own threads.
+#[test]
+fn files_of_other_file_systems_are_left_to_workers() {
+    let device = emulated("size=64M");
+    for kind in ["btrfs", "overlay", "fuse"] {
+        let fixture = match mount_fixture::create(kind) {
+            Ok(fixture) => fixture,
+            Err(why) => {
+                eprintln!("skipped: {kind}: {why}");
+                continue;
+            }
+        };
+        let file = file::create_filled(&fixture.file("file"), SIZE as u64);
+        let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, SIZE));
+        for _ in 0..5 {
+            file::evict(&file);
+            assert_eq!(read(&runtime, &file, &buffer, 0, SIZE), Ok(SIZE), "{kind}");
+            assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 0), "{kind}");
+        }
+        assert_eq!(runtime.ring_reads(), 0, "{kind}");
+    }
+}
+
+/// More files than slots, one after the other and some at once: a slot is used again only for a file that is checked.
+#[test]
+fn slots_are_used_again() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let device = emulated("size=64M");
+    let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, 6 * MIB));
+    let Some(first) = absent_file(&fixture, "first", MIB) else { return };
+    if !warm_up(&runtime, &first, &buffer) {
+        return;
+    }
+    let mut late = 0;
+    for turn in 0..200_u64 {
+        let path = fixture.file("file");
+        let _ = std::fs::remove_file(&path);
+        let file = file::create(&path);
+        let bytes = file::bytes(0, MIB, turn as u8);
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+        let before = runtime.ring_reads();
+        buffer.fill(0);
+        for part in 0..6 {
+            file::evict(&file);
+            let to = buffer.target(part * MIB);
+            assert_eq!(runtime.read(file.as_raw_fd(), Some(0), to, MIB).unwrap(), MIB);
+        }
+        assert!(buffer.bytes().chunks(MIB).all(|part| part == bytes), "bytes of another file, turn {turn}");
+        if turn >= 150 && runtime.ring_reads() > before {
+            late += 1;
+        }
+        spinio_io::on_close(file.as_raw_fd());
+    }
+    assert!(late > 0, "no late file got a slot");
+}
+
+/// Threads end, and others begin, while the ring is in use; it stays awake for all.
+#[test]
+fn reads_of_threads_that_come_and_go() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    let device = emulated("size=256M");
+    let runtime = Runtime::new(settings());
+    let before = leak_check::thread_descriptors();
+    with_deadline("threads that come and go", || {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(SeqCst) {
+                    file::evict(&file);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            for turn in 0..100_usize {
+                let (runtime, file) = (&runtime, &file);
+                let threads: Vec<_> = (0..3)
+                    .map(|thread| {
+                        scope.spawn(move || {
+                            let (len, from) = (MIB / 4 * (1 + thread), turn % 20 * MIB);
+                            let buffer = Buffer::new(device, len);
+                            assert_eq!(read(runtime, file, &buffer, from, len), Ok(len));
+                            assert!(buffer.bytes() == file::bytes(from as u64, len, 0));
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+            }
+            stop.store(true, SeqCst);
+        });
+    });
+    assert!(leak_check::thread_descriptors() < before + 50, "descriptors in the program's table");
+}
+
+#[test]
+fn again_as_ordinary_user() {
+    as_user::rerun_as_nobody("again_as_ordinary_user");
+}
