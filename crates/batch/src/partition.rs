@@ -81,7 +81,7 @@ fn part_shift(device: &dyn Device) -> u32 {
 /// Sorts the fragments into the order in which they are taken.
 pub(crate) fn partition(work: &BatchState, items: &mut Vec<Fragment>) -> Partitions {
     // The number of threads does not matter here: the choice below includes it.
-    if matches!(work.ctx.reader.policy.may_register(), Err(reason) if reason != Reason::ManyThreads) {
+    if matches!(work.ctx.reader.policy.may_register(0), Err(reason) if reason != Reason::ManyThreads) {
         return Partitions::default();
     }
     let sink_count = work.sinks.len();

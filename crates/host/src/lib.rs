@@ -7,6 +7,7 @@
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
 //!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
+//!   processors   how many this process may use, and whether copying threads get them
 //!   parallel     one pass over many items, shared among the workers of a pool
 //!   task_scope   counts the threads at work on a task, and waits for them at its end
 //!   panic_relay  delays a panic until all other threads have left
@@ -21,6 +22,7 @@ mod lock;
 pub mod panic_relay;
 pub mod parallel;
 pub mod pool;
+pub mod processors;
 pub mod settings;
 pub mod shadow_fd;
 pub mod shares;

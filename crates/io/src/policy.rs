@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use spinio_device::AppStream;
 use spinio_host::Settings;
+use spinio_host::pool::Workers;
 use spinio_host::settings::Ordering;
 use spinio_plan::{Reason, Route};
 use spinio_transfer::DeferredUnpin;
 
 /// Threads a request from which copying beats registering.
-const COPY_FASTER_THREADS: usize = 8;
+pub(crate) const COPY_FASTER_THREADS: usize = 8;
 
 /// The settings of requests, and whether pages may be registered for one now.
 pub struct RoutePolicy {
@@ -17,15 +18,15 @@ pub struct RoutePolicy {
     ordering: Ordering,
     /// Cached bytes from which the pages are registered instead of copied.
     pub dma_min: u64,
-    threads: usize,
+    workers: Arc<Workers>,
     unpin: Arc<DeferredUnpin>,
 }
 
 impl RoutePolicy {
-    /// As the settings say. `threads`: those that copy for one request.
-    pub fn new(settings: &Settings, threads: usize, unpin: Arc<DeferredUnpin>) -> RoutePolicy {
+    /// As the settings say, and as `workers` copy.
+    pub fn new(settings: &Settings, workers: Arc<Workers>, unpin: Arc<DeferredUnpin>) -> RoutePolicy {
         let (routes, ordering, dma_min) = (settings.routes.clone(), settings.ordering, settings.dma_min);
-        RoutePolicy { routes, ordering, dma_min, threads, unpin }
+        RoutePolicy { routes, ordering, dma_min, workers, unpin }
     }
 
     /// Whether a route may be used.
@@ -39,8 +40,13 @@ impl RoutePolicy {
         app.is_capturing() || self.ordering == Ordering::Strict
     }
 
-    /// Whether registering pages would pay now.
-    pub fn may_register(&self) -> Result<(), Reason> {
+    /// Threads that copy for a request of `len` bytes.
+    pub fn copy_threads(&self, len: u64) -> usize {
+        self.workers.copy_threads_for(len)
+    }
+
+    /// Whether registering pages would pay now, for a request that so many threads copy for.
+    pub fn may_register(&self, copy_threads: usize) -> Result<(), Reason> {
         if !self.allows(Route::Dma) {
             return Err(Reason::BySetting);
         }
@@ -49,7 +55,7 @@ impl RoutePolicy {
             return Err(Reason::Concurrent);
         }
         // Registering moves about 36 GB/s in the long run, a copying thread 6: from here on copying is faster.
-        if self.threads >= COPY_FASTER_THREADS {
+        if copy_threads >= COPY_FASTER_THREADS {
             return Err(Reason::ManyThreads);
         }
         if self.unpin.unpin_stalls() { Err(Reason::PinStalls) } else { Ok(()) }

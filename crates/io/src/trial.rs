@@ -152,6 +152,7 @@ impl MeasuredRead<'_> {
             order,
             p2p: Ok(()),
             dma: Ok(()),
+            copy_threads: self.threads(),
             readahead_limit: 0,
             costs: self.cost_entry(),
         }));

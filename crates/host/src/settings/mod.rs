@@ -47,6 +47,15 @@ pub enum NvmmuStripes {
     Preread,
 }
 
+/// Processor time that long reads may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuUse {
+    /// As much as makes them fast, where processors are free.
+    Auto,
+    /// Little: pages are registered instead of copied.
+    Low,
+}
+
 /// What reads storage around the page cache for single requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageEngine {
@@ -67,6 +76,8 @@ pub struct Settings {
     pub ordering: Ordering,
     /// `SPINIO_THREADS`, 0 for the default
     pub threads: usize,
+    /// `SPINIO_CPU`
+    pub cpu: CpuUse,
     /// `SPINIO_BOUNCE_LIMIT` in bytes
     pub bounce_limit: u64,
     /// `SPINIO_ROUTES`: the routes that may be used
@@ -108,6 +119,7 @@ impl Default for Settings {
             disable: false,
             ordering: Ordering::Relaxed,
             threads: 0,
+            cpu: CpuUse::Auto,
             bounce_limit: 128 << 20,
             routes: Route::ALL.to_vec(),
             storage_engine: StorageEngine::Auto,
@@ -170,6 +182,14 @@ impl Settings {
                 true
             }
             _ => false,
+        });
+        parse_setting("SPINIO_CPU", &mut |v| {
+            s.cpu = match v {
+                "auto" => CpuUse::Auto,
+                "low" => CpuUse::Low,
+                _ => return false,
+            };
+            true
         });
         parse_setting("SPINIO_BOUNCE_LIMIT", &mut |v| match parse_bytes(v) {
             Some(n) if n >= 2 << 20 => {

@@ -142,6 +142,7 @@ fn read_at(
     if follows && within <= LONG_REQUEST {
         prefault::prefault_next(&ctx.files.ctx, &file, offset + within, within);
     }
+    let copy_threads = ctx.policy.copy_threads(within);
     let request = Arc::new(ReadRequest::new(ReadParams {
         ctx: Arc::clone(ctx),
         span,
@@ -153,7 +154,8 @@ fn read_at(
         len: within,
         order,
         p2p,
-        dma: ctx.policy.may_register(),
+        dma: ctx.policy.may_register(copy_threads),
+        copy_threads,
         readahead_limit,
         costs,
     }));

@@ -32,6 +32,8 @@ pub(crate) struct ReadParams {
     pub(crate) p2p: Result<(), Reason>,
     /// Whether pages may be registered.
     pub(crate) dma: Result<(), Reason>,
+    /// Threads that copy for this request, the caller included.
+    pub(crate) copy_threads: usize,
     /// Requests up to this length are served best by the kernel's read-ahead, as part of a sequential stream; 0 for
     /// none.
     pub(crate) readahead_limit: u64,

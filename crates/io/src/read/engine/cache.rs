@@ -12,9 +12,10 @@ use std::time::Instant;
 
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::RWF_NOWAIT;
+use spinio_sys::linux::{self, RWF_NOWAIT};
 
 use super::Engine;
+use crate::policy::COPY_FASTER_THREADS;
 use crate::read::work::{Outcome, Piece};
 use spinio_files::FdIdentity;
 use spinio_host::syscalls::pread_full;
@@ -78,6 +79,21 @@ impl Engine<'_> {
         self.read_by_shadow_worker(piece, into)
     }
 
+    /// The same; where many threads copy, also whether this one was kept off the processor (host/src/processors.rs).
+    fn read_timed(&mut self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
+        // A read of what turns out absent waits for storage, not for a processor.
+        if self.request.copy_threads < COPY_FASTER_THREADS || piece.reason != Reason::Cached {
+            return self.read_verified(piece, into);
+        }
+        let (started, processor) = (Instant::now(), linux::thread_cpu_time());
+        let read = self.read_verified(piece, into);
+        if matches!(read.1, ReadEnd::Full) {
+            self.copied.0 += started.elapsed();
+            self.copied.1 += linux::thread_cpu_time().saturating_sub(processor);
+        }
+        read
+    }
+
     fn read_by_shadow_worker(&self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
         let (sys, file, into) = (self.request.sys(), Arc::clone(&self.request.file), into as usize);
         let range = (self.request.offset + piece.offset, piece.len as usize);
@@ -92,7 +108,7 @@ impl Engine<'_> {
     }
 
     pub(crate) fn copy(&mut self, piece: Piece, buffer: BounceBuffer, started: Instant) {
-        let (got, ended) = self.read_verified(piece, buffer.ptr());
+        let (got, ended) = self.read_timed(piece, buffer.ptr());
         let reason = if buffer.pinned { piece.reason } else { Reason::NoPinnedMemory };
         if let Err(error) = self.copy_to_device(piece, buffer, 0, got) {
             return self.fail_piece(piece, error);

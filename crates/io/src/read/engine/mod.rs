@@ -22,7 +22,7 @@ mod storage;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spinio_device::{DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
 use spinio_host::storage_ring::{RingRead, StorageRing};
@@ -70,6 +70,8 @@ pub(crate) struct Engine<'a> {
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
     in_ring: Vec<RingPiece>,
+    /// Time in which cached bytes were copied, and how much of it this thread was on a processor.
+    copied: (Duration, Duration),
     outcomes: Vec<Outcome>,
 }
 
@@ -83,6 +85,7 @@ impl<'a> Engine<'a> {
             pending: Vec::new(),
             pinned: VecDeque::new(),
             in_ring: Vec::new(),
+            copied: (Duration::ZERO, Duration::ZERO),
             outcomes: Vec::new(),
         }
     }
@@ -106,6 +109,8 @@ impl<'a> Engine<'a> {
     /// Waits for everything in flight.
     pub(crate) fn drain(&mut self) {
         self.drain_ring();
+        let (wall, processor) = std::mem::take(&mut self.copied);
+        self.request.ctx.files.workers().processors().record(wall, processor);
         if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
             // The last DMA takes as long as unregistering what earlier requests registered.
             self.request.ctx.files.unpin().unpin_all();

@@ -217,7 +217,7 @@ impl ReadRequest {
         // Callers that read side by side keep the processors busy by themselves.
         let workers = self.ctx.files.workers();
         let busy = self.ctx.files.unpin().in_flight() > workers.copy_threads();
-        let free = if busy || !self.workers_share_fd { 0 } else { workers.copy_threads() - 1 };
+        let free = if busy || !self.workers_share_fd { 0 } else { self.copy_threads - 1 };
         let can_survey = self.can_survey(Role::CopyWorker);
         let needed = lock(&self.queues).copy_workers_needed(can_survey, &self.prefault).min(free);
         if needed > 0

@@ -96,7 +96,7 @@ impl ReadRequest {
         // Reads of storage must begin and end with a page, wherever a partition begins.
         let page_aligned = |s: &Stripe| (s.chunk | s.phase.unwrap_or(0)).is_multiple_of(PAGE as u64);
         let stripe = params.file.block_stack().stripe().filter(page_aligned);
-        let threads = params.ctx.files.workers().copy_threads() as u64;
+        let threads = params.copy_threads as u64;
         let sizes = PieceSizes::new(offset, len, threads, params.device().capabilities().max_pin, stripe);
         let share_fds =
             || params.ctx.files.workers().copy().is_some_and(|workers| workers.shares_fd_table() != Some(false));
