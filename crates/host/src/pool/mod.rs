@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux::{FdTableRoot, close_range_unshare, gettid, spawn_signals_blocked};
+use spinio_sys::linux::{FdTableRoot, close_range_unshare, gettid, in_shadow_table, spawn_signals_blocked};
 
 pub use self::worker::{IdleTask, NoIdleTask, Task};
 use self::worker::{QueueEntry, Shared};
@@ -71,31 +71,41 @@ impl WorkerPool {
         idle_task: impl IdleTask + 'static,
     ) -> Option<WorkerPool> {
         let root = sys.new_shadow_table().ok()?;
-        WorkerPool::new(sys, Some(root), false, max_threads, spin_time, idle_task)
+        WorkerPool::new(sys, Some(root), false, (1, max_threads), spin_time, idle_task)
     }
 
-    /// `max_threads` copy workers. A thread has the fd table of the one that starts it, so all are started now, and
-    /// this must be called on a thread of the program.
+    /// `threads` copy workers. A thread has the fd table of the one that starts it, so all are started now, and this
+    /// must be called on a thread of the program; up to `max_threads` by [`WorkerPool::ensure_copy_workers`].
     pub fn copy_workers(
         sys: &'static dyn Syscalls,
+        threads: usize,
         max_threads: usize,
         spin_time: Duration,
         idle_task: impl IdleTask + 'static,
     ) -> Option<WorkerPool> {
-        WorkerPool::new(sys, None, false, max_threads, spin_time, idle_task)
+        WorkerPool::new(sys, None, false, (threads, max_threads), spin_time, idle_task)
+    }
+
+    /// Starts copy workers until there are `threads`, with the fd table of the calling thread: not where that is known to
+    /// be another than theirs.
+    pub fn ensure_copy_workers(&self, threads: usize) {
+        let missing = lock(&self.shared.state).running < threads;
+        if missing && !in_shadow_table() && self.shares_fd_table() != Some(false) {
+            self.start_threads(threads);
+        }
     }
 
     /// Up to `max_threads` batch readers, started as work arrives.
     pub fn batch_readers(sys: &'static dyn Syscalls, max_threads: usize, spin_time: Duration) -> Option<WorkerPool> {
         let root = sys.new_shadow_table().ok()?;
-        WorkerPool::new(sys, Some(root), true, max_threads, spin_time, NoIdleTask)
+        WorkerPool::new(sys, Some(root), true, (1, max_threads), spin_time, NoIdleTask)
     }
 
     fn new(
         sys: &'static dyn Syscalls,
         root: Option<FdTableRoot>,
         per_thread_table: bool,
-        max_threads: usize,
+        (initial, max_threads): (usize, usize),
         spin_time: Duration,
         idle_task: impl IdleTask + 'static,
     ) -> Option<WorkerPool> {
@@ -104,8 +114,7 @@ impl WorkerPool {
         let shared_workers = (root.is_some() && !per_thread_table && max_threads > 1).then_some(max_threads);
         let shared = Arc::new(Shared::new(sys, shared_workers, spin_time, idle_task));
         let pool = WorkerPool { shared, fd_table_root: root, per_thread_table, max_threads };
-        let initial = if pool.fd_table_root.is_some() { 1 } else { pool.max_threads };
-        pool.start_threads(initial).then_some(pool)
+        pool.start_threads(initial.max(1)).then_some(pool)
     }
 
     /// The workers for work that may wait for one file server: `key` is its device number.
@@ -323,6 +332,25 @@ mod tests {
                 self.done.fetch_add(1, AcqRel);
             }
         }
+    }
+
+    #[test]
+    fn more_copy_workers_start_only_with_the_same_fd_table() {
+        let pool = WorkerPool::copy_workers(&LinuxSyscalls, 1, 3, Duration::ZERO, NoIdleTask).expect("workers");
+        let running = || lock(&pool.shared.state).running;
+        pool.run_blocking(|| ());
+        if pool.shares_fd_table() != Some(true) {
+            return eprintln!("skipped: descriptor tables cannot be compared here");
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                close_range_unshare(0).expect("Linux 5.11");
+                pool.ensure_copy_workers(3);
+            });
+        });
+        assert_eq!(running(), 1);
+        pool.ensure_copy_workers(3);
+        assert_eq!(running(), 3);
     }
 
     #[test]

@@ -265,8 +265,8 @@ impl Workers {
         }
         self.copy
             .get_or_init(|| {
-                let threads = self.long_copy_threads.max(self.copy_threads) - 1;
-                WorkerPool::copy_workers(self.sys, threads, self.spin, self.copy_idle.clone())
+                let (few, many) = (self.copy_threads - 1, self.long_copy_threads - 1);
+                WorkerPool::copy_workers(self.sys, few, many, self.spin, self.copy_idle.clone())
             })
             .as_ref()
     }
@@ -277,7 +277,10 @@ impl Workers {
             return self.batch_copy.get()?.as_ref();
         }
         self.batch_copy
-            .get_or_init(|| WorkerPool::copy_workers(self.sys, self.batch_threads - 1, self.spin, NoIdleTask))
+            .get_or_init(|| {
+                let threads = self.batch_threads - 1;
+                WorkerPool::copy_workers(self.sys, threads, threads, self.spin, NoIdleTask)
+            })
             .as_ref()
     }
 

@@ -223,6 +223,7 @@ impl ReadRequest {
         if needed > 0
             && let Some(pool) = workers.copy()
         {
+            pool.ensure_copy_workers(self.copy_threads - 1);
             pool.submit(Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::CopyWorker }), needed);
         }
     }
