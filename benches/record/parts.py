@@ -63,7 +63,7 @@ def rows(place, name, least, most, only):
 
 def speed(place):
     """The rows of the speed table that do not read cold files; the most important first."""
-    return [rows(place, "speed", 60, 470, "hold,batch,writes,big,folios,seq8m,owner,mix,again,par16,small,host,first")]
+    return [rows(place, "speed", 60, 470, "hold,batch,writes,big,folios,seq8m,seq64m,owner,mix,again,par16,small,host,first")]
 
 
 def cold(place):

@@ -7,6 +7,7 @@ ROWS = {
     "folios": warm.folios,
     "again": warm.again,
     "seq8m": warm.seq8m,
+    "seq64m": warm.seq64m,
     "par16": warm.par16,
     "small": warm.small,
     "first": warm.first,

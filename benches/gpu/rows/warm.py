@@ -16,13 +16,13 @@ def big(b):
     plain = b.run("big", "plain", size=min(2 * GIB, b.size), times=1)
     for name, got in (("plain pread, in calls of 2 GiB", us), ("spinio_pread, one call", whole)):
         r = ratio(mid(got, "gbps"), mid(limit, "gbps"))
-        b.row(f"one read of {b.size / GIB:g} GiB, fresh mapping ({name})", "0.85 of the limit", over(r, 0.85), limit=rate(limit), peer="KvikIO x16 " + speed(peer), us=speed(got), ratio=f"{shown(r)} of limit")
+        b.row(f"one read of {b.size / GIB:g} GiB, fresh mapping ({name})", "0.75 of the limit", over(r, 0.75), limit=rate(limit), peer="KvikIO x16 " + speed(peer), us=speed(got), ratio=f"{shown(r)} of limit")
     b.row("  (plain pread + cudaMemcpy)", "-", None, us=speed(plain))
 
 
 def again(b):
     limit = b.run("again", "limit", times=1)
-    for env, goal, cpu in (({}, 0.65, 0.035), ({"SPINIO_THREADS": "16"}, 0.88, None)):
+    for env, goal, cpu in (({}, 0.86, 0.2), ({"SPINIO_CPU": "low"}, 0.6, 0.05), ({"SPINIO_THREADS": "16"}, 0.88, None)):
         us = b.run("again", "us", times=max(1, b.args.reps // 2), env=env)
         r = ratio(mid(us, "gbps"), mid(limit, "gbps"))
         met = over(r, goal) if cpu is None else all_of(over(r, goal), under(mid(us, "cpu_per_gb"), cpu))
@@ -59,6 +59,12 @@ def seq8m(b):
     best = sorted(peer, key=lambda p: p["gbps"])[-1:]
     met = all_of(over(mid(us, "gbps"), 18), under(mid(us, "cpu_per_gb"), 0.25))
     b.row("8 MiB reads, sequential, one thread", "18 GB/s, 0.25 cpu s/GB", met, peer=f"plain {rate(plain)}; KvikIO {rate(best)}", us=speed(us), ratio=f"{shown(ratio(mid(us, 'gbps'), mid(plain, 'gbps')))} of plain")
+
+
+def seq64m(b):
+    plain = b.run("seq", "plain", times=1, block=64 * MIB, total=b.most(2 * GIB))
+    us = b.run("seq", "us", times=b.args.reps, block=64 * MIB, total=b.most(8 * GIB))
+    b.row("64 MiB reads, sequential, one thread", "33 GB/s", over(mid(us, "gbps"), 33), peer="plain " + rate(plain), us=speed(us), ratio=f"{shown(ratio(mid(us, 'gbps'), mid(plain, 'gbps')))} of plain")
 
 
 def par16(b):

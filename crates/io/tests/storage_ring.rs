@@ -1,7 +1,10 @@
 //! Reads of storage through the ring: right bytes, no other thread, and workers where it is refused or sleeps.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -237,6 +240,43 @@ fn workers_read_where_the_ring_is_refused() {
     }
 }
 
+/// All room of the ring is taken for good, as by reads of a disk that hangs.
+#[test]
+fn workers_take_over_from_a_full_ring() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(emulated("size=64M"), SIZE));
+    if !warm_up(&runtime, &file, &buffer) {
+        return;
+    }
+    with_deadline("reads next to a full ring", || {
+        let workers = runtime.reader().files.workers();
+        let ring = loop {
+            match workers.storage_ring() {
+                Ok(ring) => break ring,
+                Err(why) => assert_eq!(why, NoRing::NotAwake),
+            }
+        };
+        let room: Vec<_> = std::iter::from_fn(|| ring.reserve()).collect();
+        assert!(!room.is_empty());
+        for _ in 0..5 {
+            let reads = runtime.ring_reads();
+            file::evict(&file);
+            buffer.fill(0);
+            assert_eq!(read(&runtime, &file, &buffer, 0, SIZE), Ok(SIZE));
+            assert!(buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 0));
+            assert_eq!(runtime.ring_reads(), reads);
+        }
+        drop(room);
+        eventually("the ring is used again", || {
+            let reads = runtime.ring_reads();
+            file::evict(&file);
+            assert_eq!(read(&runtime, &file, &buffer, 0, MIB), Ok(MIB));
+            runtime.ring_reads() > reads
+        });
+    });
+}
+
 /// Their servers may not answer, and the kernel would leave such reads to its own threads.
 #[test]
 fn files_of_other_file_systems_are_left_to_workers() {
@@ -328,6 +368,63 @@ fn reads_of_threads_that_come_and_go() {
         });
     });
     assert!(leak_check::thread_descriptors() < before + 50, "descriptors in the program's table");
+}
+
+const CHILD: &str = "SPINIO_TEST_RING_CHILD";
+
+/// Does nothing when run as a test: the body of the child processes of the next test. Reads by four threads without an
+/// end, and after a while does what the variable says.
+#[test]
+fn child_with_reads_in_flight() {
+    let Some(how) = std::env::var_os(CHILD) else { return };
+    let fixture = mount_fixture::create("tree").unwrap();
+    let file = file::create_filled(&fixture.file("file"), SIZE as u64);
+    let device = emulated("size=256M");
+    let runtime = Runtime::new(settings());
+    warm_up(&runtime, &file, &Buffer::new(device, MIB));
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let (runtime, file) = (&runtime, &file);
+            scope.spawn(move || {
+                let buffer = Buffer::new(device, 4 * MIB);
+                for turn in 0.. {
+                    file::evict(file);
+                    let _ = read(runtime, file, &buffer, (turn * 5 + thread) % 20 * MIB, 4 * MIB);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        println!("reads are in flight");
+        match how.to_str() {
+            Some("exec") => drop(Command::new("true").exec()),
+            Some("exit") => std::process::exit(0),
+            _ => std::thread::sleep(Duration::from_secs(600)),
+        }
+    });
+}
+
+#[test]
+fn exec_exit_and_kill_end_a_process_with_reads_in_flight() {
+    for how in ["exec", "exit", "kill"] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child_with_reads_in_flight", "--exact", "--nocapture"])
+            .env(CHILD, how)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let began = lines.map_while(Result::ok).find(|line| line.contains("reads are in flight"));
+        assert!(began.is_some(), "{how}: the child ended early");
+        if how == "kill" {
+            child.kill().unwrap();
+        }
+        let mut status = None;
+        eventually("the child has ended", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().success(), how != "kill", "{how}: {status:?}");
+    }
 }
 
 #[test]

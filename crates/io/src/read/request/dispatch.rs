@@ -32,6 +32,9 @@ const MAX_LENT: usize = 16;
 const RING_SPIN: Duration = Duration::from_micros(100);
 const SHORT_RING_SPIN: Duration = Duration::from_micros(1200);
 
+/// How long a request waits for room in the ring.
+const RING_ROOM_WAIT: Duration = Duration::from_millis(50);
+
 /// The first nap between two looks at the ring, and the longest.
 const RING_NAP: Range<Duration> = Duration::from_micros(20)..Duration::from_micros(500);
 
@@ -250,11 +253,13 @@ struct Worker<'a> {
     request: &'a Arc<ReadRequest>,
     role: Role,
     engine: Engine<'a>,
+    /// There has been no room in the ring since then.
+    no_room_since: Option<Instant>,
 }
 
 impl<'a> Worker<'a> {
     fn new(request: &'a Arc<ReadRequest>, role: Role) -> Worker<'a> {
-        Worker { request, role, engine: Engine::new(&request.params, &request.prefault, role) }
+        Worker { request, role, engine: Engine::new(&request.params, &request.prefault, role), no_room_since: None }
     }
 
     /// Does the next thing; false if there is none for this role.
@@ -307,18 +312,30 @@ impl<'a> Worker<'a> {
         self.request.ctx.files.workers().wake_ring(&path.ring);
     }
 
+    /// Waits a moment, since reads of other requests have all the room in the ring; false if nothing waits for room. Their
+    /// storage may hang, or a handler may have left them by `longjmp`: so workers take over after a while.
+    fn wait_for_room(&mut self) -> bool {
+        let request = self.request;
+        if !lock(&request.queues).waits_for_ring() {
+            return false;
+        }
+        if self.no_room_since.get_or_insert_with(Instant::now).elapsed() < RING_ROOM_WAIT {
+            std::thread::sleep(RING_NAP.end);
+            return true;
+        }
+        lock(&request.queues).by_ring = false;
+        request.wake_shadow_workers();
+        false
+    }
+
     /// Waits until a read of the ring is over, or there is something else to do; false if there is nothing to wait for.
     fn wait_for_storage(&mut self) -> bool {
         let request = self.request;
         let Some(path) = request.ring_path(self.role) else { return false };
         if self.engine.reads_in_ring() == 0 {
-            // Reads of other requests have all the room.
-            let waits = lock(&request.queues).waits_for_ring();
-            if waits {
-                std::thread::sleep(RING_NAP.start);
-            }
-            return waits;
+            return self.wait_for_room();
         }
+        self.no_room_since = None;
         let can_survey = request.can_survey(self.role);
         let spin_time = if request.len <= 4 << 20 { SHORT_RING_SPIN } else { RING_SPIN };
         let (begun, mut nap) = (Instant::now(), RING_NAP.start);
