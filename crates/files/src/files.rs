@@ -128,14 +128,14 @@ impl Files {
         if !is_issued_at_once(file.file_system) {
             return Err(NoRing::FileSystem);
         }
-        let ring = self.workers().storage_ring()?;
+        let ring = self.workers().storage_ring(file.storage)?;
         if let Some(slot) = file.ring_slot.get() {
             return Ok(slot);
         }
         if let (Ok(_), Some(shadow), true) =
             (&file.direct_fd, self.shadow_workers(), file.ring_slot.needs_registration())
         {
-            let (ring, file) = (Arc::clone(ring), Arc::clone(file));
+            let file = Arc::clone(file);
             shadow.for_key(file.storage).spawn_detached(move || {
                 if let Ok(direct) = &file.direct_fd {
                     file.ring_slot.register(ring, direct.get());

@@ -14,9 +14,16 @@
 //! its buffer until then, whatever becomes of the thread that began it. So a [`RingRead`] that is dropped waits, and one
 //! that is never dropped (a signal handler left the call by `longjmp`) keeps its record and its buffer for good.
 //!
+//! Signals are blocked while a lock is held: a handler that left by `longjmp` would leave it locked for all threads.
+//!
 //! No thread sleeps on another: a waiter polls, and naps between two looks.
 //!
-//! Known flaw: the naps of a long wait cost up to half a millisecond after the completion.
+//! There is one ring for each file system or block device, so that one that does not answer holds the kernel thread and
+//! the records of its own ring only.
+//!
+//! Known flaws:
+//! - The naps of a long wait cost up to half a millisecond after the completion.
+//! - Before Linux 6.13 a file that was taken out stays open until reads of the ring that began before are over.
 
 #![expect(unsafe_code, reason = "the kernel writes into memory of callers")]
 
@@ -29,7 +36,7 @@ use std::sync::atomic::{
 use std::time::Duration;
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, SharedRing};
+use spinio_sys::linux::{Fd, SharedRing, SignalGuard};
 
 use crate::shadow_fd::{CloseQueue, ShadowFd};
 use crate::sync::{AtomicU64, Mutex, lock};
@@ -53,6 +60,9 @@ pub trait ReadQueue: Send + Sync {
     /// As [`SharedRing::push`].
     unsafe fn push(&self, slot: u32, buf: *mut u8, len: u32, offset: u64, token: u64) -> bool;
 
+    /// Whether there is one to take; any thread may ask at any time.
+    fn has_completion(&self) -> bool;
+
     /// The next completion.
     ///
     /// # Safety
@@ -64,6 +74,10 @@ impl ReadQueue for SharedRing {
     unsafe fn push(&self, slot: u32, buf: *mut u8, len: u32, offset: u64, token: u64) -> bool {
         // SAFETY: passed on.
         unsafe { SharedRing::push(self, slot, buf, len, offset, token) }
+    }
+
+    fn has_completion(&self) -> bool {
+        SharedRing::has_completion(self)
     }
 
     unsafe fn take_completion(&self) -> Option<(u64, Result<usize>)> {
@@ -98,10 +112,12 @@ impl<Q: ReadQueue> ReadTable<Q> {
     }
 
     fn reserve(&self) -> Option<u16> {
+        let _no_handler = SignalGuard::block_all();
         lock(&self.free).pop()
     }
 
     fn release(&self, record: u16) {
+        let _no_handler = SignalGuard::block_all();
         lock(&self.free).push(record);
     }
 
@@ -109,6 +125,7 @@ impl<Q: ReadQueue> ReadTable<Q> {
     /// `buf` must be memory that the Linux kernel may write until [`ReadTable::result`] has returned a result for this
     /// record, or an address that it may refuse.
     unsafe fn push(&self, record: u16, slot: u32, buf: *mut u8, len: u32, offset: u64) -> bool {
+        let _no_handler = SignalGuard::block_all();
         let _one_at_a_time = lock(&self.free);
         self.records[usize::from(record)].store(IN_FLIGHT, Release);
         // SAFETY: under the lock; the caller promises the rest. As many reads are in flight as there are records.
@@ -118,7 +135,9 @@ impl<Q: ReadQueue> ReadTable<Q> {
     /// What came of the read of a record; stores what came of others.
     fn result(&self, record: u16) -> Option<Result<usize>> {
         let record = &self.records[usize::from(record)];
-        if record.load(Acquire) == IN_FLIGHT {
+        // Without the lock, as long as there is nothing to take.
+        if record.load(Acquire) == IN_FLIGHT && self.queue.has_completion() {
+            let _no_handler = SignalGuard::block_all();
             // Another thread that is at it stores the result of this record as well.
             let _one_at_a_time = match self.completions.try_lock() {
                 Ok(guard) => guard,
@@ -331,6 +350,10 @@ mod interleavings {
             let result = if offset == 0 { Err(Errno::IO) } else { Ok(offset as usize) };
             self.pushing.with_mut(|_| lock(&self.completed).push_back((token, result)));
             true
+        }
+
+        fn has_completion(&self) -> bool {
+            !lock(&self.completed).is_empty()
         }
 
         unsafe fn take_completion(&self) -> Option<(u64, Result<usize>)> {

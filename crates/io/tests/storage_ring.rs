@@ -251,8 +251,9 @@ fn workers_take_over_from_a_full_ring() {
     }
     with_deadline("reads next to a full ring", || {
         let workers = runtime.reader().files.workers();
+        let storage = std::os::unix::fs::MetadataExt::dev(&file.metadata().unwrap());
         let ring = loop {
-            match workers.storage_ring() {
+            match workers.storage_ring(storage) {
                 Ok(ring) => break ring,
                 Err(why) => assert_eq!(why, NoRing::NotAwake),
             }
@@ -275,6 +276,39 @@ fn workers_take_over_from_a_full_ring() {
             runtime.ring_reads() > reads
         });
     });
+}
+
+/// Storage that does not answer takes all room of its own ring, and none of another's.
+#[test]
+fn full_ring_of_one_file_system_leaves_that_of_another() {
+    let (near, far) = (mount_fixture::create("tree").unwrap(), mount_fixture::create("xfs"));
+    let far = match far {
+        Ok(far) => far,
+        Err(why) => return eprintln!("skipped: xfs: {why}"),
+    };
+    let (Some(first), Some(second)) = (absent_file(&near, "file", MIB), absent_file(&far, "file", SIZE)) else {
+        return;
+    };
+    let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(emulated("size=64M"), SIZE));
+    if !warm_up(&runtime, &first, &buffer) {
+        return;
+    }
+    let storage = std::os::unix::fs::MetadataExt::dev(&first.metadata().unwrap());
+    let mut room = Vec::new();
+    eventually("the ring is awake", || match runtime.reader().files.workers().storage_ring(storage) {
+        Ok(ring) => {
+            room.extend(std::iter::from_fn(|| ring.reserve()));
+            true
+        }
+        Err(_) => false,
+    });
+    let reads = runtime.ring_reads();
+    eventually("the other file system is read through a ring", || {
+        file::evict(&second);
+        assert_eq!(read(&runtime, &second, &buffer, 0, SIZE), Ok(SIZE));
+        runtime.ring_reads() > reads
+    });
+    assert!(!room.is_empty() && buffer.range_bytes(0..SIZE) == file::bytes(0, SIZE, 0));
 }
 
 /// Their servers may not answer, and the kernel would leave such reads to its own threads.

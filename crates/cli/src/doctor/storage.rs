@@ -50,7 +50,7 @@ fn engine(fd: Fd) -> Fact {
         NoRing::FileSystem => fact.cure("keep large files on ext4 or XFS"),
         NoRing::Refused(_) => fact.cure("see io_uring above: sysctl kernel.io_uring_disabled, or the seccomp profile"),
         NoRing::FewProcessors => fact.cure("SPINIO_STORAGE_ENGINE=ring uses it all the same"),
-        NoRing::NotAwake | NoRing::NotRegistered => fact,
+        NoRing::NotAwake | NoRing::NotRegistered | NoRing::OtherStorage => fact,
     }
 }
 

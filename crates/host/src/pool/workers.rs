@@ -10,13 +10,14 @@
 //! A pool that cannot be created (an old kernel, no more threads for this user) is `None` permanently: its callers have
 //! a fallback.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use spinio_sys::{Errno, linux};
 
 use super::{IdleTask, NoIdleTask, WorkerPool};
+use crate::lock::lock;
 use crate::processors::{ProcessorWatch, usable};
 use crate::settings::{CpuUse, Settings, StorageEngine};
 use crate::shares::ShareKey;
@@ -66,21 +67,31 @@ const RING_PROCESSORS: usize = 2;
 /// The share of the shadow workers that making and waking the ring takes. No device number has this bit.
 const RING: ShareKey = 1 << 61;
 
-/// The ring, made in the background once a read could use it.
-struct RingCell {
+/// Rings of a runtime: each has a kernel thread. Further storage is read by shadow workers.
+const MAX_RINGS: usize = 4;
+
+/// A ring, once it is made.
+type LateRing = Arc<OnceLock<core::result::Result<Arc<StorageRing>, Errno>>>;
+
+/// The rings, by storage; each is made in the background once a read could use it.
+struct Rings {
     refused: Option<NoRing>,
-    made: Arc<OnceLock<core::result::Result<Arc<StorageRing>, Errno>>>,
-    asked: AtomicBool,
+    made: Mutex<Vec<(ShareKey, LateRing)>>,
 }
 
-impl RingCell {
-    fn new(engine: StorageEngine, processors: usize) -> RingCell {
+impl Rings {
+    fn new(engine: StorageEngine, processors: usize) -> Rings {
         let refused = match engine {
             StorageEngine::Auto if processors < RING_PROCESSORS => Some(NoRing::FewProcessors),
             StorageEngine::Workers => Some(NoRing::BySetting),
             StorageEngine::Auto | StorageEngine::Ring => None,
         };
-        RingCell { refused, made: Arc::default(), asked: AtomicBool::new(false) }
+        Rings { refused, made: Mutex::default() }
+    }
+
+    /// What the kernel said when it refused one.
+    fn errno(&self) -> Option<Errno> {
+        lock(&self.made).iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied())
     }
 }
 
@@ -99,6 +110,8 @@ pub enum NoRing {
     FileSystem,
     /// The file is not in it yet, or there is no room.
     NotRegistered,
+    /// Files of other storage were read first, and these have rings.
+    OtherStorage,
 }
 
 impl std::fmt::Display for NoRing {
@@ -112,6 +125,7 @@ impl std::fmt::Display for NoRing {
                 f.write_str("not ext4, XFS or a block device: the kernel would leave such reads to threads of its own")
             }
             NoRing::NotRegistered => f.write_str("the file is not in it yet"),
+            NoRing::OtherStorage => write!(f, "the {MAX_RINGS} storages that were read first have rings"),
         }
     }
 }
@@ -126,7 +140,7 @@ pub struct Workers {
     batch_threads: usize,
     spin: Duration,
     /// Before the pool: a worker closes its descriptor.
-    ring: RingCell,
+    rings: Rings,
     shadow: OnceLock<Option<WorkerPool>>,
     shadow_idle: LateIdle,
     copy: OnceLock<Option<WorkerPool>>,
@@ -154,7 +168,7 @@ impl Workers {
             // Waking a sleeping thread costs more than copying 64 KiB; but with few processors spinning takes time from
             // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
-            ring: RingCell::new(settings.storage_engine, processors),
+            rings: Rings::new(settings.storage_engine, processors),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
             copy: OnceLock::new(),
@@ -208,43 +222,57 @@ impl Workers {
         self.shadow.get_or_init(make).as_ref()
     }
 
-    /// The ring, if its kernel thread is awake; otherwise it is made or woken, for a later read.
-    pub fn storage_ring(&self) -> core::result::Result<&Arc<StorageRing>, NoRing> {
-        if let Some(refused) = self.ring.refused {
+    /// The ring of the file system or block device with this key, if its kernel thread is awake; otherwise it is made or
+    /// woken, for a later read.
+    pub fn storage_ring(&self, key: ShareKey) -> core::result::Result<Arc<StorageRing>, NoRing> {
+        if let Some(refused) = self.rings.refused {
             return Err(refused);
         }
-        match self.ring.made.get() {
-            Some(Ok(ring)) => {
-                self.wake_ring(ring);
-                if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(ring) }
-            }
-            Some(Err(errno)) => Err(NoRing::Refused(*errno)),
-            None => {
-                let shadow = self.shadow().ok_or(NoRing::Refused(Errno::NOSYS))?;
-                if !self.ring.asked.swap(true, Relaxed) {
-                    let (sys, cell) = (self.sys, Arc::clone(&self.ring.made));
-                    let close_queue = shadow.for_key(RING).close_queue();
-                    shadow.for_key(RING).spawn_detached(move || {
-                        let ring = StorageRing::make(|entries, slots, idle| sys.new_shared_ring(entries, slots, idle));
-                        let ring =
-                            ring.map(|ring| Arc::new(StorageRing::new(ring, close_queue, linux::available_cpus())));
-                        let _ = cell.set(ring);
-                    });
+        // A handler that left by `longjmp` would leave the lock locked.
+        let _no_handler = linux::SignalGuard::block_all();
+        let mut made = lock(&self.rings.made);
+        if let Some((_, ring)) = made.iter().find(|(storage, _)| *storage == key) {
+            let ring = Arc::clone(ring);
+            drop(made);
+            return match ring.get() {
+                Some(Ok(ring)) => {
+                    self.wake_ring(ring);
+                    if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(Arc::clone(ring)) }
                 }
-                Err(NoRing::NotAwake)
-            }
+                Some(Err(errno)) => Err(NoRing::Refused(*errno)),
+                None => Err(NoRing::NotAwake),
+            };
         }
+        // What it refused once it would refuse again.
+        if let Some(errno) = made.iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied()) {
+            return Err(NoRing::Refused(errno));
+        }
+        if made.len() >= MAX_RINGS {
+            return Err(NoRing::OtherStorage);
+        }
+        let shadow = self.shadow().ok_or(NoRing::Refused(Errno::NOSYS))?;
+        let ring = LateRing::default();
+        made.push((key, Arc::clone(&ring)));
+        drop(made);
+        let sys = self.sys;
+        let close_queue = shadow.for_key(RING).close_queue();
+        shadow.for_key(RING).spawn_detached(move || {
+            let new = StorageRing::make(|entries, slots, idle| sys.new_shared_ring(entries, slots, idle));
+            let new = new.map(|new| Arc::new(StorageRing::new(new, close_queue, linux::available_cpus())));
+            let _ = ring.set(new);
+        });
+        Err(NoRing::NotAwake)
     }
 
     /// Why there is no ring, as far as is known without a read; `None`: there is one, or there would be.
     pub fn ring_refusal(&self) -> Option<NoRing> {
-        let refused = self.ring.made.get().and_then(|made| made.as_ref().err().copied());
-        self.ring.refused.or(refused.map(NoRing::Refused))
+        self.rings.refused.or_else(|| self.rings.errno().map(NoRing::Refused))
     }
 
-    /// Reads that the ring was given so far.
+    /// Reads that the rings were given so far.
     pub fn ring_reads(&self) -> u64 {
-        self.ring.made.get().and_then(|made| made.as_ref().ok()).map_or(0, |ring| ring.reads())
+        let made = lock(&self.rings.made);
+        made.iter().filter_map(|(_, ring)| ring.get()?.as_ref().ok()).map(|ring| ring.reads()).sum()
     }
 
     /// Has a shadow worker wake the kernel thread of the ring, if it sleeps.

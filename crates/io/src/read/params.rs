@@ -17,7 +17,6 @@ use crate::ctx::Reader;
 
 /// A large read as it came, and what was found out about it before it began.
 pub(crate) struct ReadParams {
-    pub(crate) ctx: Arc<Reader>,
     pub(crate) span: RequestSpan,
     pub(crate) file: Arc<FileState>,
     pub(crate) staging: Arc<BouncePool>,
@@ -39,6 +38,8 @@ pub(crate) struct ReadParams {
     pub(crate) readahead_limit: u64,
     /// What each route costs.
     pub(crate) costs: Arc<CostEntry>,
+    /// The last field: dropping a file defers the close of its descriptors to workers that the runtime must still have.
+    pub(crate) ctx: Arc<Reader>,
 }
 
 impl ReadParams {

@@ -119,6 +119,30 @@ fn grow_fd_table() {
 /// Shadow threads run code of SPIN only.
 const WORKER_STACK: usize = 256 << 10;
 
+/// The calling thread handles no signal of the program until this is dropped.
+pub struct SignalGuard(libc::sigset_t);
+
+impl SignalGuard {
+    /// Blocks all but those that glibc needs itself.
+    pub fn block_all() -> SignalGuard {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+            SignalGuard(old.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalGuard {
+    fn drop(&mut self) {
+        // SAFETY: the set was initialised above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut()) };
+    }
+}
+
 /// A thread that takes none of the program's signals; it shares the descriptor table of the spawning thread.
 ///
 /// Not std's: in a Rust program its threads take a lock as they start and end, which a child forked at that moment
@@ -128,17 +152,8 @@ pub fn spawn_signals_blocked(name: &str, stack: usize, body: impl FnOnce() + Sen
     // The new thread inherits the mask, so a signal can never reach it. libc's call, not the kernel's: it leaves out
     // the two signals that glibc itself needs for pthread_cancel and for setuid, which would otherwise wait for this
     // thread forever.
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-    }
-    let made = pthread_create_detached(stack, start);
-    // SAFETY: `old` was initialised above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), core::ptr::null_mut()) };
-    made
+    let _signals = SignalGuard::block_all();
+    pthread_create_detached(stack, start)
 }
 
 /// The arguments of a new thread.

@@ -201,11 +201,15 @@ impl ReadRequest {
         if self.ring.get().is_some() || lock(&self.queues).storage.is_empty() {
             return;
         }
-        self.ring.get_or_init(|| {
+        let path = self.ring.get_or_init(|| {
             let (ring, slot) = self.ctx.files.ring_slot(&self.file).ok()?;
-            lock(&self.queues).read_by_ring();
             Some(RingPath { ring, slot })
         });
+        if path.is_some() {
+            lock(&self.queues).read_by_ring();
+            // It may have looked before, and sleep.
+            self.notify_caller();
+        }
     }
 
     /// The ring, for a thread that reads storage through it.

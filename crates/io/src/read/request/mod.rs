@@ -59,7 +59,6 @@ struct Completion {
 
 /// A request and how far it has got.
 pub(crate) struct ReadRequest {
-    params: ReadParams,
     /// Some bytes came from storage, or an assumption that they are cached was wrong.
     pub(crate) missed_cache: AtomicBool,
     /// What the page cache fetches for this request alone.
@@ -80,6 +79,8 @@ pub(crate) struct ReadRequest {
     ring: OnceLock<Option<RingPath>>,
     /// The workers that are in the request.
     scope: TaskScope,
+    /// The last field: it has the runtime.
+    params: ReadParams,
 }
 
 impl Deref for ReadRequest {

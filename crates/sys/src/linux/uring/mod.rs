@@ -157,6 +157,11 @@ impl RingMemory {
         }
     }
 
+    /// Whether there is a completion to take.
+    fn has_completion(&self) -> bool {
+        self.word(self.offsets.cq_head).load(Relaxed) != self.word(self.offsets.cq_tail).load(Acquire)
+    }
+
     /// Takes the next completion: its token, and bytes or an errno. One thread at a time.
     fn take_completion(&self) -> Option<(u64, Result<usize>)> {
         let head = self.word(self.offsets.cq_head).load(Relaxed);
