@@ -79,6 +79,10 @@ struct Offsets {
     cqes: u32,
 }
 
+/// Changed before a ring is unmapped, and read after one is mapped: another ring may get its addresses, and only the kernel
+/// knows in which order. ThreadSanitizer sees no system calls of ours, and reported that as a race.
+static UNMAPPED: AtomicU32 = AtomicU32::new(0);
+
 /// The two mappings that a ring shares with the kernel.
 #[derive(Debug)]
 struct RingMemory {
@@ -111,6 +115,7 @@ impl RingMemory {
                 return Err(errno);
             }
         };
+        UNMAPPED.load(Acquire);
         // SAFETY: advice on our own mappings. A forked child cannot use them.
         unsafe {
             let _ = madvise(first, rings, MADV_DONTFORK);
@@ -180,6 +185,7 @@ impl RingMemory {
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
+        UNMAPPED.fetch_add(1, Release);
         // SAFETY: our own mappings, not used elsewhere.
         unsafe {
             let _ = munmap(self.entries.0, self.entries.1);
