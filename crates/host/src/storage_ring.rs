@@ -40,6 +40,7 @@ use spinio_sys::linux::{Fd, SharedRing, SignalGuard};
 
 use crate::shadow_fd::{CloseQueue, ShadowFd};
 use crate::sync::{AtomicU64, Mutex, lock};
+use crate::syscalls::Syscalls;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -176,24 +177,20 @@ pub struct StorageRing {
 }
 
 impl StorageRing {
-    /// Takes over a ring that the calling shadow worker made.
-    pub(crate) fn new(ring: SharedRing, close_queue: CloseQueue, processors: usize) -> StorageRing {
-        let (fd, slots) = (ring.fd(), ring.slots());
-        StorageRing {
+    /// Makes a ring, on a shadow worker, to whose pool the queue belongs.
+    pub(crate) fn new(sys: &dyn Syscalls, close_queue: CloseQueue, processors: usize) -> Result<StorageRing> {
+        let ring = sys.new_shared_ring(DEPTH, SLOTS, IDLE)?;
+        let fd = ShadowFd::new(ring.fd(), close_queue);
+        Ok(StorageRing {
             table: ReadTable::new(ring, DEPTH as u16),
-            free_slots: Mutex::new((0..slots).rev().collect()),
+            free_slots: Mutex::new((0..SLOTS).rev().collect()),
             started: std::sync::atomic::AtomicU64::new(0),
             spinning: AtomicUsize::new(0),
             // The kernel thread polls as well, and the program computes.
             spinners: (processors / 2).saturating_sub(1),
             waking: AtomicBool::new(false),
-            _fd: ShadowFd::new(fd, close_queue),
-        }
-    }
-
-    /// Makes the kernel's part, on a shadow worker.
-    pub(crate) fn make(new: impl FnOnce(u32, u32, Duration) -> Result<SharedRing>) -> Result<SharedRing> {
-        new(DEPTH, SLOTS, IDLE)
+            _fd: fd,
+        })
     }
 
     /// Reads that were started so far.
@@ -203,8 +200,9 @@ impl StorageRing {
 
     /// The right to poll without a pause, until it is dropped; `None`: enough threads do, and this one naps.
     pub fn begin_spin(&self) -> Option<SpinGuard<'_>> {
-        let guard = (self.spinning.fetch_add(1, AcqRel), SpinGuard(self));
-        (guard.0 < self.spinners).then_some(guard.1)
+        let others = self.spinning.fetch_add(1, AcqRel);
+        let guard = SpinGuard(self);
+        (others < self.spinners).then_some(guard)
     }
 
     /// Puts a file into a slot, on a shadow worker.
@@ -306,11 +304,6 @@ impl RingRead {
             }
         }
         self.result
-    }
-
-    /// Whether its kernel thread is asleep, so that it waits for a wake-up.
-    pub fn waits_for_wake(&self) -> bool {
-        self.result.is_none() && self.ring.is_asleep()
     }
 }
 

@@ -153,7 +153,7 @@ impl Runtime {
         let files = Arc::new(Files::new(Arc::new(ctx), &settings));
         let bounce = Arc::new(BouncePools::new(settings.bounce_limit));
         let pinned = Arc::new(PinnedFiles::new(Arc::clone(&files), settings.effective_pin_limit()));
-        let policy = Arc::new(RoutePolicy::new(&settings, Arc::clone(&workers), Arc::clone(&unpin)));
+        let policy = Arc::new(RoutePolicy::new(&settings, Arc::clone(&unpin)));
         let weak = Arc::downgrade(&files);
         let (held, registered) = (Arc::downgrade(&pinned), Arc::downgrade(&pinned));
         let staging = Arc::clone(&bounce);

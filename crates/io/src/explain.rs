@@ -105,7 +105,7 @@ impl Reader {
     ) -> Result<Explanation, Reason> {
         let trust = || self.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err);
         let p2p = p2p_possible(self, file, &buffer, offset).and_then(|()| trust());
-        let dma = self.policy.may_register(self.policy.copy_threads(len));
+        let dma = self.policy.may_register(self.files.workers().copy_threads_for(len));
         let costs = self.files.cost_entry(file, buffer.device);
         let model = |storage| costs.model(&self.files.ctx, file, storage);
         let storage = if p2p.is_ok() { Route::P2p } else { Route::Direct };

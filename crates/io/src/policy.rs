@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use spinio_device::AppStream;
 use spinio_host::Settings;
-use spinio_host::pool::Workers;
 use spinio_host::settings::Ordering;
 use spinio_plan::{Reason, Route};
 use spinio_transfer::DeferredUnpin;
@@ -18,15 +17,14 @@ pub struct RoutePolicy {
     ordering: Ordering,
     /// Cached bytes from which the pages are registered instead of copied.
     pub dma_min: u64,
-    workers: Arc<Workers>,
     unpin: Arc<DeferredUnpin>,
 }
 
 impl RoutePolicy {
-    /// As the settings say, and as `workers` copy.
-    pub fn new(settings: &Settings, workers: Arc<Workers>, unpin: Arc<DeferredUnpin>) -> RoutePolicy {
+    /// As the settings say.
+    pub fn new(settings: &Settings, unpin: Arc<DeferredUnpin>) -> RoutePolicy {
         let (routes, ordering, dma_min) = (settings.routes.clone(), settings.ordering, settings.dma_min);
-        RoutePolicy { routes, ordering, dma_min, workers, unpin }
+        RoutePolicy { routes, ordering, dma_min, unpin }
     }
 
     /// Whether a route may be used.
@@ -38,11 +36,6 @@ impl RoutePolicy {
     #[inline]
     pub fn must_wait(&self, app: AppStream) -> bool {
         app.is_capturing() || self.ordering == Ordering::Strict
-    }
-
-    /// Threads that copy for a request of `len` bytes.
-    pub fn copy_threads(&self, len: u64) -> usize {
-        self.workers.copy_threads_for(len)
     }
 
     /// Whether registering pages would pay now, for a request that so many threads copy for.

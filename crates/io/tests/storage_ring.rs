@@ -88,11 +88,16 @@ fn absent_reads_take_the_ring_and_are_right() {
     });
 }
 
+/// A file of procfs of each thread of this process, as far as it is still there.
+fn of_each_thread(name: &'static str) -> impl Iterator<Item = String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks.filter_map(move |task| std::fs::read_to_string(task.path().join(name)).ok())
+}
+
 /// Context switches of the threads that SPIN has started; those of the emulated device are hardware.
 fn switches_of_own_threads() -> u64 {
     let mut all = 0;
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let text = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    for text in of_each_thread("status") {
         let value = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|line| line.trim().parse::<u64>().ok()).unwrap_or(0)
@@ -147,8 +152,7 @@ fn read_of_awake_ring_needs_no_other_thread() {
 /// Processor time of the ring's kernel threads of this process, in clock ticks, and how many there are.
 fn kernel_threads() -> (u64, usize) {
     let mut found = (0, 0);
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    for text in of_each_thread("stat") {
         if let Some((name, rest)) = text.split_once(") ")
             && name.contains("(iou-sqp")
         {

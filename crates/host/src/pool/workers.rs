@@ -89,9 +89,9 @@ impl Rings {
         Rings { refused, made: Mutex::default() }
     }
 
-    /// What the kernel said when it refused one.
-    fn errno(&self) -> Option<Errno> {
-        lock(&self.made).iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied())
+    /// What the kernel said when it refused one of these.
+    fn errno(made: &[(ShareKey, LateRing)]) -> Option<Errno> {
+        made.iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied())
     }
 }
 
@@ -244,7 +244,7 @@ impl Workers {
             };
         }
         // What it refused once it would refuse again.
-        if let Some(errno) = made.iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied()) {
+        if let Some(errno) = Rings::errno(&made) {
             return Err(NoRing::Refused(errno));
         }
         if made.len() >= MAX_RINGS {
@@ -257,16 +257,15 @@ impl Workers {
         let sys = self.sys;
         let close_queue = shadow.for_key(RING).close_queue();
         shadow.for_key(RING).spawn_detached(move || {
-            let new = StorageRing::make(|entries, slots, idle| sys.new_shared_ring(entries, slots, idle));
-            let new = new.map(|new| Arc::new(StorageRing::new(new, close_queue, linux::available_cpus())));
-            let _ = ring.set(new);
+            let new = StorageRing::new(sys, close_queue, linux::available_cpus());
+            let _ = ring.set(new.map(Arc::new));
         });
         Err(NoRing::NotAwake)
     }
 
     /// Why there is no ring, as far as is known without a read; `None`: there is one, or there would be.
     pub fn ring_refusal(&self) -> Option<NoRing> {
-        self.rings.refused.or_else(|| self.rings.errno().map(NoRing::Refused))
+        self.rings.refused.or_else(|| Rings::errno(&lock(&self.rings.made)).map(NoRing::Refused))
     }
 
     /// Reads that the rings were given so far.

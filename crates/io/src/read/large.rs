@@ -142,7 +142,7 @@ fn read_at(
     if follows && within <= LONG_REQUEST {
         prefault::prefault_next(&ctx.files.ctx, &file, offset + within, within);
     }
-    let copy_threads = ctx.policy.copy_threads(within);
+    let copy_threads = ctx.files.workers().copy_threads_for(within);
     let request = Arc::new(ReadRequest::new(ReadParams {
         ctx: Arc::clone(ctx),
         span,

@@ -102,14 +102,6 @@ pub fn wait_lease_break(milliseconds: Option<u64>) -> bool {
     unsafe { syscall(k::__NR_rt_sigtimedwait, [&raw const set as usize, 0, at, 8, 0, 0]) }.is_ok()
 }
 
-/// Nanoseconds since boot, including suspend.
-pub fn boottime_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is alive across the call; libc returns without a system call where the vDSO supports it.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
-
 /// Makes [`wait_lease_break`] of a thread of this process return; false where the signal is refused (seccomp).
 pub fn wake_thread(tid: u32) -> bool {
     // SAFETY: no memory is involved; the thread has the signal blocked.

@@ -8,6 +8,7 @@
 
 mod atomic_replace;
 mod block;
+mod clock;
 mod dirfd;
 mod files;
 pub mod fs_magic;
@@ -28,6 +29,7 @@ mod wipe;
 
 pub use atomic_replace::{atomic_replace, read_trusted};
 pub use block::*;
+pub use clock::*;
 pub use dirfd::*;
 pub use files::*;
 pub use inotify::{

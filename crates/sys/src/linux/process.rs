@@ -97,14 +97,6 @@ pub fn available_cpus() -> usize {
     if got.is_ok() { (unsafe { libc::CPU_COUNT(&set) } as usize).max(1) } else { 1 }
 }
 
-/// Processor time that the calling thread has used.
-pub fn thread_cpu_time() -> core::time::Duration {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is alive across the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
-    core::time::Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
 /// Bytes of memory of this machine.
 pub fn total_memory() -> u64 {
     // SAFETY: all-zero is a valid `struct sysinfo`.

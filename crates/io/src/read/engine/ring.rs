@@ -34,11 +34,6 @@ impl Engine<'_> {
         self.in_ring.len()
     }
 
-    /// Whether a piece waits until the ring's kernel thread is woken.
-    pub(crate) fn waits_for_wake(&self) -> bool {
-        self.in_ring.first().is_some_and(|first| first.read.waits_for_wake())
-    }
-
     /// Starts a `direct` piece.
     pub(crate) fn start_direct(&mut self, ticket: ReadTicket, slot: u32, piece: Piece, buffer: BounceBuffer) {
         let (range, _) = self.aligned_range(piece);

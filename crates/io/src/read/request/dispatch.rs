@@ -274,7 +274,10 @@ impl<'a> Worker<'a> {
         if path.is_some() && self.engine.poll_ring() {
             self.apply_outcomes();
         }
-        let ticket = path.and_then(|path| self.engine.reserve(path));
+        let ticket = match path {
+            Some(path) if lock(&request.queues).waits_for_ring() => self.engine.reserve(path),
+            _ => None,
+        };
         let work = lock(&request.queues).next(self.role, can_survey, ticket.is_some(), &request.prefault);
         let Some(work) = work else { return false };
         let started = Instant::now();
@@ -357,9 +360,7 @@ impl<'a> Worker<'a> {
                 continue;
             }
             spin = None;
-            if self.engine.waits_for_wake() {
-                self.wake_ring(path);
-            }
+            self.wake_ring(path);
             if request.is_cancelled() && lock(&request.queues).has_pending() {
                 return true;
             }

@@ -57,7 +57,6 @@ const REQUIRE_FLAGS: u16 = 3;
 pub struct SharedRing {
     fd: Fd,
     memory: RingMemory,
-    slots: u32,
 }
 
 // SAFETY: what the threads share are atomic words and entries; `push` and `take_completion` demand that one thread at a
@@ -110,7 +109,7 @@ impl SharedRing {
             unsafe { register(fd, REGISTER_RESTRICTIONS, RESTRICTIONS.as_ptr() as usize, RESTRICTIONS.len() as u32) }?;
             // SAFETY: no memory is involved.
             unsafe { register(fd, REGISTER_ENABLE_RINGS, 0, 0) }?;
-            Ok(SharedRing { fd, memory: RingMemory::map(fd, &params)?, slots })
+            Ok(SharedRing { fd, memory: RingMemory::map(fd, &params)? })
         };
         ring().and_then(|ring| if ring.frees_slots() { Ok(ring) } else { Err(Errno::OPNOTSUPP) }).inspect_err(|_| {
             let _ = close(fd);
@@ -135,11 +134,6 @@ impl SharedRing {
     /// The descriptor, in the table of the thread that made it.
     pub fn fd(&self) -> Fd {
         self.fd
-    }
-
-    /// Slots for files.
-    pub fn slots(&self) -> u32 {
-        self.slots
     }
 
     /// Puts a file into a slot, or none: then the ring keeps the file open no longer than its reads in flight. On a
