@@ -322,7 +322,7 @@ impl StorageReader {
                 None => drop(staging.begin_lending(self.share, true)),
             }
         }
-        let block = match staging.try_acquire(Policy::CacheWarm) {
+        let block = match staging.try_acquire(Policy::WithinLimit) {
             Ok(None) if in_flight == 0 => match readers {
                 Some(readers) if readers.uses_sink(group.sink) => readers.acquire_block().map(Some),
                 Some(readers) => readers.acquire_other(staging).map(Some),

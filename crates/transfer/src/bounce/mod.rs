@@ -5,9 +5,12 @@
 //!
 //!       acquire()                   release_after(stream)
 //!   free ───────> being filled ───────────────────────────> retired ──fence done──> free
-//!                   │      ▲                                       (oldest first)
+//!   (latest first)  │      ▲                                       (oldest first)
 //!                   └ slot ┘  a buffer that many small reads share, one slot per processor
 //! ```
+//!
+//! The buffer that was in use last is taken first: it may still be in the processor's cache. On an H200 machine 1 MiB of a
+//! virtual disk takes 539 us into the same memory again and again, and 646 us into 128 MiB in turn (O_DIRECT `pread`).
 //!
 //! The pool starts with one buffer and grows on demand up to its limit. At the limit, a thread that acquires waits for
 //! the oldest copy, or sleeps until another thread releases a buffer. Threads contend only in `acquire` and `release`
@@ -63,7 +66,7 @@ const SLAB_SIZE: usize = 4 * BUFFER_SIZE;
 
 const CPU_SLOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Retired buffers that are checked before the pool grows.
+/// Retired buffers in use that are skipped before the pool grows.
 const SCAN_LIMIT: usize = 4;
 
 /// A buffer of the pool, with one owner.
@@ -77,11 +80,8 @@ pub struct BounceBuffer {
 /// Which buffer a thread gets that does not wait for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Any, while the pool is within its limit.
+    /// A new one if there is none, while the pool is within its limit.
     WithinLimit,
-    /// The same, but first one that was in use a moment ago: it may still be in the processor's cache, and storage
-    /// writes there faster.
-    CacheWarm,
     /// A new one if there is none, up to twice the limit: for requests that wait for a stream of the program.
     UpToTwiceLimit,
     /// A new one if there is none, whatever the limit: for a request without which a stream of the program stops.
@@ -252,9 +252,7 @@ impl BouncePool {
     /// Buffers that could be acquired now without waiting, if no other thread acquired any.
     pub fn available(&self) -> usize {
         let mut state = lock(&self.state);
-        while let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
-            state.free.push(buffer);
-        }
+        self.reclaim(&mut state, usize::MAX);
         state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
     }
 
@@ -262,16 +260,10 @@ impl BouncePool {
     /// buffers that they keep open: see [`BouncePool::reclaim_unused`].
     pub fn try_acquire(&self, policy: Policy) -> Result<Option<BounceBuffer>, DeviceError> {
         let mut state = lock(&self.state);
-        if policy == Policy::CacheWarm
-            && let Some(buffer) = self.reclaim(&mut state, SCAN_LIMIT)
-        {
-            return Ok(Some(buffer));
-        }
-        if let Some(buffer) = state.free.pop() {
-            return Ok(Some(buffer));
-        }
         // The oldest is usually done first, but one stream may stall while others continue.
-        if let Some(buffer) = self.reclaim(&mut state, SCAN_LIMIT) {
+        let in_use = if state.free.is_empty() { SCAN_LIMIT } else { 1 };
+        self.reclaim(&mut state, in_use);
+        if let Some(buffer) = state.free.pop() {
             return Ok(Some(buffer));
         }
         if state.total < self.limit && !state.growth_failed {
@@ -293,11 +285,8 @@ impl BouncePool {
         let backoff = Backoff::new();
         loop {
             let mut state = lock(&self.state);
+            self.reclaim(&mut state, usize::MAX);
             if !state.free.is_empty() {
-                return;
-            }
-            if let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
-                state.free.push(buffer);
                 return;
             }
             if state.retired.is_empty() {
@@ -334,10 +323,17 @@ impl BouncePool {
         }
     }
 
-    /// A retired buffer that the device no longer reads, among the oldest `scan_limit`.
-    fn reclaim(&self, state: &mut PoolState, scan_limit: usize) -> Option<BounceBuffer> {
-        let at = state.retired.iter().take(scan_limit).position(|(_, fence)| fence.is_done())?;
-        state.retired.remove(at).map(|(buffer, _)| buffer)
+    /// Frees the retired buffers that the device no longer reads, the oldest first; ends at the `in_use`-th that it does.
+    fn reclaim(&self, state: &mut PoolState, in_use: usize) {
+        let (mut at, mut left) = (0, in_use);
+        while at < state.retired.len() && left > 0 {
+            if state.retired[at].1.is_done() {
+                let done = state.retired.remove(at);
+                state.free.extend(done.map(|(buffer, _)| buffer));
+            } else {
+                (at, left) = (at + 1, left - 1);
+            }
+        }
     }
 
     /// For threads that try again and again and do other work in between, with nothing to do now: frees a buffer as a
@@ -345,8 +341,9 @@ impl BouncePool {
     pub fn reclaim_unused(&self) {
         self.retire_idle_slots();
         let mut state = lock(&self.state);
-        if let Some(buffer) = self.reclaim(&mut state, usize::MAX) {
-            state.free.push(buffer);
+        let before = state.free.len();
+        self.reclaim(&mut state, usize::MAX);
+        if state.free.len() > before {
             self.notify_waiters(&mut state);
         }
     }

@@ -51,22 +51,22 @@ fn acquire_gets_buffer_of_completed_small_read() {
 }
 
 #[test]
-fn warm_buffers_are_reused_before_idle_ones() {
+fn the_buffer_that_was_in_use_last_is_taken_first() {
     let device = emulated("size=64M");
     let staging = BouncePool::new(device, 16 << 20);
-    let buffers: Vec<BounceBuffer> = (0..3).map(|_| staging.acquire().unwrap()).collect();
+    let buffers: Vec<BounceBuffer> = (0..4).map(|_| staging.acquire().unwrap()).collect();
     let total = staging.total_bytes();
-    let [warm_buffer, idle_buffer, held_buffer] = <[BounceBuffer; 3]>::try_from(buffers).unwrap();
-    let (warm, cold) = (warm_buffer.ptr(), idle_buffer.ptr());
+    let [older, newer, idle, held] = <[BounceBuffer; 4]>::try_from(buffers).unwrap();
+    let expected = [newer.ptr(), older.ptr(), idle.ptr()];
     let stream = device.acquire_stream().unwrap();
-    staging.release_after(warm_buffer, stream);
-    staging.release(idle_buffer);
-    eventually("the copy is done", || lock(&staging.state).retired.iter().all(|(_, fence)| fence.is_done()));
-    let first = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
-    let second = staging.try_acquire(Policy::CacheWarm).unwrap().expect("a buffer");
-    assert_eq!((first.ptr(), second.ptr()), (warm, cold));
+    staging.release(idle);
+    staging.release_after(older, stream);
+    staging.release_after(newer, stream);
+    eventually("the copies are done", || lock(&staging.state).retired.iter().all(|(_, fence)| fence.is_done()));
+    let taken = [(); 3].map(|()| staging.try_acquire(Policy::WithinLimit).unwrap().expect("a buffer"));
+    assert_eq!(taken.each_ref().map(BounceBuffer::ptr), expected);
     assert_eq!(staging.total_bytes(), total, "nothing had to grow");
-    for buffer in [first, second, held_buffer] {
+    for buffer in taken.into_iter().chain([held]) {
         staging.release(buffer);
     }
     device.release_stream(stream);

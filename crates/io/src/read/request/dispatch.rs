@@ -172,7 +172,7 @@ impl ReadRequest {
             let buffer = if lent_out == 0 {
                 Some(self.staging.acquire())
             } else {
-                self.staging.try_acquire(Policy::CacheWarm).transpose()
+                self.staging.try_acquire(Policy::WithinLimit).transpose()
             };
             if !matches!(buffer, Some(Ok(_))) {
                 self.staging.end_lending(self.file.storage, 1);
