@@ -172,10 +172,10 @@ fn long_resident_runs_use_dma() {
 
 #[test]
 fn dirty_bytes_stay_cached_if_writeback_costs_more() {
-    let dirty = Extent { len: 8 << 10, residency: Residency::Dirty };
-    let clean = Extent { len: 8 << 10, residency: Residency::Clean };
+    let dirty = Extent { len: 16 << 10, residency: Residency::Dirty };
+    let clean = Extent { len: 16 << 10, residency: Residency::Clean };
     let routes = |middle| plan_of(&[ABSENT, middle, ABSENT], &constraints(Route::Direct)).len();
-    // Two pages cost less to read than a second command; written back first, they cost more.
+    // Four pages cost less to read than a second command; written back first, they cost more.
     assert_eq!((routes(clean), routes(dirty)), (1, 3));
 }
 
