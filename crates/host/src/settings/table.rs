@@ -95,7 +95,7 @@ pub const TABLE: &[Row] = &[
         doc: "What reads storage around the page cache (`direct`, `p2p`) for single reads. `ring`: an io_uring that a \
               kernel thread polls (SQPOLL), so that a read passes through no other thread of the process; the kernel \
               thread polls for 2 ms after the last read. `workers`: up to 8 threads per file system, each waiting for \
-              one command. `auto`: the ring from 2 processors on, for files of ext4 and XFS and for block devices, \
+              one command. `auto`: the ring from 4 processors on, for files of ext4 and XFS and for block devices, \
               where the Linux kernel allows it. Reads of other file systems, and the first after a pause, take the \
               workers.",
     },
