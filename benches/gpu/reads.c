@@ -13,6 +13,7 @@
  *   cold    size bytes that are not in the page cache      us, plain, limit (O_DIRECT into pinned memory)
  *   mix     random 1 MiB reads of partly cached blocks     us, cached, random, direct
  *   first   the first device reads of a process            us
+ *   beside  launches and copies of another thread while the file is read   us, plain, none (nothing beside)
  *   host    reads into host memory, with CUDA at work      us (or anything)
  *
  * "us": this program calls pread with a device address; valid only with LD_PRELOAD=libspinio.so.
@@ -445,6 +446,66 @@ static void row_first(void) {
            request.mode, arg.block, us[0], us[1], us[7], right(to, arg.block, 0) ? "true" : "false");
 }
 
+/* What another thread of the program experiences. */
+enum { MOST_CALLS = 1 << 16, SMALL_COPY = 64 << 10, PAUSE_US = 100 };
+static struct { double us[MOST_CALLS]; size_t count; } launches, copies;
+static volatile int reading;
+
+static void *call_beside(void *unused) {
+    (void)unused;
+    GPU(cuCtxSetCurrent(gpu.context));
+    void *stream;
+    gpu_ptr to;
+    char *from = pinned(SMALL_COPY);
+    GPU(cuMemAlloc_v2(&to, SMALL_COPY));
+    GPU(cuStreamCreate(&stream, 1));
+    while (reading) {
+        double t = now();
+        GPU(cuMemsetD8Async(to, 1, 4, stream));
+        GPU(cuStreamSynchronize(stream));
+        if (launches.count < MOST_CALLS)
+            launches.us[launches.count++] = (now() - t) * 1e6;
+        t = now();
+        GPU(cuMemcpyHtoDAsync_v2(to, from, SMALL_COPY, stream));
+        GPU(cuStreamSynchronize(stream));
+        if (copies.count < MOST_CALLS)
+            copies.us[copies.count++] = (now() - t) * 1e6;
+        usleep(PAUSE_US);
+    }
+    return NULL;
+}
+
+static void row_beside(void) {
+    gpu_ptr to;
+    GPU(cuMemAlloc_v2(&to, arg.size));
+    if (by_pread())
+        warm_up(to, arg.size);
+    reading = 1;
+    pthread_t thread;
+    pthread_create(&thread, NULL, call_beside, NULL);
+    usleep(100000); /* its first calls */
+    launches.count = copies.count = 0;
+    double began = now();
+    for (size_t i = 0; i < arg.times; i++)
+        if (is("none"))
+            usleep(250000);
+        else if (is("plain"))
+            plain_read(to, arg.size, 0);
+        else
+            one_read(to, arg.size);
+    GPU(cuCtxSynchronize());
+    double took = now() - began;
+    reading = 0;
+    pthread_join(thread, NULL);
+    /* median() sorts. */
+    double launch = median(launches.us, launches.count), copy = median(copies.us, copies.count);
+    printf("{\"row\":\"beside\",\"mode\":\"%s\",\"gbps\":%.2f,\"calls\":%zu,\"launch_us\":%.1f,\"launch_p99_us\":%.1f,\"launch_max_us\":%.1f,"
+           "\"copy_us\":%.1f,\"copy_p99_us\":%.1f,\"copy_max_us\":%.1f,\"right\":%s}\n",
+           request.mode, is("none") ? 0.0 : arg.size * arg.times / took / 1e9, launches.count, launch,
+           launches.us[launches.count * 99 / 100], launches.us[launches.count - 1], copy, copies.us[copies.count * 99 / 100],
+           copies.us[copies.count - 1], is("none") || right(to, arg.size, 0) ? "true" : "false");
+}
+
 static void row_host(void) {
     enum { ROUNDS = 60, CALLS = 2000, BUFFERS = 16 };
     static double per[ROUNDS];
@@ -476,7 +537,8 @@ int main(int argc, char **argv) {
         { "from", &arg.from, NULL } };
     static const struct row rows[] = {
         { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_trickle }, { "par", row_par },
-        { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "host", row_host } };
+        { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "beside", row_beside },
+        { "host", row_host } };
     parse_args(argc, argv, options, COUNT(options));
     file_size = open_both(&fd);
     if (!arg.size || arg.size > file_size)

@@ -10,6 +10,7 @@ ROWS = {
     "seq64m": warm.seq64m,
     "par16": warm.par16,
     "small": warm.small,
+    "beside": warm.beside,
     "first": warm.first,
     "host": warm.host,
     "owner": warm.owner,

@@ -84,6 +84,17 @@ def small(b):
         b.row(f"sequential {block // 1024} KiB reads", f"{goal}x of plain", over(r, goal), peer=f"plain {rate(plain)}; KvikIO {rate(peer)}", us=speed(us), ratio=f"{shown(r)} of plain")
 
 
+def beside(b):
+    """What another thread of the program waits for its own launches and copies."""
+    got = {mode: b.run("beside", mode, times=times, size=b.size if mode == "us" else min(b.size, 2 * GIB)) for mode, times in (("none", 4), ("plain", 1), ("us", b.args.reps))}
+    got["SPINIO_CPU=low"] = b.run("beside", "us", times=b.args.reps, env={"SPINIO_CPU": "low"})
+    for what in ("launch", "copy"):
+        p99 = {mode: mid(g, f"{what}_p99_us") for mode, g in got.items()}
+        text = lambda mode: "-" if p99[mode] is None else f"{p99[mode]:.0f} us"
+        worst = mid(got["us"], f"{what}_max_us") or 0
+        b.row(f"another thread's {'launches' if what == 'launch' else 'copies of 64 KiB'} beside reads of {b.size / GIB:g} GiB, p99", "1 ms", under(p99["us"], 1000), limit=f"nothing beside {text('none')}", peer=f"plain + copy {text('plain')}", us=f"{text('us')}, longest {worst:.0f} us; low {text('SPINIO_CPU=low')}")
+
+
 def owner(b):
     if os.getuid() != 0:
         b.note("owner: needs root")
