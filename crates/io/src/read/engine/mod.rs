@@ -69,6 +69,8 @@ pub(crate) struct Engine<'a> {
     /// Copies in flight, reported when their stream is drained: offset, length, arrived, error.
     pending: Vec<(u64, u64, u64, Option<Error>)>,
     pinned: VecDeque<PinnedDma>,
+    /// The ends of copies out of bounce buffers, where their number is limited.
+    queued_copies: VecDeque<FenceGuard>,
     in_ring: Vec<RingPiece>,
     /// Time in which cached bytes were copied, and how much of it this thread was on a processor.
     copied: (Duration, Duration),
@@ -84,6 +86,7 @@ impl<'a> Engine<'a> {
             streams: [None, None],
             pending: Vec::new(),
             pinned: VecDeque::new(),
+            queued_copies: VecDeque::new(),
             in_ring: Vec::new(),
             copied: (Duration::ZERO, Duration::ZERO),
             outcomes: Vec::new(),
@@ -118,6 +121,7 @@ impl<'a> Engine<'a> {
         while !self.pinned.is_empty() {
             self.finish_oldest_pin();
         }
+        self.queued_copies.clear();
         let mut drained = Ok(());
         for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
             drained = drained.and(stream.synchronize(WaitMode::Context));
