@@ -145,6 +145,11 @@ impl Files {
         Err(NoRing::NotRegistered)
     }
 
+    /// Whether a file is on a disk of this machine, whose reads end without a server's help.
+    pub fn is_on_local_disk(&self, file: &FileState) -> bool {
+        is_issued_at_once(file.file_system)
+    }
+
     /// Why reads of a file's storage would not take the ring; `None`: they would, once it is awake.
     pub fn ring_refusal(&self, file: &FileState) -> Option<NoRing> {
         match is_issued_at_once(file.file_system) {

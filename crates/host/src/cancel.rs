@@ -53,6 +53,11 @@ impl Drop for CancelPoll {
     }
 }
 
+/// Whether the requests of this thread poll.
+pub fn has_cancel_poll() -> bool {
+    POLL_STATE.get().is_some()
+}
+
 /// Whether this thread's request must end early.
 pub fn is_cancelled() -> bool {
     let Some(state) = POLL_STATE.get() else { return false };

@@ -18,6 +18,7 @@
 //! Nothing here uses a device: `transfer` and `files` build on it, and so will sockets and the mapped page cache.
 
 pub mod cancel;
+mod held_signals;
 mod lock;
 pub mod panic_relay;
 pub mod parallel;
@@ -31,6 +32,7 @@ pub mod sync;
 pub mod syscalls;
 pub mod task_scope;
 
-pub use cancel::{CancelPoll, install_cancel_poll, is_cancelled};
+pub use cancel::{CancelPoll, has_cancel_poll, install_cancel_poll, is_cancelled};
+pub use held_signals::HeldSignals;
 pub use lock::lock;
 pub use settings::Settings;

@@ -11,10 +11,8 @@
 //! its kernel thread; the thread that reads needs none of them while the kernel thread is awake.
 //!
 //! A record is free, in flight, or done. It leaves "in flight" by a completion only: a read that was begun writes into
-//! its buffer until then, whatever becomes of the thread that began it. So a [`RingRead`] that is dropped waits, and one
-//! that is never dropped (a signal handler left the call by `longjmp`) keeps its record and its buffer for good.
-//!
-//! Signals are blocked while a lock is held: a handler that left by `longjmp` would leave it locked for all threads.
+//! its buffer until then, whatever becomes of the thread that began it. So a [`RingRead`] that is dropped waits. A caller
+//! holds the program's signals (held_signals.rs): a handler that left by `longjmp` would leave a lock locked.
 //!
 //! No thread sleeps on another: a waiter polls, and naps between two looks.
 //!
@@ -36,7 +34,7 @@ use std::sync::atomic::{
 use std::time::Duration;
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, SharedRing, SignalGuard};
+use spinio_sys::linux::{Fd, SharedRing};
 
 use crate::shadow_fd::{CloseQueue, ShadowFd};
 use crate::sync::{AtomicU64, Mutex, lock};
@@ -113,12 +111,10 @@ impl<Q: ReadQueue> ReadTable<Q> {
     }
 
     fn reserve(&self) -> Option<u16> {
-        let _no_handler = SignalGuard::block_all();
         lock(&self.free).pop()
     }
 
     fn release(&self, record: u16) {
-        let _no_handler = SignalGuard::block_all();
         lock(&self.free).push(record);
     }
 
@@ -126,7 +122,6 @@ impl<Q: ReadQueue> ReadTable<Q> {
     /// `buf` must be memory that the Linux kernel may write until [`ReadTable::result`] has returned a result for this
     /// record, or an address that it may refuse.
     unsafe fn push(&self, record: u16, slot: u32, buf: *mut u8, len: u32, offset: u64) -> bool {
-        let _no_handler = SignalGuard::block_all();
         let _one_at_a_time = lock(&self.free);
         self.records[usize::from(record)].store(IN_FLIGHT, Release);
         // SAFETY: under the lock; the caller promises the rest. As many reads are in flight as there are records.
@@ -138,7 +133,6 @@ impl<Q: ReadQueue> ReadTable<Q> {
         let record = &self.records[usize::from(record)];
         // Without the lock, as long as there is nothing to take.
         if record.load(Acquire) == IN_FLIGHT && self.queue.has_completion() {
-            let _no_handler = SignalGuard::block_all();
             // Another thread that is at it stores the result of this record as well.
             let _one_at_a_time = match self.completions.try_lock() {
                 Ok(guard) => guard,

@@ -159,7 +159,7 @@ impl MeasuredRead<'_> {
         request.unpin_range();
         request.queue_segments(segments);
         request.wake_workers();
-        let got = request.finish();
+        let got = request.finish(None);
         ctx.files.stats().end(&span, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let elapsed = started.elapsed();
         drop(in_flight);

@@ -229,8 +229,6 @@ impl Workers {
         if let Some(refused) = self.rings.refused {
             return Err(refused);
         }
-        // A handler that left by `longjmp` would leave the lock locked.
-        let _no_handler = linux::SignalGuard::block_all();
         let mut made = lock(&self.rings.made);
         if let Some((_, ring)) = made.iter().find(|(storage, _)| *storage == key) {
             let ring = Arc::clone(ring);

@@ -24,7 +24,7 @@ use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
 use spinio_files::sequential;
-use spinio_host::lock;
+use spinio_host::{HeldSignals, has_cancel_poll, lock};
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -112,6 +112,8 @@ fn read_at(
         ByFile::AppFd(reason) => return app_fd_read(reason, len).read(ctx),
         ByFile::Planned(file, within) => (file, within),
     };
+    // A local disk never makes the kernel's read end early.
+    let held = (ctx.files.is_on_local_disk(&file) && !has_cancel_poll()).then(HeldSignals::hold);
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let _request = ctx.files.unpin().begin_request();
@@ -161,7 +163,7 @@ fn read_at(
     }));
     request.plan_initial();
     request.wake_workers();
-    let got = request.finish();
+    let got = request.finish(held.as_ref());
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;

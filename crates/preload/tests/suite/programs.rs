@@ -149,6 +149,17 @@ fn longjmp_out_of_waiting_read_leaks_nothing() {
 }
 
 #[test]
+fn handlers_run_after_reads_of_local_disks() {
+    let program = program("handlers");
+    for engine in ["ring", "workers"] {
+        let mut run = run_preloaded(&program, &[]);
+        run.env("SPINIO_STORAGE_ENGINE", engine);
+        let done = assert_passes(run);
+        print!("{engine}: {}", String::from_utf8_lossy(&done.stdout));
+    }
+}
+
+#[test]
 fn threads_can_be_cancelled_in_host_reads() {
     assert_passes(run_preloaded(&program("cancel"), &[]));
 }

@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use super::Fd;
 use super::files::{close, close_range_unshare, dup_at_least};
 use super::pipe::pipe;
+use super::signals::SignalGuard;
 
 thread_local! {
     static IN_SHADOW_TABLE: Cell<bool> = const { Cell::new(false) };
@@ -118,30 +119,6 @@ fn grow_fd_table() {
 
 /// Shadow threads run code of SPIN only.
 const WORKER_STACK: usize = 256 << 10;
-
-/// The calling thread handles no signal of the program until this is dropped.
-pub struct SignalGuard(libc::sigset_t);
-
-impl SignalGuard {
-    /// Blocks all but those that glibc needs itself.
-    pub fn block_all() -> SignalGuard {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: both sets are local; sigfillset initialises `all`, pthread_sigmask initialises `old`.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-            SignalGuard(old.assume_init())
-        }
-    }
-}
-
-impl Drop for SignalGuard {
-    fn drop(&mut self) {
-        // SAFETY: the set was initialised above.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut()) };
-    }
-}
 
 /// A thread that takes none of the program's signals; it shares the descriptor table of the spawning thread.
 ///

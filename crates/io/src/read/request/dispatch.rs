@@ -19,7 +19,7 @@ use crate::read::plan_range::{PLAN_RANGE, plan_range};
 use crate::read::work::{Outcome, PlanRange, Role, Work};
 use spinio_device::DeviceError;
 use spinio_host::pool::{SHADOW_WORKERS, Task};
-use spinio_host::{is_cancelled, lock};
+use spinio_host::{HeldSignals, is_cancelled, lock};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_transfer::Error;
@@ -52,8 +52,9 @@ impl ReadRequest {
 
     /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed
     /// on when the workers have left: they write into memory of the program, through its descriptors.
-    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
+    /// `held`: the program's signals, where they wait for the end of the read.
+    pub(crate) fn finish(self: &Arc<Self>, held: Option<&HeldSignals>) -> Result<u64, Error> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller(held)));
         let incomplete = self.bytes_left.load(Acquire) > 0;
         if incomplete {
             lock(&self.queues).closed = true;
@@ -78,10 +79,11 @@ impl ReadRequest {
         }
     }
 
-    fn run_caller(self: &Arc<Self>) {
+    fn run_caller(self: &Arc<Self>, held: Option<&HeldSignals>) {
         loop {
-            let mut worker = Worker::new(self, Role::Caller);
+            let mut worker = Worker::new(self, Role::Caller, held);
             loop {
+                worker.deliver_signals();
                 if self.is_cancelled() {
                     let pending = lock(&self.queues).drain_pending();
                     self.fail(pending, &Error::cancelled_error("read", self.offset, self.len));
@@ -95,14 +97,14 @@ impl ReadRequest {
                 }
             }
             worker.drain();
-            if self.wait_for_work() {
+            if self.wait_for_work(held) {
                 break;
             }
         }
     }
 
     /// Waits; true when everything arrived or a worker panicked, false when there is something the caller could do.
-    fn wait_for_work(&self) -> bool {
+    fn wait_for_work(&self, held: Option<&HeldSignals>) -> bool {
         // A short read from storage is over in less time than it takes to fall asleep and wake twice.
         let spin = self.ctx.files.workers().spin();
         let spin_time = if self.len <= 4 << 20 { spin * 20 } else { spin };
@@ -129,6 +131,7 @@ impl ReadRequest {
             // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is
             // found by the next look at the queues.
             drop(completion);
+            held.inspect(|held| held.deliver_defaults());
             if self.is_cancelled() && lock(&self.queues).has_pending() {
                 return false;
             }
@@ -259,11 +262,19 @@ struct Worker<'a> {
     engine: Engine<'a>,
     /// There has been no room in the ring since then.
     no_room_since: Option<Instant>,
+    /// Of the caller.
+    held: Option<&'a HeldSignals>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(request: &'a Arc<ReadRequest>, role: Role) -> Worker<'a> {
-        Worker { request, role, engine: Engine::new(&request.params, &request.prefault, role), no_room_since: None }
+    fn new(request: &'a Arc<ReadRequest>, role: Role, held: Option<&'a HeldSignals>) -> Worker<'a> {
+        Worker {
+            request,
+            role,
+            engine: Engine::new(&request.params, &request.prefault, role),
+            no_room_since: None,
+            held,
+        }
     }
 
     /// Does the next thing; false if there is none for this role.
@@ -314,13 +325,19 @@ impl<'a> Worker<'a> {
         }
     }
 
+    fn deliver_signals(&self) {
+        if let Some(held) = self.held {
+            held.deliver_defaults();
+        }
+    }
+
     /// A read that was started just before the kernel thread fell asleep waits for a worker.
     fn wake_ring(&self, path: &RingPath) {
         self.request.ctx.files.workers().wake_ring(&path.ring);
     }
 
     /// Waits a moment, since reads of other requests have all the room in the ring; false if nothing waits for room. Their
-    /// storage may hang, or a handler may have left them by `longjmp`: so workers take over after a while.
+    /// storage may hang: so workers take over after a while.
     fn wait_for_room(&mut self) -> bool {
         let request = self.request;
         if !lock(&request.queues).waits_for_ring() {
@@ -361,6 +378,7 @@ impl<'a> Worker<'a> {
             }
             spin = None;
             self.wake_ring(path);
+            self.deliver_signals();
             if request.is_cancelled() && lock(&request.queues).has_pending() {
                 return true;
             }
@@ -430,7 +448,7 @@ impl Task for WorkerTask {
     fn execute(&self) {
         let Some(request) = self.request.upgrade() else { return };
         let Some(_scope) = request.scope.enter() else { return };
-        let mut worker = Worker::new(&request, self.role);
+        let mut worker = Worker::new(&request, self.role, None);
         while worker.run_next() {}
         worker.drain();
     }

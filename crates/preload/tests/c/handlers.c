@@ -1,0 +1,163 @@
+/* Signals during device reads of a file on a local disk. As with the kernel's own read, a handler runs when the read is
+ * over: it may read into device memory itself, or leave by longjmp. A signal without a handler ends the process at once. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory.h"
+
+enum { SIZE = 1 << 20, BLOCKS = 16, ROUNDS = 120 };
+static unsigned char sent[SIZE * BLOCKS], got[SIZE];
+static unsigned char *device, *second;
+static sigjmp_buf out;
+static int file;
+static pthread_t reader;
+static pid_t reader_tid;
+static volatile int begun, over, jumps, handled;
+
+static void read_or_jump(int signal)
+{
+    (void)signal;
+    handled++;
+    if (jumps)
+        siglongjmp(out, 1);
+    if (pread(file, second, SIZE, 0) != SIZE)
+        _exit(9);
+}
+
+/* Whether the reader holds SIGUSR1 back. */
+static int holds_signals(void)
+{
+    char path[64], line[256];
+    unsigned long long mask = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/status", reader_tid);
+    FILE *status = fopen(path, "r");
+    CHECK(status != NULL);
+    while (fgets(line, sizeof line, status))
+        sscanf(line, "SigBlk: %llx", &mask);
+    fclose(status);
+    return mask >> (SIGUSR1 - 1) & 1;
+}
+
+static void *interrupt_reader(void *unused)
+{
+    (void)unused;
+    for (int round = 1; round <= ROUNDS; round++) {
+        while (begun < round)
+            usleep(10);
+        /* Most reads are caught in the middle; those that are not are read again. */
+        while (over < round)
+            if (holds_signals()) {
+                CHECK(pthread_kill(reader, SIGUSR1) == 0);
+                break;
+            }
+        while (over < round)
+            usleep(10);
+    }
+    return NULL;
+}
+
+static void check_block(const unsigned char *memory, int block)
+{
+    device_get(got, memory, SIZE);
+    CHECK(memcmp(got, sent + (size_t)block * SIZE, SIZE) == 0);
+}
+
+static void reads(void)
+{
+    begun = over = handled = 0;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, interrupt_reader, NULL) == 0);
+    static volatile int round;
+    for (round = 1; round <= ROUNDS; round++) {
+        int block = round % BLOCKS;
+        CHECK(posix_fadvise(file, (off_t)block * SIZE, SIZE, POSIX_FADV_DONTNEED) == 0);
+        device_put(device, sent + (size_t)((block + 1) % BLOCKS) * SIZE, SIZE);
+        if (sigsetjmp(out, 1) == 0) {
+            begun = round;
+            CHECK(pread(file, device, SIZE, (off_t)block * SIZE) == SIZE);
+        }
+        over = round;
+        /* The handler ran after the read, or the read returned. */
+        check_block(device, block);
+        if (handled && !jumps)
+            check_block(second, 0);
+    }
+    pthread_join(thread, NULL);
+    printf("%d of %d reads were interrupted\n", handled, ROUNDS);
+    CHECK(handled > 0);
+}
+
+/* Reads that take much longer than the signal takes to come end with it. */
+static void ends_at_once(void)
+{
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        setenv("HANDLERS_LONG", "1", 1);
+        dup2(ready[1], 1);
+        execl("/proc/self/exe", "handlers", NULL);
+        _exit(8);
+    }
+    char byte;
+    close(ready[1]);
+    CHECK(read(ready[0], &byte, 1) == 1);
+    usleep(30000);
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    CHECK(kill(child, SIGTERM) == 0);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    CHECK(to.tv_sec - from.tv_sec < 20);
+}
+
+/* One read after another, for ever: all but the gaps between them hold signals. */
+static void read_for_ever(void)
+{
+    write(1, "r", 1);
+    for (;;)
+        CHECK(pread(file, device, SIZE * BLOCKS, 0) == SIZE * BLOCKS);
+}
+
+int main(void)
+{
+    device = device_alloc(SIZE * BLOCKS);
+    second = device_alloc(SIZE);
+    for (size_t i = 0; i < sizeof sent; i++)
+        sent[i] = (unsigned char)(i * 2654435761u >> 15);
+    char path[] = "handlers-XXXXXX";
+    file = mkstemp(path);
+    CHECK(file >= 0 && unlink(path) == 0);
+    struct statfs fs;
+    CHECK(fstatfs(file, &fs) == 0);
+    if (fs.f_type != 0xef53 && fs.f_type != 0x58465342) {
+        puts("skipped: the folder is neither on ext4 nor on XFS");
+        return 0;
+    }
+    CHECK(write(file, sent, sizeof sent) == (ssize_t)sizeof sent && fsync(file) == 0);
+    if (getenv("HANDLERS_LONG"))
+        read_for_ever();
+    struct sigaction action = {.sa_handler = read_or_jump};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    reader = pthread_self();
+    reader_tid = (pid_t)syscall(SYS_gettid);
+    reads();
+    jumps = 1;
+    reads();
+    ends_at_once();
+    device_free(second);
+    device_free(device);
+    return 0;
+}

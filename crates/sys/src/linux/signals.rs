@@ -1,0 +1,84 @@
+//! The signal mask of the calling thread.
+
+#![expect(unsafe_code, reason = "libc calls on signal sets")]
+
+use core::mem::MaybeUninit;
+
+/// Signals that a thread raises by its own instruction or system call. The kernel kills a thread that blocks them.
+const SYNCHRONOUS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// The calling thread handles no signal of the program until this is dropped.
+pub struct SignalGuard(libc::sigset_t);
+
+impl SignalGuard {
+    /// Blocks all but those that glibc needs itself.
+    pub fn block_all() -> SignalGuard {
+        SignalGuard(set_mask(libc::SIG_SETMASK, &full_set()))
+    }
+
+    /// The same, but those that a thread raises itself: for code that may fault, or that a seccomp filter may trap.
+    pub fn block_asynchronous() -> SignalGuard {
+        let mut set = full_set();
+        for signal in SYNCHRONOUS {
+            // SAFETY: an initialised set and a valid number.
+            unsafe { libc::sigdelset(&raw mut set, signal) };
+        }
+        SignalGuard(set_mask(libc::SIG_BLOCK, &set))
+    }
+
+    /// Lets those pending signals through whose action is the default, such as to end or to stop the process. Those with a
+    /// handler go on waiting.
+    pub fn deliver_defaults(&self) {
+        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut defaults = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the calls initialise the sets, and `action` where they return 0; all are local.
+        let (defaults, any) = unsafe {
+            libc::sigemptyset(defaults.as_mut_ptr());
+            if libc::sigpending(pending.as_mut_ptr()) != 0 {
+                return;
+            }
+            let mut any = false;
+            for signal in (1..=libc::SIGRTMAX()).filter(|&signal| libc::sigismember(pending.as_ptr(), signal) == 1) {
+                let mut action = MaybeUninit::<libc::sigaction>::uninit();
+                let is_default = libc::sigaction(signal, core::ptr::null(), action.as_mut_ptr()) == 0
+                    && action.assume_init_ref().sa_sigaction == libc::SIG_DFL;
+                // The program's own mask stays in force.
+                if is_default && libc::sigismember(&raw const self.0, signal) == 0 {
+                    libc::sigaddset(defaults.as_mut_ptr(), signal);
+                    any = true;
+                }
+            }
+            (defaults.assume_init(), any)
+        };
+        if any {
+            set_mask(libc::SIG_UNBLOCK, &defaults);
+            set_mask(libc::SIG_BLOCK, &defaults);
+        }
+    }
+}
+
+impl Drop for SignalGuard {
+    fn drop(&mut self) {
+        set_mask(libc::SIG_SETMASK, &self.0);
+    }
+}
+
+/// glibc's, without the two signals that it needs for pthread_cancel and setuid.
+fn full_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the call initialises the set.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// Changes the mask; returns what it was.
+fn set_mask(how: i32, set: &libc::sigset_t) -> libc::sigset_t {
+    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: an initialised set; the call initialises `old`, as it fails for an unknown `how` only.
+    unsafe {
+        libc::pthread_sigmask(how, set, old.as_mut_ptr());
+        old.assume_init()
+    }
+}
