@@ -23,6 +23,7 @@ pub mod faulty_device;
 pub mod faulty_syscalls;
 pub mod file;
 mod fuse;
+pub mod futex_trace;
 pub mod hang;
 pub mod leak_check;
 pub mod mount_fixture;

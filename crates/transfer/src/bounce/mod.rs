@@ -147,6 +147,14 @@ pub fn stream_owner(stream: StreamId) -> u32 {
     if stream == StreamId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
+/// Buffers that are being filled from storage.
+#[derive(Default)]
+struct Lent {
+    shares: Shares,
+    /// Threads that wait until one more may be lent.
+    waiting: usize,
+}
+
 /// The pool of one device.
 pub struct BouncePool {
     device: &'static dyn Device,
@@ -157,7 +165,7 @@ pub struct BouncePool {
     freed: Condvar,
     cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
     /// Buffers that threads are filling from storage for requests, by file system.
-    lent: Mutex<Shares>,
+    lent: Mutex<Lent>,
     lent_back: Condvar,
     /// Taken by a thread that acquires many buffers.
     bulk_lock: Mutex<()>,
@@ -224,19 +232,21 @@ impl BouncePool {
     /// have lent none.
     pub fn begin_lending(&self, key: ShareKey, wait: bool) -> bool {
         let mut lent = lock(&self.lent);
-        while lent.available(key, self.max_buffers()) == 0 {
+        while lent.shares.available(key, self.max_buffers()) == 0 {
             if !wait {
                 return false;
             }
+            lent.waiting += 1;
             lent = wait_a_while(&self.lent_back, lent);
+            lent.waiting -= 1;
         }
-        lent.add(key, 1);
+        lent.shares.add(key, 1);
         true
     }
 
     /// Whether a request could lend a buffer now.
     pub fn can_lend(&self, key: ShareKey) -> bool {
-        lock(&self.lent).available(key, self.max_buffers()) > 0
+        lock(&self.lent).shares.available(key, self.max_buffers()) > 0
     }
 
     fn max_buffers(&self) -> usize {
@@ -245,8 +255,12 @@ impl BouncePool {
 
     /// `count` buffers are no longer lent.
     pub fn end_lending(&self, key: ShareKey, count: usize) {
-        lock(&self.lent).remove(key, count);
-        self.lent_back.notify_all();
+        let mut lent = lock(&self.lent);
+        lent.shares.remove(key, count);
+        // A system call, also if no thread waits.
+        if lent.waiting > 0 {
+            self.lent_back.notify_all();
+        }
     }
 
     /// Buffers that could be acquired now without waiting, if no other thread acquired any.
