@@ -1,5 +1,5 @@
 /* Another thread dup2s a second file over the descriptor and the first one back, during reads: no read has bytes of
- * both. */
+ * both. swaps FOLDER [absent]: absent has the files read from storage. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -55,7 +55,8 @@ static void check_one_file(const char *call, ssize_t got, const unsigned char *b
 
 int main(int argc, char **argv)
 {
-    CHECK(argc == 2);
+    int absent = argc == 3 && strcmp(argv[2], "absent") == 0;
+    CHECK(argc == 2 || absent);
     device = device_alloc(SIZE), host = malloc(SIZE), seen = malloc(SIZE);
     CHECK(device && host && seen);
     files[0] = make(argv[1], 0), files[1] = make(argv[1], 1);
@@ -64,6 +65,8 @@ int main(int argc, char **argv)
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, swap_files, NULL) == 0);
     for (int i = 0; i < ROUNDS; i++) {
+        for (int which = 0; absent && which < 2; which++)
+            CHECK(posix_fadvise(files[which], 0, 0, POSIX_FADV_DONTNEED) == 0);
         size_t size = i % 4 == 3 ? 5 * MIB : (size_t)(i % 4 + 1) << 18;
         ssize_t got = pread(number, device, size, 4096 + i);
         device_get(seen, device, size);

@@ -29,6 +29,11 @@ fn read_concurrent_with_dup2_has_bytes_of_one_file() {
         }
         assert_passes(run);
     }
+    for engine in ["ring", "workers"] {
+        let mut run = run_preloaded(&program, &[build_dir().to_str().expect("UTF-8"), "absent"]);
+        run.env("SPINIO_STORAGE_ENGINE", engine);
+        assert_passes(run);
+    }
 }
 
 #[test]

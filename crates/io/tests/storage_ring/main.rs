@@ -1,5 +1,7 @@
 //! Reads of storage through the ring: right bytes, no other thread, and workers where it is refused or sleeps.
 
+mod surroundings;
+
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
