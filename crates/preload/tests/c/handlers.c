@@ -21,7 +21,7 @@ static sigjmp_buf out;
 static int file;
 static pthread_t reader;
 static pid_t reader_tid;
-static volatile int begun, over, jumps, handled;
+static volatile int begun, over, answered, jumps, handled;
 
 static void read_or_jump(int signal)
 {
@@ -53,14 +53,13 @@ static void *interrupt_reader(void *unused)
     for (int round = 1; round <= ROUNDS; round++) {
         while (begun < round)
             usleep(10);
-        /* Most reads are caught in the middle; those that are not are read again. */
+        /* Most reads are caught in the middle, some a moment after. */
         while (over < round)
             if (holds_signals()) {
                 CHECK(pthread_kill(reader, SIGUSR1) == 0);
                 break;
             }
-        while (over < round)
-            usleep(10);
+        answered = round;
     }
     return NULL;
 }
@@ -73,7 +72,7 @@ static void check_block(const unsigned char *memory, int block)
 
 static void reads(void)
 {
-    begun = over = handled = 0;
+    begun = over = answered = handled = 0;
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, interrupt_reader, NULL) == 0);
     static volatile int round;
@@ -86,6 +85,9 @@ static void reads(void)
             CHECK(pread(file, device, SIZE, (off_t)block * SIZE) == SIZE);
         }
         over = round;
+        /* A late signal must not reach the next round: it would jump back here before the read. */
+        while (answered < round)
+            usleep(10);
         /* The handler ran after the read, or the read returned. */
         check_block(device, block);
         if (handled && !jumps)
