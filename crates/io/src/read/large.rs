@@ -108,12 +108,14 @@ fn read_at(
     let waits = blocking::may_wait(&stat);
     let (at, done, single_call, stream) = (Some(offset), 0, false, None);
     let app_fd_read = |reason, len| AppFdRead { span, fd, at, to, len, done, single_call, reason, stream, waits };
+    // Declared first, released last: a handler that jumps out of here then leaves nothing of this read in use.
+    let held;
     let (file, within) = match by_file(ctx, fd, &stat, offset, len as u64) {
         ByFile::AppFd(reason) => return app_fd_read(reason, len).read(ctx),
         ByFile::Planned(file, within) => (file, within),
     };
     // A local disk never makes the kernel's read end early.
-    let held = (ctx.files.is_on_local_disk(&file) && !has_cancel_poll()).then(HeldSignals::hold);
+    held = (ctx.files.is_on_local_disk(&file) && !has_cancel_poll()).then(HeldSignals::hold);
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let _request = ctx.files.unpin().begin_request();

@@ -2,6 +2,7 @@
  * over: it may read into device memory itself, or leave by longjmp. A signal without a handler ends the process at once. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <glob.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -98,6 +99,36 @@ static void reads(void)
     CHECK(handled > 0);
 }
 
+/* How often a thread of this process, in whatever descriptor table, has the file open. */
+static int opened(const char *name)
+{
+    glob_t links;
+    int count = 0;
+    if (glob("/proc/self/task/*/fd/*", 0, NULL, &links) != 0)
+        return 0;
+    for (size_t i = 0; i < links.gl_pathc; i++) {
+        char target[4096];
+        ssize_t length = readlink(links.gl_pathv[i], target, sizeof target - 1);
+        if (length > 0) {
+            target[length] = 0;
+            count += strstr(target, name) != NULL;
+        }
+    }
+    globfree(&links);
+    return count;
+}
+
+/* After the program's own close no read that a handler left may keep the file open. */
+static void closes_for_good(const char *name)
+{
+    CHECK(opened(name) > 0);
+    CHECK(close(file) == 0);
+    for (int tenths = 0; opened(name) > 0; tenths++) {
+        CHECK(tenths < 300);
+        usleep(100000);
+    }
+}
+
 /* Reads that take much longer than the signal takes to come end with it. */
 static void ends_at_once(void)
 {
@@ -159,6 +190,7 @@ int main(void)
     jumps = 1;
     reads();
     ends_at_once();
+    closes_for_good(path);
     device_free(second);
     device_free(device);
     return 0;

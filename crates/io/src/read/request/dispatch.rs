@@ -83,8 +83,7 @@ impl ReadRequest {
         loop {
             let mut worker = Worker::new(self, Role::Caller, held);
             loop {
-                worker.deliver_signals();
-                if self.is_cancelled() {
+                if self.must_end(held) {
                     let pending = lock(&self.queues).drain_pending();
                     self.fail(pending, &Error::cancelled_error("read", self.offset, self.len));
                 }
@@ -131,8 +130,7 @@ impl ReadRequest {
             // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is
             // found by the next look at the queues.
             drop(completion);
-            held.inspect(|held| held.deliver_defaults());
-            if self.is_cancelled() && lock(&self.queues).has_pending() {
+            if self.must_end(held) && lock(&self.queues).has_pending() {
                 return false;
             }
             completion = lock(&self.completion);
@@ -150,9 +148,10 @@ impl ReadRequest {
         }
     }
 
-    /// Whether it shall end early. The program's cancel poll may read too, and needs buffers that are not lent to this
-    /// request.
-    fn is_cancelled(&self) -> bool {
+    /// Lets a signal end the process that has no handler, and asks the program whether the request shall end early. Its
+    /// cancel poll may read too, and needs buffers that are not lent to this request.
+    fn must_end(&self, held: Option<&HeldSignals>) -> bool {
+        held.inspect(|held| held.deliver_defaults());
         let enough = self.ctx.bounce.limit() >= 2 * (MAX_LENT * BUFFER_SIZE) as u64;
         enough && self.staging.can_lend(self.file.storage) && is_cancelled()
     }
@@ -325,12 +324,6 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn deliver_signals(&self) {
-        if let Some(held) = self.held {
-            held.deliver_defaults();
-        }
-    }
-
     /// A read that was started just before the kernel thread fell asleep waits for a worker.
     fn wake_ring(&self, path: &RingPath) {
         self.request.ctx.files.workers().wake_ring(&path.ring);
@@ -378,8 +371,7 @@ impl<'a> Worker<'a> {
             }
             spin = None;
             self.wake_ring(path);
-            self.deliver_signals();
-            if request.is_cancelled() && lock(&request.queues).has_pending() {
+            if request.must_end(self.held) && lock(&request.queues).has_pending() {
                 return true;
             }
             std::thread::sleep(nap);
