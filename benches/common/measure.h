@@ -1,8 +1,9 @@
-/* Shared by the benchmarks: clocks, the median, and lookup of functions that may be absent. */
+/* Shared by the benchmarks: clocks, the median, random numbers, and lookup of functions that may be absent. */
 #ifndef MEASURE_H
 #define MEASURE_H
 
 #include <dlfcn.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -33,6 +34,21 @@ static inline int by_value(const void *a, const void *b) {
 static inline double median(double *values, size_t count) {
     qsort(values, count, sizeof *values, by_value);
     return values[count / 2];
+}
+
+/* The same numbers in each run; a program may set the seed, not to 0. */
+static uint64_t seed = 88172645463325252ull;
+static inline uint64_t next_random(void) { return seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17; }
+static inline size_t random_below(size_t n) { return next_random() % n; }
+
+/* The numbers from 0 on, in random order. */
+static inline void shuffle(size_t *order, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        order[i] = i;
+    for (size_t i = count - 1; i > 0; i--) {
+        size_t j = random_below(i + 1), x = order[i];
+        order[i] = order[j], order[j] = x;
+    }
 }
 
 static inline void die(const char *what) {

@@ -34,8 +34,6 @@ static struct {
 static int fd;
 static size_t file_size;
 
-static uint64_t seed = 88172645463325252ull;
-static uint64_t next_random(void) { return seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17; }
 
 static double t0, c0, t, c;
 static void begin(void) {

@@ -5,7 +5,7 @@
     h200.py --merge RUN,RUN [--out DIR]
 
 DIR contains `reads`, `writes`, `batch` and `libspinio.so` (`cargo x gpu-pack` makes it). Prints a table and writes README.md and raw.json to
---out, again after each row. Rows (rows/): big, folios, again, seq8m, seq64m, par16, small, beside, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
+--out, again after each row. Rows (rows/): big, folios, states, again, seq8m, seq64m, par16, small, beside, busy, first, host, owner, mix, cold-small, cold-par, cold, writes, batch,
 hold; measured in the order of --only. Only the row `owner` needs root.
 
 Every program runs with CUDA's default, spinning contexts. After the budget is spent, rows are skipped with a note.

@@ -3,7 +3,8 @@
  *   reads ROW MODE FILE [name=value ...]      prints one line of JSON per measurement
  *
  *   row     what is done                                   modes
- *   big     size bytes, once                               us, us1 (spinio_pread), plain, limit
+ *   start   size bytes, once, as the process's first read  us, us1 (spinio_pread), plain
+ *   big     the same after reads of another file           us, us1, plain, limit
  *   again   size bytes, 'times' times, all work counted    us, plain, limit
  *   seq     total bytes in sequence, block by block        us, plain
  *   trickle total bytes in sequence by each of threads     us, plain, direct (O_DIRECT, one block at a time)
@@ -145,7 +146,7 @@ static void row_big(void) {
         link_limit(to, arg.size, times);
         return;
     }
-    if (by_pread())
+    if (by_pread() && strcmp(request.row, "start") != 0)
         warm_up(to, arg.size);
     GPU(cuMemsetD8_v2(to, 0, arg.size));
     begin();
@@ -312,7 +313,7 @@ static void *direct_reader(void *slot) {
 static void row_cold(void) {
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, arg.size));
-    if (by_pread())
+    if (by_pread() && strcmp(request.row, "start") != 0)
         warm_up(to, arg.size);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     double left = resident(0, arg.size);
@@ -349,24 +350,14 @@ static size_t level_of(size_t i) {
     return i / IN_A_ROW % LEVELS;
 }
 
-static unsigned long seed = 20251121;
-static unsigned long random_below(unsigned long n) {
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return seed % n;
-}
-
 static void row_mix(void) {
     /* Every third MiB is a block, so that pages read in past the end of one block do not change another. */
     size_t blocks = file_size / MIB / 3, used = LEVELS * arg.count;
     if (used > blocks)
         used = blocks;
     size_t *order = malloc(blocks * sizeof *order);
-    for (size_t i = 0; i < blocks; i++)
-        order[i] = i;
-    for (size_t i = blocks - 1; i > 0; i--) {
-        size_t j = random_below(i + 1), x = order[i];
-        order[i] = order[j], order[j] = x;
-    }
+    seed = 20251121;
+    shuffle(order, blocks);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     int quiet = open(request.file, O_RDONLY | O_CLOEXEC);
     posix_fadvise(quiet, 0, 0, POSIX_FADV_RANDOM);
@@ -478,7 +469,7 @@ static void *call_beside(void *unused) {
 static void row_beside(void) {
     gpu_ptr to;
     GPU(cuMemAlloc_v2(&to, arg.size));
-    if (by_pread())
+    if (by_pread() && strcmp(request.row, "start") != 0)
         warm_up(to, arg.size);
     reading = 1;
     pthread_t thread;
@@ -536,7 +527,7 @@ int main(int argc, char **argv) {
         { "times", &arg.times, NULL }, { "threads", &arg.threads, NULL }, { "count", &arg.count, NULL },
         { "from", &arg.from, NULL } };
     static const struct row rows[] = {
-        { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_trickle }, { "par", row_par },
+        { "start", row_big }, { "big", row_big }, { "again", row_big }, { "seq", row_seq },     { "trickle", row_trickle }, { "par", row_par },
         { "cold", row_cold }, { "mix", row_mix }, { "first", row_first }, { "beside", row_beside },
         { "host", row_host } };
     parse_args(argc, argv, options, COUNT(options));

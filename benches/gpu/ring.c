@@ -148,12 +148,6 @@ static char *pinned(void) {
     return at;
 }
 
-static size_t random_below(size_t n) {
-    static unsigned long x = 88172645463325252ul;
-    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-    return x % n;
-}
-
 int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: ring FOLDER [size=BYTES] [count=READS] [memory=0|1|2] [buffers=N]\n");
@@ -191,13 +185,8 @@ int main(int argc, char **argv) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         size_t reads = count * MIB / (sizes[s] > MIB ? sizes[s] : MIB);
         for (size_t r = 0; r < reads; r++) {
-            unsigned order[WAYS];
-            for (unsigned i = 0; i < WAYS; i++)
-                order[i] = i;
-            for (unsigned i = WAYS - 1; i > 0; i--) {
-                unsigned j = random_below(i + 1), x = order[i];
-                order[i] = order[j], order[j] = x;
-            }
+            size_t order[WAYS];
+            shuffle(order, WAYS);
             for (unsigned i = 0; i < WAYS; i++) {
                 stage = memory_at + (size_t)(r * WAYS + i) % buffers * 8 * MIB;
                 double began = now();

@@ -1,6 +1,10 @@
 """Reads of a file that is in the page cache."""
 
 import os
+import re
+import shutil
+import statistics
+import subprocess
 
 from figures import GIB, MIB, all_of, mid, over, rate, ratio, shown, speed, under
 
@@ -50,6 +54,74 @@ def folios(b):
             b.row(name, "-", None, limit=rate(limit), us=speed(got), ratio=f"{shown(ratio(mid(got, 'gbps'), mid(limit, 'gbps')))} of limit")
     for name in (path, f"{path}.warm"):
         os.unlink(name)
+
+
+def states(b):
+    """4 GiB as a process's first read and as its later ones, for each way in which a file comes to be cached."""
+    size = b.most(4 * GIB)
+    path = b.scratch / "states"
+    os.link(f"{b.file}.warm", f"{path}.warm")
+    limit = b.run("again", "limit", size=size)
+    for state, piece in (("just written", 16 * MIB), ("read back in sequence", 16 * MIB), ("in single pages", 4 << 10)):
+        path.unlink(missing_ok=True)
+        block = os.urandom(piece)
+        with open(path, "wb", buffering=0) as f:
+            for i in range(size // piece):
+                f.write(i.to_bytes(8, "little") + block[8:])
+            os.fsync(f.fileno())
+            if state == "read back in sequence":
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                b.touch(path)
+        for read, goal, cpu, got in (
+            ("first read of a process", 0.75, None, b.run("start", "us", times=b.args.reps, file=path, size=size)),
+            ("later reads", 0.86, 0.2, b.run("again", "us", times=b.args.reps, file=path, size=size)),
+        ):
+            r = ratio(mid(got, "gbps"), mid(limit, "gbps"))
+            met = over(r, goal) if cpu is None else all_of(over(r, goal), under(mid(got, "cpu_per_gb"), cpu))
+            b.row(f"{size / GIB:g} GiB {state}: {read}", f"{goal} of the limit" + (f", {cpu} cpu s/GB" if cpu else ""), met, limit=rate(limit), us=speed(got), ratio=f"{shown(r)} of limit")
+    for name in (path, f"{path}.warm"):
+        os.unlink(name)
+
+
+def busy(b):
+    """All processors have something else to do: what the reads get, and what the other program loses by them."""
+    program = shutil.which("stress-ng") or shutil.which(b.args.bin + "/stress-ng/stress-ng")
+    if not program:
+        b.note("busy: no stress-ng")
+        return
+    seconds = 10
+
+    def loaded(read):
+        """Runs the reads beside a load that takes all processors for some seconds; returns them and the load's work."""
+        load = subprocess.Popen([program, "--cpu", "0", "--cpu-method", "int64", "--timeout", f"{seconds}s", "--metrics-brief"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        got = read()
+        work = re.search(r" cpu +(\d+) ", load.communicate()[0])
+        return got, int(work[1]) if work else None
+
+    size, times = b.most(2 * GIB), 4  # `again` reads its file four times
+    by = {
+        "us": lambda: b.run("again", "us", size=size, times=1),
+        "registering": lambda: b.run("again", "us", size=size, times=1, env={"SPINIO_CPU": "low"}, label="registering"),
+        "plain": lambda: b.run("again", "plain", size=size),
+        "nothing": list,
+    }
+    got, work = {name: [] for name in by}, {name: [] for name in by}
+    for turn in range(max(2, b.args.reps)):
+        for name in list(by)[turn % 4:] + list(by)[:turn % 4]:
+            one, done = loaded(by[name])
+            got[name] += one
+            work[name].append(done)
+    free = statistics.median(w for w in work["nothing"] if w)
+
+    def lost(name):
+        """Processor seconds that the load has lost, a GB read."""
+        return (1 - statistics.median(w for w in work[name] if w) / free) * seconds * os.cpu_count() / (times * size / 1e9)
+
+    losses = {name: lost(name) for name in ("us", "registering", "plain")}
+    r = ratio(mid(got["us"], "gbps"), mid(got["registering"], "gbps"))
+    b.row(f"{size / GIB:g} GiB reads, all processors busy", "1.0 of registering", over(r, 1.0), peer=f"registering {speed(got['registering'])}; plain {speed(got['plain'])}", us=speed(got["us"]), ratio=f"{shown(r)} of registering")
+    text = {name: f"{loss:.3f} s/GB" for name, loss in losses.items()}
+    b.row("  what the busy program loses", "no more than with plain", under(losses["us"], losses["plain"]), peer=f"registering {text['registering']}; plain {text['plain']}", us=text["us"])
 
 
 def seq8m(b):

@@ -103,12 +103,32 @@ struct PoolState {
     free: Vec<BounceBuffer>,
     retired: VecDeque<(BounceBuffer, FenceGuard)>,
     total: u64,
+    /// Bytes that threads are adding to it just now.
+    growing: u64,
     pinning_refused: bool,
     /// Growing failed once: the pool does not grow any more.
     growth_failed: bool,
     slabs: Vec<PinnedBuffer>,
     /// Counts changes that a thread waiting for a buffer must see.
     change_seq: u64,
+}
+
+impl PoolState {
+    /// Its size once all growing threads are done.
+    fn planned(&self) -> u64 {
+        self.total + self.growing
+    }
+}
+
+/// One buffer of ordinary memory, for a driver that refuses pinned memory.
+fn pageable_buffer() -> Result<PinnedBuffer, DeviceError> {
+    let (access, private) = (linux::PROT_READ | linux::PROT_WRITE, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS);
+    // SAFETY: a new anonymous mapping replaces nothing.
+    let memory = unsafe { linux::mmap(core::ptr::null_mut(), BUFFER_SIZE, access, private, -1, 0) };
+    match memory {
+        Ok(ptr) => Ok(PinnedBuffer { ptr, len: BUFFER_SIZE }),
+        Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "bounce buffer")),
+    }
 }
 
 /// The buffer of a slot while it is being filled or its last readers finish.
@@ -267,7 +287,7 @@ impl BouncePool {
     pub fn available(&self) -> usize {
         let mut state = lock(&self.state);
         self.reclaim(&mut state, usize::MAX);
-        state.free.len() + (self.limit.saturating_sub(state.total) / BUFFER_SIZE as u64) as usize
+        state.free.len() + (self.limit.saturating_sub(state.planned()) / BUFFER_SIZE as u64) as usize
     }
 
     /// A buffer without waiting, if the policy allows one. Checks only the oldest copies, and leaves small reads the
@@ -280,16 +300,18 @@ impl BouncePool {
         if let Some(buffer) = state.free.pop() {
             return Ok(Some(buffer));
         }
-        if state.total < self.limit && !state.growth_failed {
-            match self.grow(&mut state) {
+        if state.planned() < self.limit && !state.growth_failed {
+            let grown;
+            (state, grown) = self.grow(state);
+            match grown {
                 Ok(buffer) => return Ok(Some(buffer)),
                 Err(error) if state.total == 0 || error.kind == ErrorKind::ContextLost => return Err(error),
                 Err(_) => state.growth_failed = true,
             }
         }
         match policy {
-            Policy::OverLimit => self.grow(&mut state).map(Some),
-            Policy::UpToTwiceLimit if state.total < 2 * self.limit => self.grow(&mut state).map(Some),
+            Policy::OverLimit => self.grow(state).1.map(Some),
+            Policy::UpToTwiceLimit if state.planned() < 2 * self.limit => self.grow(state).1.map(Some),
             _ => Ok(None),
         }
     }
@@ -378,37 +400,37 @@ impl BouncePool {
         closed
     }
 
-    /// New buffers: one at first, then a slab at a time.
-    fn grow(&self, state: &mut PoolState) -> Result<BounceBuffer, DeviceError> {
-        let available = self.limit.saturating_sub(state.total) as usize;
-        let len = if state.total == 0 { BUFFER_SIZE } else { SLAB_SIZE.min(available).max(BUFFER_SIZE) };
-        if !state.pinning_refused {
-            match self.device.alloc_pinned(len) {
-                Ok(slab) => {
+    /// New buffers: one at first, then a slab at a time. Without the lock meanwhile: to touch and register 8 MiB takes
+    /// 3 to 5 ms, and the threads of a long read do it side by side.
+    fn grow<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, PoolState>,
+    ) -> (MutexGuard<'a, PoolState>, Result<BounceBuffer, DeviceError>) {
+        let available = self.limit.saturating_sub(state.planned()) as usize;
+        let pin = !state.pinning_refused;
+        let len = if pin && state.planned() > 0 { SLAB_SIZE.min(available).max(BUFFER_SIZE) } else { BUFFER_SIZE };
+        state.growing += len as u64;
+        drop(state);
+        let slab = if pin { self.device.alloc_pinned(len) } else { pageable_buffer() };
+        let mut state = lock(&self.state);
+        state.growing -= len as u64;
+        let grown = match slab {
+            Ok(slab) => {
+                if pin {
                     state.slabs.push(slab);
-                    return Ok(self.split_slab(state, slab.ptr, slab.len, true));
                 }
-                Err(error) if error.kind == ErrorKind::ContextLost => return Err(error),
-                // A smaller slab may still work, and the existing buffers may be enough.
-                Err(error) if state.total > 0 => return Err(error),
-                Err(_) => state.pinning_refused = true,
+                Ok(self.split_slab(&mut state, slab.ptr, slab.len, pin))
             }
-        }
-        // SAFETY: a new anonymous mapping replaces nothing.
-        let memory = unsafe {
-            linux::mmap(
-                core::ptr::null_mut(),
-                BUFFER_SIZE,
-                linux::PROT_READ | linux::PROT_WRITE,
-                linux::MAP_PRIVATE | linux::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            // A smaller slab may still work, and the existing buffers may be enough.
+            Err(error) if !pin || error.kind == ErrorKind::ContextLost => Err(error),
+            Err(error) if state.total > 0 && !state.pinning_refused => Err(error),
+            Err(_) => {
+                state.pinning_refused = true;
+                pageable_buffer().map(|buffer| self.split_slab(&mut state, buffer.ptr, buffer.len, false))
+            }
         };
-        match memory {
-            Ok(ptr) => Ok(self.split_slab(state, ptr, BUFFER_SIZE, false)),
-            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "bounce buffer")),
-        }
+        self.notify_waiters(&mut state);
+        (state, grown)
     }
 
     fn split_slab(&self, pool: &mut PoolState, ptr: *mut u8, len: usize, pinned: bool) -> BounceBuffer {
