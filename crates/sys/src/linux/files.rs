@@ -226,6 +226,25 @@ pub fn dup_from_thread(tid: u32, fd: Fd) -> Result<Fd> {
     }
 }
 
+/// `ioctl` that fills a buffer, whose length is part of `request`.
+pub fn ioctl_read<const N: usize>(fd: Fd, request: u32, out: &mut [u8; N]) -> Result<()> {
+    // The Linux kernel and a FUSE server write as many bytes as the number says.
+    if (request >> 16 & 0x3fff) as usize != N {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: `out` lives across the call and is as long as the request's number says.
+    unsafe { syscall(k::__NR_ioctl, [fd as usize, request as usize, out.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// `sync_file_range`, waiting before and after: dirty pages of the range are with the storage, or the FUSE server, when
+/// it returns. `len` 0: to the end of the file.
+pub fn write_back_range(fd: Fd, offset: u64, len: u64) -> Result<()> {
+    let flags = k::SYNC_FILE_RANGE_WAIT_BEFORE | k::SYNC_FILE_RANGE_WRITE | k::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: no memory is involved.
+    unsafe { syscall(k::__NR_sync_file_range, [fd as usize, offset as usize, len as usize, flags as usize, 0, 0]) }
+        .map(drop)
+}
+
 /// `openat(AT_FDCWD)` with O_CLOEXEC.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let flags = flags | k::O_CLOEXEC as i32;

@@ -1,0 +1,52 @@
+//! Memory of a file that several processes map, as atomic words.
+
+#![expect(unsafe_code, reason = "system calls and driver entry points")]
+
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
+
+use rustix::io::Errno;
+
+use super::memory::{MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap};
+
+/// A shared mapping of a memory file. Other processes may change the words at any time, which atomics allow.
+#[derive(Debug)]
+pub struct SharedWords {
+    address: *const AtomicU64,
+    words: usize,
+}
+
+// SAFETY: the memory consists of atomics and stays mapped as long as the value lives.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Maps `words` words from the beginning of a memory file.
+    ///
+    /// # Safety
+    /// The file must have that length, and must never shrink while it is mapped (for a memfd: F_SEAL_SHRINK).
+    pub unsafe fn map(file: BorrowedFd<'_>, words: usize) -> Result<SharedWords, Errno> {
+        let len = words.checked_mul(8).filter(|l| *l > 0).ok_or(Errno::INVAL)?;
+        // SAFETY: the Linux kernel chooses the address.
+        let at = unsafe { mmap(std::ptr::null_mut(), len, PROT_READ | PROT_WRITE, MAP_SHARED, file.as_raw_fd(), 0) }?;
+        Ok(SharedWords { address: at.cast_const().cast(), words })
+    }
+}
+
+impl Deref for SharedWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: mapped until drop, page-aligned, and every bit pattern is a word.
+        unsafe { std::slice::from_raw_parts(self.address, self.words) }
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: borrows of the memory have ended.
+        let _ = unsafe { munmap(self.address.cast_mut().cast(), self.words * 8) };
+    }
+}
