@@ -10,11 +10,14 @@
 //!
 //! A device does four things for `io`: it identifies an address, provides pinned
 //! bounce buffers, copies on streams that keep order, and pins page-cache pages so
-//! that it can read them itself. It has no knowledge of files.
+//! that it can read them itself. It has no knowledge of files. [`ReplicaMemory`] is a
+//! second interface, for GAIA.
 
 pub mod cuda;
 pub mod emulated;
 mod error;
+mod export;
+mod fingerprint;
 mod host_memory;
 pub mod p2pmem;
 mod range_table;
@@ -25,6 +28,8 @@ mod thread_stream;
 mod traits;
 
 pub use error::{DeviceError, ErrorKind};
+pub use export::ReplicaMemory;
+pub use fingerprint::{Fingerprint, PAGE_BYTES};
 pub use stream::{AppStream, FenceGuard, StreamOrder};
 pub use target::Target;
 pub use thread_stream::{set_thread_stream, thread_stream};

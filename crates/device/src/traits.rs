@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::{AppStream, DeviceError};
+use crate::{AppStream, DeviceError, ReplicaMemory};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -311,6 +311,11 @@ pub trait Device: Send + Sync + 'static {
     unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         let _ = (stream, list, count);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "gather"))
+    }
+
+    /// Its memory for replicas of file pages; `None` where there is none.
+    fn replica_memory(&'static self) -> Option<&'static dyn ReplicaMemory> {
+        None
     }
 }
 

@@ -26,6 +26,7 @@ mod first_fit;
 mod gather;
 mod memory;
 mod pins;
+mod replica;
 mod worker;
 
 use std::ffi::c_void;
@@ -44,7 +45,7 @@ use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, StreamId, WaitMode, registry, thread_stream,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, StreamId, WaitMode, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -360,6 +361,10 @@ impl Device for Emulated {
     unsafe fn gather(&self, stream: StreamId, list: *const GatherEntry, count: usize) -> Result<()> {
         self.check()?;
         self.engine.submit(stream.0, Operation::Gather { list: list as u64, count })
+    }
+
+    fn replica_memory(&'static self) -> Option<&'static dyn ReplicaMemory> {
+        Some(self)
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod ordering;
 mod pins;
+mod replica;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

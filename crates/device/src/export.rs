@@ -1,0 +1,32 @@
+//! Memory for replicas of file pages, a second interface of a device.
+//!
+//! A replica is one range of addresses of whole pages, contiguous for kernels. On CUDA it will be a reserved range of
+//! addresses with exported chunks side by side (VMM), and the fingerprints a kernel; so far only the emulated device has
+//! it.
+
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
+use crate::fingerprint::Fingerprint;
+use crate::{Device, DeviceAddr, DeviceError, StreamId};
+
+/// A device whose memory can have replicas of file pages.
+pub trait ReplicaMemory: Device {
+    /// Allocates memory of whole pages at a page's boundary; its content is undefined.
+    fn alloc_replica(&self, len: u64) -> Result<DeviceAddr, DeviceError>;
+
+    /// Frees it, after all work on the device is done.
+    fn free_replica(&self, addr: DeviceAddr) -> Result<(), DeviceError>;
+
+    /// Enqueues the fingerprints of `count` pages from `addr`, as they are when the stream reaches that point.
+    ///
+    /// # Safety
+    /// `out` must have room for `count` fingerprints, and the pages must stay allocated, until the stream is
+    /// synchronized; nothing may use `out` before.
+    unsafe fn fingerprint_pages(
+        &self,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        out: *mut Fingerprint,
+    ) -> Result<(), DeviceError>;
+}
