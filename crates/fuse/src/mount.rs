@@ -1,0 +1,156 @@
+//! Mounts: making, finding, ending them.
+//!
+//! The table of mounts (/proc/self/mountinfo) is used for all queries: a `stat` of a mount point whose server does not
+//! answer would hang.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+/// A line of the table of mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Number of the mount, unique while it exists.
+    pub id: u64,
+    /// Minor device number: for FUSE, the number of the connection.
+    pub minor: u32,
+    /// Where.
+    pub point: PathBuf,
+    /// Type, as `fuse.spinio-gaia`.
+    pub kind: String,
+}
+
+/// Mounts of this mount namespace, oldest first.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn mounts() -> std::io::Result<Vec<MountEntry>> {
+    Ok(std::fs::read("/proc/self/mountinfo")?.split(|b| *b == b'\n').filter_map(parse).collect())
+}
+
+/// The topmost mount at exactly this path, which must be absolute and without symbolic links.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn mount_at(point: &Path) -> std::io::Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rfind(|m| m.point == point))
+}
+
+fn parse(line: &[u8]) -> Option<MountEntry> {
+    // 36 35 98:0 /root /mount/point options tags ... - type source superoptions
+    let mut fields = line.split(|b| *b == b' ');
+    let text = |bytes| std::str::from_utf8(bytes).ok();
+    let id = text(fields.next()?)?.parse().ok()?;
+    let (_, minor) = text(fields.nth(1)?)?.split_once(':')?;
+    let point = unescape(fields.nth(1)?);
+    let kind = text(fields.skip_while(|f| *f != b"-").nth(1)?)?.to_owned();
+    Some(MountEntry { id, minor: minor.parse().ok()?, point, kind })
+}
+
+/// Blank, tab, newline and backslash are written as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let code = tail.get(..3).filter(|_| *first == b'\\').and_then(|d| std::str::from_utf8(d).ok());
+        match code.and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+/// Opens /dev/fuse.
+///
+/// # Errors
+/// ENOENT or ENODEV: no FUSE here; EACCES: not for this user.
+pub fn open_device() -> Result<OwnedFd, Errno> {
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// `mount(2)` of the connection `device` over `point`, for all users (`allow_other`), with the kernel checking
+/// permissions (`default_permissions`). Needs CAP_SYS_ADMIN.
+///
+/// # Errors
+/// EPERM: no right to mount.
+pub fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlags) -> Result<(), Errno> {
+    let data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},allow_other,default_permissions",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw()
+    );
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(name, point, format!("fuse.{name}").as_str(), flags, data.as_c_str())
+}
+
+/// Unmounts if no process uses it.
+///
+/// # Errors
+/// EBUSY: in use.
+pub fn unmount(point: &Path) -> Result<(), Errno> {
+    rustix::mount::unmount(point, UnmountFlags::NOFOLLOW)
+}
+
+/// Removes it from the tree of directories now, and unmounts when no process uses it any more.
+///
+/// # Errors
+/// The kernel's.
+pub fn detach(point: &Path) -> Result<(), Errno> {
+    rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+}
+
+/// Fails every request of the mount, now and later, and removes it from the tree of directories; dirty pages are lost.
+///
+/// # Errors
+/// The kernel's.
+pub fn abort(point: &Path) -> Result<(), Errno> {
+    // Not through /sys/fs/fuse/connections: fusectl need not be mounted.
+    rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+}
+
+/// Flags of the mount that `directory` is on, to be kept: what the administrator forbade there stays forbidden.
+///
+/// # Errors
+/// The kernel's.
+pub fn flags_of(directory: &File) -> Result<MountFlags, Errno> {
+    use rustix::fs::StatVfsMountFlags as Has;
+    let has = rustix::fs::fstatvfs(directory)?.f_flag;
+    let pairs = [
+        (Has::NOSUID, MountFlags::NOSUID),
+        (Has::NODEV, MountFlags::NODEV),
+        (Has::NOEXEC, MountFlags::NOEXEC),
+        (Has::RDONLY, MountFlags::RDONLY),
+    ];
+    let kept = pairs.into_iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, flag)| flag);
+    Ok(kept.fold(MountFlags::empty(), |all, flag| all | flag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_of_the_mount_table_is_parsed() {
+        let line = br"36 35 0:51 / /tmp/a\040b rw,noatime master:1 - fuse.spinio-gaia spinio-gaia rw,user_id=0";
+        let entry = parse(line).unwrap();
+        assert_eq!((entry.id, entry.minor, entry.kind.as_str()), (36, 51, "fuse.spinio-gaia"));
+        assert_eq!(entry.point, Path::new("/tmp/a b"));
+        assert_eq!(parse(b""), None);
+        assert_eq!(parse(b"36 35 x / / rw - t s"), None);
+        assert_eq!(unescape(br"\0"), Path::new(r"\0"));
+    }
+}
