@@ -1,0 +1,264 @@
+//! Release: commit, and what follows when INVAL has returned.
+
+use std::borrow::Borrow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page};
+use crate::layout::{Kind, Label, Tag};
+use crate::owner::Replica;
+use crate::page::{PageBytes, ZEROS, bytes_inside, merge};
+use crate::rules::{Rule, keep};
+use crate::slots::{Release, SlotRef, Slots};
+use crate::source::Source;
+
+/// A release that was committed.
+#[derive(Debug)]
+pub struct Commit {
+    /// Given to [`FilePages::invalidated`] after INVAL of `invalidate` has returned.
+    pub release: Release,
+    /// Pages that the kernel may have: INVAL them, without the file's lock.
+    pub invalidate: Vec<Range<u64>>,
+    /// Pages whose replica is not head: the client fetches them at its next acquire, by [`FilePages::open`].
+    pub merged: Vec<Range<u64>>,
+    /// Pages with a new version.
+    pub published: u64,
+}
+
+/// A page that will be committed.
+struct Change {
+    page: u64,
+    /// The new head, and the kernel's twin.
+    slots: Option<(SlotRef, Option<SlotRef>)>,
+    /// The replica equals head afterwards.
+    same: bool,
+}
+
+/// A release before its commit. Dropped, it leaves nothing.
+struct Draft {
+    slots: Arc<Slots>,
+    release: Release,
+    file: u64,
+    version: u64,
+    changes: Vec<Change>,
+    committed: bool,
+}
+
+impl Draft {
+    fn slot(&self, kind: Kind, page: u64, bytes: &PageBytes) -> Result<SlotRef> {
+        let slot = self.slots.allocate()?;
+        slot.write(0, bytes);
+        let record = Some((self.release.record, self.release.sequence));
+        slot.publish(Tag { kind, record }, Label { file: self.file, page, version: self.version });
+        Ok(slot)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.committed {
+            for (snapshot, twin) in self.changes.iter().filter_map(|change| change.slots.as_ref()) {
+                snapshot.retire();
+                twin.iter().for_each(SlotRef::retire);
+            }
+            self.slots.abort(self.release);
+        }
+    }
+}
+
+impl FilePages {
+    /// Publishes pages that the owner changed, in ascending order, and ends their epoch: all of them, or none if this
+    /// fails.
+    ///
+    /// `id` is the client's, for [`Slots::was_committed`]. The bytes must not change during the call: not the client's
+    /// memory, a copy of it.
+    pub fn commit<'a>(
+        &mut self,
+        backing: &dyn Backing,
+        owner: OwnerId,
+        id: u64,
+        pages: impl IntoIterator<Item = (u64, &'a PageBytes)>,
+    ) -> Result<Commit> {
+        self.commit_each(backing, owner, id, pages.into_iter().map(Ok))
+    }
+
+    /// As [`FilePages::commit`], of pages that are read one by one: an error of the iterator is returned, and nothing is
+    /// committed.
+    pub fn commit_each<B: Borrow<PageBytes>>(
+        &mut self,
+        backing: &dyn Backing,
+        owner: OwnerId,
+        id: u64,
+        pages: impl IntoIterator<Item = Result<(u64, B)>>,
+    ) -> Result<Commit> {
+        let size = backing.size()?;
+        let mut draft = Draft {
+            release: self.slots.begin(id, self.file)?,
+            slots: Arc::clone(&self.slots),
+            file: self.file,
+            version: self.clock + 1,
+            changes: Vec::new(),
+            committed: false,
+        };
+        let mut counters = self.counters;
+        for page in pages {
+            let (page, bytes) = page?;
+            let in_order = draft.changes.last().is_none_or(|last| last.page < page);
+            let Replica::Open(stamp) = self.replica(owner, page) else { return Err(Error::NotOpen) };
+            if !in_order {
+                return Err(Error::NotOpen);
+            }
+            let change = self.prepare(backing, &draft, page, stamp, bytes.borrow(), bytes_inside(page, size))?;
+            match &change.slots {
+                Some((_, twin)) => {
+                    counters.published += 1;
+                    counters.twins += u64::from(twin.is_some());
+                }
+                None => counters.unchanged += u64::from(change.same),
+            }
+            counters.merged += u64::from(!self.is_current(page, stamp));
+            draft.changes.push(change);
+        }
+        counters.commits += 1;
+        self.counters = counters;
+        self.slots.commit(draft.release);
+        draft.committed = true;
+        self.clock = draft.version;
+        Ok(self.apply(owner, &mut draft))
+    }
+
+    /// Writes the slots of one page. Nothing counts before the record is committed.
+    fn prepare(
+        &self,
+        backing: &dyn Backing,
+        draft: &Draft,
+        page: u64,
+        stamp: u64,
+        bytes: &PageBytes,
+        inside: usize,
+    ) -> Result<Change> {
+        let entry = self.entries.get(&page);
+        if entry.is_some_and(|entry| entry.twin.is_some()) && keep(Rule::OneRelease) {
+            return Err(Error::Busy);
+        }
+        if inside == 0 {
+            return Ok(Change { page, slots: None, same: false });
+        }
+        let clipped = bytes[inside..] != ZEROS[inside..];
+        let mut new = *bytes;
+        new[inside..].fill(0);
+        let current = self.is_current(page, stamp);
+        let cached = self.cached.contains(page);
+        let mut head = None;
+        if cached || !current {
+            head = Some(self.fetch(backing, page, &self.head(page))?);
+        }
+        let mut same = !clipped;
+        if let (false, Some(head)) = (current, &head) {
+            let base = self.base(page, stamp).ok_or(Error::NotOpen)?;
+            let base = self.fetch(backing, page, &base)?;
+            let mut merged = *head;
+            merge(&mut merged, &base, &new);
+            same &= merged == new || !keep(Rule::FetchMerged);
+            new = merged;
+        }
+        if head.as_ref() == Some(&new) {
+            return Ok(Change { page, slots: None, same });
+        }
+        let snapshot = draft.slot(Kind::Snapshot, page, &new)?;
+        let mut slots = (snapshot, None);
+        if let (true, Some(head), true) = (cached, &head, keep(Rule::CpuTwin)) {
+            match draft.slot(Kind::Twin, page, head) {
+                Ok(twin) => slots.1 = Some(twin),
+                Err(error) => {
+                    slots.0.retire();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Change { page, slots: Some(slots), same })
+    }
+
+    /// The release is committed: brings the table up to date. Cannot fail.
+    fn apply(&mut self, owner: OwnerId, draft: &mut Draft) -> Commit {
+        let (release, version) = (draft.release, draft.version);
+        let mut commit = Commit { release, invalidate: Vec::new(), merged: Vec::new(), published: 0 };
+        let mut pages = Vec::new();
+        for Change { page, slots, same } in draft.changes.drain(..) {
+            self.set_replica(owner, page, if same { Replica::Valid(version) } else { Replica::Absent });
+            if !same {
+                add_page(&mut commit.merged, page);
+            }
+            if let Some((snapshot, twin)) = slots {
+                commit.published += 1;
+                pages.push(page);
+                if self.cached.contains(page) {
+                    add_page(&mut commit.invalidate, page);
+                    self.cached.remove(page);
+                }
+                self.advance(page, Source::Slot(snapshot), version, None);
+                let entry = self.entries.entry(page).or_insert_with(Entry::new);
+                entry.drop_twin();
+                entry.twin = twin.map(|slot| CpuTwin { slot, release, again: false });
+                if !keep(Rule::TwinUntilInvalidated) {
+                    entry.drop_twin();
+                }
+            }
+            self.tidy(page);
+        }
+        self.releases.insert(release, pages);
+        commit
+    }
+
+    /// INVAL of a release's pages has returned. Returns pages that must be invalidated again, after which this is
+    /// called again; once there are none, the release is over.
+    pub fn invalidated(&mut self, release: Release) -> Vec<Range<u64>> {
+        let mut again = Vec::new();
+        let Some(pages) = self.releases.get(&release) else { return again };
+        for page in pages {
+            let Some(entry) = self.entries.get_mut(page) else { continue };
+            match &mut entry.twin {
+                Some(twin) if twin.release == release && twin.again => {
+                    twin.again = false;
+                    add_page(&mut again, *page);
+                }
+                Some(twin) if twin.release == release => entry.drop_twin(),
+                _ => {}
+            }
+        }
+        if again.is_empty() {
+            self.settle(release);
+        }
+        again
+    }
+
+    /// Detaches the snapshots from the record, which is then free to be used again.
+    fn settle(&mut self, release: Release) {
+        for page in self.releases.remove(&release).unwrap_or_default() {
+            if let Some(entry) = self.entries.get(&page)
+                && let Source::Slot(slot) = &entry.head
+                && slot.tag().and_then(|tag| tag.record) == Some((release.record, release.sequence))
+            {
+                slot.set_tag(Tag { kind: Kind::Snapshot, record: None });
+            }
+            self.tidy(page);
+        }
+        self.slots.done(release);
+    }
+
+    /// Releases that wait for INVAL, and their pages: after a restart the caller invalidates these.
+    pub fn pending(&self) -> Vec<(Release, Vec<Range<u64>>)> {
+        let runs = |release: &Release, pages: &Vec<u64>| {
+            let mut runs = Vec::new();
+            for page in pages {
+                let twin = self.entries.get(page).and_then(|entry| entry.twin.as_ref());
+                if twin.is_some_and(|twin| twin.release == *release) {
+                    add_page(&mut runs, *page);
+                }
+            }
+            runs
+        };
+        self.releases.iter().map(|(release, pages)| (*release, runs(release, pages))).collect()
+    }
+}

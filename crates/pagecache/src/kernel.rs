@@ -1,0 +1,238 @@
+//! What the Linux kernel asks of a page: READ, WRITE, SETATTR(size), FALLOCATE.
+
+use std::ops::Range;
+
+use crate::error::Result;
+use crate::file::{Backing, FilePages, parts};
+use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
+use crate::rules::{Rule, keep};
+use crate::source::Source;
+
+/// Where the bytes of a READ go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadInto {
+    /// Into the kernel's page cache: the kernel had no copy of these pages.
+    PageCache,
+    /// Perhaps past it (the open file has O_DIRECT): the kernel may have a copy besides.
+    Unknown,
+}
+
+/// What a WRITE contains.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteFrom {
+    /// Pages of the kernel's page cache (FUSE_WRITE_CACHE): their bytes may be older than head where no program stored.
+    PageCache,
+    /// Exactly the bytes that a program wrote.
+    Program,
+}
+
+/// Where to read the pages of a READ.
+#[derive(Debug)]
+pub struct ReadPlan {
+    /// All pages of the READ, in order.
+    pub runs: Vec<(Range<u64>, Source)>,
+    pages: Range<u64>,
+    stamp: u64,
+}
+
+impl FilePages {
+    /// The kernel may have these pages from now on. [`FilePages::read_plan`] and [`FilePages::write`] call it.
+    pub fn cached(&mut self, pages: Range<u64>) {
+        self.cached.insert(pages);
+    }
+
+    /// Begins a READ. The caller reads the runs without a lock, then calls [`FilePages::read_done`].
+    pub fn read_plan(&mut self, pages: Range<u64>) -> ReadPlan {
+        self.cached(pages.clone());
+        let mut runs: Vec<(Range<u64>, Source)> = Vec::new();
+        let mut at = pages.start;
+        for (page, entry) in self.entries.range(pages.clone()) {
+            if let Source::Slot(_) = entry.head {
+                if at < *page {
+                    runs.push((at..*page, Source::Backing));
+                }
+                runs.push((*page..page + 1, entry.head.clone()));
+                at = page + 1;
+            }
+        }
+        if at < pages.end {
+            runs.push((at..pages.end, Source::Backing));
+        }
+        ReadPlan { runs, pages, stamp: self.clock }
+    }
+
+    /// Ends a READ: true if the bytes may be given to the kernel, false if it must be planned again.
+    pub fn read_done(&mut self, plan: &ReadPlan, into: ReadInto) -> bool {
+        let newer = |version: u64| version > plan.stamp;
+        let mut entries = self.entries.range(plan.pages.clone());
+        let advanced = newer(self.forgotten) || entries.any(|(_, entry)| newer(entry.version));
+        if advanced && keep(Rule::CheckRead) {
+            return false;
+        }
+        if into == ReadInto::PageCache && keep(Rule::ReadEndsTwin) {
+            for (_, entry) in self.entries.range_mut(plan.pages.clone()) {
+                entry.drop_twin();
+            }
+        }
+        true
+    }
+
+    /// A whole READ under the lock; returns how many bytes lie inside the file.
+    pub fn read(&mut self, backing: &dyn Backing, offset: u64, bytes: &mut [u8], into: ReadInto) -> Result<usize> {
+        let inside = backing.size()?.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let end = offset.saturating_add(bytes.len() as u64);
+        let plan = self.read_plan(offset / PAGE as u64..end.div_ceil(PAGE as u64));
+        for (pages, source) in &plan.runs {
+            let first = offset_of(pages.start).max(offset);
+            let last = offset_of(pages.end).min(end);
+            let part = &mut bytes[(first - offset) as usize..(last - offset) as usize];
+            let mut page = ZEROS;
+            if source.copy(&mut page) {
+                let within = (first % PAGE as u64) as usize;
+                part.copy_from_slice(&page[within..within + part.len()]);
+            } else {
+                backing.read(first, part)?;
+            }
+        }
+        self.read_done(&plan, into);
+        Ok(inside)
+    }
+
+    /// A WRITE. After an error some of the pages may have been written.
+    pub fn write(&mut self, backing: &dyn Backing, offset: u64, bytes: &[u8], from: WriteFrom) -> Result<()> {
+        let range = offset..offset.saturating_add(bytes.len() as u64);
+        let pages = range.start / PAGE as u64..range.end.div_ceil(PAGE as u64);
+        self.cached(pages.clone());
+        if self.entries.range(pages.clone()).next().is_none() && !self.has_copies(&pages) {
+            return Ok(backing.write(offset, bytes)?);
+        }
+        let mut rest = bytes;
+        for (page, at, len) in parts(range) {
+            let (part, after) = rest.split_at(len);
+            self.write_page(backing, page, at, part, from)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn write_page(&mut self, backing: &dyn Backing, page: u64, at: usize, bytes: &[u8], from: WriteFrom) -> Result<()> {
+        let region = at..at + bytes.len();
+        let head = self.fetch(backing, page, &self.head(page))?;
+        let mut new = head;
+        match self.entries.get(&page).and_then(|entry| entry.twin.as_ref()) {
+            Some(twin) if from == WriteFrom::PageCache => {
+                let mut base = ZEROS;
+                twin.slot.read(&mut base);
+                merge(&mut new[region.clone()], &base[region.clone()], bytes);
+                self.counters.cpu_merged += 1;
+            }
+            _ => new[region.clone()].copy_from_slice(bytes),
+        }
+        if !keep(Rule::HeadBeforeTwin) {
+            self.follow(page, at, bytes, from, &new);
+        }
+        self.store(backing, page, &head, &new, region.end)?;
+        if keep(Rule::HeadBeforeTwin) {
+            self.follow(page, at, bytes, from, &new);
+        }
+        Ok(())
+    }
+
+    /// These bytes of the kernel's copy, or of the next that it makes without a READ, are the base of what it writes
+    /// next.
+    fn follow(&mut self, page: u64, at: usize, bytes: &[u8], from: WriteFrom, head: &PageBytes) {
+        let Some(entry) = self.entries.get_mut(&page) else { return };
+        let Some(twin) = &mut entry.twin else { return };
+        let mut base = ZEROS;
+        twin.slot.read(&mut base);
+        base[at..at + bytes.len()].copy_from_slice(bytes);
+        if from == WriteFrom::PageCache && base == *head {
+            entry.drop_twin();
+            return self.tidy(page);
+        }
+        if from == WriteFrom::PageCache {
+            twin.again = keep(Rule::InvalidateAgain);
+        }
+        if keep(if from == WriteFrom::PageCache { Rule::TwinFollows } else { Rule::TwinFollowsProgram }) {
+            twin.slot.write(at, bytes);
+        }
+    }
+
+    /// Makes `new` head, in the backing file; `end` is where the bytes of the WRITE end.
+    fn store(&mut self, backing: &dyn Backing, page: u64, head: &[u8], new: &[u8], end: usize) -> Result<()> {
+        let inside = bytes_inside(page, backing.size()?);
+        let changed = head != new;
+        if changed || end > inside {
+            let saved = self.save_bases(backing, page)?;
+            backing.write(offset_of(page), &new[..end.max(inside)])?;
+            self.now_in_backing(page, changed, saved);
+        }
+        Ok(())
+    }
+
+    /// SETATTR(size).
+    pub fn truncate(&mut self, backing: &dyn Backing, size: u64) -> Result<()> {
+        if size > backing.size()? {
+            return Ok(backing.set_size(size)?);
+        }
+        self.erase(backing, size..u64::MAX, |backing| backing.set_size(size))?;
+        if keep(Rule::PagesPastTheEnd) {
+            self.cached.insert_from(size.div_ceil(PAGE as u64));
+        }
+        Ok(())
+    }
+
+    /// FALLOCATE that punches a hole or zeroes a range inside the file; the size stays.
+    pub fn punch(&mut self, backing: &dyn Backing, bytes: Range<u64>) -> Result<()> {
+        self.erase(backing, bytes.clone(), |backing| backing.punch(bytes))
+    }
+
+    /// Bytes become zeros, by `action` in the backing file.
+    ///
+    /// Snapshots of pages that lie in the range only in part are written out before; the others are dropped after, so
+    /// that a restart in between shows bytes from before or after, never older ones.
+    fn erase(
+        &mut self,
+        backing: &dyn Backing,
+        bytes: Range<u64>,
+        action: impl FnOnce(&dyn Backing) -> std::io::Result<()>,
+    ) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
+        let whole = |page: u64| bytes.start <= offset_of(page) && offset_of(page + 1) <= bytes.end;
+        for page in [pages.start, pages.end - 1] {
+            if !whole(page) {
+                self.write_out(backing, page)?;
+            }
+        }
+        let mut touched: Vec<u64> = self.entries.range(pages.clone()).map(|(page, _)| *page).collect();
+        // Copies of pages past the end are zeros, and stay so.
+        let inside = pages.start..pages.end.min(backing.size()?.div_ceil(PAGE as u64));
+        for owner in self.owners.values() {
+            touched.extend(owner.copies(inside.clone()));
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        let mut saved = Vec::with_capacity(touched.len());
+        for page in &touched {
+            saved.push(self.save_bases(backing, *page)?);
+        }
+        action(backing)?;
+        for (page, saved) in touched.into_iter().zip(saved) {
+            let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
+            if let Some(twin) = twin
+                && keep(Rule::TruncateTwin)
+            {
+                // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
+                let start = offset_of(page);
+                let from = bytes.start.saturating_sub(start) as usize;
+                let to = (bytes.end - start).min(PAGE as u64) as usize;
+                twin.slot.write(from, &ZEROS[from..to]);
+            }
+            self.now_in_backing(page, true, saved);
+        }
+        Ok(())
+    }
+}

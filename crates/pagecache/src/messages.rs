@@ -1,0 +1,623 @@
+//! Messages between a client of GAIA and its server, over a SOCK_SEQPACKET socket.
+//!
+//! ```text
+//!   client                                                       server
+//!   ioctl TICKET on its descriptor of the mounted file ────────> handler of that open file
+//!          <──────────────────────────────────────────────────── one-time ticket, path of the socket
+//!   Hello { ticket, pages of the file } ───────────────────────> one connection = one map = one owner
+//!          <─────────── Mapped + descriptors of the window and of the file (read-only)
+//!   Acquire ───────────────────────────────────────────────────> which pages are absent or stale?
+//!          <──────────────────────────────────────────────────── Fills: runs of pages, each with its source
+//!   Filled ────────────────────────────────────────────────────> did head advance meanwhile?
+//!          <──────────────────────────────────────────────────── Fills: those again; an empty list ends the acquire
+//!   Release, Release ... (the last one is marked) ─────────────> merge, commit, invalidate
+//!          <──────────────────────────────────────────────────── Committed
+//!   Was { id } ── after a reconnection ────────────────────────> was that release committed?
+//! ```
+//!
+//! The **window** is a memory file of two pages for each page of the map: page `i` of the map is at page `i`, and if a
+//! fill says [`Source::Patch`], its base is at page `pages + i`. So no message names a place in it. It is sparse, and
+//! whoever has read pages frees them.
+//!
+//! All numbers are little-endian. A message has a header of 8 bytes (kind, version of the protocol, number of runs, or
+//! of bytes of a path) and a body whose length follows from the kind and that number: any other length is refused.
+//! Parsing is total: there is no input that panics, and a parsed list of runs is in bounds, ascending and not empty in
+//! any run.
+
+/// The version of the protocol. Client and server are of one build, or at least of one version.
+pub const VERSION: u16 = 1;
+
+/// The longest message.
+pub const MAX_MESSAGE: usize = 8 + 32 + MAX_RUNS * RUN;
+
+/// The most runs in one message; longer lists are split.
+pub const MAX_RUNS: usize = 1024;
+
+/// The most pages in one map: 64 TiB.
+pub const MAX_PAGES: u64 = 1 << 34;
+
+/// `_IOR('S', 1, struct { u8 ticket[16]; char path[112]; })`
+pub const TICKET_IOCTL: u32 = 2 << 30 | (TICKET_REPLY as u32) << 16 | (b'S' as u32) << 8 | 1;
+
+/// Bytes of the reply to [`TICKET_IOCTL`].
+pub const TICKET_REPLY: usize = 128;
+
+/// A one-time proof that the client had a descriptor of a file of the mount.
+pub type Ticket = [u8; 16];
+
+/// The identity of a release: a random number, not 0.
+pub type ReleaseId = u64;
+
+const HEADER: usize = 8;
+const RUN: usize = 16;
+
+/// The reply to the ticket ioctl.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TicketReply {
+    /// For [`Request::Hello`].
+    pub ticket: Ticket,
+    path: [u8; TICKET_REPLY - 16],
+}
+
+impl TicketReply {
+    /// With the path of the server's socket; `None` if it is too long for a socket address (107 bytes).
+    pub fn new(ticket: Ticket, path: &[u8]) -> Option<TicketReply> {
+        if path.len() > 107 || path.contains(&0) {
+            return None;
+        }
+        let mut padded = [0; TICKET_REPLY - 16];
+        padded[..path.len()].copy_from_slice(path);
+        Some(TicketReply { ticket, path: padded })
+    }
+
+    /// The path of the socket.
+    pub fn path(&self) -> &[u8] {
+        let len = self.path.iter().position(|&b| b == 0).unwrap_or(self.path.len());
+        &self.path[..len]
+    }
+
+    /// As the ioctl returns it.
+    pub fn to_bytes(&self) -> [u8; TICKET_REPLY] {
+        let mut bytes = [0; TICKET_REPLY];
+        bytes[..16].copy_from_slice(&self.ticket);
+        bytes[16..].copy_from_slice(&self.path);
+        bytes
+    }
+
+    /// Parses what the ioctl returned.
+    pub fn from_bytes(bytes: &[u8; TICKET_REPLY]) -> Option<TicketReply> {
+        let mut reply = TicketReply { ticket: [0; 16], path: [0; TICKET_REPLY - 16] };
+        reply.ticket.copy_from_slice(&bytes[..16]);
+        reply.path.copy_from_slice(&bytes[16..]);
+        (!reply.path().is_empty() && reply.path().len() <= 107).then_some(reply)
+    }
+}
+
+/// What a map or an epoch may do with its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Load and store, and release.
+    Write,
+}
+
+/// Consecutive pages, counted from the first page of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first page.
+    pub first: u64,
+    /// How many; at least 1.
+    pub count: u32,
+}
+
+/// Where a client finds the bytes of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the file, through the descriptor that came with [`Reply::Mapped`]; past its end the bytes are zeros.
+    File,
+    /// In the window.
+    Window,
+    /// In the window, its base too: only bytes that differ between the two are stored, because the page has
+    /// unreleased stores of this epoch.
+    Patch,
+}
+
+/// Consecutive pages with one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// The pages.
+    pub run: Run,
+    /// Their bytes.
+    pub source: Source,
+}
+
+/// From the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// The first message: makes a map.
+    Hello {
+        /// From the ioctl.
+        ticket: Ticket,
+        /// What the map may do.
+        access: Access,
+        /// The map's first page in the file.
+        first: u64,
+        /// Its length.
+        pages: u64,
+    },
+    /// Begins or extends an epoch.
+    Acquire {
+        /// First page, counted from the map's.
+        first: u64,
+        /// How many.
+        pages: u64,
+        /// What the epoch may do.
+        access: Access,
+    },
+    /// The pages of the last [`Reply::Fills`] are in the replica.
+    Filled,
+    /// Pages that the epoch has changed; their bytes are in the window. Only the last message of a release is answered.
+    Release {
+        /// The release.
+        id: ReleaseId,
+        /// The epoch's range: its first page.
+        first: u64,
+        /// The epoch's range: how many pages. It ends for all of them, changed or not.
+        pages: u32,
+        /// No more pages follow.
+        last: bool,
+        /// The pages.
+        runs: Runs<'a>,
+    },
+    /// Whether a release was committed whose reply was lost.
+    Was {
+        /// The release.
+        id: ReleaseId,
+    },
+    /// Counters of the file.
+    Stats,
+    /// Instead of [`Request::Hello`]: what the server holds, for root and the daemon's own user.
+    Status,
+}
+
+/// From the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// To [`Request::Hello`]; the descriptors of the window and of the file come with it.
+    Mapped {
+        /// The owner, for people.
+        owner: u64,
+        /// Bytes of the file.
+        size: u64,
+    },
+    /// To [`Request::Acquire`] and [`Request::Filled`]; no fill at all: the acquire is complete.
+    Fills {
+        /// Bytes of the file.
+        size: u64,
+        /// The pages.
+        fills: Fills<'a>,
+    },
+    /// To the last [`Request::Release`].
+    Committed {
+        /// Pages whose bytes were new.
+        pages: u64,
+        /// Among them, pages that another release or a CPU program had changed since they were acquired.
+        merged: u64,
+        /// Bytes of the released pages that are inside the file.
+        bytes: u64,
+    },
+    /// To [`Request::Was`].
+    Was {
+        /// It was.
+        committed: bool,
+    },
+    /// To [`Request::Stats`].
+    Stats(Stats),
+    /// To [`Request::Status`]; then a [`Reply::FileStatus`] for each file with a page table, and the end.
+    ServerStatus(ServerStatus),
+    /// A file with a page table.
+    FileStatus(FileStatus<'a>),
+    /// To any request: an errno. After [`Request::Release`] nothing was committed, and the epoch goes on.
+    Failed {
+        /// The errno.
+        errno: u32,
+    },
+}
+
+/// Counters of a file since its server started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Releases committed.
+    pub commits: u64,
+    /// Pages merged.
+    pub merged: u64,
+    /// Released pages that were equal to head.
+    pub unchanged: u64,
+    /// Twins kept now.
+    pub twins: u64,
+}
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// Its process.
+    pub pid: u64,
+    /// Seconds since it started.
+    pub seconds: u64,
+    /// Connections of clients.
+    pub connections: u64,
+    /// Pages of their maps.
+    pub mapped: u64,
+    /// Pages that released bytes and twins occupy.
+    pub used: u64,
+    /// Pages that they may occupy.
+    pub slots: u64,
+}
+
+/// What a server holds of one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileStatus<'a> {
+    /// Maps of it.
+    pub maps: u64,
+    /// Pages that were released and not written to the file.
+    pub dirty: u64,
+    /// Counters.
+    pub stats: Stats,
+    /// Its path below the mount, at most [`MAX_RUNS`] bytes of it.
+    pub path: &'a [u8],
+}
+
+/// A parsed list of runs: ascending, disjoint, none empty, none beyond [`MAX_PAGES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs<'a>(&'a [u8]);
+
+/// A parsed list of fills, as [`Runs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fills<'a>(&'a [u8]);
+
+impl<'a> Runs<'a> {
+    /// In order.
+    pub fn iter(self) -> impl Iterator<Item = Run> + 'a {
+        self.0.chunks_exact(RUN).map(|bytes| parse_run(bytes).0)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<'a> Fills<'a> {
+    /// In order.
+    pub fn iter(self) -> impl Iterator<Item = Fill> + 'a {
+        self.0.chunks_exact(RUN).map(|bytes| {
+            let (run, source) = parse_run(bytes);
+            Fill { run, source: source_of(source).unwrap_or(Source::File) }
+        })
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Why a message is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadMessage {
+    /// Its length does not fit its kind.
+    Length,
+    /// Another version of the protocol.
+    Version(u16),
+    /// An unknown kind or flag.
+    Kind,
+    /// A run is empty, out of order, or beyond the limits.
+    Run,
+}
+
+impl std::fmt::Display for BadMessage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BadMessage::Length => f.write_str("a message of the wrong length"),
+            BadMessage::Version(v) => write!(f, "a message of protocol version {v}, this is version {VERSION}"),
+            BadMessage::Kind => f.write_str("a message of an unknown kind"),
+            BadMessage::Run => f.write_str("a message with a page range out of bounds"),
+        }
+    }
+}
+
+impl std::error::Error for BadMessage {}
+
+const HELLO: u16 = 1;
+const ACQUIRE: u16 = 2;
+const FILLED: u16 = 3;
+const RELEASE: u16 = 4;
+const WAS: u16 = 5;
+const STATS: u16 = 6;
+const STATUS: u16 = 7;
+const MAPPED: u16 = 0x81;
+const FILLS: u16 = 0x82;
+const COMMITTED: u16 = 0x84;
+const WAS_REPLY: u16 = 0x85;
+const STATS_REPLY: u16 = 0x86;
+const SERVER_STATUS: u16 = 0x87;
+const FILE_STATUS: u16 = 0x88;
+const FAILED: u16 = 0xff;
+
+impl Request<'_> {
+    /// Appends the message to an empty buffer; the lists of [`Request::Release`] come from [`release`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Request::Hello { ticket, access, first, pages } => {
+                start(out, HELLO, 0);
+                out.extend(ticket);
+                numbers(out, &[first, pages, access_number(access)]);
+            }
+            Request::Acquire { first, pages, access } => {
+                start(out, ACQUIRE, 0);
+                numbers(out, &[first, pages, access_number(access)]);
+            }
+            Request::Filled => start(out, FILLED, 0),
+            Request::Release { id, first, pages, last, runs } => {
+                release_head(out, id, first, pages, last, runs.0.len() / RUN);
+                out.extend(runs.0);
+            }
+            Request::Was { id } => {
+                start(out, WAS, 0);
+                numbers(out, &[id]);
+            }
+            Request::Stats => start(out, STATS, 0),
+            Request::Status => start(out, STATUS, 0),
+        }
+    }
+}
+
+/// Appends a [`Request::Release`] to an empty buffer.
+pub fn release(out: &mut Vec<u8>, id: ReleaseId, range: Run, last: bool, runs: &[Run]) {
+    release_head(out, id, range.first, range.count, last, runs.len());
+    for run in runs {
+        encode_run(out, *run, 0);
+    }
+}
+
+fn release_head(out: &mut Vec<u8>, id: ReleaseId, first: u64, pages: u32, last: bool, count: usize) {
+    start(out, RELEASE, count);
+    numbers(out, &[id, first, u64::from(pages) << 1 | u64::from(last)]);
+}
+
+/// Appends a [`Reply::Fills`] to an empty buffer.
+pub fn fills(out: &mut Vec<u8>, size: u64, fills: &[Fill]) {
+    start(out, FILLS, fills.len());
+    numbers(out, &[size]);
+    for fill in fills {
+        encode_run(out, fill.run, fill.source as u32);
+    }
+}
+
+impl Reply<'_> {
+    /// Appends the message to an empty buffer; the list of [`Reply::Fills`] comes from [`fills`].
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Reply::Mapped { owner, size } => {
+                start(out, MAPPED, 0);
+                numbers(out, &[owner, size]);
+            }
+            Reply::Fills { size, fills } => {
+                start(out, FILLS, fills.0.len() / RUN);
+                numbers(out, &[size]);
+                out.extend(fills.0);
+            }
+            Reply::Committed { pages, merged, bytes } => {
+                start(out, COMMITTED, 0);
+                numbers(out, &[pages, merged, bytes]);
+            }
+            Reply::Was { committed } => {
+                start(out, WAS_REPLY, 0);
+                numbers(out, &[u64::from(committed)]);
+            }
+            Reply::Stats(Stats { commits, merged, unchanged, twins }) => {
+                start(out, STATS_REPLY, 0);
+                numbers(out, &[commits, merged, unchanged, twins]);
+            }
+            Reply::ServerStatus(ServerStatus { pid, seconds, connections, mapped, used, slots }) => {
+                start(out, SERVER_STATUS, 0);
+                numbers(out, &[pid, seconds, connections, mapped, used, slots]);
+            }
+            Reply::FileStatus(FileStatus { maps, dirty, stats, path }) => {
+                let path = &path[..path.len().min(MAX_RUNS)];
+                let Stats { commits, merged, unchanged, twins } = stats;
+                start(out, FILE_STATUS, path.len());
+                numbers(out, &[maps, dirty, commits, merged, unchanged, twins]);
+                out.extend(path);
+            }
+            Reply::Failed { errno } => {
+                start(out, FAILED, 0);
+                numbers(out, &[u64::from(errno)]);
+            }
+        }
+    }
+}
+
+/// Parses a message of a client.
+pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
+    let mut at = Cursor::new(bytes)?;
+    let request = match at.kind {
+        HELLO => {
+            let (ticket, first, pages) = (at.take()?, at.number()?, at.number()?);
+            check_range(first, pages)?;
+            Request::Hello { ticket, access: at.access()?, first, pages }
+        }
+        ACQUIRE => {
+            let (first, pages) = (at.number()?, at.number()?);
+            check_range(first, pages)?;
+            Request::Acquire { first, pages, access: at.access()? }
+        }
+        FILLED => Request::Filled,
+        RELEASE => {
+            let (id, first, word) = (at.number()?, at.number()?, at.number()?);
+            let pages = u32::try_from(word >> 1).map_err(|_| BadMessage::Run)?;
+            check_range(first, pages.into())?;
+            Request::Release { id, first, pages, last: word & 1 == 1, runs: Runs(at.runs(|flags| flags == 0)?) }
+        }
+        WAS => Request::Was { id: at.number()? },
+        STATS => Request::Stats,
+        STATUS => Request::Status,
+        _ => return Err(BadMessage::Kind),
+    };
+    at.end()?;
+    Ok(request)
+}
+
+/// Parses a message of the server.
+pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
+    let mut at = Cursor::new(bytes)?;
+    let reply = match at.kind {
+        MAPPED => Reply::Mapped { owner: at.number()?, size: at.number()? },
+        FILLS => {
+            let size = at.number()?;
+            Reply::Fills { size, fills: Fills(at.runs(|flags| source_of(flags).is_some())?) }
+        }
+        COMMITTED => Reply::Committed { pages: at.number()?, merged: at.number()?, bytes: at.number()? },
+        WAS_REPLY => match at.number()? {
+            committed @ 0..=1 => Reply::Was { committed: committed == 1 },
+            _ => return Err(BadMessage::Kind),
+        },
+        STATS_REPLY => Reply::Stats(at.stats()?),
+        SERVER_STATUS => Reply::ServerStatus(ServerStatus {
+            pid: at.number()?,
+            seconds: at.number()?,
+            connections: at.number()?,
+            mapped: at.number()?,
+            used: at.number()?,
+            slots: at.number()?,
+        }),
+        FILE_STATUS => Reply::FileStatus(FileStatus {
+            maps: at.number()?,
+            dirty: at.number()?,
+            stats: at.stats()?,
+            path: at.path()?,
+        }),
+        FAILED => Reply::Failed { errno: u32::try_from(at.number()?).map_err(|_| BadMessage::Kind)? },
+        _ => return Err(BadMessage::Kind),
+    };
+    at.end()?;
+    Ok(reply)
+}
+
+fn start(out: &mut Vec<u8>, kind: u16, count: usize) {
+    debug_assert!(out.is_empty() && count <= MAX_RUNS);
+    out.extend(kind.to_le_bytes());
+    out.extend(VERSION.to_le_bytes());
+    out.extend((count as u32).to_le_bytes());
+}
+
+fn numbers(out: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
+}
+
+fn encode_run(out: &mut Vec<u8>, run: Run, flags: u32) {
+    out.extend(run.first.to_le_bytes());
+    out.extend(run.count.to_le_bytes());
+    out.extend(flags.to_le_bytes());
+}
+
+/// A run of 16 bytes, and its flags; zeros of a shorter one.
+fn parse_run(bytes: &[u8]) -> (Run, u32) {
+    let first = bytes.get(..8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let word = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
+    (Run { first, count: word(8) }, word(12))
+}
+
+fn source_of(flags: u32) -> Option<Source> {
+    [Source::File, Source::Window, Source::Patch].into_iter().find(|s| *s as u32 == flags)
+}
+
+fn access_number(access: Access) -> u64 {
+    match access {
+        Access::Read => 1,
+        Access::Write => 3,
+    }
+}
+
+fn check_range(first: u64, pages: u64) -> Result<(), BadMessage> {
+    let end = first.checked_add(pages).ok_or(BadMessage::Run)?;
+    if pages == 0 || end > MAX_PAGES { Err(BadMessage::Run) } else { Ok(()) }
+}
+
+/// What is left of a message.
+struct Cursor<'a> {
+    kind: u16,
+    count: usize,
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    fn new(bytes: &'a [u8]) -> Result<Cursor<'a>, BadMessage> {
+        let (head, rest) = bytes.split_at_checked(HEADER).ok_or(BadMessage::Length)?;
+        let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        if half(2) != VERSION {
+            return Err(BadMessage::Version(half(2)));
+        }
+        let count = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        if count > MAX_RUNS {
+            return Err(BadMessage::Length);
+        }
+        Ok(Cursor { kind: half(0), count, rest })
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadMessage> {
+        let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or(BadMessage::Length)?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn number(&mut self) -> Result<u64, BadMessage> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn access(&mut self) -> Result<Access, BadMessage> {
+        match self.number()? {
+            1 => Ok(Access::Read),
+            3 => Ok(Access::Write),
+            _ => Err(BadMessage::Kind),
+        }
+    }
+
+    fn stats(&mut self) -> Result<Stats, BadMessage> {
+        Ok(Stats { commits: self.number()?, merged: self.number()?, unchanged: self.number()?, twins: self.number()? })
+    }
+
+    /// As many bytes as the header says, which end the message.
+    fn path(&mut self) -> Result<&'a [u8], BadMessage> {
+        let (path, rest) = self.rest.split_at_checked(self.count).ok_or(BadMessage::Length)?;
+        (self.rest, self.count) = (rest, 0);
+        Ok(path)
+    }
+
+    /// All runs of the message, which end it.
+    fn runs(&mut self, good_flags: impl Fn(u32) -> bool) -> Result<&'a [u8], BadMessage> {
+        let (list, rest) = self.rest.split_at_checked(self.count * RUN).ok_or(BadMessage::Length)?;
+        let mut end = 0;
+        for bytes in list.chunks_exact(RUN) {
+            let (run, flags) = parse_run(bytes);
+            check_range(run.first, run.count.into())?;
+            if run.first < end {
+                return Err(BadMessage::Run);
+            }
+            if !good_flags(flags) {
+                return Err(BadMessage::Kind);
+            }
+            end = run.first + u64::from(run.count);
+        }
+        (self.rest, self.count) = (rest, 0);
+        Ok(list)
+    }
+
+    fn end(&self) -> Result<(), BadMessage> {
+        if self.rest.is_empty() && self.count == 0 { Ok(()) } else { Err(BadMessage::Length) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

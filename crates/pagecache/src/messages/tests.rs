@@ -1,0 +1,145 @@
+use super::*;
+
+const ID: ReleaseId = 7;
+const TICKET: Ticket = [7; 16];
+
+fn requests() -> Vec<Vec<u8>> {
+    let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
+    let mut all = vec![Vec::new(); 8];
+    Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read }.encode(&mut all[1]);
+    Request::Filled.encode(&mut all[2]);
+    release(&mut all[3], ID, Run { first: 0, count: 100 }, true, &runs);
+    Request::Was { id: ID }.encode(&mut all[4]);
+    Request::Stats.encode(&mut all[5]);
+    release(&mut all[6], ID, Run { first: 0, count: 100 }, false, &[]);
+    Request::Status.encode(&mut all[7]);
+    all
+}
+
+fn replies() -> Vec<Vec<u8>> {
+    let run = |first, count, source| Fill { run: Run { first, count }, source };
+    let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
+    let mut all = vec![Vec::new(); 8];
+    Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
+    fills(&mut all[1], 12345, &list);
+    Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
+    Reply::Was { committed: true }.encode(&mut all[3]);
+    Reply::Stats(Stats { commits: 1, merged: 2, unchanged: 3, twins: 4 }).encode(&mut all[4]);
+    Reply::Failed { errno: 116 }.encode(&mut all[5]);
+    let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6 };
+    Reply::ServerStatus(status).encode(&mut all[6]);
+    let stats = Stats { commits: 1, ..Stats::default() };
+    Reply::FileStatus(FileStatus { maps: 1, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
+    all
+}
+
+#[test]
+fn requests_survive_encoding() {
+    for bytes in requests() {
+        let mut again = Vec::new();
+        parse_request(&bytes).unwrap().encode(&mut again);
+        assert_eq!(again, bytes);
+        assert!(bytes.len() <= MAX_MESSAGE);
+    }
+    let all = requests();
+    let Ok(Request::Release { id, last, runs, pages, .. }) = parse_request(&all[3]) else { panic!() };
+    assert_eq!((id, last, pages), (ID, true, 100));
+    assert_eq!(runs.iter().map(|r| r.count).collect::<Vec<_>>(), [2, 1, 4]);
+}
+
+#[test]
+fn replies_survive_encoding() {
+    for bytes in replies() {
+        let mut again = Vec::new();
+        parse_reply(&bytes).unwrap().encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+    let all = replies();
+    let Ok(Reply::Fills { size, fills }) = parse_reply(&all[1]) else { panic!() };
+    assert_eq!(size, 12345);
+    let sources: Vec<_> = fills.iter().map(|f| f.source).collect();
+    assert_eq!(sources, [Source::File, Source::Window, Source::Patch]);
+}
+
+#[test]
+fn truncated_and_extended_messages_are_refused() {
+    for bytes in requests() {
+        for len in 0..bytes.len() {
+            assert!(parse_request(&bytes[..len]).is_err(), "{len} of {}", bytes.len());
+        }
+        assert_eq!(parse_request(&[&bytes[..], &[0]].concat()), Err(BadMessage::Length));
+    }
+    for bytes in replies() {
+        (0..bytes.len()).for_each(|len| assert!(parse_reply(&bytes[..len]).is_err()));
+        assert_eq!(parse_reply(&[&bytes[..], &[0; 16]].concat()), Err(BadMessage::Length));
+    }
+}
+
+#[test]
+fn hostile_bytes_never_panic_and_parsed_runs_are_in_bounds() {
+    let mut state = 1u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize
+    };
+    let seeds: Vec<Vec<u8>> = requests().into_iter().chain(replies()).collect();
+    for round in 0..300_000 {
+        let mut bytes = match round % 4 {
+            0 => (0..random() % 80).map(|_| random() as u8).collect(),
+            _ => seeds[random() % seeds.len()].clone(),
+        };
+        for _ in 0..random() % 4 {
+            if !bytes.is_empty() {
+                let at = random() % bytes.len();
+                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random() as u8][random() % 6];
+            }
+        }
+        bytes.truncate(bytes.len() - (random() % 8).min(bytes.len()) * usize::from(round % 3 == 0));
+        if let Ok(Request::Release { runs, .. }) = parse_request(&bytes) {
+            let mut end = 0;
+            for run in runs.iter() {
+                assert!(run.count > 0 && run.first >= end && run.first + u64::from(run.count) <= MAX_PAGES);
+                end = run.first + u64::from(run.count);
+            }
+        }
+        let _ = parse_reply(&bytes);
+    }
+}
+
+#[test]
+fn lists_out_of_order_or_bounds_are_refused() {
+    let range = Run { first: 0, count: 100 };
+    let parse = |runs: &[Run]| {
+        let mut bytes = Vec::new();
+        release(&mut bytes, ID, range, true, runs);
+        parse_request(&bytes).map(drop)
+    };
+    let run = |first, count| Run { first, count };
+    assert_eq!(parse(&[run(1, 1), run(2, 1)]), Ok(()));
+    assert_eq!(parse(&[run(2, 1), run(1, 1)]), Err(BadMessage::Run));
+    assert_eq!(parse(&[run(1, 2), run(2, 1)]), Err(BadMessage::Run));
+    assert_eq!(parse(&[run(1, 0)]), Err(BadMessage::Run));
+    assert_eq!(parse(&[run(u64::MAX, 1)]), Err(BadMessage::Run));
+    assert_eq!(parse(&[run(MAX_PAGES, 1)]), Err(BadMessage::Run));
+    for (first, pages) in [(0, 0), (1, MAX_PAGES), (u64::MAX, 2)] {
+        let mut bytes = Vec::new();
+        Request::Acquire { first, pages, access: Access::Read }.encode(&mut bytes);
+        assert_eq!(parse_request(&bytes), Err(BadMessage::Run));
+    }
+    let mut bytes = Vec::new();
+    Request::Stats.encode(&mut bytes);
+    bytes[2] = 9;
+    assert_eq!(parse_request(&bytes), Err(BadMessage::Version(9)));
+}
+
+#[test]
+fn ticket_carries_the_path() {
+    let reply = TicketReply::new(TICKET, b"/run/spinio/gaia").unwrap();
+    let parsed = TicketReply::from_bytes(&reply.to_bytes()).unwrap();
+    assert_eq!((parsed.ticket, parsed.path()), (TICKET, &b"/run/spinio/gaia"[..]));
+    assert!(TicketReply::new(TICKET, &[b'a'; 108]).is_none());
+    assert!(TicketReply::from_bytes(&[0; TICKET_REPLY]).is_none());
+    assert!(TicketReply::from_bytes(&[b'a'; TICKET_REPLY]).is_none());
+    assert_eq!(TICKET_IOCTL, 0x8080_5301);
+}

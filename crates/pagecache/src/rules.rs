@@ -1,0 +1,91 @@
+//! The rules that the model tests break one by one, to see that the model notices.
+
+/// A rule of the protocol that is easily forgotten. Outside tests none can be broken, and [`keep`] costs nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rule {
+    /// A commit keeps the old head of a page that the kernel may have.
+    CpuTwin,
+    /// The kernel's twin is kept until INVAL has returned.
+    TwinUntilInvalidated,
+    /// A page that was merged is fetched again.
+    FetchMerged,
+    /// An acquire inside an epoch makes head the base of a page that it patched.
+    BasePatched,
+    /// Base bytes in the backing file are copied before they are overwritten.
+    CopyBase,
+    /// A fill from the backing file counts only if the file was not written meanwhile.
+    CheckFill,
+    /// A READ counts only if no page of it has a new version since its plan.
+    CheckRead,
+    /// A READ into the page cache ends the need for the page's twin.
+    ReadEndsTwin,
+    /// A page whose kernel copy was written back and differs from head is invalidated again.
+    InvalidateAgain,
+    /// After a write-back with a twin, the twin is the bytes written back.
+    TwinFollows,
+    /// A direct write goes into the twin too.
+    TwinFollowsProgram,
+    /// The merged bytes are stored before the twin is.
+    HeadBeforeTwin,
+    /// Twins of truncated bytes are zeroed.
+    TruncateTwin,
+    /// Of two committed snapshots of a page, recovery takes the later one.
+    LatestSnapshot,
+    /// Slots of releases that were not committed are free after recovery.
+    CommittedOnly,
+    /// After a restart the kernel may have every page.
+    KernelKeepsPages,
+    /// A page takes no commit until its last one is invalidated.
+    OneRelease,
+    /// A release returns after other releases of its pages are invalidated, whether or not it changed them.
+    WaitForOthers,
+    /// The kernel may have a page that was past the end of the file, without a READ.
+    PagesPastTheEnd,
+    /// The client takes the fingerprint of head for a page that it patched, not of the page.
+    #[cfg(test)]
+    FingerprintOfHead,
+}
+
+#[cfg(test)]
+impl Rule {
+    pub(crate) const ALL: [Rule; 20] = [
+        Rule::CpuTwin,
+        Rule::TwinUntilInvalidated,
+        Rule::FetchMerged,
+        Rule::BasePatched,
+        Rule::CopyBase,
+        Rule::CheckFill,
+        Rule::CheckRead,
+        Rule::ReadEndsTwin,
+        Rule::InvalidateAgain,
+        Rule::TwinFollows,
+        Rule::TwinFollowsProgram,
+        Rule::HeadBeforeTwin,
+        Rule::TruncateTwin,
+        Rule::LatestSnapshot,
+        Rule::CommittedOnly,
+        Rule::KernelKeepsPages,
+        Rule::OneRelease,
+        Rule::WaitForOthers,
+        Rule::PagesPastTheEnd,
+        Rule::FingerprintOfHead,
+    ];
+}
+
+#[cfg(test)]
+thread_local! {
+    pub(crate) static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether a rule holds.
+#[cfg(test)]
+pub(crate) fn keep(rule: Rule) -> bool {
+    BROKEN.get() != Some(rule)
+}
+
+/// Whether a rule holds: always.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) const fn keep(_rule: Rule) -> bool {
+    true
+}

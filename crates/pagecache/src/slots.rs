@@ -1,0 +1,208 @@
+//! Slots and release records of the state memory: which are free, and who refers to the others.
+//!
+//! One [`Slots`] serves all files of a server, each of which is used under a lock of its own; so it has a lock, held
+//! for a few instructions. A [`SlotRef`] keeps the bytes of a slot: they do not change while anybody else has one.
+//!
+//! ```text
+//!   free ──allocate──> written, label, tag ──commit of the record──> live ──retire: tag := 0──> free for recovery
+//!    ^                                                                                               │
+//!    └───────────────────────────── the last SlotRef is dropped ─────────────────────────────────────┘
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::layout::{COMMITTED, DONE, Label, MOST_RECORDS, SlotMemory, Tag, Words};
+use crate::page::{PAGE, PageBytes};
+
+/// The slots and records of one server, shared by its files.
+pub struct Slots {
+    memory: Arc<dyn SlotMemory>,
+    free: Mutex<Free>,
+    /// Bases in ordinary memory, and how many there may be.
+    copies: AtomicUsize,
+    most_copies: AtomicUsize,
+}
+
+pub(crate) struct Free {
+    pub(crate) slots: Vec<u32>,
+    /// Records that are free, then those that are done, the oldest first.
+    pub(crate) records: VecDeque<u32>,
+    /// The last sequence number that was given to a record.
+    pub(crate) sequence: u64,
+}
+
+/// A release whose pages must be invalidated.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Release {
+    pub(crate) record: u32,
+    pub(crate) sequence: u64,
+}
+
+impl Slots {
+    /// Lays out new memory, whose words are all zero.
+    pub fn format(memory: Arc<dyn SlotMemory>) -> Result<Arc<Slots>> {
+        check_size(&*memory)?;
+        Words(&*memory).format();
+        let free =
+            Free { slots: (0..memory.slots()).rev().collect(), records: (0..memory.records()).collect(), sequence: 0 };
+        Ok(Slots::with(memory, free))
+    }
+
+    pub(crate) fn with(memory: Arc<dyn SlotMemory>, free: Free) -> Arc<Slots> {
+        let (copies, most_copies) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+        Arc::new(Slots { memory, free: Mutex::new(free), copies, most_copies })
+    }
+
+    /// Limits the pages in ordinary memory that are kept as bases of open epochs. An owner that needs one more is
+    /// forgotten.
+    pub fn limit_copies(&self, pages: usize) {
+        self.most_copies.store(pages, Relaxed);
+    }
+
+    pub(crate) fn count_copy(self: &Arc<Slots>) -> Option<Arc<Slots>> {
+        if self.copies.fetch_add(1, Relaxed) < self.most_copies.load(Relaxed) {
+            return Some(Arc::clone(self));
+        }
+        self.drop_copy();
+        None
+    }
+
+    pub(crate) fn drop_copy(&self) {
+        self.copies.fetch_sub(1, Relaxed);
+    }
+
+    /// Slots that are free now.
+    pub fn free_slots(&self) -> usize {
+        self.lock().slots.len()
+    }
+
+    /// Whether a release with this id was committed, as far as the records reach back.
+    pub fn was_committed(&self, id: u64) -> bool {
+        let words = self.words();
+        (0..self.memory.records()).any(|record| words.state(record).1 != 0 && words.release(record).0 == id)
+    }
+
+    pub(crate) fn words(&self) -> Words<'_> {
+        Words(&*self.memory)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn allocate(self: &Arc<Slots>) -> Result<SlotRef> {
+        let index = self.lock().slots.pop().ok_or(Error::NoSpace)?;
+        Ok(self.slot(index))
+    }
+
+    /// A reference to a slot that is in use and that nobody refers to yet.
+    pub(crate) fn slot(self: &Arc<Slots>, index: u32) -> SlotRef {
+        SlotRef(Arc::new(Slot { slots: Arc::clone(self), index }))
+    }
+
+    /// Takes a record. Its state is free until it is committed.
+    pub(crate) fn begin(&self, id: u64, file: u64) -> Result<Release> {
+        let mut free = self.lock();
+        let record = free.records.pop_front().ok_or(Error::NoSpace)?;
+        free.sequence += 1;
+        let sequence = free.sequence;
+        drop(free);
+        self.words().set_state(record, 0, 0);
+        self.words().set_release(record, id, file);
+        Ok(Release { record, sequence })
+    }
+
+    /// The one store that commits a release.
+    pub(crate) fn commit(&self, release: Release) {
+        self.words().set_state(release.record, release.sequence, COMMITTED);
+    }
+
+    /// The release was not committed, and no tag names it.
+    pub(crate) fn abort(&self, release: Release) {
+        self.lock().records.push_front(release.record);
+    }
+
+    /// No tag names the release any more: its record keeps the id until it is used again.
+    pub(crate) fn done(&self, release: Release) {
+        self.words().set_state(release.record, release.sequence, DONE);
+        self.lock().records.push_back(release.record);
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slots").field("slots", &self.memory.slots()).field("free", &self.free_slots()).finish()
+    }
+}
+
+pub(crate) fn check_size(memory: &dyn SlotMemory) -> Result<()> {
+    let fits = (1..=MOST_RECORDS).contains(&memory.records());
+    if fits { Ok(()) } else { Err(Error::Layout) }
+}
+
+/// Keeps the bytes of one slot.
+#[derive(Clone)]
+pub struct SlotRef(Arc<Slot>);
+
+struct Slot {
+    slots: Arc<Slots>,
+    index: u32,
+}
+
+impl SlotRef {
+    /// The slot's number in the memory.
+    pub fn index(&self) -> u32 {
+        self.0.index
+    }
+
+    /// Copies its bytes.
+    pub fn read(&self, bytes: &mut PageBytes) {
+        self.0.slots.memory.read(self.0.index, bytes);
+    }
+
+    /// Replaces bytes. Only for a slot that no other reference can reach.
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= PAGE && Arc::strong_count(&self.0) == 1);
+        self.0.slots.memory.write(self.0.index, at, bytes);
+    }
+
+    /// Writes the header: the tag last, since it makes the rest count.
+    pub(crate) fn publish(&self, tag: Tag, label: Label) {
+        let words = self.0.slots.words();
+        words.set_label(self.0.index, label);
+        words.set_tag(self.0.index, tag.word());
+    }
+
+    /// Replaces the tag, by one store.
+    pub(crate) fn set_tag(&self, tag: Tag) {
+        self.0.slots.words().set_tag(self.0.index, tag.word());
+    }
+
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        Tag::parse(self.0.slots.words().tag(self.0.index))
+    }
+
+    /// Recovery will not find it any more. It is free once the last reference is dropped.
+    pub(crate) fn retire(&self) {
+        self.0.slots.words().set_tag(self.0.index, 0);
+    }
+}
+
+impl fmt::Debug for SlotRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot({})", self.0.index)
+    }
+}
+
+impl Drop for Slot {
+    /// A slot that was not retired stays in use, so that a file that is dropped loses nothing.
+    fn drop(&mut self) {
+        if self.slots.words().tag(self.index) == 0 {
+            self.slots.lock().slots.push(self.index);
+        }
+    }
+}

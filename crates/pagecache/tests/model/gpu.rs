@@ -1,0 +1,342 @@
+//! A GPU process with one write replica: acquire, kernels, release, death.
+//!
+//! A fingerprint is the page's bytes here. While an acquire or a release goes on, no kernel runs.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::PAGES;
+use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
+use super::world::{Inval, Reply, World, note};
+use crate::page::{PAGE, PageBytes, ZEROS, merge};
+use crate::rules::{Rule, keep};
+use crate::{Access, Backing, Error, Fill, OwnerId, Source};
+
+enum State {
+    Ready,
+    /// The client flushes what the CPU stored: of each page, whether its write-back was begun.
+    Flushing {
+        pages: Vec<(usize, bool)>,
+        range: Range<u64>,
+        access: Access,
+        begin: u64,
+    },
+    Fetching {
+        fetch: VecDeque<Fetch>,
+        range: Range<u64>,
+        access: Access,
+        begin: u64,
+    },
+    Releasing,
+}
+
+/// Half a page to fetch: others act between the halves.
+struct Fetch {
+    page: usize,
+    half: usize,
+    source: Source,
+}
+
+pub(super) struct Gpu {
+    index: usize,
+    pub(super) owner: OwnerId,
+    state: State,
+    replica: Vec<PageBytes>,
+    prints: Vec<PageBytes>,
+    /// Of each page, when the epoch's last acquire of it began; and whether it may be stored to.
+    epoch: [Option<(u64, bool)>; PAGES],
+    /// Stores that are not released.
+    stores: Vec<StoreId>,
+    /// Stores of other GPUs that this epoch's kernels have loaded.
+    seen: Vec<StoreId>,
+    /// The release whose commit was asked for, and not answered.
+    attempt: Option<(u64, Vec<StoreId>)>,
+}
+
+impl Gpu {
+    pub(super) fn new(index: usize, owner: OwnerId) -> Gpu {
+        Gpu {
+            index,
+            owner,
+            state: State::Ready,
+            replica: vec![ZEROS; PAGES],
+            prints: vec![ZEROS; PAGES],
+            epoch: [None; PAGES],
+            stores: Vec::new(),
+            seen: Vec::new(),
+            attempt: None,
+        }
+    }
+
+    pub(super) fn released(&mut self) {
+        self.state = State::Ready;
+    }
+}
+
+fn page_of(store: &StoreId) -> usize {
+    store.0 / BYTES_OF_PAGE
+}
+
+impl World {
+    /// One thing that this GPU process does: false if it cannot now.
+    pub(super) fn gpu_step(&mut self, gpu: usize) -> bool {
+        match &self.gpus[gpu].state {
+            State::Ready => {}
+            State::Flushing { .. } => return self.flush(gpu),
+            State::Fetching { .. } => return self.fetch(gpu),
+            State::Releasing => return self.below(30) == 0 && self.die(gpu),
+        }
+        match self.below(16) {
+            0..=3 => self.acquire(gpu),
+            4..=10 => self.gpu_store(gpu),
+            11..=12 => self.gpu_load(gpu),
+            13..=14 => self.release(gpu),
+            _ => self.below(4) == 0 && self.die(gpu),
+        }
+    }
+
+    fn die(&mut self, gpu: usize) -> bool {
+        self.abandon(gpu);
+        true
+    }
+
+    fn acquire(&mut self, gpu: usize) -> bool {
+        let first = self.page();
+        let range = first as u64..(first + 1 + self.below(PAGES - first)) as u64;
+        let access = if self.below(5) == 0 { Access::Read } else { Access::Write };
+        note!(self, "gpu {gpu}: acquire {range:?} {access:?}");
+        let pages = range.clone().map(|page| (page as usize, false)).collect();
+        self.gpus[gpu].state = State::Flushing { pages, range, access, begin: self.now };
+        true
+    }
+
+    fn flush(&mut self, gpu: usize) -> bool {
+        let State::Flushing { pages, range, access, begin } = &mut self.gpus[gpu].state else { return false };
+        let kernel = &mut self.kernel;
+        pages.retain_mut(|(page, begun)| {
+            if kernel.is_under_write_back(*page) {
+                return true;
+            }
+            if kernel.is_dirty(*page) && !*begun {
+                *begun = kernel.write_back(*page);
+                return true;
+            }
+            false
+        });
+        if !pages.is_empty() {
+            return false;
+        }
+        let (range, access, begin) = (range.clone(), *access, *begin);
+        let owner = self.gpus[gpu].owner;
+        let asked = range.clone();
+        let Some(fills) = self.call(|home, disk| home.open(disk, owner, asked, access).unwrap()) else { return true };
+        note!(self, "gpu {gpu}: open {range:?}: {fills:?}");
+        let fetch = self.take(gpu, fills);
+        self.gpus[gpu].state = State::Fetching { fetch, range, access, begin };
+        true
+    }
+
+    /// Applies what changes pages with stores; returns the pages to fetch.
+    fn take(&mut self, gpu: usize, fills: Vec<Fill>) -> VecDeque<Fetch> {
+        let mut fetch = VecDeque::new();
+        let gpu = &mut self.gpus[gpu];
+        for fill in fills {
+            let page = fill.pages.start as usize;
+            let Some(base) = fill.base else {
+                for page in fill.pages {
+                    let half = |half| Fetch { page: page as usize, half, source: fill.source.clone() };
+                    fetch.extend([half(0), half(1)]);
+                }
+                continue;
+            };
+            let (mut old, mut new) = (ZEROS, ZEROS);
+            assert!(base.copy(&mut old) && fill.source.copy(&mut new), "a patch has its bytes");
+            let mut patched = new;
+            merge(&mut patched, &old, &gpu.replica[page]);
+            gpu.replica[page] = patched;
+            gpu.prints[page] = if keep(Rule::FingerprintOfHead) { new } else { gpu.replica[page] };
+        }
+        fetch
+    }
+
+    fn fetch(&mut self, gpu: usize) -> bool {
+        let State::Fetching { fetch, range, access, begin } = &mut self.gpus[gpu].state else { return false };
+        if let Some(fetch) = fetch.pop_front() {
+            self.fetch_half(gpu, &fetch);
+            return true;
+        }
+        let (range, access, begin, owner) = (range.clone(), *access, *begin, self.gpus[gpu].owner);
+        let asked = range.clone();
+        let Some(again) = self.call(|home, _| home.filled(owner, asked).unwrap()) else { return true };
+        note!(self, "gpu {gpu}: filled {range:?}, again {again:?}");
+        let again = self.take(gpu, again);
+        if again.is_empty() {
+            for page in range {
+                let epoch = &mut self.gpus[gpu].epoch[page as usize];
+                let writing = access == Access::Write || epoch.is_some_and(|(_, writing)| writing);
+                *epoch = Some((begin, writing));
+            }
+            self.gpus[gpu].state = State::Ready;
+        } else {
+            self.gpus[gpu].state = State::Fetching { fetch: again, range, access, begin };
+        }
+        true
+    }
+
+    fn fetch_half(&mut self, gpu: usize, fetch: &Fetch) {
+        let mut bytes = ZEROS;
+        if !fetch.source.copy(&mut bytes) {
+            self.disk.read((fetch.page * PAGE) as u64, &mut bytes).unwrap();
+        }
+        let half = if fetch.half == 0 { 0..PAGE / 2 } else { PAGE / 2..PAGE };
+        self.gpus[gpu].replica[fetch.page][half.clone()].copy_from_slice(&bytes[half]);
+        self.gpus[gpu].prints[fetch.page] = self.gpus[gpu].replica[fetch.page];
+    }
+
+    fn gpu_load(&mut self, gpu: usize) -> bool {
+        let (page, position) = (self.page(), self.position());
+        let byte = byte(page, position);
+        let Some((begin, _)) = self.gpus[gpu].epoch[page] else { return false };
+        if offset(byte) < self.disk.len() {
+            let value = self.gpus[gpu].replica[page][POSITIONS[position]];
+            self.check("gpu load", byte, Agent::Gpu(self.gpus[gpu].index), begin, value);
+            let seen = self.oracle.seen(byte, Agent::Gpu(gpu), value);
+            self.gpus[gpu].seen.extend(seen);
+        }
+        true
+    }
+
+    fn gpu_store(&mut self, gpu: usize) -> bool {
+        let (page, position) = (self.page(), self.position());
+        let Some((begin, true)) = self.gpus[gpu].epoch[page] else { return false };
+        let value = self.value();
+        let old = std::mem::replace(&mut self.gpus[gpu].replica[page][POSITIONS[position]], value);
+        note!(self, "gpu {gpu}: page {page} byte {position}: {old} -> {value}");
+        let id = self.oracle.store(byte(page, position), Agent::Gpu(gpu), begin, self.now, value, Some(old));
+        self.gpus[gpu].stores.push(id);
+        true
+    }
+
+    fn release(&mut self, gpu: usize) -> bool {
+        let first = self.below(PAGES) as u64;
+        let range = if self.below(2) == 0 { 0..PAGES as u64 } else { first..PAGES as u64 };
+        let of = &self.gpus[gpu];
+        let is_open =
+            |page: &usize| range.contains(&(*page as u64)) && of.epoch[*page].is_some_and(|(_, writing)| writing);
+        let open: Vec<usize> = (0..PAGES).filter(is_open).collect();
+        if open.is_empty() {
+            return false;
+        }
+        let changed: Vec<usize> = open.iter().copied().filter(|page| of.replica[*page] != of.prints[*page]).collect();
+        let bytes: Vec<(u64, PageBytes)> = changed.iter().map(|page| (*page as u64, of.replica[*page])).collect();
+        let owner = of.owner;
+        self.next_id += 1;
+        let id = self.next_id;
+        let released = self.gpus[gpu].stores.iter().filter(|store| open.contains(&page_of(store))).copied().collect();
+        let size = self.disk.len();
+        self.gpus[gpu].attempt = Some((id, released));
+        note!(self, "gpu {gpu}: release {open:?}, changed {changed:?}");
+        let commit = self.call(|home, disk| {
+            let pages = bytes.iter().map(|(page, bytes)| (*page, bytes));
+            home.commit(disk, owner, id, pages)
+        });
+        let Some(commit) = commit else { return true };
+        let (_, released) = self.gpus[gpu].attempt.take().expect("asked for");
+        note!(self, "gpu {gpu}: {commit:?}");
+        let commit = match commit {
+            Ok(commit) => commit,
+            Err(Error::NoSpace) => {
+                self.call(|home, disk| home.write_out_all(disk, 0..u64::MAX).unwrap());
+                return true;
+            }
+            Err(Error::Busy) => return true,
+            Err(error) => {
+                self.fail(format!("gpu {gpu}: commit: {error}"));
+                return true;
+            }
+        };
+        let merged: Vec<usize> = commit.merged.into_iter().flatten().map(|page| page as usize).collect();
+        let of = &mut self.gpus[gpu];
+        for page in open {
+            of.epoch[page] = None;
+            if !merged.contains(&page) {
+                of.prints[page] = of.replica[page];
+            }
+        }
+        of.stores.retain(|store| !released.contains(store));
+        of.state = State::Releasing;
+        let seen = std::mem::take(&mut self.gpus[gpu].seen);
+        let (seen, rest): (Vec<StoreId>, _) =
+            seen.into_iter().partition(|store| range.contains(&(page_of(store) as u64)));
+        self.gpus[gpu].seen = rest;
+        let mut released = self.publish(released, size);
+        released.extend(seen);
+        let release = Some(commit.release);
+        self.replies.push(Reply { release, stores: released, pages: range, gpu: Some(gpu) });
+        let pages = commit.invalidate.into_iter().flatten().map(|page| page as usize).collect();
+        self.server().invals.push(Inval { release: commit.release, pages });
+        true
+    }
+
+    /// Stores are visible from now on, but for those past the end of the file.
+    fn publish(&mut self, stores: Vec<StoreId>, size: u64) -> Vec<StoreId> {
+        let (inside, outside): (Vec<StoreId>, Vec<StoreId>) =
+            stores.into_iter().partition(|store| offset(store.0) < size);
+        outside.into_iter().for_each(|store| self.oracle.lose(store));
+        inside.iter().for_each(|store| self.oracle.set_visible(*store));
+        inside
+    }
+
+    /// The process dies, and another one takes its place.
+    pub(super) fn abandon(&mut self, gpu: usize) {
+        note!(self, "gpu {gpu}: dies");
+        let owner = self.gpus[gpu].owner;
+        self.server().pages.drop_owner(owner);
+        self.start_again(gpu);
+    }
+
+    fn start_again(&mut self, gpu: usize) {
+        self.gpus[gpu].stores.iter().for_each(|store| self.oracle.lose(*store));
+        for reply in self.replies.iter_mut().filter(|reply| reply.gpu == Some(gpu)) {
+            reply.gpu = None;
+        }
+        let owner = self.add_owner();
+        self.gpus[gpu] = Gpu::new(gpu, owner);
+    }
+
+    /// After a restart of the server: the epoch is lost, but a release may have been committed.
+    pub(super) fn reattach(&mut self, gpu: usize) {
+        let size = self.disk.len();
+        let waits = self.replies.iter().position(|reply| reply.gpu == Some(gpu));
+        let attempt = self.gpus[gpu].attempt.take();
+        let committed = attempt.filter(|(id, _)| self.server().slots.was_committed(*id));
+        let asked = committed.map(|(_, stores)| {
+            self.gpus[gpu].stores.retain(|store| !stores.contains(store));
+            self.publish(stores, size)
+        });
+        if let Some(reply) = waits {
+            self.replies[reply].gpu = None;
+        }
+        self.start_again(gpu);
+        if let Some(stores) = asked {
+            note!(self, "gpu {gpu}: its release was committed");
+            self.replies.push(Reply { release: None, stores, pages: 0..0, gpu: Some(gpu) });
+            self.gpus[gpu].state = State::Releasing;
+        } else if let Some(reply) = waits {
+            self.replies[reply].gpu = Some(gpu);
+            self.gpus[gpu].state = State::Releasing;
+        }
+    }
+
+    /// The bytes that a new acquire of a page brings.
+    pub(super) fn refresh(&mut self, gpu: usize, page: usize) -> PageBytes {
+        let owner = self.gpus[gpu].owner;
+        let range = page as u64..page as u64 + 1;
+        let fills = self.call(|home, disk| home.open(disk, owner, range.clone(), Access::Read).unwrap());
+        for fetch in self.take(gpu, fills.unwrap_or_default()) {
+            self.fetch_half(gpu, &fetch);
+        }
+        self.call(|home, _| assert!(home.filled(owner, range).unwrap().is_empty()));
+        self.gpus[gpu].replica[page]
+    }
+}

@@ -1,0 +1,315 @@
+//! The operations one by one, where the outcome is plain. The model (tests/model) has the races.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use spinio_pagecache::*;
+
+/// State memory in a vector.
+struct Memory {
+    slots: u32,
+    words: Mutex<Vec<u64>>,
+    bytes: Mutex<Vec<PageBytes>>,
+}
+
+impl Memory {
+    fn new(slots: u32) -> Arc<Memory> {
+        let words = Mutex::new(vec![0; words(slots, 4)]);
+        Arc::new(Memory { slots, words, bytes: Mutex::new(vec![ZEROS; slots as usize]) })
+    }
+}
+
+impl SlotMemory for Memory {
+    fn slots(&self) -> u32 {
+        self.slots
+    }
+    fn records(&self) -> u32 {
+        4
+    }
+    fn load(&self, index: usize) -> u64 {
+        self.words.lock().unwrap()[index]
+    }
+    fn store(&self, index: usize, value: u64) {
+        self.words.lock().unwrap()[index] = value;
+    }
+    fn read(&self, slot: u32, bytes: &mut PageBytes) {
+        *bytes = self.bytes.lock().unwrap()[slot as usize];
+    }
+    fn write(&self, slot: u32, at: usize, bytes: &[u8]) {
+        self.bytes.lock().unwrap()[slot as usize][at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// A backing file in a vector.
+#[derive(Default)]
+struct File(RefCell<Vec<u8>>);
+
+impl Backing for File {
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(self.0.borrow().len() as u64)
+    }
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let file = self.0.borrow();
+        let inside = &file[file.len().min(offset as usize)..file.len().min(offset as usize + bytes.len())];
+        bytes.fill(0);
+        bytes[..inside.len()].copy_from_slice(inside);
+        Ok(inside.len())
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let mut file = self.0.borrow_mut();
+        let end = offset as usize + bytes.len();
+        if file.len() < end {
+            file.resize(end, 0);
+        }
+        file[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn set_size(&self, size: u64) -> std::io::Result<()> {
+        self.0.borrow_mut().resize(size as usize, 0);
+        Ok(())
+    }
+    fn punch(&self, bytes: Range<u64>) -> std::io::Result<()> {
+        let mut file = self.0.borrow_mut();
+        let end = file.len().min(bytes.end as usize);
+        file[bytes.start as usize..end].fill(0);
+        Ok(())
+    }
+}
+
+const A: OwnerId = OwnerId(1);
+const B: OwnerId = OwnerId(2);
+
+fn start(size: usize, slots: u32) -> (Arc<Slots>, FilePages, File) {
+    let slots = Slots::format(Memory::new(slots)).unwrap();
+    let mut pages = FilePages::new(Arc::clone(&slots), 7, KernelPages::None, size as u64);
+    pages.add_owner(A, 0..8);
+    pages.add_owner(B, 0..8);
+    (slots, pages, File(RefCell::new(vec![b'.'; size])))
+}
+
+/// Acquires one page for writing, and returns its bytes.
+fn acquire(pages: &mut FilePages, file: &File, owner: OwnerId, page: u64) -> PageBytes {
+    let mut bytes = ZEROS;
+    for fill in pages.open(file, owner, page..page + 1, Access::Write).unwrap() {
+        assert_eq!((fill.pages.clone(), fill.base.is_none()), (page..page + 1, true));
+        if !fill.source.copy(&mut bytes) {
+            file.read(offset_of(page), &mut bytes).unwrap();
+        }
+    }
+    assert!(pages.filled(owner, page..page + 1).unwrap().is_empty());
+    bytes
+}
+
+fn release(pages: &mut FilePages, file: &File, owner: OwnerId, page: u64, bytes: &PageBytes) -> Commit {
+    let commit = pages.commit(file, owner, 1, [(page, bytes)]).unwrap();
+    assert!(pages.invalidated(commit.release).is_empty());
+    commit
+}
+
+fn list(runs: Vec<Range<u64>>) -> Vec<u64> {
+    runs.into_iter().flatten().collect()
+}
+
+fn byte(pages: &mut FilePages, file: &File, offset: u64) -> u8 {
+    let mut byte = [0];
+    assert_eq!(pages.read(file, offset, &mut byte, ReadInto::Unknown).unwrap(), 1);
+    byte[0]
+}
+
+#[test]
+fn released_byte_is_read_and_written_out() {
+    let (slots, mut pages, file) = start(2 * PAGE, 4);
+    let mut copy = acquire(&mut pages, &file, A, 1);
+    copy[5] = b'a';
+    let commit = release(&mut pages, &file, A, 1, &copy);
+    assert_eq!((commit.published, commit.invalidate.len(), commit.merged.len()), (1, 0, 0));
+    assert_eq!(byte(&mut pages, &file, offset_of(1) + 5), b'a');
+    assert_eq!(file.0.borrow()[PAGE + 5], b'.');
+    assert_eq!(pages.dirty().collect::<Vec<_>>(), [1]);
+    pages.write_out_all(&file, 0..8).unwrap();
+    assert_eq!(file.0.borrow()[PAGE + 5], b'a');
+    assert_eq!(slots.free_slots(), 4);
+    assert!(slots.was_committed(1) && !slots.was_committed(2));
+}
+
+#[test]
+fn two_owners_of_a_page_keep_each_others_bytes() {
+    let (_, mut pages, file) = start(PAGE, 4);
+    let (mut a, mut b) = (acquire(&mut pages, &file, A, 0), acquire(&mut pages, &file, B, 0));
+    (a[0], b[1]) = (b'a', b'b');
+    release(&mut pages, &file, A, 0, &a);
+    let commit = release(&mut pages, &file, B, 0, &b);
+    assert_eq!(list(commit.merged), [0]);
+    assert_eq!([byte(&mut pages, &file, 0), byte(&mut pages, &file, 1)], *b"ab");
+    assert_eq!(&acquire(&mut pages, &file, A, 0)[..3], b"ab.");
+    assert_eq!(&acquire(&mut pages, &file, B, 0)[..3], b"ab.");
+}
+
+#[test]
+fn write_back_of_an_older_page_keeps_released_bytes() {
+    let (_, mut pages, file) = start(PAGE, 4);
+    let mut cpu = [0; PAGE];
+    pages.read(&file, 0, &mut cpu, ReadInto::PageCache).unwrap();
+    let mut gpu = acquire(&mut pages, &file, A, 0);
+    (cpu[0], gpu[1]) = (b'c', b'g');
+    let commit = pages.commit(&file, A, 1, [(0, &gpu)]).unwrap();
+    assert_eq!(list(commit.invalidate), [0]);
+    pages.write(&file, 0, &cpu, WriteFrom::PageCache).unwrap();
+    assert_eq!([byte(&mut pages, &file, 0), byte(&mut pages, &file, 1)], *b"cg");
+    assert_eq!(list(pages.invalidated(commit.release)), [0]);
+    assert!(pages.invalidated(commit.release).is_empty());
+    assert!(pages.pending().is_empty());
+}
+
+#[test]
+fn release_without_a_free_slot_changes_nothing() {
+    let (slots, mut pages, file) = start(2 * PAGE, 1);
+    let copies = [acquire(&mut pages, &file, A, 0), acquire(&mut pages, &file, A, 1)].map(|mut copy| {
+        copy[0] = b'a';
+        copy
+    });
+    let both = || (0..).zip(&copies);
+    assert!(matches!(pages.commit(&file, A, 1, both()), Err(Error::NoSpace)));
+    assert_eq!((slots.free_slots(), slots.was_committed(1), pages.dirty().count()), (1, false, 0));
+    for (page, copy) in both() {
+        release(&mut pages, &file, A, page, copy);
+        pages.write_out(&file, page).unwrap();
+    }
+    assert_eq!([byte(&mut pages, &file, 0), byte(&mut pages, &file, offset_of(1))], *b"aa");
+}
+
+#[test]
+fn pages_that_are_not_open_are_refused() {
+    let (_, mut pages, file) = start(2 * PAGE, 4);
+    let copy = acquire(&mut pages, &file, A, 0);
+    let refused = |pages: &mut FilePages, owner, list: &[u64]| {
+        let result = pages.commit(&file, owner, 1, list.iter().map(|page| (*page, &copy)));
+        assert!(matches!(result, Err(Error::NotOpen)), "{result:?}");
+    };
+    refused(&mut pages, A, &[1]);
+    refused(&mut pages, A, &[0, 0]);
+    refused(&mut pages, A, &[0, 100]);
+    refused(&mut pages, B, &[0]);
+    refused(&mut pages, OwnerId(9), &[0]);
+    assert!(matches!(pages.open(&file, A, 7..9, Access::Read), Err(Error::NotOpen)));
+    pages.end_epoch(A, 0..8, Ended::Unchanged).unwrap();
+    refused(&mut pages, A, &[0]);
+}
+
+#[test]
+fn stores_past_the_end_are_dropped() {
+    let (_, mut pages, file) = start(PAGE + 10, 4);
+    let mut copies = [acquire(&mut pages, &file, A, 1), acquire(&mut pages, &file, A, 2)];
+    (copies[0][9], copies[0][10], copies[1][0]) = (b'a', b'b', b'c');
+    let commit = pages.commit(&file, A, 1, (1..).zip(&copies)).unwrap();
+    assert_eq!((commit.published, list(commit.merged)), (1, vec![1, 2]));
+    pages.write_out_all(&file, 0..8).unwrap();
+    assert_eq!(file.0.borrow()[PAGE + 8..], *b".a");
+    pages.truncate(&file, 3 * PAGE as u64).unwrap();
+    assert_eq!(acquire(&mut pages, &file, A, 1)[8..12], *b".a\0\0");
+}
+
+#[test]
+fn dead_owner_leaves_nothing() {
+    let (slots, mut pages, file) = start(PAGE, 4);
+    let (mut a, mut b) = (acquire(&mut pages, &file, A, 0), acquire(&mut pages, &file, B, 0));
+    (a[0], b[1]) = (b'a', b'b');
+    release(&mut pages, &file, A, 0, &a);
+    pages.drop_owner(B);
+    assert!(matches!(pages.commit(&file, B, 2, [(0, &b)]), Err(Error::NotOpen)));
+    pages.write_out_all(&file, 0..8).unwrap();
+    pages.drop_owner(A);
+    assert!(pages.is_idle() && slots.free_slots() == 4);
+    assert_eq!(file.0.borrow()[..3], *b"a..");
+}
+
+#[test]
+fn owner_whose_bases_need_too_much_memory_is_forgotten() {
+    let (slots, mut pages, file) = start(4 * PAGE, 4);
+    slots.limit_copies(1);
+    for page in 0..2 {
+        acquire(&mut pages, &file, A, page);
+    }
+    acquire(&mut pages, &file, B, 0);
+    // One copy serves both owners of page 0; there is none for page 1.
+    pages.write(&file, 5, b"x", WriteFrom::Program).unwrap();
+    assert!(pages.is_owner(A) && pages.is_owner(B));
+    pages.write(&file, PAGE as u64, b"y", WriteFrom::Program).unwrap();
+    assert!(!pages.is_owner(A) && pages.is_owner(B));
+    assert!(matches!(pages.commit(&file, A, 1, [(0, &ZEROS)]), Err(Error::NotOpen)));
+    assert_eq!((pages.counters().bases_copied, pages.counters().owners_lost), (1, 1));
+    // Owner B has its base still: only its own store is released.
+    let mut bytes = [b'.'; PAGE];
+    bytes[6] = b'b';
+    release(&mut pages, &file, B, 0, &bytes);
+    let mut read = [0; 8];
+    pages.read(&file, 0, &mut read, ReadInto::PageCache).unwrap();
+    assert_eq!(&read, b".....xb.");
+    // The copy is free again.
+    acquire(&mut pages, &file, B, 1);
+    pages.write(&file, PAGE as u64, b"z", WriteFrom::Program).unwrap();
+    assert!(pages.is_owner(B));
+}
+
+#[test]
+fn page_that_cannot_be_read_fails_the_release() {
+    let (slots, mut pages, file) = start(4 * PAGE, 4);
+    let copies = [0, 1].map(|page| acquire(&mut pages, &file, A, page).map(|byte| byte + 1));
+    let list = [Ok((0, copies[0])), Err(Error::Backing(std::io::ErrorKind::Other.into()))];
+    assert!(matches!(pages.commit_each(&file, A, 1, list), Err(Error::Backing(_))));
+    assert_eq!((slots.free_slots(), pages.counters().commits), (4, 0));
+    let commit = pages.commit_each(&file, A, 1, (0..).zip(copies).map(Ok)).unwrap();
+    assert_eq!(commit.published, 2);
+}
+
+#[test]
+fn file_that_is_dropped_keeps_its_slots() {
+    let (slots, mut pages, file) = start(PAGE, 4);
+    let mut copy = acquire(&mut pages, &file, A, 0);
+    copy[0] = b'a';
+    release(&mut pages, &file, A, 0, &copy);
+    assert!(!pages.is_idle());
+    drop(pages);
+    assert_eq!(slots.free_slots(), 3);
+}
+
+#[test]
+fn deleted_file_frees_its_slots() {
+    let (slots, mut pages, file) = start(PAGE, 4);
+    pages.cached(0..1);
+    let mut copy = acquire(&mut pages, &file, A, 0);
+    copy[0] = b'a';
+    let commit = pages.commit(&file, A, 1, [(0, &copy)]).unwrap();
+    assert_eq!((slots.free_slots(), list(commit.invalidate)), (2, vec![0]));
+    pages.discard();
+    assert_eq!(slots.free_slots(), 4);
+}
+
+#[test]
+fn memory_of_another_layout_is_refused() {
+    let memory = Memory::new(4);
+    assert!(matches!(Slots::recover(memory.clone()), Err(Error::Layout)));
+    Slots::format(memory.clone()).unwrap();
+    assert!(Slots::recover(memory).unwrap().1.is_empty());
+}
+
+#[test]
+fn what_no_server_has_written_is_not_recovered() {
+    let memory = Memory::new(4);
+    Slots::format(memory.clone()).unwrap();
+    // Slots begin after 8 words and 4 records of 4 words: tag (a snapshot of no record), file, page, version.
+    for (slot, label) in [[7, 0, 5], [7, u64::MAX, 5], [7, 0, u64::MAX], [7, 1, 5]].into_iter().enumerate() {
+        let at = 8 + 4 * 4 + slot * 4;
+        memory.store(at, 1);
+        (0..3).for_each(|word| memory.store(at + 1 + word, label[word]));
+    }
+    let (slots, files) = Slots::recover(memory).unwrap();
+    assert_eq!((slots.free_slots(), files.len()), (2, 1));
+    let file = File(RefCell::new(vec![0; 2 * PAGE]));
+    for recovered in files {
+        let pages = FilePages::recover(slots.clone(), recovered, &file).unwrap();
+        assert_eq!(pages.dirty().collect::<Vec<_>>(), [0, 1]);
+    }
+}
