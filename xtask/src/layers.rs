@@ -5,12 +5,12 @@
 //!    9  preload  python  cli ..... cli builds preload, but never links it
 //!    8  capi
 //!    7  runtime
-//!    6  batch  nvmmu
+//!    6  batch  nvmmu  gaiad
 //!    5  io
 //!    4  pinned
-//!    3  files
+//!    3  files  pagecache
 //!    2  stats  transfer
-//!    1  device  host
+//!    1  device  host  fuse
 //!    0  sys  plan
 //!
 //!   testkit: a dev-dependency of any crate; itself on top of layers below 4
@@ -28,18 +28,22 @@ use serde_json::Value;
 
 use crate::{circles, tools};
 
-const RANKS: [(&str, u8); 17] = [
+const RANKS: &[(&str, u8)] = &[
     ("spinio-sys", 0),
     ("spinio-plan", 0),
     ("spinio-device", 1),
     ("spinio-host", 1),
+    ("spinio-fuse", 1),
     ("spinio-stats", 2),
     ("spinio-transfer", 2),
     ("spinio-files", 3),
+    ("spinio-pagecache", 3),
     ("spinio-pinned", 4),
     ("spinio-io", 5),
+    ("spinio-gaia", 5),
     ("spinio-batch", 6),
     ("spinio-nvmmu", 6),
+    ("spinio-gaiad", 6),
     ("spinio-runtime", 7),
     ("spinio-capi", 8),
     ("spinio-preload", 9),
@@ -53,7 +57,7 @@ const CLI: &str = "spinio-cli";
 const TOP: u8 = 4;
 
 /// Crates that programs do not link: not part of the library.
-const TOOLS: [&str; 4] = ["spinio-cli", "spinio-lab", "spinio-python", TESTKIT];
+const TOOLS: [&str; 6] = ["spinio-cli", "spinio-lab", "spinio-python", "spinio-fuse", "spinio-gaiad", TESTKIT];
 
 /// Percent of the library that one crate may have.
 const MOST_PERCENT: usize = 20;

@@ -1,0 +1,57 @@
+//! Attaching to a server.
+//!
+//! The ticket comes from the mount, so the call waits in the Linux kernel until a server serves it. Between the ticket
+//! and the connection that server may end too; then all is done again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spinio_pagecache::messages::Request;
+use spinio_sys::Errno;
+use spinio_sys::linux;
+
+use crate::Result;
+use crate::connection::Connection;
+use crate::link::{Attached, Link, LinkState};
+use crate::state::State;
+use crate::window::Window;
+
+/// For so long a server may take to start, and die again.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl LinkState {
+    /// Says hello to a server.
+    fn attach(&mut self) -> Result<(Arc<Window>, u64)> {
+        self.attached = None;
+        let ticket = self.file.ticket()?;
+        let mut connection = Connection::dial(&ticket)?;
+        let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
+        let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
+        let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
+        self.attached = Some(Attached { connection, backing: sent.file, window: Arc::clone(&window) });
+        Ok((window, size))
+    }
+}
+
+/// Attaches, however often servers end meanwhile.
+pub(crate) fn attach(link: &Link, state: &mut State) -> Result<()> {
+    let give_up = linux::monotonic_ns() + PATIENCE.as_nanos() as u64;
+    loop {
+        match link.run(LinkState::attach) {
+            Ok((window, size)) => {
+                state.window = Some(window);
+                state.info.file_size = size;
+                return Ok(());
+            }
+            // The second: the ticket was of a server that has ended.
+            Err(e) if e.is_disconnected() || (e.is_refused() && e.errno == Errno::STALE) => {
+                if linux::monotonic_ns() > give_up {
+                    return Err(e);
+                }
+                std::thread::sleep(PAUSE);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}

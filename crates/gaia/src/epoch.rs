@@ -1,0 +1,201 @@
+//! Epochs: acquire and release.
+//!
+//! ```text
+//!   acquire   flush CPU pages ─ fills ─ copy to the device ─ fills again, until none ─ fingerprints of new pages
+//!   release   scan ─ pages whose fingerprint differs ─ copy to the window ─ commit
+//! ```
+//!
+//! A page that is in an epoch when it is acquired again may have unreleased stores. Of such a page only the bytes that
+//! other writers changed are stored, and its fingerprint becomes that of head, not of the replica: else the scan would
+//! no longer see the program's own stores.
+
+use std::ops::Range;
+
+use spinio_device::{Fingerprint, PAGE_BYTES};
+use spinio_host::lock;
+use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
+use spinio_sys::Errno;
+
+use crate::map::Map;
+use crate::page_states::Epoch;
+use crate::state::State;
+use crate::window::Window;
+use crate::{Error, Result};
+
+impl Map {
+    /// Makes the replica of `len` bytes from `offset` as new as the file is now, and begins an epoch. Returns the bytes
+    /// of the range that are in the file.
+    pub fn acquire(&self, offset: u64, len: u64, access: Access) -> Result<u64> {
+        let range = self.pages_of(offset, len)?;
+        if access == Access::Write && self.spec.access == Access::Read {
+            return Err(Error::new(Errno::ACCESS, "The map is read-only"));
+        }
+        let mut state = lock(&self.state);
+        let size = loop {
+            let window = self.attached(&mut state)?;
+            let flushed = range.clone();
+            self.link.run(move |link| link.flush(flushed.start, flushed.len()))?;
+            match self.refresh(&mut state, &window, range.clone(), access) {
+                Ok(size) => break size,
+                Err(e) if e.is_refused() => return Err(e),
+                Err(e) => {
+                    let lost = self.detach(&mut state);
+                    if !e.is_disconnected() {
+                        return Err(e);
+                    }
+                    if lost {
+                        return Err(Error::stale());
+                    }
+                }
+            }
+        };
+        state.info.acquires += 1;
+        state.info.file_size = size;
+        match access {
+            Access::Write => state.pages.set_epoch(range, Epoch::Open),
+            // An epoch for writing goes on; a lost one was reported, or is now forgotten.
+            Access::Read if state.pages.epoch_of(range.clone()) == Epoch::Lost => {
+                range.for_each(|page| state.pages.settle(page));
+            }
+            Access::Read => {}
+        }
+        Ok(self.bytes_in_file(offset, len, size))
+    }
+
+    /// Brings the replica up to date; returns the size of the file.
+    fn refresh(&self, state: &mut State, window: &Window, range: Range<usize>, access: Access) -> Result<u64> {
+        let (first, count) = (range.start, range.len());
+        let mut fills = self.link.run(move |link| link.acquire(first, count, access))?;
+        while !fills.is_empty() {
+            self.copy_to_device(state, window, &fills)?;
+            fills = self.link.run(|link| link.filled())?;
+        }
+        if access == Access::Write {
+            for run in state.pages.without_fingerprint(range) {
+                let fingerprints = self.replica.on_stream(|copies| copies.fingerprints(run))?;
+                for (page, fingerprint) in (run.first as usize..).zip(fingerprints) {
+                    state.pages.set_fingerprint(page, fingerprint);
+                }
+            }
+        }
+        self.link.run(|link| link.sync_size())
+    }
+
+    fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
+        self.replica.on_stream(|copies| {
+            for fill in fills {
+                let pages = pages_of_run(fill.run);
+                let bytes = (pages.len() * PAGE_BYTES) as u64;
+                match fill.source {
+                    Source::File => state.info.bytes_from_file += bytes,
+                    Source::Window => state.info.bytes_from_snapshots += bytes,
+                    Source::Patch => {
+                        state.info.pages_patched += pages.len() as u64;
+                        for page in pages {
+                            let head = window.read(page);
+                            copies.patch(page, &window.read_base(page), &head)?;
+                            state.pages.set_fingerprint(page, Fingerprint::of(&head));
+                        }
+                        continue;
+                    }
+                }
+                copies.store(fill.run, window)?;
+                state.pages.forget(pages);
+            }
+            Ok(())
+        })?;
+        fills.iter().for_each(|fill| free(window, fill.run));
+        Ok(())
+    }
+
+    /// Publishes the stores of the epoch to `len` bytes from `offset`, and ends it for these pages. Returns the bytes
+    /// that were published.
+    pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
+        let range = self.pages_of(offset, len)?;
+        let mut state = lock(&self.state);
+        match state.pages.epoch_of(range.clone()) {
+            Epoch::Open => {}
+            Epoch::Lost => {
+                state.pages.set_epoch(range, Epoch::Closed);
+                return Err(Error::stale());
+            }
+            Epoch::Closed => return Err(Error::new(Errno::INVAL, "The range was not acquired for writing")),
+        }
+        let window = self.attached(&mut state)?;
+        let whole = Run { first: range.start as u64, count: range.len() as u32 };
+        let (fingerprints, changed) = self.replica.on_stream(|copies| {
+            let fingerprints = copies.fingerprints(whole)?;
+            let changed = state.pages.changed(range.start, &fingerprints);
+            changed.iter().try_for_each(|run| copies.load(*run, &window))?;
+            Ok((fingerprints, changed))
+        })?;
+        let id = release_id()?;
+        let (sent, size) = (changed.clone(), state.info.file_size);
+        let committed = self.link.run(move |link| {
+            link.sync_size()?;
+            link.release(id, whole, &sent)
+        });
+        changed.iter().for_each(|run| free(&window, *run));
+        let published = match committed {
+            Ok(committed) => {
+                for page in changed.iter().copied().flat_map(pages_of_run) {
+                    state.pages.set_fingerprint(page, fingerprints[page - range.start]);
+                }
+                state.info.pages_committed += committed.pages;
+                state.info.pages_merged += committed.merged;
+                committed.bytes
+            }
+            Err(e) if e.is_refused() => return Err(e),
+            Err(e) => {
+                self.detach(&mut state);
+                state.pages.set_epoch(range.clone(), Epoch::Closed);
+                if !e.is_disconnected() {
+                    return Err(e);
+                }
+                if !self.was_committed(&mut state, id)? {
+                    return Err(Error::stale());
+                }
+                if !changed.is_empty() {
+                    // The server may have ended before the time was set.
+                    self.link.run(|link| {
+                        link.touch();
+                        Ok(())
+                    })?;
+                }
+                state.info.releases_recovered += 1;
+                let bytes = |run: &Run| self.bytes_in_file(run.first * PAGE_BYTES as u64, bytes_of(*run), size);
+                changed.iter().map(bytes).sum()
+            }
+        };
+        state.pages.set_epoch(range.clone(), Epoch::Closed);
+        state.info.releases += 1;
+        state.info.bytes_published += published;
+        Ok(published)
+    }
+
+    /// How many of `len` bytes from `offset` of the map are before the end of the file.
+    fn bytes_in_file(&self, offset: u64, len: u64, size: u64) -> u64 {
+        let start = self.spec.first * PAGE_BYTES as u64 + offset;
+        size.saturating_sub(start).min(len)
+    }
+}
+
+/// A number that no other release has, of this or of any other client.
+fn release_id() -> Result<ReleaseId> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::of(e, "get a random number"))?;
+    Ok(u64::from_ne_bytes(random).max(1))
+}
+
+fn pages_of_run(run: Run) -> Range<usize> {
+    run.first as usize..run.first as usize + run.count as usize
+}
+
+fn bytes_of(run: Run) -> u64 {
+    u64::from(run.count) * PAGE_BYTES as u64
+}
+
+fn free(window: &Window, run: Run) {
+    window.free(run.first as usize, run.count as usize);
+}

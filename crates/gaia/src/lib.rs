@@ -1,0 +1,49 @@
+//! Maps of files in device memory: GPU kernels load and store file pages, and CPU programs use the same file.
+//!
+//! ```text
+//!   program ── acquire, release ──> Map ──────── replica in device memory, private to this map      replica.rs
+//!   (any thread)                     │  scan, copies on the program's stream                        epoch.rs
+//!                                    │ window: a memory file shared with the server                 window.rs
+//!                                    v
+//!                              link thread, unshared fd table ── socket ──> server                  link.rs
+//!                                    ├── descriptor of the mounted file: flush, times, tickets      mounted_file.rs
+//!                                    └── descriptor of the file below the mount: read only          connection.rs
+//! ```
+//!
+//! **acquire** flushes what CPU programs have written, then brings the replica up to date. **release** finds the pages
+//! that changed since then by their fingerprints, and has the server commit them: all or nothing. The server merges
+//! pages that others have changed meanwhile, byte by byte, and invalidates the Linux kernel's copies.
+//!
+//! The server never calls a device. It trusts no bytes of a client but those that the client could write to the file
+//! anyway. A client that dies leaves nothing: its unreleased stores are dropped.
+//!
+//! When the server dies, its supervisor starts another. An epoch that was open then fails with ESTALE, because bases
+//! are not persistent; the map itself stays, and its next acquire attaches to the new server ([`reattach`]).
+//!
+//! Known flaws: one thread for each map; a replica is one allocation, so a map is limited by the device's memory.
+
+mod attach;
+mod connection;
+mod epoch;
+mod error;
+mod link;
+mod map;
+mod maps;
+mod mounted_file;
+mod owned_fd;
+mod page_states;
+mod reattach;
+mod replica;
+mod state;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::Error;
+pub use map::Map;
+pub use maps::{map, unmap, with_map};
+pub use spinio_pagecache::messages::{Access, Stats};
+pub use state::Info;
+
+type Result<T> = core::result::Result<T, Error>;

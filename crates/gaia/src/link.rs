@@ -1,0 +1,218 @@
+//! The link: a thread with an unshared descriptor table that owns all descriptors of a map.
+//!
+//! The program may close, replace or count any number in its own table, and a forked child inherits that table. So the
+//! socket, the mounted file and the file below it are in a table of one thread, and the map's calls run there.
+//!
+//! Device calls never run there: a driver's descriptors are in the program's table. So pages of the file are read into
+//! the window here, and copied from there to the device by the caller's thread.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use spinio_device::PAGE_BYTES;
+use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Source, Stats};
+use spinio_sys::Errno;
+use spinio_sys::linux::FdTableRoot;
+
+use crate::connection::{Connection, unexpected};
+use crate::mounted_file::MountedFile;
+use crate::owned_fd::OwnedFd;
+use crate::window::Window;
+use crate::{Error, Result};
+
+/// What a map is of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    pub(crate) access: Access,
+    /// The first page in the file.
+    pub(crate) first: u64,
+    pub(crate) pages: usize,
+}
+
+/// A call for the link thread.
+type Call = Box<dyn FnOnce(&mut LinkState) + Send>;
+
+/// The thread; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Link {
+    calls: mpsc::Sender<Call>,
+}
+
+/// What the thread owns.
+pub(crate) struct LinkState {
+    pub(crate) file: Box<dyn MountedFile>,
+    pub(crate) spec: Spec,
+    pub(crate) attached: Option<Attached>,
+}
+
+/// A connection that has said hello.
+pub(crate) struct Attached {
+    pub(crate) connection: Connection,
+    pub(crate) backing: OwnedFd,
+    pub(crate) window: Arc<Window>,
+}
+
+/// What the server has committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Committed {
+    pub(crate) pages: u64,
+    pub(crate) merged: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Link {
+    /// Starts the thread; `open` runs there.
+    pub(crate) fn start(
+        spec: Spec,
+        open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
+    ) -> Result<Link> {
+        let root = FdTableRoot::new()
+            .map_err(|e| Error::new(Errno::AGAIN, format!("Cannot start a thread with its own descriptors: {e:?}")))?;
+        let (calls, queue) = mpsc::channel::<Call>();
+        let (answer, opened) = mpsc::channel();
+        let body = move || {
+            let mut state = match open() {
+                Ok(file) => LinkState { file, spec, attached: None },
+                Err(error) => return drop(answer.send(Err(error))),
+            };
+            let _ = answer.send(Ok(()));
+            queue.into_iter().for_each(|call| call(&mut state));
+        };
+        if !root.spawn("spinio-gaia", body) {
+            return Err(Error::of(Errno::AGAIN, "start a thread"));
+        }
+        opened.recv().unwrap_or_else(|_| Err(Error::of(Errno::AGAIN, "start a thread")))?;
+        Ok(Link { calls })
+    }
+
+    /// Runs a call on the thread and waits for its result. An error other than a refusal ends the connection, because
+    /// nobody knows what the server thinks of the pages.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut LinkState) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, result) = mpsc::channel();
+        let ended = || Error::new(Errno::IO, "The thread of the map has ended");
+        let call: Call = Box::new(move |state| drop(answer.send(call(state))));
+        self.calls.send(call).map_err(|_| ended())?;
+        result.recv().map_err(|_| ended())?
+    }
+}
+
+impl LinkState {
+    fn attached(&mut self) -> Result<&mut Attached> {
+        self.attached.as_mut().ok_or_else(Error::disconnected)
+    }
+
+    fn byte_range(&self, first: usize, pages: usize) -> (u64, u64) {
+        let page = PAGE_BYTES as u64;
+        ((self.spec.first + first as u64) * page, pages as u64 * page)
+    }
+
+    /// Hands what CPU programs have written to the range to the server.
+    pub(crate) fn flush(&mut self, first: usize, pages: usize) -> Result<()> {
+        let (offset, len) = self.byte_range(first, pages);
+        self.file.flush(offset, len)
+    }
+
+    /// Asks which pages of the range are absent or stale.
+    pub(crate) fn acquire(&mut self, first: usize, pages: usize, access: Access) -> Result<Vec<Fill>> {
+        let request = Request::Acquire { first: first as u64, pages: pages as u64, access };
+        self.fill(|out| request.encode(out))
+    }
+
+    /// The size as CPU programs see it. If it is larger than that of the file below the mount now, the last page is
+    /// dirty: flushes the whole file, so that the server does not drop pages that are inside the file.
+    pub(crate) fn sync_size(&mut self) -> Result<u64> {
+        let seen = self.file.size()?;
+        let below = rustix::fs::fstat(&self.attached()?.backing);
+        let below = below.map_err(|e| Error::of(e, "query the size of the file below the mount"))?.st_size;
+        if seen > below as u64 {
+            self.file.flush(0, 0)?;
+        }
+        Ok(seen)
+    }
+
+    /// The pages of the last reply are in the replica.
+    pub(crate) fn filled(&mut self) -> Result<Vec<Fill>> {
+        self.fill(|out| Request::Filled.encode(out))
+    }
+
+    /// Pages to copy to the device: their bytes are in the window.
+    fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Fill>> {
+        let pages = self.spec.pages as u64;
+        let first = self.spec.first;
+        let attached = self.attached()?;
+        let fills = match attached.connection.call(encode)? {
+            Reply::Fills { fills, .. } => fills.iter().collect::<Vec<_>>(),
+            other => return Err(unexpected(&other)),
+        };
+        for fill in &fills {
+            if fill.run.first + u64::from(fill.run.count) > pages {
+                return Err(Error::new(Errno::PROTO, "The GAIA server sent pages outside the map"));
+            }
+            if fill.source == Source::File {
+                read_pages(&attached.backing, first, fill.run, &attached.window)?;
+            }
+        }
+        Ok(fills)
+    }
+
+    /// Sends a release, and waits until its pages are visible to CPU programs.
+    pub(crate) fn release(&mut self, id: ReleaseId, range: Run, runs: &[Run]) -> Result<Committed> {
+        let connection = &mut self.attached()?.connection;
+        let (last, before) = match runs.chunks(MAX_RUNS).collect::<Vec<_>>().split_last() {
+            Some((last, before)) => (*last, before.to_vec()),
+            None => (&[][..], Vec::new()),
+        };
+        for chunk in before {
+            connection.post(|out| messages::release(out, id, range, false, chunk))?;
+        }
+        let committed = match connection.call(|out| messages::release(out, id, range, true, last))? {
+            Reply::Committed { pages, merged, bytes } => Committed { pages, merged, bytes },
+            other => return Err(unexpected(&other)),
+        };
+        if committed.pages > 0 {
+            self.touch();
+        }
+        Ok(committed)
+    }
+
+    /// Sets the time. A release is committed whether or not that is possible.
+    pub(crate) fn touch(&mut self) {
+        let _ = self.file.touch();
+    }
+
+    /// Whether the release was committed, by this server or one before it.
+    pub(crate) fn was_committed(&mut self, id: ReleaseId) -> Result<bool> {
+        match self.attached()?.connection.call(|out| Request::Was { id }.encode(out))? {
+            Reply::Was { committed } => Ok(committed),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Counters of the file.
+    pub(crate) fn stats(&mut self) -> Result<Stats> {
+        match self.attached()?.connection.call(|out| Request::Stats.encode(out))? {
+            Reply::Stats(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Reads pages of the file into the window; zeros past its end.
+fn read_pages(backing: &OwnedFd, map_first: u64, run: Run, window: &Window) -> Result<()> {
+    let (first, len) = (run.first as usize, run.count as usize * PAGE_BYTES);
+    let mut done = 0;
+    while done < len {
+        let offset = (map_first + run.first) * PAGE_BYTES as u64 + done as u64;
+        match window.read_file(backing, first, done, len - done, offset) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Error::of(e, "read the file below the mount")),
+        }
+    }
+    window.zero(first, done, len - done);
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! A map: a range of a file in device memory.
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use spinio_device::{Device, PAGE_BYTES};
+use spinio_host::lock;
+use spinio_pagecache::messages::{Access, MAX_PAGES, Stats};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use crate::attach::attach;
+use crate::link::{Link, Spec};
+use crate::mounted_file::{FuseFile, MountedFile};
+use crate::page_states::PageStates;
+use crate::replica::Replica;
+use crate::state::{Info, State};
+use crate::{Error, Result};
+
+/// A range of a file in device memory. It is unmapped when dropped; unreleased stores are dropped with it.
+pub struct Map {
+    pub(crate) spec: Spec,
+    len: u64,
+    pid: u32,
+    pub(crate) state: ManuallyDrop<Mutex<State>>,
+    pub(crate) replica: ManuallyDrop<Replica>,
+    pub(crate) link: ManuallyDrop<Link>,
+}
+
+impl Map {
+    /// Maps `len` bytes of the file from `offset`, which must be a multiple of 4096, into memory of `device`.
+    pub fn new(fd: Fd, offset: u64, len: u64, access: Access, device: &'static dyn Device) -> Result<Map> {
+        let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
+        let allowed = match access {
+            Access::Read => mode != linux::O_WRONLY,
+            Access::Write => mode == linux::O_RDWR,
+        };
+        if !allowed {
+            return Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access"));
+        }
+        let tid = linux::gettid();
+        Map::with_file(offset, len, access, device, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
+    }
+
+    pub(crate) fn with_file(
+        offset: u64,
+        len: u64,
+        access: Access,
+        device: &'static dyn Device,
+        open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
+    ) -> Result<Map> {
+        let page = PAGE_BYTES as u64;
+        let first = offset / page;
+        let pages = len.div_ceil(page);
+        let end = first.checked_add(pages).filter(|end| *end <= MAX_PAGES);
+        if !offset.is_multiple_of(page) || pages == 0 || end.is_none() {
+            let sentence = "A map begins at a multiple of 4096 bytes, is not empty, and ends below 64 TiB";
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
+        if pages > u64::from(u32::MAX) {
+            return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
+        }
+        let memory = device.replica_memory().ok_or_else(|| {
+            let sentence =
+                format!("Maps in the memory of {} are not supported yet: use the emulated device", device.id());
+            Error::new(Errno::NOTSUP, sentence)
+        })?;
+        let pages = pages as usize;
+        let spec = Spec { access, first, pages };
+        let link = Link::start(spec, open)?;
+        let mut state = State { window: None, pages: PageStates::new(0), info: Info::default() };
+        attach(&link, &mut state)?;
+        // After the server has agreed: memory of a device is scarce.
+        let replica = Replica::new(memory, pages)?;
+        // After the device has: a size that is wrong costs nothing.
+        state.pages = PageStates::new(pages);
+        Ok(Map {
+            spec,
+            len,
+            pid: linux::getpid(),
+            state: ManuallyDrop::new(Mutex::new(state)),
+            replica: ManuallyDrop::new(replica),
+            link: ManuallyDrop::new(link),
+        })
+    }
+
+    /// The device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.replica.start()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no byte; it always has one.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the map has done.
+    pub fn info(&self) -> Info {
+        lock(&self.state).info
+    }
+
+    /// Counters of the file at the server.
+    pub fn stats(&self) -> Result<Stats> {
+        let mut state = lock(&self.state);
+        if state.window.is_none() {
+            attach(&self.link, &mut state)?;
+        }
+        self.link.run(|link| link.stats())
+    }
+
+    /// The pages of `len` bytes from byte `offset` of the map.
+    pub(crate) fn pages_of(&self, offset: u64, len: u64) -> Result<Range<usize>> {
+        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
+        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
+        let page = PAGE_BYTES as u64;
+        Ok((offset / page) as usize..end.div_ceil(page) as usize)
+    }
+
+    /// Whether this process made the map, and is not a forked child of that.
+    pub fn is_own_process(&self) -> bool {
+        self.pid == linux::getpid()
+    }
+}
+
+impl Drop for Map {
+    #[expect(unsafe_code, reason = "nothing is dropped in a forked child")]
+    fn drop(&mut self) {
+        // A forked child has neither the mapping, nor the thread, nor the device; another mapping may be at the
+        // address.
+        if self.is_own_process() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe {
+                ManuallyDrop::drop(&mut self.link);
+                ManuallyDrop::drop(&mut self.replica);
+                ManuallyDrop::drop(&mut self.state);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Map {{ address: {:#x}, len: {} }}", self.address(), self.len)
+    }
+}

@@ -1,0 +1,134 @@
+//! What the client knows of each page of a map.
+
+use std::ops::Range;
+
+use spinio_device::Fingerprint;
+use spinio_pagecache::messages::Run;
+
+/// Whether a page is in an epoch for writing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Epoch {
+    /// It is not.
+    #[default]
+    Closed,
+    /// It is.
+    Open,
+    /// It was when the server ended.
+    Lost,
+}
+
+/// The pages.
+#[derive(Debug)]
+pub(crate) struct PageStates {
+    epochs: Vec<Epoch>,
+    /// The fingerprint of head when the replica was last brought up to date.
+    fingerprints: Vec<Option<Fingerprint>>,
+    open: usize,
+}
+
+impl PageStates {
+    pub(crate) fn new(pages: usize) -> PageStates {
+        PageStates { epochs: vec![Epoch::Closed; pages], fingerprints: vec![None; pages], open: 0 }
+    }
+
+    /// The least favourable state of a range: lost, then closed, then open.
+    pub(crate) fn epoch_of(&self, range: Range<usize>) -> Epoch {
+        let epochs = &self.epochs[range];
+        let any = |wanted| epochs.contains(&wanted);
+        if any(Epoch::Lost) {
+            Epoch::Lost
+        } else if any(Epoch::Closed) {
+            Epoch::Closed
+        } else {
+            Epoch::Open
+        }
+    }
+
+    pub(crate) fn set_epoch(&mut self, range: Range<usize>, epoch: Epoch) {
+        for page in &mut self.epochs[range] {
+            self.open -= usize::from(*page == Epoch::Open);
+            self.open += usize::from(epoch == Epoch::Open);
+            *page = epoch;
+        }
+    }
+
+    /// Forgets that an epoch was lost.
+    pub(crate) fn settle(&mut self, page: usize) {
+        if self.epochs[page] == Epoch::Lost {
+            self.epochs[page] = Epoch::Closed;
+        }
+    }
+
+    /// Ends all epochs without a release: no base is known any more. Returns whether there was one.
+    pub(crate) fn lose_all(&mut self) -> bool {
+        self.fingerprints.fill(None);
+        let any = self.open > 0;
+        self.open = 0;
+        self.epochs.iter_mut().filter(|e| **e == Epoch::Open).for_each(|e| *e = Epoch::Lost);
+        any
+    }
+
+    pub(crate) fn forget(&mut self, range: Range<usize>) {
+        self.fingerprints[range].fill(None);
+    }
+
+    pub(crate) fn set_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
+        self.fingerprints[page] = Some(fingerprint);
+    }
+
+    /// Runs of pages in the range whose fingerprint is not known.
+    pub(crate) fn without_fingerprint(&self, range: Range<usize>) -> Vec<Run> {
+        runs(range.filter(|&page| self.fingerprints[page].is_none()))
+    }
+
+    /// Runs of pages whose fingerprints differ from `now`, which begins at page `first`.
+    pub(crate) fn changed(&self, first: usize, now: &[Fingerprint]) -> Vec<Run> {
+        let changed = |&page: &usize| self.fingerprints[page] != Some(now[page - first]);
+        runs((first..first + now.len()).filter(changed))
+    }
+}
+
+/// Ascending pages as runs.
+fn runs(pages: impl Iterator<Item = usize>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for page in pages {
+        match runs.last_mut() {
+            Some(run) if run.first + u64::from(run.count) == page as u64 && run.count < u32::MAX => run.count += 1,
+            _ => runs.push(Run { first: page as u64, count: 1 }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_become_runs() {
+        let run = |first, count| Run { first, count };
+        assert_eq!(runs([0, 1, 2, 5, 7, 8].into_iter()), [run(0, 3), run(5, 1), run(7, 2)]);
+        assert_eq!(runs([].into_iter()), []);
+    }
+
+    #[test]
+    fn changed_pages_are_those_with_another_fingerprint() {
+        let print = |n| Fingerprint { low: n, high: 0 };
+        let mut pages = PageStates::new(4);
+        assert_eq!(pages.without_fingerprint(0..4), [Run { first: 0, count: 4 }]);
+        (0..4).for_each(|n| pages.set_fingerprint(n, print(n as u64)));
+        assert_eq!(pages.changed(1, &[print(1), print(9), print(3)]), [Run { first: 2, count: 1 }]);
+        pages.forget(3..4);
+        assert_eq!(pages.changed(2, &[print(2), print(3)]), [Run { first: 3, count: 1 }]);
+    }
+
+    #[test]
+    fn lost_epoch_outweighs_closed_and_open() {
+        let mut pages = PageStates::new(4);
+        pages.set_epoch(0..2, Epoch::Open);
+        assert_eq!((pages.epoch_of(0..2), pages.epoch_of(1..3)), (Epoch::Open, Epoch::Closed));
+        assert!(pages.lose_all());
+        assert!(!pages.lose_all());
+        assert_eq!((pages.epoch_of(1..3), pages.epoch_of(2..4)), (Epoch::Lost, Epoch::Closed));
+    }
+}

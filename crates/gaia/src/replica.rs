@@ -1,0 +1,126 @@
+//! The replica: pages of the file in device memory, private to one map.
+
+#![expect(unsafe_code, reason = "copies between the device and the window")]
+
+use spinio_device::{AppStream, DeviceAddr, DeviceError, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode};
+use spinio_pagecache::messages::Run;
+use spinio_sys::Errno;
+
+use crate::window::Window;
+use crate::{Error, Result};
+
+/// The memory.
+pub(crate) struct Replica {
+    device: &'static dyn ReplicaMemory,
+    start: DeviceAddr,
+    pages: usize,
+}
+
+impl Replica {
+    pub(crate) fn new(device: &'static dyn ReplicaMemory, pages: usize) -> Result<Replica> {
+        let start = device
+            .alloc_replica(pages as u64 * PAGE_BYTES as u64)
+            .map_err(|e| Error::device(e, "allocate the memory of a map"))?;
+        Ok(Replica { device, start, pages })
+    }
+
+    /// The device address of the first page.
+    pub(crate) fn start(&self) -> u64 {
+        self.start.0
+    }
+
+    /// The work of one acquire or release: after what this thread's stream has queued, and complete when it returns.
+    pub(crate) fn on_stream<T>(&self, body: impl FnOnce(Copies<'_>) -> Result<T>) -> Result<T> {
+        let stream = match self.device.app_stream() {
+            AppStream::Named(stream) => stream,
+            AppStream::Capturing(internal) => {
+                let _ = internal;
+                return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
+            }
+        };
+        let result = body(Copies { replica: self, stream });
+        // Also after a failure: no copy may use the window later.
+        let waited = self.device.synchronize(stream, WaitMode::Context).map_err(failed);
+        let result = result?;
+        waited.map(|()| result)
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = self.device.free_replica(self.start);
+    }
+}
+
+/// Copies on one stream, which waits for them.
+#[derive(Clone, Copy)]
+pub(crate) struct Copies<'a> {
+    replica: &'a Replica,
+    stream: StreamId,
+}
+
+impl Copies<'_> {
+    fn address(self, first: usize, count: usize) -> DeviceAddr {
+        assert!(first + count <= self.replica.pages);
+        self.replica.start.offset((first * PAGE_BYTES) as u64)
+    }
+
+    /// Enqueues copies of pages from the window.
+    pub(crate) fn store(self, run: Run, window: &Window) -> Result<()> {
+        let (first, count) = (run.first as usize, run.count as usize);
+        let to = self.address(first, count);
+        // SAFETY: `on_stream` waits for the copy before the window may be unmapped or freed; the last page is checked
+        // by `address`, and a window has as many pages as the replica.
+        unsafe { self.replica.device.copy_in(self.stream, to, window.page(first), count * PAGE_BYTES) }.map_err(failed)
+    }
+
+    /// Enqueues copies of pages to the window.
+    pub(crate) fn load(self, run: Run, window: &Window) -> Result<()> {
+        let (first, count) = (run.first as usize, run.count as usize);
+        let from = self.address(first, count);
+        // SAFETY: as in `store`.
+        unsafe { self.replica.device.copy_out(self.stream, window.page(first), from, count * PAGE_BYTES) }
+            .map_err(failed)
+    }
+
+    /// The fingerprints of pages now.
+    pub(crate) fn fingerprints(self, run: Run) -> Result<Vec<Fingerprint>> {
+        let (first, count) = (run.first as usize, run.count as usize);
+        let mut fingerprints = vec![Fingerprint::default(); count];
+        let at = self.address(first, count);
+        // SAFETY: the list lives until the stream was synchronized, also after a failure to synchronize: then it leaks.
+        let scanned =
+            unsafe { self.replica.device.fingerprint_pages(self.stream, at, count, fingerprints.as_mut_ptr()) };
+        scanned.map_err(failed)?;
+        if let Err(e) = self.replica.device.synchronize(self.stream, WaitMode::Context) {
+            std::mem::forget(fingerprints);
+            return Err(failed(e));
+        }
+        Ok(fingerprints)
+    }
+
+    /// Stores `head` where the replica still has the bytes of `base`; the others are the program's own stores, and stay.
+    pub(crate) fn patch(self, page: usize, base: &[u8; PAGE_BYTES], head: &[u8; PAGE_BYTES]) -> Result<()> {
+        let mut bytes = Box::new([0u8; PAGE_BYTES]);
+        let at = self.address(page, 1);
+        let device = self.replica.device;
+        let wait = || device.synchronize(self.stream, WaitMode::Context);
+        // SAFETY: waited for below, before the bytes are used; after a failure they leak.
+        let loaded = unsafe { device.copy_out(self.stream, bytes.as_mut_ptr(), at, PAGE_BYTES) }.and_then(|()| wait());
+        let stored = loaded.and_then(|()| {
+            let pages = base.iter().zip(head).zip(bytes.iter_mut());
+            pages.filter(|((base, _), byte)| base == byte).for_each(|((_, head), byte)| *byte = *head);
+            // SAFETY: as above.
+            unsafe { device.copy_in(self.stream, at, bytes.as_ptr(), PAGE_BYTES) }.and_then(|()| wait())
+        });
+        if let Err(e) = stored {
+            std::mem::forget(bytes);
+            return Err(failed(e));
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: DeviceError) -> Error {
+    Error::device(error, "copy pages of a map")
+}

@@ -1,0 +1,41 @@
+//! What changes of a map.
+
+use std::sync::Arc;
+
+use crate::page_states::PageStates;
+use crate::window::Window;
+
+/// What a map has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Info {
+    /// Bytes of the file when it was last acquired.
+    pub file_size: u64,
+    /// Acquires that returned.
+    pub acquires: u64,
+    /// Releases that were committed.
+    pub releases: u64,
+    /// Bytes that came from the file below the mount.
+    pub bytes_from_file: u64,
+    /// Bytes that came from released pages which are not in the file yet.
+    pub bytes_from_snapshots: u64,
+    /// Pages into which other writers' bytes were merged inside an epoch.
+    pub pages_patched: u64,
+    /// Bytes that releases have published.
+    pub bytes_published: u64,
+    /// Released pages whose bytes were new.
+    pub pages_committed: u64,
+    /// Among them, pages that were merged with the changes of other writers.
+    pub pages_merged: u64,
+    /// Times that the map was attached to a new server.
+    pub reattached: u64,
+    /// Releases that a server had committed before it ended, found by their id.
+    pub releases_recovered: u64,
+}
+
+/// What changes, under one lock: calls on one map run one after another.
+pub(crate) struct State {
+    /// `None` while no server is attached.
+    pub(crate) window: Option<Arc<Window>>,
+    pub(crate) pages: PageStates,
+    pub(crate) info: Info,
+}

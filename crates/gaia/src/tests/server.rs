@@ -1,0 +1,237 @@
+//! A small server: one file, pages committed by the last writer, and faults on request.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::*;
+use spinio_pagecache::messages::*;
+
+use crate::mounted_file::MountedFile;
+use crate::{Error, Result};
+
+pub(crate) const PAGE: usize = 4096;
+
+/// What the server does wrong, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    CloseOnAcquire,
+    CloseBeforeCommit,
+    CloseAfterCommit,
+    PagesOutside,
+    RefuseRelease,
+    SmallWindow,
+    UnknownTicket,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// Released pages of the file.
+    pub(crate) snapshots: HashMap<u64, Vec<u8>>,
+    /// Pages of the map to be patched at the next acquire: base, head.
+    pub(crate) patches: HashMap<u64, (Vec<u8>, Vec<u8>)>,
+    pub(crate) committed: HashSet<ReleaseId>,
+    pub(crate) released: Vec<Vec<Run>>,
+    pub(crate) flushed: Vec<(u64, u64)>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) hellos: u32,
+    /// Bytes by which the size that programs see is larger than the server's.
+    pub(crate) unflushed: u64,
+}
+
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) socket: PathBuf,
+    pub(crate) path: PathBuf,
+    pub(crate) state: Arc<Mutex<State>>,
+}
+
+impl Server {
+    pub(crate) fn start(dir: &Path, bytes: &[u8]) -> Server {
+        let server = Server { socket: dir.join("socket"), path: dir.join("file"), state: Arc::default() };
+        std::fs::write(&server.path, bytes).unwrap();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&server.socket).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let me = server.clone();
+        std::thread::spawn(move || {
+            while let Ok(socket) = accept(&listener) {
+                let me = me.clone();
+                std::thread::spawn(move || me.serve(&socket));
+            }
+        });
+        server
+    }
+
+    pub(crate) fn fail(&self, fault: Fault) {
+        self.state.lock().unwrap().fault = Some(fault);
+    }
+
+    /// Another one in each test, since tests share the table of descriptors.
+    pub(crate) fn window_name(&self) -> String {
+        format!("window{}", self.path.display()).replace('/', "-")
+    }
+
+    fn take(&self, fault: Fault) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let found = state.fault == Some(fault);
+        if found {
+            state.fault = None;
+        }
+        found
+    }
+
+    /// Until the client closes the connection, or a fault does; `None` in both cases.
+    fn serve(&self, socket: &OwnedFd) -> Option<()> {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let mut window = None;
+        let mut base = 0;
+        let mut valid: HashSet<u64> = HashSet::new();
+        let mut pending: Vec<Run> = Vec::new();
+        loop {
+            let n = rustix::io::read(socket, &mut buffer).ok().filter(|n| *n > 0)?;
+            let mut out = Vec::new();
+            match parse_request(&buffer[..n]).unwrap() {
+                // Not asked by a map.
+                Request::Status => return None,
+                Request::Hello { first, pages, .. } => {
+                    self.state.lock().unwrap().hellos += 1;
+                    if self.take(Fault::UnknownTicket) {
+                        Reply::Failed { errno: libc_stale() }.encode(&mut out);
+                        rustix::io::write(socket, &out).ok()?;
+                        return None;
+                    }
+                    base = first;
+                    let len = if self.take(Fault::SmallWindow) { PAGE as u64 } else { pages * 2 * PAGE as u64 };
+                    let memory = memory_file(&self.window_name(), len);
+                    let file = OwnedFd::from(File::open(&self.path).unwrap());
+                    Reply::Mapped { owner: 1, size: file_len(&self.path) }.encode(&mut out);
+                    send_descriptors(socket, &out, &[memory.as_fd(), file.as_fd()]);
+                    window = Some(File::from(memory));
+                    continue;
+                }
+                Request::Acquire { first, pages, .. } => {
+                    if self.take(Fault::CloseOnAcquire) {
+                        return None;
+                    }
+                    let mut list = Vec::new();
+                    let mut state = self.state.lock().unwrap();
+                    for page in first..first + pages {
+                        let run = Run { first: page, count: 1 };
+                        let at = page * PAGE as u64;
+                        let half = file_len_of(window.as_ref()?) / 2;
+                        if let Some((old, new)) = state.patches.remove(&page) {
+                            window.as_ref()?.write_all_at(&new, at).unwrap();
+                            window.as_ref()?.write_all_at(&old, half + at).unwrap();
+                            list.push(Fill { run, source: Source::Patch });
+                        } else if valid.insert(page) {
+                            match state.snapshots.get(&(base + page)) {
+                                Some(bytes) => {
+                                    window.as_ref()?.write_all_at(bytes, at).unwrap();
+                                    list.push(Fill { run, source: Source::Window });
+                                }
+                                None => list.push(Fill { run, source: Source::File }),
+                            }
+                        }
+                    }
+                    drop(state);
+                    if self.take(Fault::PagesOutside) {
+                        list = vec![Fill { run: Run { first: 1 << 20, count: 1 }, source: Source::File }];
+                    }
+                    fills(&mut out, file_len(&self.path), &list);
+                }
+                Request::Filled => fills(&mut out, file_len(&self.path), &[]),
+                Request::Release { id, last, runs, .. } => {
+                    pending.extend(runs.iter());
+                    if !last {
+                        continue;
+                    }
+                    let runs = std::mem::take(&mut pending);
+                    if self.take(Fault::CloseBeforeCommit) {
+                        return None;
+                    }
+                    if self.take(Fault::RefuseRelease) {
+                        Reply::Failed { errno: 28 }.encode(&mut out);
+                    } else {
+                        let mut state = self.state.lock().unwrap();
+                        let mut pages = 0;
+                        for page in runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)) {
+                            let mut bytes = vec![0; PAGE];
+                            window.as_ref()?.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+                            state.snapshots.insert(base + page, bytes);
+                            pages += 1;
+                        }
+                        state.committed.insert(id);
+                        state.released.push(runs);
+                        drop(state);
+                        if self.take(Fault::CloseAfterCommit) {
+                            return None;
+                        }
+                        Reply::Committed { pages, merged: 0, bytes: pages * PAGE as u64 }.encode(&mut out);
+                    }
+                }
+                Request::Was { id } => {
+                    let committed = self.state.lock().unwrap().committed.contains(&id);
+                    Reply::Was { committed }.encode(&mut out);
+                }
+                Request::Stats => Reply::Stats(Stats { commits: 7, ..Stats::default() }).encode(&mut out),
+            }
+            rustix::io::write(socket, &out).ok()?;
+        }
+    }
+}
+
+fn libc_stale() -> u32 {
+    rustix::io::Errno::STALE.raw_os_error() as u32
+}
+
+fn file_len(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+fn file_len_of(file: &File) -> u64 {
+    file.metadata().unwrap().len()
+}
+
+fn memory_file(name: &str, len: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, len).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    file
+}
+
+fn send_descriptors(socket: &OwnedFd, bytes: &[u8], descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// The file without a mount.
+pub(crate) struct PlainFile(pub(crate) Server);
+
+impl MountedFile for PlainFile {
+    fn ticket(&self) -> Result<TicketReply> {
+        let path = self.0.socket.to_str().unwrap().as_bytes();
+        TicketReply::new([3; 16], path).ok_or_else(Error::disconnected)
+    }
+
+    fn flush(&self, offset: u64, len: u64) -> Result<()> {
+        self.0.state.lock().unwrap().flushed.push((offset, len));
+        Ok(())
+    }
+
+    fn size(&self) -> Result<u64> {
+        Ok(file_len(&self.0.path) + self.0.state.lock().unwrap().unflushed)
+    }
+
+    fn touch(&self) -> Result<()> {
+        Ok(())
+    }
+}

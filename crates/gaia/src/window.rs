@@ -1,0 +1,115 @@
+//! The window: a memory file of two pages for each page of the map, shared with the server.
+//!
+//! The server made it and sealed its size, so that it stays mapped whatever either side does. The server may change it
+//! at any time; it is read by the device's copies and by volatile loads only.
+
+#![expect(unsafe_code, reason = "memory shared with another process")]
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use spinio_device::PAGE_BYTES;
+use spinio_sys::{Errno, linux};
+
+use crate::owned_fd::OwnedFd;
+use crate::{Error, Result};
+
+/// The mapping.
+#[derive(Debug)]
+pub(crate) struct Window {
+    start: *mut u8,
+    pages: usize,
+}
+
+// SAFETY: the pointer is to a shared mapping, which any thread may use; it is unmapped with the last reference.
+unsafe impl Send for Window {}
+// SAFETY: as above. Which thread uses which page is decided by the map's lock.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Maps the memory file for a map of `pages` pages.
+    pub(crate) fn map(file: &OwnedFd, pages: usize) -> Result<Window> {
+        let too_large = || Error::new(Errno::NOMEM, "The map is too large");
+        let len = pages.checked_mul(2 * PAGE_BYTES).ok_or_else(too_large)?;
+        let stat = rustix::fs::fstat(file).map_err(|e| Error::of(e, "query the window"))?;
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|e| Error::of(e, "query the window"))?;
+        if (stat.st_size as u64) < len as u64 || !seals.contains(rustix::fs::SealFlags::SHRINK) {
+            return Err(Error::new(Errno::PROTO, "The GAIA server sent a window of the wrong size"));
+        }
+        // SAFETY: a fresh mapping at an address of the Linux kernel's choice; its file cannot shrink.
+        let start = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED | MapFlags::NORESERVE, file, 0)
+        }
+        .map_err(|e| Error::of(e, "map the window"))?;
+        // SAFETY: the fresh mapping; a forked child has no maps.
+        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
+        Ok(Window { start: start.cast(), pages })
+    }
+
+    /// The address of page `page` of the map.
+    pub(crate) fn page(&self, page: usize) -> *mut u8 {
+        assert!(page < self.pages);
+        // SAFETY: inside the mapping.
+        unsafe { self.start.add(page * PAGE_BYTES) }
+    }
+
+    /// Copies page `page` of the map.
+    pub(crate) fn read(&self, page: usize) -> [u8; PAGE_BYTES] {
+        self.copy(self.page(page))
+    }
+
+    /// Copies the base of page `page` of the map.
+    pub(crate) fn read_base(&self, page: usize) -> [u8; PAGE_BYTES] {
+        assert!(page < self.pages);
+        // SAFETY: the second half of the mapping.
+        self.copy(unsafe { self.start.add((self.pages + page) * PAGE_BYTES) })
+    }
+
+    fn copy(&self, from: *const u8) -> [u8; PAGE_BYTES] {
+        let mut page = [0; PAGE_BYTES];
+        for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            // SAFETY: inside a mapped page, which starts at a page's boundary.
+            *word = unsafe { from.cast::<u64>().add(at).read_volatile() }.to_ne_bytes();
+        }
+        page
+    }
+
+    /// Reads up to `len` bytes of a file to `at` bytes after the begin of page `page` of the map.
+    pub(crate) fn read_file(
+        &self,
+        file: &OwnedFd,
+        page: usize,
+        at: usize,
+        len: usize,
+        offset: u64,
+    ) -> core::result::Result<usize, Errno> {
+        assert!(page * PAGE_BYTES + at + len <= self.pages * PAGE_BYTES);
+        // SAFETY: inside the mapping's first half, which only the Linux kernel writes.
+        unsafe { linux::pread(file.get(), self.start.add(page * PAGE_BYTES + at), len, offset) }
+    }
+
+    /// Sets `len` bytes to zero, from `offset` of page `page` of the map.
+    pub(crate) fn zero(&self, page: usize, offset: usize, len: usize) {
+        assert!(page * PAGE_BYTES + offset + len <= self.pages * PAGE_BYTES);
+        // SAFETY: inside the mapping's first half.
+        unsafe { core::ptr::write_bytes(self.start.add(page * PAGE_BYTES + offset), 0, len) };
+    }
+
+    /// Frees the memory of pages of the map, of their bases too.
+    pub(crate) fn free(&self, first: usize, count: usize) {
+        assert!(first + count <= self.pages);
+        for half in [0, self.pages] {
+            // SAFETY: inside the mapping. A failure costs memory only.
+            let _ = unsafe {
+                let at = self.start.add((half + first) * PAGE_BYTES);
+                rustix::mm::madvise(at.cast(), count * PAGE_BYTES, Advice::LinuxRemove)
+            };
+        }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: no copy uses it any more: each is waited for before the map's lock is released.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.pages * 2 * PAGE_BYTES) };
+    }
+}

@@ -1,0 +1,74 @@
+//! The socket of the mount: who connects gets a thread. And the threads that need no client.
+//!
+//! ```text
+//!   accept ──> first message ── Hello ───> client.rs    a map
+//!                           └── Status ──> status.rs    what the server holds
+//!   gaia-settle     once: invalidates what releases of an earlier server have left
+//!   gaia-writeout   every second: writes released pages to their files
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use spinio_pagecache::messages::{self, MAX_MESSAGE, Request};
+
+use crate::channel::receive;
+use crate::client::{self, Hello};
+use crate::clients::{Clients, spawn};
+use crate::report::report;
+use crate::status;
+
+const WRITE_OUT_EVERY: Duration = Duration::from_secs(1);
+/// A client says hello right after it has connected.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+/// Starts the threads.
+pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> {
+    let settle = all.clone();
+    spawn("gaia-settle", move || settle.content.files().settle_all(&settle.kernel))?;
+    let content = all.content.clone();
+    spawn("gaia-writeout", move || {
+        loop {
+            std::thread::sleep(WRITE_OUT_EVERY);
+            content.write_out();
+        }
+    })?;
+    let all = all.clone();
+    spawn("gaia-accept", move || accept(&all, &listener))
+}
+
+fn accept(all: &Arc<Clients>, listener: &OwnedFd) {
+    loop {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => {
+                let all = all.clone();
+                // If there is no thread for it, the client is disconnected, and tries again.
+                let _ = spawn("gaia-client", move || serve(&all, &socket));
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            // No descriptors or memory: those of clients that end will do.
+            Err(error) => {
+                report!("cannot accept a client: {error}");
+                std::thread::sleep(WRITE_OUT_EVERY);
+            }
+        }
+    }
+}
+
+fn serve(all: &Clients, socket: &OwnedFd) {
+    let user = socket_peercred(socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+    let Some(counted) = all.quotas.connect(user) else { return };
+    let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
+    let mut buffer = vec![0; MAX_MESSAGE + 1];
+    match receive(socket, &mut buffer).map(messages::parse_request) {
+        Some(Ok(Request::Hello { ticket, access, first, pages })) => {
+            client::serve(all, socket, &Hello { ticket, access, first, pages }, counted);
+        }
+        Some(Ok(Request::Status)) => status::serve(all, socket),
+        _ => {}
+    }
+}

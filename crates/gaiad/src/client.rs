@@ -1,0 +1,342 @@
+//! One client: a map and its owner, from hello to the end of the connection.
+//!
+//! Bytes of pages go through the window, a sealed memory file of two pages for each page of the map. The server reads
+//! and writes it with system calls, never through a mapping, and copies a page before it looks at it: the client may
+//! change it at any time. What a client may do follows from its ticket alone.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use spinio_pagecache::messages::{self, Access, Fill, MAX_MESSAGE, MAX_RUNS, Reply, Request, Run, Source, Ticket};
+use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
+
+use crate::backing::{Access as Open, reopen};
+use crate::channel::{receive, refuse, send};
+use crate::clients::Clients;
+use crate::draft::Draft;
+use crate::file_backing::{self, FileBacking, errno};
+use crate::files::{self, Use};
+use crate::quotas::Counted;
+use crate::status;
+
+/// Pages in the window for one reply.
+const BATCH: u64 = 2048;
+/// Pages in one reply: the client holds all of them in host memory.
+const REPLY: u64 = 16 << 10;
+/// Pages that are planned while the lock of the file is held. The server holds two copies of each at most.
+const STEP: u64 = 1024;
+
+/// Why a request is not answered.
+pub(crate) enum Failure {
+    /// It changed nothing.
+    Refused(Errno),
+    /// Now nobody knows what the client has of its pages: it is told why, and the connection ends.
+    Broken(Errno),
+    /// The connection ends, as if the server had died.
+    Ended,
+}
+
+impl From<Errno> for Failure {
+    fn from(error: Errno) -> Failure {
+        Failure::Refused(error)
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// A request for a map.
+pub(crate) struct Hello {
+    pub(crate) ticket: Ticket,
+    pub(crate) access: Access,
+    /// Pages of the file.
+    pub(crate) first: u64,
+    pub(crate) pages: u64,
+}
+
+/// Serves a client until it ends the connection, or sends what no client sends.
+pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted: Counted<'_>) {
+    let Hello { ticket, access, first, pages } = *hello;
+    let Some(grant) = all.tickets().take(&ticket) else {
+        // Of a server that has ended, or used twice: the client asks for another.
+        let _ = send(socket, |out| refuse(out, Errno::STALE));
+        return;
+    };
+    let client = if access == Access::Write && grant.access == Access::Read {
+        Err(Errno::ACCESS)
+    } else if !counted.is_within() {
+        Err(Errno::USERS)
+    } else if !counted.map(pages) {
+        Err(Errno::NOMEM)
+    } else {
+        Client::new(all, grant.node, access, first, pages)
+    };
+    let mut client = match client {
+        Ok(client) => client,
+        Err(error) => {
+            let _ = send(socket, |out| refuse(out, error));
+            return;
+        }
+    };
+    let _ = set_socket_timeout(socket, Timeout::Recv, None);
+    if client.say_hello(socket).is_err() {
+        return;
+    }
+    let mut buffer = vec![0; MAX_MESSAGE + 1];
+    while let Some(bytes) = receive(socket, &mut buffer) {
+        let Ok(request) = messages::parse_request(bytes) else { return };
+        let mut out = Vec::new();
+        let more_follow = matches!(request, Request::Release { last: false, .. });
+        let (error, ends) = match client.answer(request, &mut out) {
+            Ok(()) => (None, false),
+            // The client does not expect a reply yet.
+            Err(_) if more_follow => return,
+            Err(Failure::Refused(error)) => (Some(error), false),
+            Err(Failure::Broken(error)) => (Some(error), true),
+            Err(Failure::Ended) => return,
+        };
+        if let Some(error) = error {
+            out.clear();
+            refuse(&mut out, error);
+        }
+        if !out.is_empty() && send(socket, |message| message.append(&mut out)).is_err() || ends {
+            return;
+        }
+    }
+}
+
+/// A map.
+pub(crate) struct Client<'a> {
+    pub(crate) all: &'a Clients,
+    pub(crate) file: Use,
+    pub(crate) owner: OwnerId,
+    pub(crate) access: Access,
+    /// Pages of the file.
+    pub(crate) pages: Range<u64>,
+    pub(crate) backing: OwnedFd,
+    pub(crate) window: OwnedFd,
+    /// What the acquire has not planned yet.
+    rest: Range<u64>,
+    writing: pagecache::Access,
+    /// What the client must fetch and was not told yet.
+    queue: VecDeque<pagecache::Fill>,
+    /// What it was told and has not confirmed.
+    told: Vec<Range<u64>>,
+    pub(crate) release: Option<Draft>,
+}
+
+impl Drop for Client<'_> {
+    fn drop(&mut self) {
+        self.queue.clear();
+        self.file.pages().drop_owner(self.owner);
+    }
+}
+
+impl<'a> Client<'a> {
+    fn new(
+        all: &'a Clients,
+        node: u64,
+        access: Access,
+        first: u64,
+        pages: u64,
+    ) -> std::result::Result<Client<'a>, Errno> {
+        let window = window(pages)?;
+        // A new open file, because the client may change the flags of what it gets. For the owner's own reads too.
+        let opened = all.backing.open(node, Open::Read)?;
+        let backing = reopen(&opened, OFlags::RDONLY)?;
+        let files = all.content.files();
+        let (file, owner) = (files.enter(node), files.new_owner());
+        let pages = first..first + pages;
+        file.pages().add_owner(owner, pages.clone());
+        let (queue, told) = (VecDeque::new(), Vec::new());
+        let (rest, writing) = (0..0, pagecache::Access::Read);
+        Ok(Client { all, file, owner, access, pages, backing, window, rest, writing, queue, told, release: None })
+    }
+
+    pub(crate) fn size(&self) -> std::result::Result<u64, Errno> {
+        Ok(rustix::fs::fstat(&self.backing)?.st_size as u64)
+    }
+
+    fn say_hello(&self, socket: &OwnedFd) -> std::result::Result<(), Errno> {
+        let mut out = Vec::new();
+        Reply::Mapped { owner: self.owner.0, size: self.size()? }.encode(&mut out);
+        let descriptors = [self.window.as_fd(), self.backing.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(Errno::NOBUFS);
+        }
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(socket, &[IoSlice::new(&out)], &mut control, SendFlags::NOSIGNAL)
+        })
+        .map(drop)
+    }
+
+    fn answer(&mut self, request: Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+        if self.file.is_gone() {
+            return Err(Failure::Refused(Errno::STALE));
+        }
+        // There was no memory for its bases.
+        if !self.file.pages().is_owner(self.owner) {
+            return Err(Failure::Ended);
+        }
+        match request {
+            Request::Hello { .. } | Request::Status => Err(Failure::Refused(Errno::PROTO)),
+            Request::Acquire { first, pages, access } => {
+                self.acquire(first, pages, access)?;
+                self.tell(out).map_err(broken)
+            }
+            Request::Filled => self.filled().and_then(|()| self.tell(out)).map_err(broken),
+            Request::Release { id, first, pages, last, runs } => {
+                let range = self.file_pages(first, pages.into())?;
+                self.release(id, range, last, runs, out)
+            }
+            Request::Was { id } => {
+                // What was committed counts once programs see it.
+                let _release = self.file.lock_release();
+                files::settle(&self.file, &self.all.kernel);
+                Reply::Was { committed: self.all.content.files().slots().was_committed(id) }.encode(out);
+                Ok(())
+            }
+            Request::Stats => {
+                Reply::Stats(status::file_stats(&self.file.pages())).encode(out);
+                Ok(())
+            }
+        }
+    }
+
+    /// Pages of the map as pages of the file.
+    pub(crate) fn file_pages(&self, first: u64, pages: u64) -> Result<Range<u64>> {
+        let start = self.pages.start + first;
+        let end = start + pages;
+        if end <= self.pages.end { Ok(start..end) } else { Err(Failure::Refused(Errno::INVAL)) }
+    }
+
+    /// What an error of the page table means for a request that it did not execute.
+    pub(crate) fn refusal(&self, error: &pagecache::Error) -> Failure {
+        if self.file.pages().is_owner(self.owner) { Failure::Refused(errno(error)) } else { Failure::Ended }
+    }
+
+    fn acquire(&mut self, first: u64, pages: u64, access: Access) -> Result<()> {
+        let range = self.file_pages(first, pages)?;
+        if access == Access::Write && self.access == Access::Read {
+            return Err(Failure::Refused(Errno::ACCESS));
+        }
+        self.writing = match access {
+            Access::Read => pagecache::Access::Read,
+            Access::Write => pagecache::Access::Write,
+        };
+        self.rest = range;
+        // Those of an acquire that the client has not completed are planned again.
+        self.queue.clear();
+        self.told.clear();
+        Ok(())
+    }
+
+    fn filled(&mut self) -> Result<()> {
+        let mut pages = self.file.pages();
+        for run in std::mem::take(&mut self.told) {
+            let again = pages.filled(self.owner, run);
+            match again {
+                Ok(again) => self.queue.extend(again),
+                Err(error) => {
+                    drop(pages);
+                    return Err(self.refusal(&error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the next pages of the acquire; false if there are none.
+    fn plan(&mut self) -> Result<bool> {
+        if self.rest.is_empty() {
+            return Ok(false);
+        }
+        let step = self.rest.start..self.rest.end.min(self.rest.start + STEP);
+        self.rest.start = step.end;
+        let opened = self.file.pages().open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing);
+        self.queue.extend(opened.map_err(|e| self.refusal(&e))?);
+        // Handlers want the lock too.
+        std::thread::yield_now();
+        Ok(true)
+    }
+
+    /// Puts the next pages of the acquire into the window, and tells the client.
+    fn tell(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        let mut list: Vec<Fill> = Vec::new();
+        let (mut pages, mut in_window) = (0, 0);
+        while pages < REPLY && in_window < BATCH && list.len() < MAX_RUNS {
+            let Some(fill) = self.queue.front() else {
+                if self.plan()? {
+                    continue;
+                }
+                break;
+            };
+            let first = fill.pages.start - self.pages.start;
+            // The list ascends, as a message must; pages that are fetched again come later.
+            if list.last().is_some_and(|Fill { run, .. }| run.first + u64::from(run.count) > first) {
+                break;
+            }
+            let Some(fill) = self.queue.pop_front() else { break };
+            // At most `STEP`.
+            let count = (fill.pages.end - fill.pages.start) as u32;
+            let source = self.put(first, &fill)?;
+            pages += u64::from(count);
+            in_window += if source == Source::File { 0 } else { u64::from(count) };
+            // A page with a base is open at once: it needs no confirmation.
+            if source != Source::Patch {
+                match self.told.last_mut() {
+                    Some(run) if run.end == fill.pages.start => run.end = fill.pages.end,
+                    _ => self.told.push(fill.pages.clone()),
+                }
+            }
+            match list.last_mut() {
+                Some(Fill { run, source: last }) if *last == source && run.first + u64::from(run.count) == first => {
+                    run.count += count;
+                }
+                _ => list.push(Fill { run: Run { first, count }, source }),
+            }
+        }
+        messages::fills(out, self.size()?, &list);
+        Ok(())
+    }
+
+    /// Puts the bytes of a fill into the window, if the client cannot read them itself.
+    fn put(&self, first: u64, fill: &pagecache::Fill) -> Result<Source> {
+        let mut bytes = [0; PAGE];
+        if !fill.source.copy(&mut bytes) {
+            return Ok(Source::File);
+        }
+        let at = first * PAGE as u64;
+        file_backing::write(self.window.as_fd(), at, &bytes)?;
+        let Some(base) = &fill.base else { return Ok(Source::Window) };
+        base.copy(&mut bytes);
+        let half = (self.pages.end - self.pages.start) * PAGE as u64;
+        file_backing::write(self.window.as_fd(), half + at, &bytes)?;
+        Ok(Source::Patch)
+    }
+}
+
+/// A window for a map of this many pages.
+fn window(pages: u64) -> std::result::Result<OwnedFd, Errno> {
+    let len = pages.checked_mul(2 * PAGE as u64).ok_or(Errno::NOMEM)?;
+    let window = rustix::fs::memfd_create("spinio-gaia-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&window, len)?;
+    rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(window)
+}
+
+/// A step of an acquire has failed, of which pages were planned that the client was not told.
+fn broken(failure: Failure) -> Failure {
+    match failure {
+        Failure::Refused(error) => Failure::Broken(error),
+        other => other,
+    }
+}

@@ -1,0 +1,79 @@
+//! Clients: programs that have files of the mount in GPU memory.
+//!
+//! ```text
+//!   ioctl on a file of the mount ──> handler ──> ticket        proves that the client could open the file (tickets.rs)
+//!   socket of the mount ──> accept.rs ──> a thread per client  one connection = one map = one owner (client.rs)
+//! ```
+//!
+//! A client can stall its own thread only: no handler waits for it, and while a thread waits for its client it holds no
+//! lock. Threads are io-flushers, since they hold locks that a handler of a WRITE needs while they allocate memory.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+use spinio_pagecache::messages::{Access, TicketReply};
+
+use crate::backing::Backing;
+use crate::content::Content;
+use crate::invalidator::Invalidator;
+use crate::quotas::{Limits, Quotas};
+use crate::tickets::{Grant, Tickets};
+
+/// What the threads share.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    path: Vec<u8>,
+    tickets: Tickets,
+    /// Whether INVAL waits until the server has answered the WRITE of a dirty page. Maps, and holes, need that.
+    pub(crate) waits_for_writeback: bool,
+    pub(crate) quotas: Quotas,
+    pub(crate) since: Instant,
+    pub(crate) content: Arc<Content>,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) kernel: Invalidator,
+}
+
+impl Clients {
+    /// `listener`: the supervisor's listening socket, which tickets name.
+    pub(crate) fn new(
+        listener: &OwnedFd,
+        content: Arc<Content>,
+        backing: Arc<Backing>,
+        kernel: Invalidator,
+        limits: Limits,
+        waits_for_writeback: bool,
+    ) -> Result<Clients, Errno> {
+        let address = SocketAddrUnix::try_from(rustix::net::getsockname(listener)?).map_err(|_| Errno::INVAL)?;
+        let path = address.path_bytes().ok_or(Errno::INVAL)?.to_vec();
+        let (tickets, quotas) = (Tickets::default(), Quotas::new(limits));
+        Ok(Clients { path, tickets, waits_for_writeback, quotas, since: Instant::now(), content, backing, kernel })
+    }
+
+    /// A ticket for a client with an open file.
+    ///
+    /// # Errors
+    /// EPROTONOSUPPORT: the Linux kernel's write-back outlives the page, so that CPU stores would be lost.
+    pub(crate) fn ticket(&self, node: u64, access: Access) -> Result<TicketReply, Errno> {
+        if !self.waits_for_writeback {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let ticket = self.tickets.give(Grant { node, access })?;
+        TicketReply::new(ticket, &self.path).ok_or(Errno::NAMETOOLONG)
+    }
+
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+}
+
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+    let body = move || {
+        let _ = rustix::process::configure_io_flusher_behavior(true);
+        body();
+    };
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    spawned.map(drop).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))
+}

@@ -1,0 +1,248 @@
+//! The content of files: the seam between the FUSE handlers and the page table.
+//!
+//! ```text
+//!   READ  WRITE  SETATTR(size)  FALLOCATE  FSYNC  last FORGET  unmount        handlers/data.rs, attributes.rs
+//!     │     │         │             │        │         │          │
+//!     ▼     ▼         ▼             ▼        ▼         ▼          ▼
+//!   read  write    truncate      allocate  fsync    forget     finish         here: which bytes a page has now
+//!     │     │         │             │        │         │          │
+//!     ├─────┴─────────┴── no table? ┴────────┴──> backing file    │
+//!     └─────────────── files.rs: page table ──────────────────────┘  <── clients.rs: acquire, release
+//! ```
+//!
+//! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, WriteFrom, offset_of};
+
+use crate::backing::Backing;
+use crate::file_backing::{self, FileBacking, errno};
+use crate::files::{File, Files};
+use crate::slot_memory::PageSlots;
+use crate::state::StateMemory;
+
+/// A READ that was overtaken by releases this often is done under the lock.
+const READS_WITHOUT_LOCK: usize = 3;
+/// Released pages are written to the file after this time.
+const WRITE_OUT_AFTER: Duration = Duration::from_secs(5);
+
+/// The content of all files of a mount.
+#[derive(Debug)]
+pub struct Content {
+    files: Files,
+    slots: u32,
+}
+
+impl Content {
+    /// Over the page table in the state memory: that of an earlier server, or a new one.
+    ///
+    /// # Errors
+    /// EINVAL: the state memory is of another version. ENOMEM and the like: another server may succeed.
+    pub fn attach(state: Arc<StateMemory>, backing: Arc<Backing>) -> Result<Content, Errno> {
+        let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state));
+        let slots = memory.slots();
+        // The first word is the mark of a memory that was laid out.
+        let (table, recovered) = if memory.load(0) == 0 {
+            (Slots::format(memory).map_err(|_| Errno::INVAL)?, Vec::new())
+        } else {
+            Slots::recover(memory).map_err(|_| Errno::INVAL)?
+        };
+        // As much as for released pages.
+        table.limit_copies(slots as usize);
+        Ok(Content { files: Files::new(table, recovered, backing)?, slots })
+    }
+
+    /// Pages that can be released and not yet written out.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Reads up to the length of `buffer`; less only at the end of the file. The kernel may keep the bytes. `direct`: it
+    /// may have pages of the range besides, since the file is open with O_DIRECT.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn read(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        buffer: &mut [u8],
+        direct: bool,
+    ) -> Result<usize, Errno> {
+        let into = if direct { ReadInto::Unknown } else { ReadInto::PageCache };
+        match self.files.hold(node).file() {
+            Some(found) => read_pages(found, FileBacking(file), offset, buffer, into).map_err(|e| errno(&e)),
+            None => file_backing::read(file, offset, buffer),
+        }
+    }
+
+    /// Writes all bytes. `cached`: whole pages of the page cache (short at the end of the file), of which a program may
+    /// have written only some bytes; else exactly the bytes that a program wrote.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn write(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: &[u8],
+        cached: bool,
+    ) -> Result<usize, Errno> {
+        let from = if cached { WriteFrom::PageCache } else { WriteFrom::Program };
+        let held = self.files.hold(node);
+        self.files.times().keep(node, file, || match held.file() {
+            Some(found) => found.pages().write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e)),
+            None => file_backing::write(file, offset, bytes),
+        })?;
+        Ok(bytes.len())
+    }
+
+    /// Sets the size; bytes past it are gone.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn truncate(&self, node: u64, file: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
+        match self.files.hold(node).file() {
+            Some(found) => found.pages().truncate(&FileBacking(file), size).map_err(|e| errno(&e)),
+            None => rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, size)),
+        }
+    }
+
+    /// `fallocate`. With PUNCH_HOLE or ZERO_RANGE the bytes of the range become zeros; the kernel has written back its
+    /// pages of the range before.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn allocate(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        mode: FallocateFlags,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), Errno> {
+        let allocate = || rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, length));
+        let held = self.files.hold(node);
+        self.files.times().keep(node, file, || match held.file() {
+            Some(found) => allocate_pages(found, FileBacking(file), mode, offset, length, allocate),
+            None => allocate(),
+        })
+    }
+
+    /// Sets times of a file, by `call`.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub fn set_times(&self, node: u64, call: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+        let _lock = self.files.times().lock(node);
+        call()
+    }
+
+    /// What was written or released before is on storage afterwards.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
+        self.write_out_node(node)?;
+        if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
+    }
+
+    /// Writes released pages of a file to the file below.
+    ///
+    /// # Errors
+    /// Of the backing file.
+    pub fn write_out_node(&self, node: u64) -> Result<(), Errno> {
+        // Without the guard, since this may take long. A file that loses its table meanwhile has nothing to write out.
+        let found = self.files.hold(node).file().cloned();
+        found.map_or(Ok(()), |found| self.files.write_out(&found))
+    }
+
+    /// The kernel has no page of the node any more.
+    pub fn forget(&self, node: u64) {
+        self.files.forget(node);
+    }
+
+    /// Writes out released pages that are old, and all if slots are short. To be called every second.
+    pub fn write_out(&self) {
+        let free = self.files.slots().free_slots() as u64;
+        let short = free < u64::from(self.slots) / 8 * 7;
+        self.files.write_out_older(if short { Duration::ZERO } else { WRITE_OUT_AFTER });
+    }
+
+    /// The file system is unmounted.
+    pub fn finish(&self) {
+        self.files.finish();
+    }
+}
+
+/// `fallocate` of a file with a page table; `allocate` is the call on the backing file.
+fn allocate_pages(
+    file: &File,
+    backing: FileBacking<'_>,
+    mode: FallocateFlags,
+    offset: u64,
+    length: u64,
+    allocate: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+    let keeps_size = mode.contains(FallocateFlags::KEEP_SIZE);
+    let mut pages = file.pages();
+    match mode - FallocateFlags::KEEP_SIZE {
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE => {
+            let size = backing.size().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+            let inside = offset..end.min(size);
+            if !inside.is_empty() {
+                pages.punch(&backing, inside).map_err(|e| errno(&e))?;
+            }
+            if end > size && !keeps_size {
+                pages.truncate(&backing, end).map_err(|e| errno(&e))?;
+            }
+            Ok(())
+        }
+        // A larger file has zeros at its end, as after a truncation.
+        mode if mode.is_empty() => allocate(),
+        _ => Err(Errno::OPNOTSUPP),
+    }
+}
+
+/// A READ of a file with a page table. The bytes are copied without a lock, and again if a page has a new version.
+fn read_pages(
+    file: &File,
+    backing: FileBacking<'_>,
+    offset: u64,
+    buffer: &mut [u8],
+    into: ReadInto,
+) -> spinio_pagecache::Result<usize> {
+    let end = offset + buffer.len() as u64;
+    for _ in 0..READS_WITHOUT_LOCK {
+        let plan = file.pages().read_plan(offset / PAGE as u64..end.div_ceil(PAGE as u64));
+        let inside = backing.size()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        for (pages, source) in &plan.runs {
+            let first = offset_of(pages.start).max(offset);
+            let last = offset_of(pages.end).min(end);
+            let part = &mut buffer[(first - offset) as usize..(last - offset) as usize];
+            let mut page = [0; PAGE];
+            if source.copy(&mut page) {
+                let within = (first % PAGE as u64) as usize;
+                part.copy_from_slice(&page[within..within + part.len()]);
+            } else {
+                backing.read(first, part)?;
+            }
+        }
+        if file.pages().read_done(&plan, into) {
+            return Ok(inside);
+        }
+    }
+    file.pages().read(&backing, offset, buffer, into)
+}

@@ -1,0 +1,382 @@
+//! The files that have a page table: those that a client has mapped, and those whose released pages are not written out.
+//!
+//! All other files are passed through, and nothing is known of their pages. So a file that gets a table must count
+//! every page as one that the kernel may have, and no request of it may be half done: requests hold the lock of the
+//! file's shard.
+//!
+//! Locks, in this order: shard > release of a file > times (times.rs) > pages of a file. The last two are
+//! never held across an invalidation, nor while a client is waited for. A handler takes all but the second.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots};
+
+use crate::backing::{Access, Backing};
+use crate::file_backing::{FileBacking, errno};
+use crate::invalidator::Invalidator;
+use crate::report::report;
+use crate::times::Times;
+
+/// Files of one shard wait for each other only while a table is made.
+const SHARDS: usize = 64;
+/// Pages written out while the lock of a file is held.
+const WRITE_OUT: usize = 64;
+
+type Shard = HashMap<u64, Arc<File>>;
+
+/// A file with a page table.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) node: u64,
+    /// Held during a release, from its commit until its pages are invalidated.
+    release: Mutex<()>,
+    pages: Mutex<FilePages>,
+    /// Clients that have it mapped.
+    users: AtomicUsize,
+    /// The kernel has forgotten the node; its number may mean another file.
+    gone: AtomicBool,
+    /// When the oldest page was released that may not be written out.
+    dirty_since: Mutex<Option<Instant>>,
+}
+
+impl File {
+    fn new(node: u64, pages: FilePages) -> File {
+        File {
+            node,
+            release: Mutex::default(),
+            pages: Mutex::new(pages),
+            users: AtomicUsize::new(0),
+            gone: AtomicBool::new(false),
+            dirty_since: Mutex::default(),
+        }
+    }
+
+    /// The page table.
+    pub(crate) fn pages(&self) -> MutexGuard<'_, FilePages> {
+        lock(&self.pages)
+    }
+
+    /// Serializes releases.
+    pub(crate) fn lock_release(&self) -> MutexGuard<'_, ()> {
+        lock(&self.release)
+    }
+
+    /// Clients that have it mapped.
+    pub(crate) fn maps(&self) -> usize {
+        self.users.load(SeqCst)
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(SeqCst)
+    }
+
+    /// A release has made pages dirty.
+    pub(crate) fn mark_dirty(&self) {
+        lock(&self.dirty_since).get_or_insert_with(Instant::now);
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Files {
+    slots: Arc<Slots>,
+    backing: Arc<Backing>,
+    shards: [RwLock<Shard>; SHARDS],
+    owners: AtomicU64,
+    times: Times,
+}
+
+/// A file during a request, with or without a table.
+pub(crate) struct Held<'a> {
+    shard: RwLockReadGuard<'a, Shard>,
+    node: u64,
+}
+
+impl Held<'_> {
+    pub(crate) fn file(&self) -> Option<&Arc<File>> {
+        self.shard.get(&self.node)
+    }
+}
+
+/// A file that a client has mapped; it keeps its table until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Use(Arc<File>);
+
+impl std::ops::Deref for Use {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Files {
+    /// With what an earlier server left.
+    ///
+    /// # Errors
+    /// A file cannot be opened now: its released pages wait for the next server.
+    pub(crate) fn new(slots: Arc<Slots>, recovered: Vec<Recovered>, backing: Arc<Backing>) -> Result<Files, Errno> {
+        let shards = std::array::from_fn(|_| RwLock::default());
+        let files = Files { slots, backing, shards, owners: 1.into(), times: Times::default() };
+        for recovered in recovered {
+            let node = recovered.file();
+            let fd = match files.backing.open_waiting(node, Access::Write) {
+                Ok(fd) => fd,
+                // It does not exist any more.
+                Err(Errno::STALE | Errno::NOENT) => {
+                    recovered.discard(&files.slots);
+                    continue;
+                }
+                Err(error) => {
+                    report!("cannot open node {node}, which has released pages: {error}");
+                    return Err(error);
+                }
+            };
+            match FilePages::recover(files.slots.clone(), recovered, &FileBacking(fd.as_fd())) {
+                Ok(pages) => {
+                    let file = File::new(node, pages);
+                    file.mark_dirty();
+                    write(files.shard(node)).insert(node, Arc::new(file));
+                }
+                Err(error) => {
+                    report!("cannot read node {node}, which has released pages: {error}");
+                    return Err(errno(&error));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    pub(crate) fn times(&self) -> &Times {
+        &self.times
+    }
+
+    /// A number that no owner had before.
+    pub(crate) fn new_owner(&self) -> OwnerId {
+        OwnerId(self.owners.fetch_add(1, SeqCst))
+    }
+
+    fn shard(&self, node: u64) -> &RwLock<Shard> {
+        &self.shards[node as usize % SHARDS]
+    }
+
+    /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it.
+    pub(crate) fn hold(&self, node: u64) -> Held<'_> {
+        Held { shard: read(self.shard(node)), node }
+    }
+
+    /// The file of a node for a client; it gets a table if it has none.
+    pub(crate) fn enter(&self, node: u64) -> Use {
+        let mut shard = write(self.shard(node));
+        // The size does not matter, since the kernel may have all pages.
+        let make = || Arc::new(File::new(node, FilePages::new(self.slots.clone(), node, KernelPages::Any, 0)));
+        let file = shard.entry(node).or_insert_with(make).clone();
+        file.users.fetch_add(1, SeqCst);
+        Use(file)
+    }
+
+    /// Those with a table.
+    pub(crate) fn all(&self) -> Vec<Arc<File>> {
+        self.shards.iter().flat_map(|shard| read(shard).values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// The kernel has forgotten a node: it has none of its pages.
+    pub(crate) fn forget(&self, node: u64) {
+        if self.hold(node).file().is_none() {
+            return;
+        }
+        // The kernel has no open descriptor of it, so no client can come, and those that are still there have died.
+        let Some(file) = write(self.shard(node)).remove(&node) else { return };
+        file.gone.store(true, SeqCst);
+        if let Err(error) = self.write_out(&file) {
+            report!("released pages of node {node} are lost: {error}");
+        }
+        let empty = FilePages::new(self.slots.clone(), node, KernelPages::None, 0);
+        std::mem::replace(&mut *file.pages(), empty).discard();
+    }
+
+    /// Writes all pages released before to the file below the mount.
+    pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
+        *lock(&file.dirty_since) = None;
+        let dirty: Vec<u64> = file.pages().dirty().collect();
+        if dirty.is_empty() {
+            return Ok(());
+        }
+        let written = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
+            let backing = FileBacking(fd.as_fd());
+            dirty.chunks(WRITE_OUT).try_for_each(|chunk| {
+                self.times.keep(file.node, fd.as_fd(), || {
+                    let mut pages = file.pages();
+                    chunk.iter().try_for_each(|page| pages.write_out(&backing, *page)).map_err(|e| errno(&e))
+                })
+            })
+        });
+        if written.is_err() {
+            file.mark_dirty();
+        }
+        written
+    }
+
+    /// Writes out files with pages that were released before this age, or all; drops tables that nobody needs.
+    pub(crate) fn write_out_older(&self, age: Duration) {
+        self.write_out_where(|file| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age));
+        for file in self.all() {
+            if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
+                let mut shard = write(self.shard(file.node));
+                // Nobody can enter while the shard is locked, and no request can make it busy: only releases do.
+                if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
+                    shard.remove(&file.node);
+                }
+            }
+        }
+    }
+
+    /// Writes out everything, also what another thread has begun to write out.
+    pub(crate) fn finish(&self) {
+        self.write_out_where(|_| true);
+    }
+
+    fn write_out_where(&self, is_due: impl Fn(&File) -> bool) {
+        for file in self.all() {
+            if is_due(&file)
+                && let Err(error) = self.write_out(&file)
+            {
+                report!("cannot write released pages of node {}: {error}", file.node);
+            }
+        }
+    }
+
+    /// Invalidates what releases of an earlier server have left, so that no program sees older bytes.
+    pub(crate) fn settle_all(&self, kernel: &Invalidator) {
+        for file in self.all() {
+            let _release = file.lock_release();
+            settle(&file, kernel);
+        }
+    }
+}
+
+/// Completes releases of an earlier server. With the release lock of the file.
+pub(crate) fn settle(file: &File, kernel: &Invalidator) {
+    let pending = file.pages().pending();
+    for (release, runs) in pending {
+        invalidate(file, kernel, release, runs);
+    }
+}
+
+/// Invalidates the pages of a release until it is over. With the release lock of the file, and not that of its pages.
+pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, runs: Vec<std::ops::Range<u64>>) {
+    let mut runs = runs;
+    loop {
+        kernel.invalidate(file.node, &runs);
+        runs = file.pages().invalidated(release);
+        if runs.is_empty() {
+            return;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {
+    shard.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(shard: &RwLock<Shard>) -> std::sync::RwLockWriteGuard<'_, Shard> {
+    shard.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+
+    use rustix::fs::{Mode, OFlags};
+    use spinio_fuse::Negotiated;
+    use spinio_pagecache::{Access as Want, PAGE, SlotMemory};
+
+    use super::*;
+    use crate::handlers::{identity, stat};
+    use crate::link::Link;
+    use crate::nodes::Nodes;
+    use crate::slot_memory::PageSlots;
+    use crate::state::StateMemory;
+
+    const NEW: [u8; PAGE] = [7; PAGE];
+
+    fn open(path: &Path, flags: OFlags) -> OwnedFd {
+        rustix::fs::open(path, flags, Mode::empty()).unwrap()
+    }
+
+    /// The files below a directory; `flags` opens it.
+    fn backing(dir: &Path, state: &Arc<StateMemory>, flags: OFlags) -> Arc<Backing> {
+        let (supervisor, _) = Link::pair().unwrap();
+        Arc::new(Backing::new(open(dir, flags), Arc::new(Nodes::attach(state.clone())), supervisor, 16))
+    }
+
+    /// A file with one released page, as during a write-out by another thread: it is not marked dirty.
+    fn with_released_page(dir: &Path) -> Option<(Arc<StateMemory>, Files)> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: not root");
+            return None;
+        }
+        std::fs::write(dir.join("file"), [1; PAGE]).unwrap();
+        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
+        let state = Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap());
+        let fd = open(&dir.join("file"), OFlags::RDWR);
+        let identity = identity(&fd, &stat(&fd).unwrap()).unwrap();
+        let node = Nodes::attach(state.clone()).look_up(&identity).unwrap();
+        let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state.clone()));
+        let backing = backing(dir, &state, OFlags::RDONLY);
+        let files = Files::new(Slots::format(memory).unwrap(), Vec::new(), backing).unwrap();
+        let (file, owner) = (files.enter(node), files.new_owner());
+        let below = FileBacking(fd.as_fd());
+        file.pages().add_owner(owner, 0..1);
+        file.pages().open(&below, owner, 0..1, Want::Write).unwrap();
+        file.pages().filled(owner, 0..1).unwrap();
+        file.pages().commit(&below, owner, 1, [(0, &NEW)]).unwrap();
+        drop(file);
+        Some((state, files))
+    }
+
+    #[test]
+    fn end_of_the_mount_writes_what_another_thread_has_begun_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some((_, files)) = with_released_page(dir.path()) else { return };
+        files.finish();
+        assert!(std::fs::read(dir.path().join("file")).unwrap() == NEW);
+    }
+
+    #[test]
+    fn released_pages_survive_a_server_that_cannot_open_their_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some((state, first)) = with_released_page(dir.path()) else { return };
+        drop(first);
+        let attach = |flags| {
+            let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state.clone()));
+            let (slots, recovered) = Slots::recover(memory).unwrap();
+            assert_eq!(recovered.len(), 1);
+            Files::new(slots, recovered, backing(dir.path(), &state, flags))
+        };
+        // A descriptor that handles cannot be opened with.
+        assert_eq!(attach(OFlags::PATH).map(drop), Err(Errno::BADF));
+        attach(OFlags::RDONLY).unwrap().finish();
+        assert!(std::fs::read(dir.path().join("file")).unwrap() == NEW);
+    }
+}

@@ -1,0 +1,104 @@
+//! Attributes, symbolic links, and the file system's own.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::io::Errno;
+use spinio_fuse::abi::{AttrOut, SetattrIn, StatfsOut, setattr};
+use spinio_sys::linux::chmod_fd;
+
+use super::lookup::{attr, stat};
+use super::{Handlers, Reply, Result, VALID_SECONDS};
+use crate::backing::{Access, proc_path};
+
+/// Set-user-ID, set-group-ID, group may execute.
+const SUID: u32 = 0o4000;
+const SGID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+impl Handlers {
+    pub(super) fn getattr(&self, node: u64, reply: &mut Reply) -> Result<()> {
+        let fd = self.backing.open(node, Access::Path)?;
+        reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
+        Ok(())
+    }
+
+    /// Order: the owner first, since changing it clears set-user-ID bits; times last, since truncation changes them.
+    /// The change time cannot be set; the backing file system has its own.
+    pub(super) fn setattr(&self, node: u64, args: &SetattrIn, reply: &mut Reply) -> Result<()> {
+        let sets = |flag: u32| args.valid & flag != 0;
+        let fd = self.backing.open(node, Access::Path)?;
+        if sets(setattr::UID | setattr::GID) {
+            let uid = sets(setattr::UID).then(|| Uid::from_raw(args.uid));
+            let gid = sets(setattr::GID).then(|| Gid::from_raw(args.gid));
+            rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if sets(setattr::MODE) {
+            chmod(&fd, args.mode & 0o7777)?;
+        }
+        if sets(setattr::SIZE) {
+            let file = self.backing.open(node, Access::Write)?;
+            if sets(setattr::KILL_SUIDGID) {
+                drop_suidgid(&fd)?;
+            }
+            self.content.truncate(node, file.as_fd(), args.size)?;
+        }
+        if sets(setattr::ATIME | setattr::MTIME) {
+            let time = |set, now, seconds: u64, nsec: u32| Timespec {
+                tv_sec: seconds as i64,
+                tv_nsec: if !sets(set) {
+                    UTIME_OMIT
+                } else if sets(now) {
+                    UTIME_NOW
+                } else {
+                    nsec.into()
+                },
+            };
+            let times = Timestamps {
+                last_access: time(setattr::ATIME, setattr::ATIME_NOW, args.atime, args.atime_nsec),
+                last_modification: time(setattr::MTIME, setattr::MTIME_NOW, args.mtime, args.mtime_nsec),
+            };
+            self.content.set_times(node, || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH))?;
+        }
+        reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
+        Ok(())
+    }
+
+    pub(super) fn readlink(&self, node: u64, reply: &mut Reply) -> Result<()> {
+        let fd = self.backing.open(node, Access::Path)?;
+        let target = rustix::fs::readlinkat(&*fd, c"", Vec::new())?;
+        reply.head.extend_from_slice(target.to_bytes());
+        Ok(())
+    }
+
+    pub(super) fn statfs(&self, reply: &mut Reply) -> Result<()> {
+        let is = rustix::fs::fstatvfs(self.backing.mount())?;
+        reply.push(&StatfsOut {
+            blocks: is.f_blocks,
+            blocks_free: is.f_bfree,
+            blocks_available: is.f_bavail,
+            files: is.f_files,
+            files_free: is.f_ffree,
+            block_size: is.f_bsize as u32,
+            name_length: is.f_namemax as u32,
+            fragment_size: is.f_frsize as u32,
+            ..StatfsOut::default()
+        });
+        Ok(())
+    }
+}
+
+fn chmod(fd: &OwnedFd, mode: u32) -> Result<()> {
+    match chmod_fd(fd.as_fd(), mode) {
+        Err(Errno::NOSYS) => rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode)),
+        result => result,
+    }
+}
+
+/// What a write by a program without CAP_FSETID does to an executable file.
+pub(super) fn drop_suidgid(fd: &OwnedFd) -> Result<()> {
+    let mode = u32::from(stat(fd)?.stx_mode);
+    let group = if mode & GROUP_EXECUTE != 0 { SGID } else { 0 };
+    let kept = mode & !(SUID | group);
+    if kept == mode { Ok(()) } else { chmod(fd, kept & 0o7777) }
+}

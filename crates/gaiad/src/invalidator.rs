@@ -1,0 +1,146 @@
+//! The invalidator: a process that makes the kernel drop pages (INVAL), for the server.
+//!
+//! INVAL of a dirty page waits, and cannot be interrupted, until a server has answered its WRITE. A server that is killed
+//! while one of its own threads waits like that would not end before another server answers, and the supervisor starts
+//! none before it has ended, since a thread of the old one may still be writing to a file. So no thread of a server
+//! waits there: this process does, which outlives servers and does nothing else.
+//!
+//! ```text
+//!   server ── node, runs of bytes, one end of a socket ──> any thread of the invalidator ── INVAL ──> kernel
+//!          <────────────── one byte through that socket ── when all have returned
+//! ```
+//!
+//! Known flaw: if supervisor and server are killed while it waits, the mount stays until `umount -f`: only then the
+//! kernel gives up the WRITE.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType,
+};
+use spinio_fuse::Connection;
+use spinio_pagecache::{PAGE, offset_of};
+
+use crate::report::report;
+
+/// Requests at a time; one waits for the dirty pages of its own file only.
+const THREADS: usize = 4;
+/// Runs in one message.
+const RUNS: usize = 256;
+/// A node, then an offset and a length for each run.
+const MESSAGE: usize = 8 + RUNS * 16;
+
+/// How long to wait for descriptors or memory.
+const SHORTAGE: Duration = Duration::from_millis(10);
+
+/// The server's side.
+#[derive(Debug)]
+pub(crate) struct Invalidator {
+    requests: OwnedFd,
+}
+
+impl Invalidator {
+    /// `requests`: a socket whose other end the process has.
+    pub(crate) fn new(requests: OwnedFd) -> Invalidator {
+        Invalidator { requests }
+    }
+
+    /// Drops pages of a node from the kernel's page cache, after dirty ones were written back. No thread that handles
+    /// requests may call it, nor one with a lock that such a thread needs.
+    ///
+    /// Without the process the server ends: the next one gets a new process, and invalidates what is committed.
+    pub(crate) fn invalidate(&self, node: u64, runs: &[Range<u64>]) {
+        for runs in runs.chunks(RUNS) {
+            while let Err(error) = self.request(node, runs) {
+                if !matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) {
+                    report!("the process that invalidates pages has ended ({error}): starting again");
+                    std::process::exit(1);
+                }
+                std::thread::sleep(SHORTAGE);
+            }
+        }
+    }
+
+    fn request(&self, node: u64, runs: &[Range<u64>]) -> Result<(), Errno> {
+        let mut message = Vec::with_capacity(MESSAGE);
+        message.extend(node.to_ne_bytes());
+        for (offset, len) in runs.iter().map(byte_range) {
+            message.extend(offset.to_ne_bytes());
+            message.extend(len.to_ne_bytes());
+        }
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [theirs.as_fd()];
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(Errno::NOBUFS);
+        }
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.requests, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)
+        })?;
+        drop(theirs);
+        let mut done = [0];
+        match rustix::io::retry_on_intr(|| rustix::io::read(&ours, &mut done))? {
+            1 => Ok(()),
+            // The process has ended.
+            _ => Err(Errno::PIPE),
+        }
+    }
+}
+
+/// The process: until no server and no supervisor has the other end of the socket.
+pub(crate) fn run(device: OwnedFd, requests: OwnedFd) -> Result<(), Errno> {
+    let connection = Connection::new(device);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let body = || while let Some(()) = serve_one(&connection, &requests) {};
+            std::thread::Builder::new()
+                .name("gaia-inval".to_owned())
+                .spawn_scoped(scope, body)
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
+        }
+        Ok(())
+    })
+}
+
+/// `None` after the last request.
+fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut message = [0; MESSAGE];
+    let received = rustix::io::retry_on_intr(|| {
+        let mut into = [IoSliceMut::new(&mut message)];
+        rustix::net::recvmsg(requests, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })
+    .ok()?;
+    let reply = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let (node, runs) = message[..received.bytes].split_first_chunk::<8>()?;
+    for run in runs.chunks_exact(16) {
+        let word = |at: usize| run[at..at + 8].try_into().map_or(0, i64::from_ne_bytes);
+        drop_pages(connection, u64::from_ne_bytes(*node), (word(0), word(8)));
+    }
+    let _ = reply.map(|reply| rustix::net::send(&reply, &[1], SendFlags::NOSIGNAL));
+    Some(())
+}
+
+fn drop_pages(connection: &Connection, node: u64, (offset, len): (i64, i64)) {
+    match connection.inval_inode(node, offset, len) {
+        // ENOENT: it has nothing of the file. The others: it is unmounted.
+        Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN | Errno::PERM) => {}
+        Err(error) => report!("cannot invalidate pages of node {node}: {error}"),
+    }
+}
+
+fn byte_range(run: &Range<u64>) -> (i64, i64) {
+    (offset_of(run.start) as i64, ((run.end - run.start) * PAGE as u64) as i64)
+}

@@ -1,0 +1,125 @@
+//! The GAIA daemon: a pass-through mount over a directory, whose server may die at any time without loss.
+//!
+//! ```text
+//!   programs: open read write mmap rename ...
+//!      │
+//!   kernel: page cache of the mount (write-back), names, attributes; checks permissions
+//!      │ /dev/fuse                                                      one process: the server
+//!      ▼                                                    ┌─────────────────────────────────────────────┐
+//!   ┌ supervisor ─────────────────┐   descriptors (link)    │ server      attach, RESEND, worker threads  │
+//!   │ /dev/fuse                   ├────────────────────────>│ handlers/   one request -> one reply        │
+//!   │ state memory                │                         │  ├ nodes    number -> file handle           │
+//!   │ backing directory           │<────────────────────────┤  ├ journal  what must not be done twice     │
+//!   │ orphans: files without name │   Keep / Drop           │  ├ backing  descriptors, opened by handle   │
+//!   │ socket for clients          │                         │  └ content  bytes of pages: the seam        │
+//!   │ restarts the server         │                         └───────────────┬─────────────────────────────┘
+//!   └─────────────────────────────┘                                         ▼ backing directory, below the mount
+//! ```
+//!
+//! | file | contents |
+//! |---|---|
+//! | `supervisor/` | mount with its checks, servers one after the other, socket and lock of the mount |
+//! | `link.rs` | messages and descriptors between the two |
+//! | `state.rs` | the memory file that outlives the server: its parts |
+//! | `nodes.rs`, `journal.rs` | two of these parts |
+//! | `server.rs` | a server's life |
+//! | `handlers/` | the operations |
+//! | `backing.rs` | descriptors of the backing file system |
+//! | `content.rs` | reads and writes of file content: from the page table, or the file below the mount |
+//! | `files.rs` | files with a page table, and the invalidation of the kernel's pages |
+//! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
+//! | `invalidator.rs` | the process that waits for the kernel to drop pages |
+//! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
+//! | `client.rs`, `draft.rs`, `release.rs` | one map: acquire, release |
+//! | `seek.rs` | holes of files that have dirty pages |
+//! | `times.rs` | why writes leave modification times as they were |
+//! | `report.rs` | messages to the user |
+//! | `buffer.rs` | why the pages of buffers exist before they are used |
+//! | `identity.rs` | new files belong to the caller |
+//! | `unmount.rs` | `spinio gaia umount` |
+//! | `status.rs` | what the server holds, for `spinio gaia status` |
+//!
+//! **A server is replaced, not restarted**: nothing in its ordinary memory matters. The kernel keeps requests until
+//! they are answered and sends them again to the next server (FUSE_NOTIFY_RESEND, Linux 6.9); dirty pages are in the
+//! kernel; what node numbers mean is in state memory; an open file is its node.
+//!
+//! Known flaws:
+//! - After a crash a node record may stay until unmount (its count is too high), 256 bytes each: one per request in
+//!   flight, and up to a few hundred for a READDIRPLUS.
+//! - File systems mounted below the directory appear as the directories that they cover.
+//! - Needs root, and file handles of the backing file system.
+#![deny(unsafe_code)]
+#![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
+
+mod accept;
+mod backing;
+mod buffer;
+mod channel;
+mod client;
+mod clients;
+mod content;
+mod draft;
+mod file_backing;
+mod files;
+mod handlers;
+mod identity;
+mod invalidator;
+mod journal;
+mod link;
+mod nodes;
+mod quotas;
+mod release;
+mod report;
+mod seek;
+mod server;
+mod slot_memory;
+mod state;
+mod status;
+mod supervisor;
+mod tickets;
+mod times;
+mod unmount;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+
+use rustix::io::Errno;
+
+use crate::link::{Link, Message};
+use crate::report::report;
+
+pub use content::Content;
+pub use spinio_pagecache::messages::{ServerStatus, Stats};
+pub use state::StateMemory;
+pub use status::{FileStatus, Mount, MountStatus, mounts, status};
+pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};
+pub use unmount::unmount;
+
+/// Bytes of state memory for released pages that are not written out yet, unless told otherwise: an eighth of the
+/// machine's memory. It is used as pages are released.
+pub fn default_pages_bytes() -> usize {
+    ((spinio_sys::linux::total_memory() / 8) as usize).clamp(64 << 20, 16 << 30)
+}
+
+/// The server process: serves what the supervisor hands over through standard input. The process ends with 0 after an
+/// unmount.
+pub fn server_role() -> ExitCode {
+    let link = std::io::stdin().as_fd().try_clone_to_owned();
+    let serve = |link: Link| match link.receive(true)? {
+        Some((Message::Start, fds)) => server::serve(link, fds),
+        Some((Message::Invalidate, fds)) => {
+            let [device, requests] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::PROTO)?;
+            drop(link);
+            invalidator::run(device, requests)
+        }
+        _ => Err(Errno::PROTO),
+    };
+    let served = link.map_err(|e| e.to_string()).and_then(|link| serve(Link::new(link)).map_err(|e| e.to_string()));
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report!("the server cannot begin: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

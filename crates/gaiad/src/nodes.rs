@@ -1,0 +1,242 @@
+//! Nodes: what the kernel's node numbers mean.
+//!
+//! ```text
+//!   record (256 bytes in state memory)                           index (ordinary memory, rebuilt at attach)
+//!   state │ lookups │ device, inode │ type │ number │ file handle      hash of inode and handle -> record
+//! ```
+//!
+//! A node is an inode of the backing file system, named by its file handle: no descriptor is kept for it, renames do
+//! not matter, and a new server opens it as the old one did. `lookups` counts the replies that gave the kernel this
+//! number, less what FORGET took back; at zero the record is free. Its number contains a sequence number, so that a
+//! late notification for the previous user of a record means no other file.
+//!
+//! Order of stores: a record is complete before its state says "used"; `lookups` rises before the reply is sent. A
+//! crash therefore leaves a count that is right or too high, never too low: at worst a record stays until unmount.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use spinio_fuse::abi::ROOT_NODE;
+use spinio_sys::linux::{FileHandle, HANDLE_BYTES};
+
+use crate::state::{NODE_WORDS, StateMemory};
+
+/// Words of a record.
+mod word {
+    pub(super) const STATE: usize = 0;
+    pub(super) const LOOKUPS: usize = 1;
+    pub(super) const DEVICE: usize = 2;
+    pub(super) const INODE: usize = 3;
+    /// Type of the handle, and its length.
+    pub(super) const HANDLE_KIND: usize = 4;
+    /// `st_mode & S_IFMT`, which an inode never changes.
+    pub(super) const FILE_TYPE: usize = 5;
+    /// Sequence number; stays when the record is freed.
+    pub(super) const SEQUENCE: usize = 6;
+    pub(super) const HANDLE: usize = 8;
+}
+
+const FREE: u64 = 0;
+const USED: u64 = 1;
+
+/// An inode of the backing file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Regular file, directory, ...
+    pub file_type: FileType,
+    /// Tells it from earlier inodes of this number.
+    pub handle: FileHandle,
+}
+
+impl Identity {
+    /// FNV-1a of the handle; two handles of one inode number that collide would share a node only until looked at:
+    /// [`Nodes::look_up`] compares all of it.
+    fn key(&self) -> Key {
+        let seed = 0xcbf2_9ce4_8422_2325 ^ self.device ^ (self.handle.kind() as u64) << 40;
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        (self.inode, self.handle.bytes().iter().fold(seed, mix))
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct Nodes {
+    state: Arc<StateMemory>,
+    index: Mutex<Index>,
+}
+
+type Key = (u64, u64);
+
+#[derive(Debug, Default)]
+struct Index {
+    /// By inode and a hash of the handle: inode numbers are used again while the kernel still has the node of an
+    /// earlier inode, so several nodes may have one.
+    records: HashMap<Key, u32>,
+    free: Vec<u32>,
+}
+
+impl Nodes {
+    /// Uses the table of the state memory, in which an earlier server may have left nodes.
+    pub fn attach(state: Arc<StateMemory>) -> Nodes {
+        let mut index = Index::default();
+        // Record 0 is not used; 1 is the root.
+        let used = state.nodes_used().load(Acquire).max(2) as u32;
+        state.nodes_used().store(used.into(), Release);
+        let nodes = Nodes { state, index: Mutex::default() };
+        for number in 1..used {
+            let record = nodes.record(number);
+            if record[word::STATE].load(Acquire) == USED {
+                index.records.extend(read(record).map(|identity| (identity.key(), number)));
+            } else if u64::from(number) != ROOT_NODE {
+                index.free.push(number);
+            }
+        }
+        *nodes.lock() = index;
+        nodes
+    }
+
+    /// Makes the root node, unless an earlier server did.
+    pub fn set_root(&self, root: &Identity) {
+        let mut index = self.lock();
+        let record = self.record(ROOT_NODE as u32);
+        if record[word::STATE].load(Acquire) != USED {
+            fill(record, root, 1);
+            index.records.insert(root.key(), ROOT_NODE as u32);
+        }
+    }
+
+    /// The number of an inode, to be given to the kernel: counts one look-up.
+    ///
+    /// # Errors
+    /// ENFILE: the table is full.
+    pub fn look_up(&self, identity: &Identity) -> Result<u64, Errno> {
+        let mut index = self.lock();
+        if let Some(number) = self.find_in(&index, identity) {
+            let record = self.record(number);
+            record[word::LOOKUPS].fetch_add(1, AcqRel);
+            return Ok(id(number, record));
+        }
+        let number = match index.free.pop() {
+            Some(number) => number,
+            None => self.extend()?,
+        };
+        index.records.insert(identity.key(), number);
+        let record = self.record(number);
+        fill(record, identity, 1);
+        Ok(id(number, record))
+    }
+
+    /// The number of an inode that the kernel knows.
+    pub fn find(&self, identity: &Identity) -> Option<u64> {
+        let index = self.lock();
+        self.find_in(&index, identity).map(|number| id(number, self.record(number)))
+    }
+
+    /// Which inode a number means.
+    ///
+    /// # Errors
+    /// ESTALE: none.
+    pub fn get(&self, node: u64) -> Result<Identity, Errno> {
+        let record = self.used(node).ok_or(Errno::STALE)?;
+        read(record).ok_or(Errno::STALE)
+    }
+
+    /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
+    /// may get another number.
+    pub fn forget(&self, node: u64, lookups: u64, last: impl FnOnce()) -> bool {
+        let mut index = self.lock();
+        let Some(record) = self.used(node).filter(|_| node != ROOT_NODE) else { return false };
+        let left = record[word::LOOKUPS].load(Acquire).saturating_sub(lookups);
+        record[word::LOOKUPS].store(left, Release);
+        if left > 0 {
+            return false;
+        }
+        last();
+        let number = node as u32;
+        if let Some(identity) = read(record)
+            && index.records.get(&identity.key()) == Some(&number)
+        {
+            index.records.remove(&identity.key());
+        }
+        record[word::STATE].store(FREE, Release);
+        record[word::SEQUENCE].fetch_add(1, Release);
+        index.free.push(number);
+        true
+    }
+
+    fn find_in(&self, index: &Index, identity: &Identity) -> Option<u32> {
+        let number = *index.records.get(&identity.key())?;
+        (read(self.record(number))? == *identity).then_some(number)
+    }
+
+    fn extend(&self) -> Result<u32, Errno> {
+        let used = self.state.nodes_used();
+        let next = used.load(Acquire);
+        if next as usize >= self.state.nodes().len() / NODE_WORDS {
+            return Err(Errno::NFILE);
+        }
+        used.store(next + 1, Release);
+        Ok(next as u32)
+    }
+
+    fn record(&self, number: u32) -> &[AtomicU64] {
+        &self.state.nodes()[number as usize * NODE_WORDS..][..NODE_WORDS]
+    }
+
+    fn used(&self, node: u64) -> Option<&[AtomicU64]> {
+        let number = node as u32;
+        if number == 0 || number as usize >= self.state.nodes().len() / NODE_WORDS {
+            return None;
+        }
+        let record = self.record(number);
+        (record[word::STATE].load(Acquire) == USED && id(number, record) == node).then_some(record)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn id(number: u32, record: &[AtomicU64]) -> u64 {
+    // The root is 1 for ever: its record is never freed.
+    u64::from(number) | (record[word::SEQUENCE].load(Acquire) & 0x7fff_ffff) << 32
+}
+
+fn fill(record: &[AtomicU64], identity: &Identity, lookups: u64) {
+    let bytes = identity.handle.bytes();
+    for (i, part) in bytes.chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        record[word::HANDLE + i].store(u64::from_ne_bytes(word), Relaxed);
+    }
+    let kind = u64::from(identity.handle.kind() as u32) << 32 | bytes.len() as u64;
+    record[word::HANDLE_KIND].store(kind, Relaxed);
+    record[word::DEVICE].store(identity.device, Relaxed);
+    record[word::INODE].store(identity.inode, Relaxed);
+    record[word::FILE_TYPE].store(identity.file_type.as_raw_mode().into(), Relaxed);
+    record[word::LOOKUPS].store(lookups, Relaxed);
+    record[word::STATE].store(USED, Release);
+}
+
+fn read(record: &[AtomicU64]) -> Option<Identity> {
+    let kind = record[word::HANDLE_KIND].load(Relaxed);
+    let len = (kind as u32 as usize).min(HANDLE_BYTES);
+    let mut bytes = [0; HANDLE_BYTES];
+    for (i, part) in bytes.chunks_mut(8).enumerate().take(len.div_ceil(8)) {
+        part.copy_from_slice(&record[word::HANDLE + i].load(Relaxed).to_ne_bytes());
+    }
+    Some(Identity {
+        device: record[word::DEVICE].load(Relaxed),
+        inode: record[word::INODE].load(Relaxed),
+        file_type: FileType::from_raw_mode(record[word::FILE_TYPE].load(Relaxed) as u32),
+        handle: FileHandle::new((kind >> 32) as i32, &bytes[..len])?,
+    })
+}

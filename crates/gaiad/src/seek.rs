@@ -1,0 +1,122 @@
+//! LSEEK with SEEK_DATA and SEEK_HOLE: where a file has data is known below the mount, except for dirty pages.
+//!
+//! ```text
+//!   no writer ─────────────────────────────> the file below knows, and the handler asks it
+//!   a descriptor is open for writing ──> queue ──> one thread: INVAL, which writes dirty pages back ──> as above
+//! ```
+//!
+//! A handler may not wait for INVAL, which waits for handlers of WRITE; so another thread does, and answers the request.
+//! When the last writer closes a file the kernel has written back its pages. Writers are counted in ordinary memory: a
+//! server that replaces another one knows nothing of those that it did not see, so it takes every file for written.
+//!
+//! The alternative, ENOSYS, means for the life of the mount that files have no holes: copies of sparse files are not.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use spinio_fuse::Connection;
+use spinio_fuse::abi::{LseekIn, LseekOut};
+use zerocopy::IntoBytes;
+
+use crate::backing::Access;
+use crate::clients::{Clients, spawn};
+use crate::report::report;
+
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+/// To INVAL, a length of zero means to the end.
+const WHOLE_FILE: std::ops::Range<u64> = 0..0;
+
+/// Descriptors that are open for writing, by node.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    counts: Mutex<HashMap<u64, u32>>,
+    /// No server was there before, so none is missing.
+    complete: bool,
+}
+
+impl Writers {
+    pub(crate) fn new(complete: bool) -> Writers {
+        Writers { counts: Mutex::default(), complete }
+    }
+
+    /// A file was opened for writing.
+    pub(crate) fn add(&self, node: u64) {
+        *self.lock().entry(node).or_default() += 1;
+    }
+
+    /// It was closed, and the kernel has written back its pages.
+    pub(crate) fn remove(&self, node: u64) {
+        let mut counts = self.lock();
+        if let Some(count) = counts.get_mut(&node) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&node);
+            }
+        }
+    }
+
+    /// Whether the kernel may have dirty pages of the node.
+    pub(crate) fn may_write(&self, node: u64) -> bool {
+        !self.complete || self.lock().contains_key(&node)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that waits for INVAL.
+#[derive(Debug)]
+pub(crate) struct Seek {
+    pub(crate) unique: u64,
+    pub(crate) node: u64,
+    pub(crate) args: LseekIn,
+}
+
+/// The thread's queue.
+#[derive(Debug)]
+pub(crate) struct Seeker(mpsc::Sender<Seek>);
+
+impl Seeker {
+    /// Starts the thread.
+    pub(crate) fn start(connection: Arc<Connection>, all: Arc<Clients>) -> Result<Seeker, Errno> {
+        let (sender, queue) = mpsc::channel::<Seek>();
+        spawn("gaia-seek", move || {
+            for Seek { unique, node, args } in queue {
+                all.kernel.invalidate(node, std::slice::from_ref(&WHOLE_FILE));
+                let sent = match seek(&all, node, &args) {
+                    Ok(offset) => connection.reply(unique, &[LseekOut { offset }.as_bytes()]),
+                    Err(error) => connection.reply_error(unique, error),
+                };
+                if let Err(error) = sent
+                    && error != Errno::NODEV
+                {
+                    report!("cannot answer a request for holes: {error}");
+                }
+            }
+        })?;
+        Ok(Seeker(sender))
+    }
+
+    /// The thread will answer it.
+    pub(crate) fn answer(&self, seek: Seek) -> Result<(), Errno> {
+        self.0.send(seek).map_err(|_| Errno::IO)
+    }
+}
+
+/// What the file below the mount knows, after released pages were written to it.
+pub(crate) fn seek(all: &Clients, node: u64, args: &LseekIn) -> Result<u64, Errno> {
+    let file = all.backing.open(node, Access::Read)?;
+    let to = match args.whence {
+        SEEK_DATA => SeekFrom::Data(args.offset),
+        SEEK_HOLE => SeekFrom::Hole(args.offset),
+        _ => return Err(Errno::INVAL),
+    };
+    all.content.write_out_node(node)?;
+    // The position of the descriptor is not used: all reads name theirs.
+    rustix::fs::seek(file.as_fd(), to)
+}

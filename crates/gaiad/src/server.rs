@@ -1,0 +1,206 @@
+//! The server: threads that answer requests, until unmount or death.
+//!
+//! ```text
+//!   Start, Orphan..., Go (link.rs)
+//!      │
+//!   attach: node table and journal from state memory
+//!      │
+//!   RESEND ──> one thread takes what comes with the mark "sent again", and one request more ──> drop the rest of the
+//!      │                                                                                        journal
+//!   workers: take one of these, then receive, handle, reply, ...
+//! ```
+//!
+//! The kernel puts requests that are sent again before all others, so the first one without the mark says that there
+//! are no more.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use spinio_fuse::{Connection, Operation, REQUEST_BYTES, Received, Request};
+use spinio_sys::linux;
+
+use crate::accept;
+use crate::backing::Backing;
+use crate::buffer::resident_buffer;
+use crate::clients::Clients;
+use crate::content::Content;
+use crate::handlers::{Handlers, Reply, identity, stat};
+use crate::invalidator::Invalidator;
+use crate::journal::Journal;
+use crate::link::{Link, Message};
+use crate::nodes::Nodes;
+use crate::quotas::Limits;
+use crate::report::report;
+use crate::seek::{Seeker, Writers};
+use crate::state::StateMemory;
+
+/// Descriptors that the process may have, where there is no limit.
+const MOST_FDS: u64 = 1 << 20;
+/// Connections of clients at most. Each has three descriptors, and two more during a release.
+const CLIENTS: u64 = 4096;
+const WORKERS_MIN: usize = 4;
+
+/// Serves until the file system is unmounted. `link` is the socket that the supervisor gave, and `fds` came
+/// with its first message.
+///
+/// # Errors
+/// If the server cannot begin; the supervisor starts another one.
+pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    // Writing back dirty pages of the mount must not wait for this process to get memory. Needs CAP_SYS_RESOURCE.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    // A mode in a request is final.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let (connection, handlers, clients, listener) = attach(link, fds)?;
+    let first = resend(&connection, &handlers)?;
+    let first = Mutex::new(first);
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get() * 2).max(WORKERS_MIN);
+    accept::start(&clients, listener)?;
+    std::thread::scope(|scope| {
+        for number in 0..workers {
+            let (connection, handlers, first) = (&connection, &handlers, &first);
+            let name = format!("gaia-fuse-{number}");
+            std::thread::Builder::new()
+                .name(name)
+                .spawn_scoped(scope, move || work(connection, handlers, first))
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
+        }
+        Ok(())
+    })?;
+    handlers.content().finish();
+    Ok(())
+}
+
+type Attached = (Arc<Connection>, Handlers, Arc<Clients>, OwnedFd);
+
+/// Takes what the supervisor keeps.
+fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
+    let [device, state, directory, listener, invalidator] = <[OwnedFd; 5]>::try_from(fds).map_err(|_| Errno::PROTO)?;
+    let state = Arc::new(StateMemory::attach(state)?);
+    let nodes = Arc::new(Nodes::attach(state.clone()));
+    nodes.set_root(&identity(&directory, &stat(&directory)?)?);
+    let orphans = Link::new(link.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
+    let fds = fd_limit();
+    let backing = Backing::new(directory, nodes.clone(), link, fds as usize);
+    loop {
+        match orphans.receive(true)? {
+            Some((Message::Orphan(node), fds)) => fds.into_iter().for_each(|fd| backing.adopt(node, fd)),
+            Some((Message::Go, _)) => break,
+            _ => return Err(Errno::PROTO),
+        }
+    }
+    let connection = Arc::new(Connection::new(device));
+    let invalidator = Invalidator::new(invalidator);
+    let backing = Arc::new(backing);
+    let content = Arc::new(Content::attach(state.clone(), backing.clone())?);
+    // The tables of maps may need a quarter of the memory, at 8 bytes a page.
+    let limits = Limits { connections: (fds / 16).min(CLIENTS) as usize, pages: linux::total_memory() / 32 };
+    let waits = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
+    let clients = Clients::new(&listener, content.clone(), backing.clone(), invalidator, limits, waits)?;
+    let clients = Arc::new(clients);
+    let seeker = Seeker::start(connection.clone(), clients.clone())?;
+    let writers = Writers::new(state.is_first_server());
+    let journal = Journal::attach(state);
+    let handlers = Handlers::new(nodes, backing, content, journal, clients.clone(), writers, seeker);
+    Ok((connection, handlers, clients, listener))
+}
+
+/// Descriptors that the process may have.
+fn fd_limit() -> u64 {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    limit.maximum.unwrap_or(MOST_FDS)
+}
+
+/// Asks for the requests of an earlier server, and takes them.
+fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut taken = Vec::new();
+    let mut again = HashSet::new();
+    match connection.resend() {
+        Ok(()) => {}
+        // Before Linux 6.9: of no use to an earlier server's callers, but new ones are served.
+        Err(Errno::INVAL) => return Ok(taken),
+        Err(error) => return Err(error),
+    }
+    let mut buffer = resident_buffer(REQUEST_BYTES);
+    while connection.is_readable()? {
+        // Without waiting: a request whose caller is killed leaves the queue, and others have been taken already.
+        let len = match connection.receive_waiting(&mut buffer)? {
+            Received::Request(len) => len,
+            Received::Nothing => continue,
+            Received::Unmounted => break,
+        };
+        let Ok(request) = Request::parse(&buffer[..len]) else {
+            taken.push(buffer[..len].to_vec());
+            continue;
+        };
+        // These come from queues of their own.
+        let aside = matches!(
+            request.operation,
+            Operation::Forget { .. } | Operation::BatchForget(_) | Operation::Interrupt { .. }
+        );
+        let resent = request.is_resent();
+        if resent {
+            again.insert(request.id());
+        }
+        taken.push(buffer[..len].to_vec());
+        if !resent && !aside {
+            break;
+        }
+    }
+    handlers.journal().drop_unclaimed(|request| again.contains(&request));
+    Ok(taken)
+}
+
+fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>>) {
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    let mut reply = Reply::default();
+    loop {
+        let taken = first.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(bytes) = taken else { break };
+        answer(connection, handlers, &bytes, &mut reply);
+    }
+    let mut buffer = resident_buffer(REQUEST_BYTES);
+    loop {
+        match connection.receive(&mut buffer) {
+            Ok(Received::Request(len)) => answer(connection, handlers, &buffer[..len], &mut reply),
+            Ok(Received::Nothing) => {}
+            Ok(Received::Unmounted) => return,
+            Err(error) => {
+                report!("cannot read requests: {error}");
+                std::process::exit(1);
+            }
+        }
+    }
+}
+
+fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mut Reply) {
+    let request = match Request::parse(bytes) {
+        Ok(request) => request,
+        Err(_) => {
+            if let Some(unique) = bytes.get(8..16).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes) {
+                let _ = connection.reply_error(unique, Errno::IO);
+            }
+            return;
+        }
+    };
+    let unique = request.header.unique;
+    let send = |result: Result<&Reply, Errno>| {
+        let sent = match result {
+            Ok(reply) => connection.reply(unique, &reply.parts()),
+            Err(error) => connection.reply_error(unique, error),
+        };
+        if let Err(error) = sent
+            && error != Errno::NODEV
+        {
+            report!("cannot answer a request ({}): {error}", request.header.opcode);
+        }
+    };
+    // A request that panics would do so again in every new server.
+    if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, send))).is_err() {
+        let _ = connection.reply_error(unique, Errno::IO);
+    }
+}

@@ -1,0 +1,156 @@
+//! What a server holds: the answer to `spinio gaia status`, and the question.
+//!
+//! A connection that begins with Status instead of a ticket gets a list and its end. Only root and the daemon's own user
+//! get it, because it names files.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use spinio_fuse::mount;
+use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request, ServerStatus, Stats};
+
+use crate::backing::{Access, proc_path};
+use crate::channel::{refuse, send};
+use crate::clients::Clients;
+use crate::files::File;
+use crate::supervisor::{MountError, connection_of, is_gaia, mount_point, socket_path};
+
+/// A server answers at once, or there is none.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// A mount of GAIA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where.
+    pub point: PathBuf,
+    /// The number of its FUSE connection.
+    pub connection: u32,
+}
+
+/// What a server holds of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileStatus {
+    /// Below the mount.
+    pub path: String,
+    /// Maps of it.
+    pub maps: u64,
+    /// Pages that were released and are not in the file yet.
+    pub dirty: u64,
+    /// Counters.
+    pub stats: Stats,
+}
+
+/// What the server of a mount holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountStatus {
+    /// Of all files.
+    pub server: ServerStatus,
+    /// Files that are mapped, or have pages that are not written to the file.
+    pub files: Vec<FileStatus>,
+}
+
+/// The mounts of GAIA that this process sees.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn mounts() -> std::io::Result<Vec<Mount>> {
+    let gaia = mount::mounts()?.into_iter().filter(is_gaia);
+    Ok(gaia.map(|m| Mount { point: m.point, connection: m.minor }).collect())
+}
+
+/// Asks the server of the mount at a directory.
+///
+/// # Errors
+/// If there is none, or it does not answer.
+pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
+    let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
+    let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
+    let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
+        return Err(error("GAIA is not mounted here".into()));
+    };
+    ask(&socket_path(connection)).map_err(|e| match e {
+        Errno::PERM => error("only root may ask what a mount of all users holds".into()),
+        Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
+        Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
+        e => error(format!("cannot ask the server: {e}")),
+    })
+}
+
+fn ask(path: &Path) -> Result<MountStatus, Errno> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    send(&socket, |out| Request::Status.encode(out))?;
+    let mut buffer = vec![0; MAX_MESSAGE + 1];
+    let mut next = || -> Result<Option<Vec<u8>>, Errno> {
+        let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
+        Ok((got > 0).then(|| buffer[..got.min(MAX_MESSAGE)].to_vec()))
+    };
+    let first = next()?.ok_or(Errno::CONNRESET)?;
+    let server = match messages::parse_reply(&first) {
+        Ok(Reply::ServerStatus(server)) => server,
+        Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),
+        _ => return Err(Errno::PROTO),
+    };
+    let mut files = Vec::new();
+    while let Some(bytes) = next()? {
+        let Ok(Reply::FileStatus(messages::FileStatus { maps, dirty, stats, path })) = messages::parse_reply(&bytes)
+        else {
+            return Err(Errno::PROTO);
+        };
+        files.push(FileStatus { path: String::from_utf8_lossy(path).into_owned(), maps, dirty, stats });
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(MountStatus { server, files })
+}
+
+/// The server's part.
+pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
+    let own = rustix::process::geteuid();
+    let allowed = socket_peercred(socket).is_ok_and(|peer| peer.uid.is_root() || peer.uid == own);
+    if !allowed {
+        let _ = send(socket, |out| refuse(out, Errno::PERM));
+        return;
+    }
+    let (connections, mapped) = all.quotas.used();
+    let slots = u64::from(all.content.slots());
+    let server = ServerStatus {
+        pid: u64::from(std::process::id()),
+        seconds: all.since.elapsed().as_secs(),
+        // Without this one.
+        connections: connections as u64 - 1,
+        mapped,
+        used: slots.saturating_sub(all.content.files().slots().free_slots() as u64),
+        slots,
+    };
+    let mut sent = send(socket, |out| Reply::ServerStatus(server).encode(out));
+    for file in all.content.files().all() {
+        if sent.is_err() {
+            return;
+        }
+        sent = send_file(all, socket, &file);
+    }
+}
+
+fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> {
+    let opened = all.backing.open(file.node, Access::Read);
+    let path = opened.and_then(|fd| rustix::fs::readlink(proc_path(&fd), Vec::new()));
+    let path = path.map_or_else(|_| b"(unnamed)".to_vec(), std::ffi::CString::into_bytes);
+    let (dirty, stats) = {
+        let pages = file.pages();
+        (pages.dirty().count() as u64, file_stats(&pages))
+    };
+    let status = messages::FileStatus { maps: file.maps() as u64, dirty, stats, path: &path };
+    send(socket, |out| Reply::FileStatus(status).encode(out))
+}
+
+/// The counters of a file.
+pub(crate) fn file_stats(pages: &spinio_pagecache::FilePages) -> Stats {
+    let spinio_pagecache::Counters { commits, merged, unchanged, .. } = pages.counters();
+    let twins = pages.pending().iter().flat_map(|(_, runs)| runs).map(|run| run.end - run.start).sum();
+    Stats { commits, merged, unchanged, twins }
+}

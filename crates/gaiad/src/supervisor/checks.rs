@@ -1,0 +1,113 @@
+//! What must be true before a mount, and a clear sentence for each thing that is not.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, OpenTreeFlags};
+use spinio_fuse::mount;
+use spinio_sys::linux::{handle_of, open_by_handle};
+
+use super::MountError;
+
+/// Source of the mount; its type is `fuse.` and this.
+pub const NAME: &str = "spinio-gaia";
+
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
+
+/// A directory that can be mounted over.
+pub(super) struct Checked {
+    pub(super) point: PathBuf,
+    pub(super) directory: OwnedFd,
+    pub(super) flags: MountFlags,
+}
+
+/// The type of a mount in /proc/self/mountinfo.
+fn kind() -> String {
+    format!("fuse.{NAME}")
+}
+
+pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
+    let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
+    let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
+    if let Some(old) = connection_of(&point).map_err(|e| error(e.to_string()))? {
+        // Left by a supervisor that was killed: every access fails with ENOTCONN.
+        if rustix::fs::stat(&point).err() != Some(Errno::NOTCONN) {
+            return Err(error("GAIA is already mounted here".into()));
+        }
+        mount::detach(&point).map_err(|e| error(format!("cannot remove the dead mount {old}: {e}")))?;
+    }
+    if point == Path::new("/") {
+        return Err(error("the root directory cannot be mounted over".into()));
+    }
+    let opened = File::open(&point).map_err(|e| error(e.to_string()))?;
+    if !opened.metadata().map_err(|e| error(e.to_string()))?.is_dir() {
+        return Err(error("not a directory".into()));
+    }
+    let on = rustix::fs::fstatfs(&opened).map_err(|e| error(e.to_string()))?;
+    if on.f_type as u64 & 0xffff_ffff == FUSE_SUPER_MAGIC {
+        return Err(error("is on a FUSE file system, whose files cannot be found again after a crash".into()));
+    }
+    let handle = handle_of(opened.as_fd()).map_err(|e| match e {
+        Errno::OPNOTSUPP => error("its file system has no file handles (name_to_handle_at), which GAIA needs".into()),
+        e => error(format!("name_to_handle_at: {e}")),
+    })?;
+    open_by_handle(opened.as_fd(), &handle, OFlags::PATH.bits()).map_err(|e| match e {
+        Errno::PERM => error("mounting needs root (CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN)".into()),
+        e => error(format!("open_by_handle_at: {e}")),
+    })?;
+    let flags = mount::flags_of(&opened).map_err(|e| error(e.to_string()))?;
+    let directory = private_view(&opened).unwrap_or_else(|_| opened.into());
+    Ok(Checked { point, directory, flags })
+}
+
+/// The directory in a mount of its own, which no other mount covers, now or later.
+fn private_view(directory: &File) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(directory, c"", flags)?;
+    rustix::fs::openat(&tree, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The connection number of the GAIA mount at exactly this path.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn connection_of(point: &Path) -> std::io::Result<Option<u32>> {
+    Ok(mount::mount_at(point)?.filter(is_gaia).map(|m| m.minor))
+}
+
+/// Whether a mount is one of GAIA.
+pub(crate) fn is_gaia(mount: &mount::MountEntry) -> bool {
+    mount.kind == kind()
+}
+
+/// The absolute path of a directory, without touching the directory itself: it may be a mount that does not answer.
+pub(crate) fn mount_point(directory: &Path) -> std::io::Result<PathBuf> {
+    let absolute = std::path::absolute(directory)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            let path = parent.canonicalize()?.join(name);
+            let is_mount = mount::mount_at(&path)?.is_some();
+            // A symbolic link is followed; a mount point is none.
+            if is_mount { Ok(path) } else { path.canonicalize() }
+        }
+        _ => absolute.canonicalize(),
+    }
+}
+
+pub(super) fn no_device(error: Errno) -> MountError {
+    MountError::new(match error {
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => "this system has no FUSE (/dev/fuse): modprobe fuse".to_owned(),
+        error => format!("/dev/fuse: {error}"),
+    })
+}
+
+pub(super) fn no_mount(point: &Path, error: Errno) -> MountError {
+    let point = point.display();
+    MountError::new(match error {
+        Errno::PERM => format!("{point}: mounting needs root (CAP_SYS_ADMIN)"),
+        error => format!("{point}: cannot mount: {error}"),
+    })
+}

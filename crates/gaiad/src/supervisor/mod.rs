@@ -1,0 +1,311 @@
+//! The supervisor: makes the mount, keeps what must outlive the server, and replaces the server when it dies.
+//!
+//! ```text
+//!   Supervisor::mount    checks, /dev/fuse, mount over the directory, INIT, state memory, socket for clients
+//!   Supervisor::run      ┌─> spawn a server, hand it everything (link.rs)
+//!                        │      │ until: its death ── by a signal or an error ──┐   status 0: unmounted, done
+//!                        │      │        Keep / Drop of orphans                 │   stop: unmount
+//!                        └──────┴──────────── wait a little if it lived shortly ┘
+//! ```
+//!
+//! It reads no request, opens no file of the mount and has few lines, so that it does not die. A server that cannot
+//! live ([`SHORT_LIVES`] in a row, each by its own fault) ends the mount: its users get ENOTCONN instead of waiting for
+//! ever.
+
+mod checks;
+mod runtime_dir;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
+use spinio_fuse::{Connection, mount, negotiate};
+
+use crate::link::{Link, Message};
+use crate::report::report;
+use crate::state::StateMemory;
+
+pub use checks::{NAME, connection_of};
+pub(crate) use checks::{is_gaia, mount_point};
+use runtime_dir::Claim;
+pub(crate) use runtime_dir::{await_end, socket_path};
+
+/// A server that lived for less lived shortly.
+const SHORT: Duration = Duration::from_secs(1);
+/// Servers in a row that lived shortly, after which the mount ends.
+const SHORT_LIVES: u32 = 20;
+/// The longest wait before the next server.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Why there is no mount; one line for the user.
+#[derive(Debug)]
+pub struct MountError(String);
+
+impl MountError {
+    pub(crate) fn new(words: impl Into<String>) -> MountError {
+        MountError(words.into())
+    }
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MountError {}
+
+/// How the mount ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Unmounted.
+    Unmounted,
+    /// The servers died one after the other; what was not written back is lost.
+    GaveUp,
+}
+
+/// A mount and what its server needs. Dropped without [`Supervisor::run`], it unmounts.
+#[derive(Debug)]
+pub struct Supervisor {
+    mounted: Mounted,
+    connection: Connection,
+    directory: OwnedFd,
+    state: StateMemory,
+    claim: Claim,
+    orphans: HashMap<u64, OwnedFd>,
+    /// The process that waits for the kernel, and the socket of its requests.
+    invalidator: Option<(Child, OwnedFd)>,
+}
+
+/// The mount; ended when dropped.
+#[derive(Debug)]
+struct Mounted {
+    point: PathBuf,
+    connection: u32,
+    id: u64,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if mount::mount_at(&self.point).ok().flatten().is_some_and(|m| m.id == self.id) {
+            let _ = mount::abort(&self.point);
+        }
+    }
+}
+
+impl Supervisor {
+    /// Mounts over a directory. `pages_bytes`: state memory for the page table.
+    ///
+    /// # Errors
+    /// With nothing left mounted.
+    pub fn mount(directory: &Path, pages_bytes: usize) -> Result<Supervisor, MountError> {
+        let checks::Checked { point, directory, flags } = checks::check(directory)?;
+        let device = mount::open_device().map_err(checks::no_device)?;
+        mount::mount_privileged(&device, &point, NAME, flags).map_err(|e| checks::no_mount(&point, e))?;
+        let entry = mount::mount_at(&point).ok().flatten();
+        let Some(entry) = entry.filter(checks::is_gaia) else {
+            let _ = mount::detach(&point);
+            return Err(MountError::new(format!("{}: the mount is not in /proc/self/mountinfo", point.display())));
+        };
+        let mounted = Mounted { point, connection: entry.minor, id: entry.id };
+        let connection = Connection::new(device);
+        let failed = |what: &str, e: Errno| MountError::new(format!("{what}: {e}"));
+        let negotiated = negotiate(&connection).map_err(|e| MountError::new(e.to_string()))?;
+        if !negotiated.has_resend() {
+            report!(
+                "this kernel cannot send requests again (before Linux 6.9): if the server dies, programs \
+                 that wait for it wait for ever"
+            );
+        }
+        if !negotiated.waits_for_writeback() {
+            report!("files below this mount cannot be mapped into GPU memory: this takes Linux 6.16 or later");
+        }
+        let state = StateMemory::create(negotiated, pages_bytes).map_err(|e| failed("no state memory", e))?;
+        let claim = Claim::make(mounted.connection)
+            .map_err(|e| MountError::new(format!("cannot make the socket for clients: {e}")))?;
+        // Descriptors of files without a name are kept here.
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+        Ok(Supervisor { mounted, connection, directory, state, claim, orphans: HashMap::new(), invalidator: None })
+    }
+
+    /// Where it is mounted.
+    pub fn point(&self) -> &Path {
+        &self.mounted.point
+    }
+
+    /// The number of its FUSE connection.
+    pub fn connection(&self) -> u32 {
+        self.mounted.connection
+    }
+
+    /// The socket for clients.
+    pub fn socket(&self) -> &Path {
+        self.claim.socket_path()
+    }
+
+    /// Where a daemon without a terminal can write what it reports; removed at the end if it is empty.
+    pub fn log(&self) -> &Path {
+        self.claim.log_path()
+    }
+
+    /// Runs servers until unmount. `server` makes the command of a server, which must call [`crate::server_role`];
+    /// `spawned` is given its process number. When `stop` becomes readable, the directory is unmounted, or detached
+    /// from the tree if programs use it: then it is served until they do not.
+    ///
+    /// This process must have no file of the mount open: the child that becomes the next server inherits it, and
+    /// closing it, before that server runs, waits for write-back, which needs that server.
+    ///
+    /// # Errors
+    /// If a system call fails that cannot be repeated.
+    pub fn run(
+        mut self,
+        mut server: impl FnMut() -> std::io::Result<Command>,
+        mut spawned: impl FnMut(u32),
+        stop: &impl AsFd,
+    ) -> std::io::Result<Ended> {
+        let mut short_lives = 0;
+        let mut stopping = false;
+        let mut any_lived = false;
+        loop {
+            let born = Instant::now();
+            match self.start(&mut server) {
+                Ok((mut child, link)) => {
+                    any_lived = true;
+                    spawned(child.id());
+                    // A failure here means that the server is dead already, which is dealt with below.
+                    let _ = self.hand_over(&link);
+                    let status = self.attend(&mut child, &link, stop, &mut stopping)?;
+                    if status.success() {
+                        return Ok(Ended::Unmounted);
+                    }
+                    // SIGKILL comes from outside: the next server is not worse for it.
+                    if born.elapsed() >= SHORT || status.signal() == Some(Signal::KILL.as_raw()) {
+                        short_lives = 0;
+                        continue;
+                    }
+                }
+                Err(error) if !any_lived => return Err(error),
+                // The end of the mount would lose what its programs have written; memory and processes may be short
+                // for a moment only.
+                Err(error) => report!("cannot start a server: {error}"),
+            }
+            short_lives += 1;
+            if short_lives >= SHORT_LIVES {
+                return Ok(Ended::GaveUp);
+            }
+            // 0, 10, 20, 40 ... ms.
+            let wait = Duration::from_millis(5 << short_lives.min(10)).min(WAIT_MAX);
+            if short_lives > 1 {
+                std::thread::sleep(wait);
+            }
+        }
+    }
+
+    /// Starts a server, which waits for what it needs.
+    fn start(&mut self, server: &mut impl FnMut() -> std::io::Result<Command>) -> std::io::Result<(Child, Link)> {
+        let (ours, theirs) = Link::pair()?;
+        self.ensure_invalidator(server)?;
+        // In a group of its own: an interrupt from the terminal is for the supervisor.
+        let child = server()?.process_group(0).stdin(Stdio::from(theirs.into_fd())).spawn()?;
+        Ok((child, ours))
+    }
+
+    /// Starts the invalidator, unless there is one.
+    fn ensure_invalidator(&mut self, server: &mut impl FnMut() -> std::io::Result<Command>) -> std::io::Result<()> {
+        if let Some((child, _)) = &mut self.invalidator
+            && child.try_wait()?.is_none()
+        {
+            return Ok(());
+        }
+        let (link, theirs) = Link::pair()?;
+        let (requests, served) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let child = server()?.process_group(0).stdin(Stdio::from(theirs.into_fd())).spawn()?;
+        link.send(Message::Invalidate, &[self.connection.as_fd(), served.as_fd()])?;
+        self.invalidator = Some((child, requests));
+        Ok(())
+    }
+
+    fn hand_over(&self, link: &Link) -> Result<(), Errno> {
+        let everything =
+            [self.connection.as_fd(), self.state.as_fd(), self.directory.as_fd(), self.claim.listener().as_fd()];
+        let requests = self.invalidator.as_ref().map(|(_, requests)| requests.as_fd());
+        let everything = [everything[0], everything[1], everything[2], everything[3], requests.ok_or(Errno::PIPE)?];
+        link.send(Message::Start, &everything)?;
+        for (node, fd) in &self.orphans {
+            link.send(Message::Orphan(*node), &[fd.as_fd()])?;
+        }
+        link.send(Message::Go, &[])
+    }
+
+    /// Until the server is dead.
+    fn attend(
+        &mut self,
+        child: &mut Child,
+        link: &Link,
+        stop: &impl AsFd,
+        stopping: &mut bool,
+    ) -> std::io::Result<ExitStatus> {
+        let pid = Pid::from_child(child);
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        let mut link_open = true;
+        loop {
+            let mut waited = vec![PollFd::new(&process, PollFlags::IN)];
+            if link_open {
+                waited.push(PollFd::new(link, PollFlags::IN));
+            }
+            if !*stopping {
+                waited.push(PollFd::new(stop, PollFlags::IN));
+            }
+            rustix::io::retry_on_intr(|| poll(&mut waited, None))?;
+            let dead = !waited[0].revents().is_empty();
+            let stop_now = !*stopping && waited.last().is_some_and(|w| !w.revents().is_empty());
+            // Also what a dead server has sent.
+            while link_open {
+                match link.receive(false) {
+                    Ok(Some((message, fds))) => self.keep(message, fds),
+                    Err(Errno::AGAIN) => break,
+                    Ok(None) | Err(_) => link_open = false,
+                }
+            }
+            if dead {
+                return child.wait();
+            }
+            if stop_now {
+                *stopping = true;
+                self.stop();
+            }
+        }
+    }
+
+    fn keep(&mut self, message: Message, fds: Vec<OwnedFd>) {
+        match message {
+            Message::Keep(node) => drop(fds.into_iter().next().and_then(|fd| self.orphans.insert(node, fd))),
+            Message::Drop(node) => drop(self.orphans.remove(&node)),
+            Message::Start | Message::Invalidate | Message::Orphan(_) | Message::Go => {}
+        }
+    }
+
+    fn stop(&self) {
+        let point = &self.mounted.point;
+        // Only what this process has mounted. unmount(2) waits for write-back, which the server does.
+        if mount::mount_at(point).ok().flatten().is_none_or(|m| m.id != self.mounted.id) {
+            return;
+        }
+        if mount::unmount(point).is_err() {
+            match mount::detach(point) {
+                Ok(()) => report!("{} is in use: serving it until it is not", point.display()),
+                Err(error) => report!("cannot unmount {}: {error}", point.display()),
+            }
+        }
+    }
+}

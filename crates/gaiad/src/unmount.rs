@@ -1,0 +1,30 @@
+//! Unmounting by path, from another process than the supervisor.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use spinio_fuse::mount;
+
+use crate::supervisor::{MountError, await_end, connection_of, mount_point};
+
+/// How long the daemon may take to end after the mount is gone.
+const END: Duration = Duration::from_secs(30);
+
+/// Unmounts GAIA from a directory, and waits until all is written and the daemon has ended.
+///
+/// # Errors
+/// If it is not mounted there, or in use.
+pub fn unmount(directory: &Path) -> Result<(), MountError> {
+    let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
+    let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
+    let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
+        return Err(error("GAIA is not mounted here".into()));
+    };
+    mount::unmount(&point).map_err(|e| match e {
+        Errno::BUSY => error("in use; `fuser -vm` or `lsof +f --` names the programs".into()),
+        Errno::PERM => error("unmounting needs root".into()),
+        e => error(format!("cannot unmount: {e}")),
+    })?;
+    if await_end(connection, END) { Ok(()) } else { Err(error("unmounted, but its daemon still runs".into())) }
+}

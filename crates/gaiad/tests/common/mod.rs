@@ -1,0 +1,260 @@
+//! A mount for a test: made below the temporary directory, and gone afterwards also if the test fails or hangs.
+
+#![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
+
+pub mod both;
+pub mod raw;
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use spinio_fuse::mount;
+use spinio_gaiad::{Ended, Supervisor};
+
+/// Set in the environment of a server process, and of a supervisor process to the directory.
+const SERVER: &str = "SPINIO_GAIAD_TEST_SERVER";
+const SUPERVISOR: &str = "SPINIO_GAIAD_TEST_SUPERVISOR";
+/// Set in the environment of a supervisor that cannot start the second server at once.
+pub const FAILURES: &str = "SPINIO_GAIAD_TEST_FAILURES";
+/// Begins a line of a supervisor process.
+const MARK: &str = "gaia-test:";
+/// A mount that is still there after this hangs: it is aborted, so that the test fails.
+const LONGEST: Duration = Duration::from_secs(240);
+
+/// A mount. `dir` is the mount, `reference` an ordinary directory of the same file system. Its supervisor is a process
+/// of its own, because this one has files of the mount open.
+pub struct TestMount {
+    pub dir: PathBuf,
+    pub reference: PathBuf,
+    pub socket: PathBuf,
+    pid: Arc<AtomicU32>,
+    servers: Arc<AtomicU32>,
+    /// Until it is closed.
+    stop: Option<ChildStdin>,
+    supervisor: Child,
+    unmounted: bool,
+    watchdog: Arc<AtomicBool>,
+    root: Option<tempfile::TempDir>,
+}
+
+/// Why a mount cannot be made here.
+pub fn unavailable() -> Option<&'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("not root");
+    }
+    (!Path::new("/dev/fuse").exists()).then_some("no /dev/fuse")
+}
+
+/// The test process in another role; each test file has a test `server_role` that calls this.
+pub fn server_role() {
+    if std::env::var_os(SERVER).is_some() {
+        let code = spinio_gaiad::server_role();
+        std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 });
+    }
+    if let Some(directory) = std::env::var_os(SUPERVISOR) {
+        let supervisor = Supervisor::mount(Path::new(&directory), 0).unwrap();
+        println!("{MARK} mounted {}", supervisor.socket().display());
+        let mut commands = 0;
+        let fails = std::env::var_os(FAILURES).is_some();
+        let server = || {
+            commands += 1;
+            let command = role(SERVER, Path::new("1"));
+            if fails && (3..6).contains(&commands) { Err(Errno::AGAIN.into()) } else { Ok(command) }
+        };
+        let spawned = |pid| println!("{MARK} server {pid}");
+        let ended = supervisor.run(server, spawned, &std::io::stdin().as_fd()).unwrap();
+        std::process::exit(if ended == Ended::Unmounted { 0 } else { 1 });
+    }
+}
+
+fn role(name: &str, value: &Path) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "server_role", "--nocapture", "-q"]).current_dir("/");
+    command.env_remove(SUPERVISOR).env(name, value);
+    command
+}
+
+impl TestMount {
+    /// Mounts, or prints why not. `fill` makes content before.
+    pub fn new(fill: impl FnOnce(&Path)) -> Option<TestMount> {
+        TestMount::with_supervisor(fill, |_| ())
+    }
+
+    /// With changes to the command of the supervisor.
+    pub fn with_supervisor(fill: impl FnOnce(&Path), change: impl FnOnce(&mut Command)) -> Option<TestMount> {
+        if let Some(reason) = unavailable() {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        let root = tempfile::Builder::new().prefix("spinio-gaia-").tempdir().unwrap();
+        let (dir, reference) = (root.path().join("mount"), root.path().join("reference"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(&reference).unwrap();
+        fill(&dir);
+        let mut supervisor = role(SUPERVISOR, &dir);
+        change(&mut supervisor);
+        let mut supervisor = supervisor.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (pid, servers) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let lines = BufReader::new(supervisor.stdout.take().unwrap()).lines();
+        let (sender, ready) = mpsc::channel();
+        {
+            let (pid, servers) = (pid.clone(), servers.clone());
+            std::thread::spawn(move || {
+                for line in lines.map_while(Result::ok) {
+                    let words = line.strip_prefix(MARK).map(|l| l.split_whitespace().collect::<Vec<_>>());
+                    match words.as_deref() {
+                        Some(["mounted", socket]) => sender.send(PathBuf::from(socket)).unwrap(),
+                        Some(["server", number]) => {
+                            pid.store(number.parse().unwrap(), SeqCst);
+                            servers.fetch_add(1, SeqCst);
+                        }
+                        _ => {}
+                    }
+                }
+            });
+        }
+        let socket = ready.recv_timeout(Duration::from_secs(20)).expect("mounted");
+        let watchdog = Arc::new(AtomicBool::new(true));
+        {
+            let (watchdog, dir) = (watchdog.clone(), dir.clone());
+            std::thread::spawn(move || {
+                for _ in 0..LONGEST.as_millis() / 100 {
+                    std::thread::sleep(Duration::from_millis(100));
+                    if !watchdog.load(SeqCst) {
+                        return;
+                    }
+                }
+                eprintln!("the mount hangs: aborting its connection");
+                let _ = mount::abort(&dir);
+            });
+        }
+        let (stop, root) = (supervisor.stdin.take(), Some(root));
+        Some(TestMount { dir, reference, socket, pid, servers, stop, supervisor, unmounted: false, watchdog, root })
+    }
+
+    /// The supervisor's process.
+    pub fn supervisor(&self) -> u32 {
+        self.supervisor.id()
+    }
+
+    /// The server process.
+    pub fn server(&self) -> u32 {
+        self.pid.load(SeqCst)
+    }
+
+    /// Limits the descriptors of the supervisor and of a new server.
+    pub fn limit_descriptors(&self, most: u64) {
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        prlimit(Pid::from_raw(self.supervisor.id() as i32), Resource::Nofile, limit).unwrap();
+        self.kill_server();
+    }
+
+    /// Servers so far.
+    pub fn servers(&self) -> u32 {
+        self.servers.load(SeqCst)
+    }
+
+    /// The process that invalidates pages: the supervisor's other child.
+    pub fn invalidator(&self) -> u32 {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.supervisor.id())).unwrap();
+        let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")).unwrap());
+        let all: String = children.collect();
+        all.split_whitespace().map(|pid| pid.parse().unwrap()).find(|pid| *pid != self.server()).unwrap()
+    }
+
+    /// Kills the server and waits for the next one.
+    pub fn kill_server(&self) {
+        let before = self.servers();
+        kill(&self.pid);
+        while self.servers() == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Kills servers at random until dropped.
+    pub fn killer(&self, seed: u64, pauses_ms: std::ops::Range<u64>) -> Killer {
+        let go_on = Arc::new(AtomicBool::new(true));
+        let (pid, flag) = (self.pid.clone(), go_on.clone());
+        let thread = std::thread::spawn(move || {
+            let mut random = both::Random::new(seed);
+            while flag.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(random.range(pauses_ms.start, pauses_ms.end)));
+                kill(&pid);
+            }
+        });
+        Killer { go_on, thread: Some(thread) }
+    }
+
+    /// Unmounts as `spinio gaia umount` does, and returns what was mounted over, which is still there.
+    pub fn unmount(mut self) -> (PathBuf, tempfile::TempDir) {
+        // A child of another test may have its files open, until it executes its program.
+        let unmounted = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            spinio_gaiad::unmount(&self.dir).is_ok()
+        });
+        assert!(unmounted);
+        self.ended();
+        self.unmounted = true;
+        (self.dir.clone(), self.root.take().unwrap())
+    }
+
+    /// Stops the supervisor as a signal would.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Kills supervisor and server, as a crash of the daemon would.
+    pub fn kill_supervisor(&mut self) {
+        self.supervisor.kill().unwrap();
+        self.supervisor.wait().unwrap();
+        kill(&self.pid);
+        // The mount is dead when the last descriptor of /dev/fuse is closed.
+        while std::fs::metadata(&self.dir).is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end of the supervisor after an unmount.
+    pub fn ended(&mut self) {
+        assert!(self.supervisor.wait().unwrap().success());
+    }
+}
+
+fn kill(pid: &AtomicU32) {
+    if let Some(pid) = Pid::from_raw(pid.load(SeqCst) as i32) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+impl Drop for TestMount {
+    fn drop(&mut self) {
+        self.watchdog.store(false, SeqCst);
+        if !self.unmounted {
+            let _ = mount::abort(&self.dir);
+            self.stop();
+            let _ = self.supervisor.wait();
+        }
+    }
+}
+
+/// See [`TestMount::killer`].
+pub struct Killer {
+    go_on: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        self.go_on.store(false, SeqCst);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

@@ -1,0 +1,128 @@
+//! A client without the library, which may say anything.
+
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+use spinio_pagecache::messages::{
+    self, Access, Fill, MAX_MESSAGE, Reply, Request, Run, TICKET_IOCTL, TICKET_REPLY, TicketReply,
+};
+
+/// A connection, and what came with the reply to hello.
+pub struct Raw {
+    socket: OwnedFd,
+    pub window: File,
+    pub backing: File,
+    buffer: Vec<u8>,
+}
+
+/// Asks the mount for a ticket.
+pub fn ticket(file: &File) -> TicketReply {
+    let mut bytes = [0; TICKET_REPLY];
+    spinio_sys::linux::ioctl_read(file.as_raw_fd(), TICKET_IOCTL, &mut bytes).unwrap();
+    TicketReply::from_bytes(&bytes).unwrap()
+}
+
+/// Connects without saying anything.
+pub fn dial(path: &[u8]) -> OwnedFd {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// Sends bytes; false if the server has closed the connection.
+pub fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
+    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL).is_ok()
+}
+
+impl Raw {
+    /// Makes a map; an errno if the server refuses, 0 if it closes the connection.
+    pub fn map(file: &File, access: Access, first: u64, pages: u64) -> Result<Raw, u32> {
+        let ticket = ticket(file);
+        Raw::hello(&ticket, Request::Hello { ticket: ticket.ticket, access, first, pages })
+    }
+
+    /// Says hello.
+    pub fn hello(ticket: &TicketReply, hello: Request<'_>) -> Result<Raw, u32> {
+        let socket = dial(ticket.path());
+        let mut out = Vec::new();
+        hello.encode(&mut out);
+        assert!(send(&socket, &out));
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut buffer)];
+        let got = rustix::net::recvmsg(&socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).map_err(|_| 0u32)?;
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds.map(File::from)),
+            _ => None,
+        });
+        let mut descriptors = descriptors.flatten();
+        match messages::parse_reply(&buffer[..got.bytes]) {
+            Ok(Reply::Mapped { .. }) => {}
+            Ok(Reply::Failed { errno }) => return Err(errno),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => return Err(0),
+        }
+        let (window, backing) = (descriptors.next().unwrap(), descriptors.next().unwrap());
+        drop(descriptors);
+        Ok(Raw { socket, window, backing, buffer })
+    }
+
+    /// Sends bytes; false if the server has closed the connection.
+    pub fn send(&self, bytes: &[u8]) -> bool {
+        send(&self.socket, bytes)
+    }
+
+    /// Sends a request and parses the reply; `None` if the server closes the connection.
+    pub fn call(&mut self, request: Request<'_>) -> Option<Reply<'_>> {
+        let mut out = Vec::new();
+        request.encode(&mut out);
+        if !self.send(&out) {
+            return None;
+        }
+        self.receive()
+    }
+
+    pub fn receive(&mut self) -> Option<Reply<'_>> {
+        let got = rustix::io::read(&self.socket, &mut self.buffer).unwrap_or(0);
+        (got > 0).then(|| messages::parse_reply(&self.buffer[..got]).unwrap())
+    }
+
+    /// One step of an acquire: what to fetch.
+    pub fn fills(&mut self, request: Request<'_>) -> Vec<Fill> {
+        match self.call(request) {
+            Some(Reply::Fills { fills, .. }) => fills.iter().collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A whole acquire, of which no page is fetched.
+    pub fn acquire(&mut self, first: u64, pages: u64, access: Access) {
+        let mut fills = self.fills(Request::Acquire { first, pages, access });
+        while !fills.is_empty() {
+            fills = self.fills(Request::Filled);
+        }
+    }
+
+    /// A release in one message; what was committed, or the errno (0: the connection is closed).
+    pub fn release(&mut self, id: u64, range: Run, runs: &[Run]) -> Result<u64, u32> {
+        let mut out = Vec::new();
+        messages::release(&mut out, id, range, true, runs);
+        if !self.send(&out) {
+            return Err(0);
+        }
+        match self.receive() {
+            Some(Reply::Committed { pages, .. }) => Ok(pages),
+            Some(Reply::Failed { errno }) => Err(errno),
+            None => Err(0),
+            other => panic!("{other:?}"),
+        }
+    }
+}
