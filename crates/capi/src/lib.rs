@@ -1,8 +1,9 @@
-//! The C API, declared in `include/spinio.h` and `include/nvmmu.h`: the headers are its manual.
+//! The C API, declared in `include/spinio.h`, `include/spinio_gaia.h` and `include/nvmmu.h`: the headers are its manual.
 //!
 //! ```text
 //!   batch.rs       spinio_batch, _file, _fixed, ...     many reads at once
 //!   emulated.rs    spinio_emulated_...                  GPU kernels of the emulated GPU, for the headers in device/
+//!   gaia.rs        spinio_gaia_...                     declared in include/spinio_gaia.h
 //!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
 //!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without their own allocator
 //!   nvmmu.rs       nvmmuBegin ... nvmmu_move ...        declared in include/nvmmu.h
@@ -30,6 +31,7 @@ mod emulated;
 pub mod errno;
 pub mod ffi_guard;
 pub mod fork_guard;
+mod gaia;
 mod last_error;
 mod memory;
 mod nvmmu;

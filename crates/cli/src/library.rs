@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   $SPINIO_LIBRARY                      set by the user: nothing else is tried
-//!   <bin>/libspinio.so                   one directory with everything
-//!   <bin>/deps/libspinio.so              cargo build, cargo run: target/release/deps
+//!   <bin>/libspinio.so                   one directory with everything   } the newer one: cargo leaves an older build in
+//!   <bin>/deps/libspinio.so              target/release/deps, from cargo } the first if another command made it
 //!   <bin>/../lib/libspinio.so.0          installed under a prefix: `cargo x stage`, the wheel
 //!   <bin>/../lib/libspinio.so            the same, copied there by hand
 //!   <bin>/../lib/spinio/libspinio.so     the same, in its own directory
@@ -49,8 +49,14 @@ fn find_in(setting: Option<PathBuf>, bin: Option<&Path>) -> anyhow::Result<PathB
     };
     // The loader resolves a relative path against the current directory of the program, and ignores one that does not
     // exist there: always pass an absolute path.
-    if let Some(found) = looked.iter().find(|p| p.is_file()).and_then(|p| p.canonicalize().ok()) {
-        return Ok(found);
+    let mut there = looked.iter().filter(|p| p.is_file());
+    if let Some(found) = there.next() {
+        let next = there.next().filter(|p| p.parent().is_some_and(|dir| dir.ends_with("deps")));
+        let built = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
+        let newest = next.filter(|next| built(next) > built(found)).unwrap_or(found);
+        if let Ok(newest) = newest.canonicalize() {
+            return Ok(newest);
+        }
     }
     let places: Vec<String> = looked.iter().map(|p| format!("\n  {}", p.display())).collect();
     Err(exit::error(
@@ -151,6 +157,19 @@ mod tests {
         std::fs::write(prefix.path().join("lib/libspinio.so.0"), "").unwrap();
         let found = find_in(None, Some(&prefix.path().join("bin"))).unwrap();
         assert_eq!(found.file_name(), Some(OsStr::new("libspinio.so.0")));
+    }
+
+    #[test]
+    fn newer_build_of_cargo_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("deps")).unwrap();
+        let paths = [dir.path().join(NAME), dir.path().join("deps").join(NAME)];
+        for (newer, older) in [(0, 1), (1, 0)] {
+            std::fs::File::create(&paths[older]).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            std::fs::File::create(&paths[newer]).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+            let found = find_in(None, Some(dir.path())).unwrap();
+            assert_eq!(found, paths[newer].canonicalize().unwrap());
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "buffers of other Python objects")]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
@@ -16,42 +16,21 @@ use spinio_sys::Errno;
 
 use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::described::total_bytes;
+use crate::device_memory::{MapSlot, OwnedMemory, lock_deferred};
 use crate::failure;
 
-/// One allocation, freed when the last array and the last DLPack tensor over it are dropped.
-struct OwnedAllocation {
-    addr: u64,
-}
-
-impl Drop for OwnedAllocation {
-    fn drop(&mut self) {
-        let mut waiting = lock_deferred();
-        if waiting.pauses > 0 {
-            // Freeing waits for the device, which waits for a thread that may need a lock that this one holds.
-            waiting.freed.push(self.addr);
-        } else {
-            drop(waiting);
-            client::emulated::free(self.addr);
-        }
-    }
-}
-
-/// Allocations that became free while the device was paused.
-struct DeferredFrees {
-    pauses: u32,
-    freed: Vec<u64>,
-}
-
-static DEFERRED_FREES: Mutex<DeferredFrees> = Mutex::new(DeferredFrees { pauses: 0, freed: Vec::new() });
-
-fn lock_deferred() -> MutexGuard<'static, DeferredFrees> {
-    DEFERRED_FREES.lock().unwrap_or_else(PoisonError::into_inner)
+/// Who keeps the memory of an array.
+enum Owner {
+    Array(Arc<OwnedMemory>),
+    /// A map of a file, until it is unmapped.
+    Map(Arc<MapSlot>),
 }
 
 /// Memory of the emulated device.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Memory {
-    owned: Arc<OwnedAllocation>,
+    owner: Owner,
+    addr: u64,
     bytes: usize,
 }
 
@@ -69,13 +48,14 @@ impl Memory {
                 _ => PyRuntimeError::new_err(said()),
             }
         })?;
-        Ok(Memory { owned: Arc::new(OwnedAllocation { addr }), bytes })
+        let owned = OwnedMemory::of_allocation(addr);
+        Ok(Memory { owner: Owner::Array(Arc::new(owned)), addr, bytes })
     }
 
     /// Its address, as the device knows it.
     #[getter]
     fn address(&self) -> u64 {
-        self.owned.addr
+        self.addr
     }
 
     /// Its bytes.
@@ -86,7 +66,7 @@ impl Memory {
 
     /// Copies a range to the host, after the work that this thread has queued.
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let from = self.range(at, bytes)?;
+        let (_owned, from) = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
             py.detach(|| if bytes == 0 { Ok(()) } else { from.copy_to_host(into) })
                 .map_err(|e| failure::request_error(&e))
@@ -99,7 +79,7 @@ impl Memory {
         let MemoryPlace::Host(address) = buffer.memory_place else {
             return Err(PyBufferError::new_err("The source must be memory of the host"));
         };
-        let to = self.range(at, buffer.bytes)?;
+        let (_owned, to) = self.range(at, buffer.bytes)?;
         if buffer.bytes == 0 {
             return Ok(());
         }
@@ -131,21 +111,34 @@ impl Memory {
         let request = ExportRequest::parse(stream, max_version, dl_device, copy)?;
         let flags = if readonly { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
         let dtype = DLDataType::scalar(DLDataTypeCode(code), bits);
-        let owned = Arc::clone(&self.owned);
-        export_dlpack(&DlpackArray { owned, at, shape, strides, dtype, flags }, py, request)
+        let owned = self.owned()?;
+        export_dlpack(&DlpackArray { owned, addr: self.addr, at, shape, strides, dtype, flags }, py, request)
     }
 }
 
 impl Memory {
-    fn range(&self, at: usize, bytes: usize) -> PyResult<Target> {
+    /// The memory of a map.
+    pub(crate) fn of_map(map: Arc<MapSlot>, addr: u64, bytes: usize) -> Memory {
+        Memory { owner: Owner::Map(map), addr, bytes }
+    }
+
+    fn owned(&self) -> PyResult<Arc<OwnedMemory>> {
+        match &self.owner {
+            Owner::Array(owned) => Ok(Arc::clone(owned)),
+            Owner::Map(slot) => slot.get(),
+        }
+    }
+
+    /// A range, and what keeps it while it is used.
+    fn range(&self, at: usize, bytes: usize) -> PyResult<(Arc<OwnedMemory>, Target)> {
+        let owned = self.owned()?;
         if at.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             let said = format!("{bytes} bytes from {at} do not lie in memory of {} bytes", self.bytes);
             return Err(PyValueError::new_err(said));
         }
-        let addr = self.owned.addr + at as u64;
-        let found = Target::find(addr, bytes);
+        let found = Target::find(self.addr + at as u64, bytes);
         let gone = || PyRuntimeError::new_err("The emulated device is gone: a forked process has none");
-        found.ok_or_else(gone)
+        found.map(|target| (owned, target)).ok_or_else(gone)
     }
 }
 
@@ -190,7 +183,8 @@ impl Drop for Stream {
 const DEVICE: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
 
 struct DlpackArray {
-    owned: Arc<OwnedAllocation>,
+    owned: Arc<OwnedMemory>,
+    addr: u64,
     at: u64,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -203,7 +197,7 @@ impl DlpackArray {
         let metadata = Dynamic::new(&self.shape[..], &self.strides[..]);
         let refused = |e: &dyn std::fmt::Display| PyBufferError::new_err(format!("DLPack: {e}"));
         let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
-        made.set_data(self.owned.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
+        made.set_data(self.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
         // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape
         // and strides is inside it, as its caller checks.
@@ -260,11 +254,7 @@ pub(crate) fn resume(py: Python<'_>) -> PyResult<()> {
         waiting.pauses = waiting.pauses.saturating_sub(1);
         if waiting.pauses == 0 { std::mem::take(&mut waiting.freed) } else { Vec::new() }
     };
-    py.detach(|| {
-        for addr in freed {
-            client::emulated::free(addr);
-        }
-    });
+    py.detach(|| drop(freed));
     Ok(())
 }
 

@@ -13,6 +13,7 @@
 //!   many.rs    └── a device's ──> spinio_runtime::client   both without the GIL
 //!   pinned.rs     pinned files
 //!   nvmmu.rs      sessions of NVMMU
+//!   gaia.rs       maps of files in device memory
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued on the stream of the
@@ -34,9 +35,11 @@
 
 mod buffer;
 mod described;
+mod device_memory;
 mod dlpack;
 mod emulated;
 mod failure;
+mod gaia;
 mod header;
 mod interface;
 mod many;
@@ -56,6 +59,8 @@ mod view;
 mod _spinio {
     #[pymodule_export]
     use crate::emulated::{Memory, Stream, configure, pause, resume};
+    #[pymodule_export]
+    use crate::gaia::GaiaMap;
     #[pymodule_export]
     use crate::header::{SafetensorsError, header_len, parse};
     #[pymodule_export]

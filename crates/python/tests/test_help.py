@@ -12,12 +12,12 @@ import pytest
 
 import spinio
 
-MODULES = ["spinio", "spinio.emulated", "spinio.nvmmu", "spinio.safetensors", "spinio.fsspec", "spinio.zarr"]
+MODULES = ["spinio", "spinio.emulated", "spinio.gaia", "spinio.nvmmu", "spinio.safetensors", "spinio.fsspec", "spinio.zarr"]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_names_have_docstrings(name):
-    module = pytest.importorskip(name) if name in MODULES[4:] else importlib.import_module(name)
+    module = pytest.importorskip(name) if name in MODULES[5:] else importlib.import_module(name)
     assert inspect.getdoc(module)
     for public in module.__all__:
         thing = getattr(module, public)

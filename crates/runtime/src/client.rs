@@ -487,6 +487,8 @@ pub fn counters() -> String {
     with_report(|report| unsafe { (table().counters)(report) }).1.map_or_else(|| "{}".to_owned(), |report| report.text)
 }
 
+pub mod gaia;
+
 /// The emulated device.
 pub mod emulated {
     use super::{Error, Stream, c_int, call_for_count, missing_report, table, with_report};

@@ -94,6 +94,9 @@ const WAIT_ARRIVED: u32 = 1;
 /// Directions of moves.
 const UPLOAD: u32 = 0;
 const DOWNLOAD: u32 = 1;
+/// Access of maps.
+const GAIA_READ: u32 = 1;
+const GAIA_WRITE: u32 = 2;
 
 /// A read of many ranges of one file. Arrays have `count` elements.
 #[repr(C)]
@@ -192,6 +195,50 @@ pub struct Table {
 
     // Counters, as JSON.
     counters: unsafe extern "C" fn(report: Report),
+
+    // Files in device memory, as in spinio_gaia.h: a map is its device address. The device is a name (UTF-8), or (null)
+    // the one in use. `gaia_map`: 0 after an error.
+    gaia_map: unsafe extern "C" fn(
+        fd: c_int,
+        offset: u64,
+        len: u64,
+        access: u32,
+        device: *const u8,
+        device_len: usize,
+        report: Report,
+    ) -> u64,
+    gaia_unmap: unsafe extern "C" fn(address: u64, report: Report) -> i64,
+    gaia_acquire: unsafe extern "C" fn(address: u64, len: u64, access: u32, report: Report) -> i64,
+    gaia_release: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+    gaia_info: unsafe extern "C" fn(address: u64, out: *mut GaiaInfo, report: Report) -> i64,
+}
+
+/// What a map of a file has done: `struct spinio_gaia_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GaiaInfo {
+    /// Bytes of the file when it was last acquired.
+    pub file_size: u64,
+    /// Acquires that returned.
+    pub acquires: u64,
+    /// Releases that were committed.
+    pub releases: u64,
+    /// Bytes that came from the file below the mount.
+    pub bytes_from_file: u64,
+    /// Bytes that came from released pages which were not in the file yet.
+    pub bytes_from_snapshots: u64,
+    /// Pages that got bytes of other writers inside an epoch.
+    pub pages_patched: u64,
+    /// Bytes that releases have published.
+    pub bytes_published: u64,
+    /// Released pages whose bytes were new.
+    pub pages_committed: u64,
+    /// Among them, pages that others had changed meanwhile.
+    pub pages_merged: u64,
+    /// Times that the map was attached to a new server.
+    pub reattached: u64,
+    /// Releases that a server had committed before it ended.
+    pub releases_recovered: u64,
 }
 
 /// A move of a session.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spinio import _deprecated, emulated, nvmmu, safetensors
+from spinio import _deprecated, emulated, gaia, nvmmu, safetensors
 from spinio._arrays import fromfile
 from spinio._file import File, open
 from spinio._pinned import Map, PinnedFile
@@ -31,6 +31,7 @@ __all__ = [
     "describe",
     "emulated",
     "fromfile",
+    "gaia",
     "nvmmu",
     "open",
     "safetensors",

@@ -2,6 +2,7 @@ from typing import Any, Sequence, TypedDict, final
 
 __all__ = [
     "DeviceMapping",
+    "GaiaMap",
     "Memory",
     "NvmmuSession",
     "NvmmuTicket",
@@ -81,6 +82,30 @@ class _Report(TypedDict):
     whole: int
     neighbours: int
     loose: int
+
+class _GaiaInfo(TypedDict):
+    file_size: int
+    acquires: int
+    releases: int
+    bytes_from_file: int
+    bytes_from_snapshots: int
+    pages_patched: int
+    bytes_published: int
+    pages_committed: int
+    pages_merged: int
+    reattached: int
+    releases_recovered: int
+
+@final
+class GaiaMap:
+    def __new__(cls, fd: int, offset: int, bytes: int, write: bool, device: str | None = None) -> GaiaMap: ...
+    @property
+    def place(self) -> tuple[int, int]: ...
+    def memory(self) -> Memory: ...
+    def acquire(self, offset: int, bytes: int, write: bool) -> int: ...
+    def release(self, offset: int, bytes: int) -> int: ...
+    def info(self) -> _GaiaInfo: ...
+    def unmap(self) -> None: ...
 
 @final
 class Memory:

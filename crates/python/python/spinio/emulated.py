@@ -190,6 +190,8 @@ class Array:
 
     def set(self, host: Any) -> None:
         """Copies host memory of the same number of bytes into the array, and waits for the copy."""
+        if self.readonly:
+            raise ValueError("the array is read-only")
         self._need_contiguous()
         bytes_ = _spinio.describe(host)["bytes"]
         if bytes_ != self.nbytes:

@@ -38,12 +38,12 @@ pub(super) extern "C" fn set_thread_stream(stream: u64) {
 }
 
 /// The device is configured by SPINIO_EMULATED; without effect once it is created.
-fn as_set() -> Result<(), Failure> {
+pub(super) fn as_set() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
     registry::configure_emulated(text).map_err(|e| Failure::new(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
-fn emulated() -> Result<&'static Emulated, Failure> {
+pub(super) fn emulated() -> Result<&'static Emulated, Failure> {
     Ok(registry::emulated()?)
 }
 

@@ -8,6 +8,7 @@
 mod counters;
 mod devices;
 mod files;
+mod gaia;
 mod moves;
 mod transfers;
 
@@ -65,6 +66,11 @@ pub const TABLE: Table = Table {
     ticket_clone: moves::ticket_clone,
     ticket_drop: moves::ticket_drop,
     counters: counters::counters,
+    gaia_map: gaia::map,
+    gaia_unmap: gaia::unmap,
+    gaia_acquire: gaia::acquire,
+    gaia_release: gaia::release,
+    gaia_info: gaia::info,
 };
 
 extern "C" fn version() -> *const c_char {
@@ -102,6 +108,12 @@ impl From<spinio_nvmmu::Error> for Failure {
         use std::os::unix::ffi::OsStrExt;
         let path = error.path.as_ref().map(|path| path.as_os_str().as_bytes().to_vec());
         Failure { errno: error.kind.errno().raw_os_error(), text: error.to_string(), path }
+    }
+}
+
+impl From<spinio_gaia::Error> for Failure {
+    fn from(error: spinio_gaia::Error) -> Failure {
+        Failure::new(error.errno.raw_os_error(), error)
     }
 }
 

@@ -1,0 +1,112 @@
+/* spinio_gaia.h: files in GPU memory, consistent with CPU programs (libspinio.so).
+ *
+ * An example, complete but for the includes; shared.bin is below a GAIA mount (spinio gaia mount DIR):
+ *
+ *     static void kernel(void *gpu) { ++*(unsigned char *)gpu; }
+ *
+ *     int main(void)
+ *     {
+ *         int fd = open("shared.bin", O_RDWR);
+ *         void *gpu = spinio_emulated_stream() ? spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_WRITE) : NULL;
+ *         if (!gpu || spinio_gaia_acquire(gpu, 8192, SPINIO_GAIA_WRITE) < 0) // kernels see what others have written
+ *             return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+ *         spinio_emulated_launch(kernel, gpu, NULL);                         // plain loads and stores
+ *         if (spinio_gaia_release(gpu, 8192, 0) < 0)                         // others see what kernels have stored
+ *             return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+ *         return spinio_gaia_unmap(gpu);
+ *     }
+ *
+ * With CUDA the kernel is launched as any other, kernel<<<1, 1, 0, stream>>>(gpu), after spinio_set_stream(stream).
+ *
+ * CPU programs use the file as any other: open, read, write, mmap; they are neither changed nor linked with anything.
+ * Several programs, on CPUs and GPUs, may write different bytes of one page at the same time: all are kept. If they
+ * write the same byte without an order between them, one of the values remains, the same for all.
+ *
+ * An epoch is the time from acquire to release. A kernel may load only what was acquired, and store only what was
+ * acquired with SPINIO_GAIA_WRITE. Nothing is visible to others before release; spinio_gaia_unmap() and a process that
+ * ends drop stores that were not released. One release is not atomic for programs that read meanwhile.
+ *
+ * An epoch belongs to pages of 4096 bytes of a map, not to a thread: a range is extended to whole pages, and a release
+ * ends the epoch of its pages for all threads. Threads of a process may call these functions at any time, and calls on
+ * one map run one after another. During acquire and release of a page no kernel of another stream may store to it.
+ *
+ * If the GAIA server is restarted, CPU programs notice nothing, released stores are kept, and maps stay; but epochs
+ * that were open are lost: their next call fails with ESTALE, once. Then acquire again, and redo the epoch. The same
+ * happens to an epoch below which others overwrite more than the server has memory for.
+ *
+ * A map never extends a file: stores past its end are dropped. Addresses are device addresses, sizes and offsets are
+ * bytes. A forked child has no maps; those of its parent stay valid. Unless stated otherwise a function returns -1 and
+ * sets errno when it fails, and spinio_last_error() of spinio.h returns a sentence about the cause. All may fail with
+ * EIO: the device failed, or the mount has ended or was without a server for 30 s.
+ */
+#ifndef SPINIO_GAIA_H
+#define SPINIO_GAIA_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    SPINIO_GAIA_READ = 1, /* load */
+    SPINIO_GAIA_WRITE = 2 /* load and store */
+};
+
+/* Maps a range of a file into memory of the device of the current CUDA context; without one, of the emulated GPU if the
+ * process uses it (spinio_emulated_stream() starts it). offset: a multiple of 4096. The range may end past the end of
+ * the file. access: READ, or WRITE, which includes READ. The descriptor may be closed afterwards. Returns the device
+ * address of the first byte, at a multiple of 4096, or NULL and errno.
+ * EACCES: the descriptor is not open for this access (O_RDONLY or O_RDWR for READ, O_RDWR for WRITE). EBADF: no
+ * descriptor. EINVAL: offset, an empty range, unknown bits of access. ENODEV: no device is in use. ENOMEM: the device
+ * is full, or the server has no memory for a map of this size. ENOTSUP: not a file below a GAIA mount, or Linux before
+ * 6.16; or the device cannot map files yet (so far only the emulated one can); or a forked child of a process with
+ * maps. EUSERS: this user has too many maps. */
+void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
+
+/* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map
+ * must have finished. EINVAL: no map begins at this address, for example because it was unmapped already. */
+int spinio_gaia_unmap(void *address);
+
+/* Begins an epoch for the pages of a range, or extends it. It starts after the work queued on the thread's stream
+ * (spinio_set_stream), and when it returns, kernels see what CPU programs had written and other maps had released when
+ * it was called. Inside an epoch the program's own stores are kept. Returns the bytes of the range that are in the
+ * file; those past its end are zeros. EINVAL: the range is empty or not within one map, or unknown bits of access.
+ * EACCES: the map is read-only. ESTALE: see above. EBUSY: the stream is being captured into a graph. After any other
+ * error, as EIO from the disk, an epoch of the map that was open may be lost too. */
+ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
+
+/* Publishes the stores to the pages of a range, and ends their epoch; flags must be 0. It starts after the work queued
+ * on the thread's stream. When it returns, loads and reads of CPU programs return the new bytes, also through mappings
+ * that exist already. Returns the bytes of the pages that were published, 0 if no store changed a byte. All pages or
+ * none. EINVAL: the range is not within one map, or a page of it was not acquired for writing. ESTALE: see above.
+ * EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit. */
+ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
+
+/* What a map has done. */
+struct spinio_gaia_info {
+    uint64_t file_size;            /* bytes of the file when it was last acquired */
+    uint64_t acquires;             /* acquires that returned */
+    uint64_t releases;             /* releases that were committed */
+    uint64_t bytes_from_file;      /* brought to the device from the file below the mount */
+    uint64_t bytes_from_snapshots; /* brought to the device from released pages that were not in the file yet */
+    uint64_t pages_patched;        /* pages that got bytes of other writers inside an epoch */
+    uint64_t bytes_published;      /* by releases */
+    uint64_t pages_committed;      /* released pages whose bytes were new */
+    uint64_t pages_merged;         /* among them, pages that others had changed meanwhile */
+    uint64_t reattached;           /* times that the map was attached to a new server */
+    uint64_t releases_recovered;   /* releases that a server had committed before it ended */
+};
+
+/* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of
+ * different versions fit: fields that the library does not know become 0, fields beyond size are left out. EINVAL: no
+ * map contains this address. EFAULT: out is NULL. */
+int spinio_gaia_info(const void *address, struct spinio_gaia_info *out, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

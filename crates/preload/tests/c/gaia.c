@@ -1,0 +1,200 @@
+/* A program that uses spinio_gaia.h on a file below a mount (argument 1), of 3 pages and 100 bytes, each byte 7, and on
+ * one that is not (argument 2). */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <spinio.h>
+#include <spinio_gaia.h>
+
+#include "check.h"
+
+enum { PAGE = 4096, LEN = 3 * PAGE + 100, R = SPINIO_GAIA_READ, W = SPINIO_GAIA_WRITE };
+
+/* The call fails with this errno, and with a sentence that has these words. */
+#define REFUSED(call, number, words)                                                                         \
+    do {                                                                                                     \
+        FAILS((intptr_t)(call), number);                                                                     \
+        if (!strstr(spinio_last_error(), words)) {                                                           \
+            fprintf(stderr, "%s:%d: %s: no \"%s\" in \"%s\"\n", __FILE__, __LINE__, #call, words,             \
+                    spinio_last_error());                                                                    \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+#define NO_MAP(call, number, words) REFUSED((call) ? 0 : -1, number, words)
+
+struct job {
+    unsigned char *at, value;
+};
+
+static void store(void *argument)
+{
+    struct job *job = argument;
+    *job->at = job->value;
+}
+
+static void load(void *argument)
+{
+    struct job *job = argument;
+    job->value = *job->at;
+}
+
+static void launch(void (*kernel)(void *), struct job *job)
+{
+    CHECK(spinio_emulated_launch(kernel, job, NULL) == 0 && spinio_emulated_wait(NULL) == 0);
+}
+
+static void gpu_store(unsigned char *at, unsigned char value)
+{
+    struct job job = {at, value};
+    launch(store, &job);
+}
+
+static unsigned char gpu_load(unsigned char *at)
+{
+    struct job job = {at, 0};
+    launch(load, &job);
+    return job.value;
+}
+
+/* Counts in its own page of a map that all threads use. */
+static void *count(void *argument)
+{
+    unsigned char *page = argument;
+    for (int i = 0; i < 50; i++) {
+        CHECK(spinio_gaia_acquire(page, PAGE, W) > 0);
+        gpu_store(page + 9, gpu_load(page + 9) + 1);
+        CHECK(spinio_gaia_release(page, PAGE, 0) > 0);
+    }
+    return NULL;
+}
+
+/* Maps, uses and unmaps while other threads do too. */
+static void *map_and_unmap(void *argument)
+{
+    int fd = *(int *)argument;
+    for (int i = 0; i < 20; i++) {
+        unsigned char *gpu = spinio_gaia_map(fd, PAGE, PAGE, R);
+        CHECK(gpu && spinio_gaia_acquire(gpu, PAGE, R) == PAGE && gpu_load(gpu) == 7);
+        CHECK(spinio_gaia_unmap(gpu) == 0);
+    }
+    return NULL;
+}
+
+static void wrong_maps(int fd, int reader, int other)
+{
+    NO_MAP(spinio_gaia_map(-1, 0, PAGE, R), EBADF, "descriptor");
+    NO_MAP(spinio_gaia_map(fd, 1, PAGE, R), EINVAL, "4096");
+    NO_MAP(spinio_gaia_map(fd, -PAGE, PAGE, R), EINVAL, "negative");
+    NO_MAP(spinio_gaia_map(fd, 0, 0, R), EINVAL, "empty");
+    NO_MAP(spinio_gaia_map(fd, 0, PAGE, 0), EINVAL, "no access");
+    NO_MAP(spinio_gaia_map(fd, 0, PAGE, 4), EINVAL, "no access");
+    NO_MAP(spinio_gaia_map(fd, 0, (size_t)8 << 40, R), ENOMEM, "memory");
+    NO_MAP(spinio_gaia_map(fd, 0, (size_t)1 << 35, R), ENOMEM, "memory");
+    NO_MAP(spinio_gaia_map(reader, 0, PAGE, W), EACCES, "not open for this access");
+    NO_MAP(spinio_gaia_map(other, 0, PAGE, R), ENOTSUP, "not below a GAIA mount");
+}
+
+static void wrong_calls(unsigned char *gpu, unsigned char *read_only)
+{
+    char elsewhere;
+    struct spinio_gaia_info info;
+    REFUSED(spinio_gaia_unmap(&elsewhere), EINVAL, "No map");
+    REFUSED(spinio_gaia_unmap(NULL), EINVAL, "No map");
+    REFUSED(spinio_gaia_unmap(gpu + 1), EINVAL, "No map");
+    REFUSED(spinio_gaia_acquire(&elsewhere, 1, R), EINVAL, "no map");
+    REFUSED(spinio_gaia_acquire(gpu, LEN + 1, R), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_acquire(gpu, SIZE_MAX, R), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_acquire(gpu, 0, R), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_acquire(gpu, PAGE, 8), EINVAL, "no access");
+    REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "not acquired");
+    REFUSED(spinio_gaia_release(gpu, PAGE, 16), EINVAL, "flags");
+    REFUSED(spinio_gaia_release(&elsewhere, PAGE, 0), EINVAL, "no map");
+    REFUSED(spinio_gaia_acquire(read_only, PAGE, W), EACCES, "read-only");
+    CHECK(spinio_gaia_acquire(read_only, PAGE, R) == PAGE);
+    REFUSED(spinio_gaia_release(read_only, PAGE, 0), EINVAL, "not acquired");
+    REFUSED(spinio_gaia_info(gpu, NULL, 0), EFAULT, "NULL");
+    REFUSED(spinio_gaia_info(&elsewhere, &info, sizeof info), EINVAL, "no map");
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 3);
+    int fd = open(argv[1], O_RDWR), reader = open(argv[1], O_RDONLY), other = open(argv[2], O_RDWR);
+    CHECK(fd >= 0 && reader >= 0 && other >= 0);
+    volatile unsigned char *cpu = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(cpu != MAP_FAILED && cpu[5] == 7);
+    NO_MAP(spinio_gaia_map(fd, 0, PAGE, R), ENODEV, "device");
+    CHECK(spinio_emulated_stream());
+    wrong_maps(fd, reader, other);
+
+    unsigned char *gpu = spinio_gaia_map(fd, 0, LEN, W), *read_only = spinio_gaia_map(reader, 0, PAGE, R);
+    CHECK(gpu && read_only && (uintptr_t)gpu % PAGE == 0);
+    wrong_calls(gpu, read_only);
+
+    /* Descriptors are not needed any more; stores of both sides meet in one page. */
+    CHECK(close(reader) == 0);
+    CHECK(spinio_gaia_acquire(gpu, LEN, R | W) == LEN && gpu_load(gpu + LEN - 1) == 7);
+    gpu_store(gpu + 5, 1);
+    cpu[6] = 2;
+    CHECK(pwrite(fd, "\3", 1, 7) == 1 && cpu[5] == 7);
+    CHECK(spinio_gaia_release(gpu, LEN, 0) == PAGE && cpu[5] == 1 && cpu[6] == 2 && cpu[7] == 3);
+    REFUSED(spinio_gaia_release(gpu, LEN, 0), EINVAL, "not acquired");
+    CHECK(spinio_gaia_acquire(read_only, PAGE, R) == PAGE && gpu_load(read_only + 5) == 1);
+    CHECK(gpu_load(read_only + 6) == 2 && gpu_load(read_only + 7) == 3);
+
+    /* A range within a page is its whole page; a release of more than was acquired changes nothing. */
+    CHECK(spinio_gaia_acquire(gpu + PAGE + 10, 5, W) == 5);
+    gpu_store(gpu + PAGE, 9);
+    REFUSED(spinio_gaia_release(gpu, LEN, 0), EINVAL, "not acquired");
+    CHECK(cpu[PAGE] == 7 && spinio_gaia_release(gpu + PAGE + 20, 1, 0) == PAGE && cpu[PAGE] == 9);
+    CHECK(spinio_gaia_acquire(gpu + PAGE, PAGE, W) == PAGE);
+    gpu_store(gpu + PAGE, 7);
+    CHECK(spinio_gaia_release(gpu + PAGE, PAGE, 0) == PAGE);
+    CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN && spinio_gaia_release(gpu, LEN, 0) == 0);
+
+    /* Threads, of one map and of their own. */
+    pthread_t threads[4];
+    unsigned char *second = spinio_gaia_map(fd, 2 * PAGE, PAGE, W);
+    CHECK(second);
+    CHECK(pthread_create(&threads[0], NULL, count, gpu) == 0 && pthread_create(&threads[1], NULL, count, second) == 0);
+    CHECK(pthread_create(&threads[2], NULL, map_and_unmap, &fd) == 0);
+    CHECK(pthread_create(&threads[3], NULL, map_and_unmap, &fd) == 0);
+
+    /* Children meanwhile: they have no maps, and do not wait for a lock of their parent. */
+    for (int i = 0; i < 20; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            REFUSED(spinio_gaia_acquire(gpu, PAGE, W), EINVAL, "forked child");
+            REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "forked child");
+            REFUSED(spinio_gaia_unmap(gpu), EINVAL, "forked child");
+            _exit(0);
+        }
+        int status;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    }
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(cpu[9] == 57 && cpu[2 * PAGE + 9] == 57);
+
+    struct spinio_gaia_info info = {0};
+    uint64_t one[2] = {0, 99};
+    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 54);
+    CHECK(spinio_gaia_info(gpu, (struct spinio_gaia_info *)one, 8) == 0 && one[0] == LEN && one[1] == 99);
+
+    /* Stores that were not released are dropped. */
+    CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN);
+    gpu_store(gpu + 50, 1);
+    CHECK(spinio_gaia_unmap(gpu) == 0 && cpu[50] == 7);
+    REFUSED(spinio_gaia_unmap(gpu), EINVAL, "No map");
+    REFUSED(spinio_gaia_acquire(gpu, PAGE, R), EINVAL, "no map");
+    REFUSED(spinio_gaia_info(gpu, &info, sizeof info), EINVAL, "no map");
+    CHECK(spinio_gaia_unmap(read_only) == 0 && spinio_gaia_unmap(second) == 0);
+    puts("done");
+    return 0;
+}

@@ -1,0 +1,210 @@
+"""Files in GPU memory, consistent with CPU programs that use the same files: GAIA.
+
+    from spinio import gaia
+
+    with gaia.open("data/graph.bin", "r+") as f, f.map(device="emulated") as m:
+        with m.writing(0, 4096) as array:        # what others have written is in the array
+            array.set(step(array.tobytes()))     # or a GPU kernel at m.address
+        # what was stored is in the file, for every program
+
+The file is below a GAIA mount (`spinio gaia mount data`). Other programs use it as any file; nothing is lost if several
+change different bytes of one page. docs/gaia.md has the contract. So far only the emulated device can map files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, Generator, TypeVar
+
+from spinio import _dtypes, _file, _spinio, emulated
+
+if TYPE_CHECKING:
+    from spinio._spinio import _GaiaInfo
+
+__all__ = ["File", "Map", "open"]
+
+_T = TypeVar("_T")
+
+
+class File(_file.File):
+    """A spinio.File that can be mapped into device memory; all of its other methods work, on the same bytes."""
+
+    def map(
+        self, offset: int = 0, nbytes: int | None = None, *, device: Any = None, write: bool | None = None
+    ) -> Map:
+        """Maps bytes of the file into the memory of a device, as they are at each acquire; see Map.
+
+        offset: a multiple of 4096. Without nbytes, the map extends to the end of the file. device: "emulated", "cuda"
+        ...; by default the device in use. write: whether GPU kernels may store; by default whether the file is open for
+        both reading and writing. The map stays when the file is closed.
+
+        Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page or an
+        empty range, ENOTSUP if the file is not below a GAIA mount or the device cannot map files yet, ENOMEM if the
+        device is full or the server has no memory for the map, ENODEV if no device is in use, EUSERS if the user has
+        too many maps.
+        """
+        offset = _number("offset", offset)
+        if nbytes is None:
+            nbytes = max(0, os.fstat(self.fileno()).st_size - offset)
+        writable = self.readable() and self.writable() if write is None else bool(write)
+        mapped = self._named(_spinio.GaiaMap, offset, _number("nbytes", nbytes), writable, _device(device))
+        return Map(mapped, self.name, writable)
+
+
+class Map:
+    """Bytes of a file in device memory; a context manager that unmaps.
+
+    Between `acquire` and `release` lies an epoch: GPU kernels may load what was acquired, and store what was acquired
+    for writing. `acquire` brings the range up to date with what all programs have written, and `release` publishes what
+    was stored in it; before that, no other program sees it. An epoch belongs to pages of 4096 bytes of the map, not to
+    a thread.
+
+        with m.writing(0, n) as array: ...     # acquires for writing, and releases at the end
+        with m.reading(0, n) as array: ...     # acquires
+
+    Both calls start after the work queued on this thread's stream (`spinio.stream`), and wait without the GIL; Ctrl-C
+    waits for them. Ranges are bytes of the map; without nbytes, to its end.
+
+    Errors are an OSError with errno and the file's name. ESTALE: the server was restarted in the epoch, and nothing of
+    it was published; acquire again and redo it. EINVAL: the range is empty or outside of the map, or a released page
+    was not acquired for writing. EACCES: the map is read-only. ENOSPC: the server has no memory for so many pages; the
+    epoch goes on, and parts of the range may fit. A map that was unmapped, or that the parent of this process has, is a
+    ValueError.
+    """
+
+    def __init__(self, mapped: _spinio.GaiaMap, name: Any, write: bool) -> None:
+        self._mapped, self._name, self._write = mapped, name, write
+
+    @property
+    def address(self) -> int:
+        """Device address of the first byte."""
+        return self._mapped.place[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._mapped.place[1]
+
+    @property
+    def readonly(self) -> bool:
+        """Whether GPU kernels may only load."""
+        return not self._write
+
+    def view(self, dtype: Any = "uint8") -> emulated.Array:
+        """The memory as an array, until `unmap`; load and store only what was acquired."""
+        return self._array(0, self.nbytes, self.readonly).view(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.view().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.view().__dlpack_device__()
+
+    def acquire(self, offset: int = 0, nbytes: int | None = None, *, write: bool = False) -> int:
+        """Begins an epoch for a range, or extends it; returns the bytes of the range that are in the file.
+
+        Bytes past the end of the file are 0. Inside an epoch the stores that were not released are kept.
+        """
+        offset, nbytes = self._range(offset, nbytes)
+        return self._call(self._mapped.acquire, offset, nbytes, bool(write))
+
+    def release(self, offset: int = 0, nbytes: int | None = None) -> int:
+        """Publishes the stores to a range that was acquired for writing, and ends its epoch; all of it or nothing.
+
+        Returns the bytes of the pages that were published, 0 if no store changed a byte. Stores past the end of the
+        file are dropped.
+        """
+        return self._call(self._mapped.release, *self._range(offset, nbytes))
+
+    @contextlib.contextmanager
+    def reading(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
+        """Acquires a range for a block, which gets it as a read-only array of bytes."""
+        offset, nbytes = self._range(offset, nbytes)
+        self.acquire(offset, nbytes)
+        yield self._array(offset, nbytes, True)
+
+    @contextlib.contextmanager
+    def writing(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
+        """Acquires a range for writing, as an array of bytes, and releases it at the end of the block.
+
+        After an exception in the block nothing is released: its stores are invisible to others, and `unmap` drops them.
+        Until then they stay in the map, and a later release of their pages would publish them.
+        """
+        offset, nbytes = self._range(offset, nbytes)
+        self.acquire(offset, nbytes, write=True)
+        yield self._array(offset, nbytes, False)
+        self.release(offset, nbytes)
+
+    def info(self) -> _GaiaInfo:
+        """What the map has done: the fields of `struct spinio_gaia_info`."""
+        return self._call(self._mapped.info)
+
+    def unmap(self) -> None:
+        """Unmaps; a second call does nothing. Stores that were not released are dropped.
+
+        GPU kernels must have finished with it. Arrays of `view`, `reading` and `writing` cannot be used afterwards; a
+        tensor that was made by DLPack keeps the memory, as it is, until the tensor is freed.
+        """
+        self._mapped.unmap()
+
+    def _array(self, offset: int, nbytes: int, readonly: bool) -> emulated.Array:
+        return emulated.Array(self._mapped.memory(), offset, (nbytes,), (1,), _dtypes.of("uint8"), readonly)
+
+    def _range(self, offset: int, nbytes: int | None) -> tuple[int, int]:
+        offset = _number("offset", offset)
+        return offset, max(0, self.nbytes - offset) if nbytes is None else _number("nbytes", nbytes)
+
+    def _call(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Calls; adds the file's name to an OSError."""
+        try:
+            return call(*arguments)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                error.filename = self._name
+            raise
+
+    def __repr__(self) -> str:
+        try:
+            access = "read-only" if self.readonly else "writable"
+            return f"<spinio.gaia.Map of {self.nbytes} bytes at {self.address:#x}, {access}>"
+        except ValueError:
+            return "<spinio.gaia.Map unmapped>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a map belongs to its process: a worker that opens the file maps it itself")
+
+    def __enter__(self) -> Map:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unmap()
+
+
+def open(
+    path: _file.Path, mode: str = "r", *, closefd: bool = True, opener: Callable[[str, int], int] | None = None
+) -> File:
+    """Opens a file as spinio.open does; returns a File, which can be mapped. Maps for writing need mode "r+"."""
+    return File(path, mode, closefd, opener)
+
+
+def _number(name: str, value: Any) -> int:
+    number = operator.index(value)
+    # The Linux kernel's limit of offsets and sizes.
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{name} {number} is invalid")
+    return number
+
+
+def _device(device: Any) -> str | None:
+    if device is None:
+        return None
+    text = f"cuda:{device}" if _file.is_number(device) else str(device)
+    kind, _, number = text.partition(":")
+    if kind not in ("cuda", "emulated") or (number and not number.isdigit()):
+        raise ValueError(f'{text!r} is no device that files are mapped on: those are "emulated", "cuda" and "cuda:1"')
+    return kind if kind == "emulated" else f"cuda:{number or 0}"

@@ -1,0 +1,100 @@
+//! Maps of files in device memory, consistent with CPU programs.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use spinio_runtime::client::gaia::{GaiaInfo, Map};
+
+use crate::device_memory::MapSlot;
+use crate::emulated::Memory;
+use crate::failure;
+
+/// A range of a file in device memory.
+#[pyclass(frozen, module = "spinio._spinio")]
+pub(crate) struct GaiaMap {
+    slot: Arc<MapSlot>,
+    address: u64,
+    bytes: u64,
+}
+
+#[pymethods]
+impl GaiaMap {
+    #[new]
+    #[pyo3(signature = (fd, offset, bytes, write, device=None))]
+    fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, write: bool, device: Option<&str>) -> PyResult<GaiaMap> {
+        let map = py.detach(|| Map::new(fd, offset, bytes, write, device)).map_err(|e| failure::request_error(&e))?;
+        let address = map.address();
+        Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), address, bytes })
+    }
+
+    /// Address and bytes.
+    #[getter]
+    fn place(&self) -> PyResult<(u64, u64)> {
+        self.slot.get().map(|_| (self.address, self.bytes))
+    }
+
+    /// Its memory, for arrays.
+    fn memory(&self) -> PyResult<Memory> {
+        self.slot.get()?;
+        Ok(Memory::of_map(Arc::clone(&self.slot), self.address, self.bytes as usize))
+    }
+
+    /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.
+    fn acquire(&self, py: Python<'_>, offset: u64, bytes: u64, write: bool) -> PyResult<u64> {
+        self.with_map(py, |map| map.acquire(offset, bytes, write))
+    }
+
+    /// Publishes the stores to a range; the bytes that were published.
+    fn release(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<u64> {
+        self.with_map(py, |map| map.release(offset, bytes))
+    }
+
+    /// What it has done.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let info: GaiaInfo = self.with_map(py, Map::info)?;
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("file_size", info.file_size),
+            ("acquires", info.acquires),
+            ("releases", info.releases),
+            ("bytes_from_file", info.bytes_from_file),
+            ("bytes_from_snapshots", info.bytes_from_snapshots),
+            ("pages_patched", info.pages_patched),
+            ("bytes_published", info.bytes_published),
+            ("pages_committed", info.pages_committed),
+            ("pages_merged", info.pages_merged),
+            ("reattached", info.reattached),
+            ("releases_recovered", info.releases_recovered),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Unmaps. In a forked child only the child's record of the map is dropped; the parent keeps using it.
+    fn unmap(&self, py: Python<'_>) {
+        let owned = self.slot.take();
+        py.detach(|| drop(owned));
+    }
+}
+
+impl GaiaMap {
+    /// Makes a call without the GIL. It may wait for the device, for the server, or for another thread's call.
+    fn with_map<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Map) -> Result<T, spinio_runtime::client::Error> + Send,
+    ) -> PyResult<T> {
+        let owned = self.slot.get()?;
+        let done = py.detach(move || {
+            let done = owned.map().map(call);
+            // If this was the last reference, it unmaps here.
+            drop(owned);
+            done
+        });
+        let done = done.ok_or_else(|| PyValueError::new_err("The range is no longer mapped"))?;
+        done.map_err(|e| failure::request_error(&e))
+    }
+}

@@ -1,0 +1,69 @@
+"""A GAIA mount of the command `spinio`, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+# A hang becomes a failure.
+SECONDS = 120
+
+
+def command():
+    """The command, or a skip with the reason."""
+    found = os.environ.get("SPINIO_COMMAND") or shutil.which("spinio")
+    if found is None or not os.path.exists(found):
+        pytest.skip("no command spinio: SPINIO_COMMAND names none, and it is not in PATH")
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("a GAIA mount needs root and /dev/fuse")
+    return found
+
+
+class Mount:
+    """A mount, which ends with its standard input: also if the test process dies."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="spinio-gaia-py-", dir="/tmp")
+        self.path = os.path.join(self.folder, "mount")
+        os.mkdir(self.path)
+        words = ["timeout", "1300", command(), "gaia", "mount", "--foreground", "--until-stdin-ends", self.path]
+        pipe = subprocess.PIPE
+        self.supervisor = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        self.servers = [self._next_server()]
+
+    def _next_server(self):
+        for line in self.supervisor.stdout:
+            if line.startswith("server "):
+                return int(line.split()[1])
+        raise RuntimeError("the supervisor ended without a server")
+
+    def server(self):
+        """The PID of the server that serves now, for tests that kill or stop it."""
+        return self.servers[-1]
+
+    def wait_for_next_server(self):
+        """Waits until the supervisor has started another."""
+        self.servers.append(self._next_server())
+
+    def file(self, name, data):
+        """Makes a file; returns its path."""
+        path = os.path.join(self.path, name)
+        with open(path, "wb") as f:
+            f.write(data)
+        return path
+
+    def close(self):
+        """Unmounts, lazily if it is busy."""
+        self.supervisor.stdin.close()
+        try:
+            self.supervisor.wait(20)
+        except subprocess.TimeoutExpired:
+            self.supervisor.terminate()
+        subprocess.run(["umount", "-l", self.path], stderr=subprocess.DEVNULL, timeout=20, check=False)
+        self.supervisor.stdout.close()
+        if not os.path.ismount(self.path):
+            shutil.rmtree(self.folder, ignore_errors=True)

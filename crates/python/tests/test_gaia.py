@@ -1,0 +1,382 @@
+"""Maps of files in device memory, on a mount of the command, against plain reads and writes of the same files."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from mounted import SECONDS, Mount, command
+
+import spinio
+from spinio import emulated, gaia
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def mount():
+    command()
+    mount = Mount()
+    yield mount
+    gc.collect()
+    mount.close()
+
+
+def plain(path):
+    """The file's bytes, as any program reads them."""
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def raises(number, path):
+    """A block that must raise an OSError of this errno, with the file's name."""
+    return pytest.raises(OSError, check=lambda e: e.errno == number and e.filename == path and bool(e.strerror))
+
+
+# ---- on a mount
+
+
+def test_epochs_and_plain_writes_agree_with_a_model(mount):
+    size, chance = 9 * PAGE + 123, random.Random(7)
+    model = bytearray(chance.randbytes(size))
+    path = mount.file("model", model)
+    with gaia.open(path, "r+") as f, f.map(0, 10 * PAGE, device="emulated") as m:
+        assert m.nbytes == 10 * PAGE and not m.readonly
+        for _ in range(150):
+            at = chance.randrange(size)
+            data = chance.randbytes(chance.randrange(1, min(3 * PAGE, size - at) + 1))
+            end = at + len(data)
+            kind = chance.randrange(4)
+            if kind == 0:
+                assert f.pwrite(data, at) == len(data)
+                model[at:end] = data
+            elif kind == 1:
+                with m.writing(at, len(data)) as array:
+                    assert array.tobytes() == model[at:end]
+                    array.set(data)
+                model[at:end] = data
+            elif kind == 2:
+                with m.reading(at, len(data)) as array:
+                    assert array.tobytes() == model[at:end]
+            else:
+                assert os.pread(f.fileno(), len(data), at) == model[at:end]
+        assert m.acquire() == size
+        assert m.view().tobytes() == model + bytes(10 * PAGE - size)
+        info = m.info()
+        assert info["file_size"] == size and info["releases"] and info["bytes_published"] and not info["reattached"]
+    assert plain(path) == model
+
+
+def test_acquire_and_release_return_bytes(mount):
+    path = mount.file("counts", bytes(PAGE + 10))
+    with gaia.open(path, "r+") as f, f.map(nbytes=2 * PAGE, device="emulated") as m:
+        assert m.acquire(PAGE, PAGE, write=True) == 10
+        assert m.acquire(0, 5) == 5
+        assert m.release(PAGE) == 0
+        assert m.acquire(PAGE, PAGE, write=True) == 10
+        m.view()[PAGE:].fill(7)
+        # The stores past the end of the file are dropped.
+        assert m.release(PAGE) == 10
+        assert plain(path) == bytes(PAGE) + b"\7" * 10
+
+
+def test_offset_default_device_and_types(mount):
+    path = mount.file("types", bytes(range(256)) * 48)
+    emulated.empty(1)  # puts the device to use
+    with gaia.open(path) as f, f.map(PAGE) as m:
+        assert m.readonly and m.nbytes == 2 * PAGE and m.acquire() == 2 * PAGE
+        assert m.view("uint16").shape == (PAGE,) and m.view("uint16")[1:2].tobytes() == b"\2\3"
+        assert m.view().readonly and m.__dlpack_device__() == (12, 0) and not hasattr(m, "__cuda_array_interface__")
+        assert spinio.describe(m)["address"] == m.address and spinio.describe(m)["bytes"] == m.nbytes
+        # Other calls of the module take the map as an array.
+        copy = os.path.join(mount.folder, "copy")
+        with spinio.open(copy, "w") as out:
+            assert out.write(m) == 2 * PAGE
+        assert plain(copy) == plain(path)[PAGE:]
+        with m.reading(0, 10) as array, pytest.raises(ValueError, match="read-only"):
+            array.fill(1)
+        with pytest.raises(BufferError, match="read-only"):
+            f.pread(m, 0)
+
+
+def test_exception_in_a_block_releases_nothing(mount):
+    path = mount.file("exception", bytes(PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        with pytest.raises(ZeroDivisionError), m.writing() as array:
+            array.fill(1)
+            raise ZeroDivisionError
+        assert plain(path) == bytes(PAGE) and m.info()["releases"] == 0
+    assert plain(path) == bytes(PAGE)
+
+
+WRITER = """
+import sys
+from spinio import gaia
+
+path, parity = sys.argv[1], int(sys.argv[2])
+with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+    for line in sys.stdin:
+        round = int(line)
+        with m.writing() as array:
+            data = bytearray(array.tobytes())
+            data[parity::2] = bytes([round]) * len(data[parity::2])
+            array.set(data)
+            print("stored", flush=True)
+            sys.stdin.readline()
+        print("released", flush=True)
+"""
+
+
+def test_two_processes_write_one_page_at_the_same_time(mount):
+    path = mount.file("shared", bytes(PAGE))
+    words, pipe = [sys.executable, "-c", WRITER, path], subprocess.PIPE
+    writers = [subprocess.Popen([*words, parity], stdin=pipe, stdout=pipe, text=True) for parity in "01"]
+
+    def all_do(text, answer):
+        for writer in writers:
+            writer.stdin.write(text)
+            writer.stdin.flush()
+        for writer in writers:
+            assert writer.stdout.readline() == answer
+
+    stop = threading.Timer(SECONDS, lambda: [writer.kill() for writer in writers])
+    stop.start()
+    try:
+        for round_ in range(1, 9):
+            # Both have stored before one of them releases.
+            all_do(f"{round_}\n", "stored\n")
+            assert plain(path) == bytes([round_ - 1]) * PAGE
+            all_do("\n", "released\n")
+            assert plain(path) == bytes([round_]) * PAGE
+        for writer in writers:
+            writer.communicate(timeout=SECONDS)
+            assert writer.returncode == 0
+    finally:
+        stop.cancel()
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+
+
+def test_epoch_of_a_killed_server_is_stale_and_can_be_redone(mount):
+    path = mount.file("killed", b"a" * 2 * PAGE)
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        with m.writing(0, PAGE) as array:
+            array.fill(ord("b"))
+        with raises(errno.ESTALE, path) as caught, m.writing() as array:
+            array.fill(ord("c"))
+            os.kill(mount.server(), signal.SIGKILL)
+            mount.wait_for_next_server()
+        assert "acquire again" in str(caught.value)
+        assert plain(path) == b"b" * PAGE + b"a" * PAGE
+        with m.writing(PAGE) as array:
+            assert array.tobytes() == b"a" * PAGE
+            array.fill(ord("c"))
+        assert m.info()["reattached"] == 1
+    assert plain(path) == b"b" * PAGE + b"c" * PAGE
+
+
+def test_other_threads_run_while_an_acquire_waits(mount):
+    path = mount.file("waits", bytes(PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        m.acquire()
+        done = []
+        os.kill(mount.server(), signal.SIGSTOP)
+        try:
+            thread = threading.Thread(target=lambda: done.append(m.acquire(write=True)))
+            thread.start()
+            # A thread that waits with the GIL would let nothing run here.
+            for _ in range(20):
+                thread.join(0.01)
+            assert not done and thread.is_alive()
+        finally:
+            os.kill(mount.server(), signal.SIGCONT)
+        thread.join(SECONDS)
+        assert done == [PAGE]
+
+
+def test_misuse_on_a_mount(mount):
+    path = mount.file("misuse", bytes(2 * PAGE))
+    with gaia.open(path) as f:
+        with raises(errno.EACCES, path):
+            f.map(device="emulated", write=True)
+        with raises(errno.EINVAL, path):
+            f.map(100, device="emulated")
+        with raises(errno.EINVAL, path):
+            f.map(0, 0, device="emulated")
+        with f.map(device="emulated") as m:
+            with raises(errno.EACCES, path):
+                m.acquire(write=True)
+            with raises(errno.EACCES, path), m.writing():
+                pytest.fail("the block ran")
+    with gaia.open(path, "r+") as f:
+        m = f.map(PAGE, device="emulated")
+        with raises(errno.EINVAL, path):
+            m.release(0, 10)
+        m.acquire(0, 10)
+        with raises(errno.EINVAL, path):
+            m.release(0, 10)
+        for outside in [(PAGE, 1), (0, PAGE + 1), (0, 0), (1 << 62, 1 << 62)]:
+            with raises(errno.EINVAL, path):
+                m.acquire(*outside)
+        for number in (-1, 1 << 63):
+            with pytest.raises(ValueError):
+                m.acquire(number, 1)
+        with pytest.raises(TypeError):
+            m.acquire(0.5, 1)
+        with pytest.raises(TypeError, match="belongs to its process"):
+            pickle.dumps(m)
+    # The map stays when the file is closed.
+    with m.writing(0, 1) as array:
+        array.fill(9)
+    assert plain(path)[PAGE] == 9
+    whole = m.view()
+    assert "writable" in repr(m)
+    m.unmap()
+    m.unmap()
+    assert repr(m) == "<spinio.gaia.Map unmapped>"
+    of_map, of_array = (m.acquire, m.release, m.info, m.view), (whole.tobytes, lambda: whole.fill(1), whole.__dlpack__)
+    for use in (*of_map, *of_array, lambda: m.address):
+        with pytest.raises(ValueError, match="no longer mapped"):
+            use()
+    with pytest.raises(ValueError, match="closed"):
+        f.map(device="emulated")
+
+
+def test_unmap_waits_for_tensors_and_for_paused_device(mount):
+    path = mount.file("lifetime", b"x" * PAGE)
+    with gaia.open(path) as f:
+        m = f.map(device="emulated")
+        m.acquire()
+        capsule = m.__dlpack__(max_version=(1, 0))
+        m.unmap()
+        assert spinio.describe(Exported(capsule))["bytes"] == PAGE
+        with f.map(device="emulated") as other, emulated.paused():
+            other.unmap()
+        # An array keeps its map.
+        array = f.map(device="emulated").view()
+        assert len(array) == PAGE and len(array.tobytes()) == PAGE
+
+
+class Exported:
+    """An object of one DLPack capsule."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (12, 0)
+
+
+def test_forked_child_has_no_map(mount):
+    path = mount.file("forked", bytes(PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        m.acquire(write=True)
+        m.view().fill(5)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.alarm(SECONDS)
+                for use in (m.acquire, m.release, m.info, m.view, lambda: m.address):
+                    with pytest.raises(ValueError, match="forked from"):
+                        use()
+                m.unmap()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert m.release() == PAGE
+    assert plain(path) == b"\5" * PAGE
+
+
+KERNEL = "void kernel(void *memory) { unsigned char *at = memory; for (int i = 0; i < 100; i++) at[i] += i; }\n"
+LAUNCH = """
+import ctypes, sys
+import spinio
+from spinio import gaia
+
+lib, mine = ctypes.CDLL(None), ctypes.CDLL(sys.argv[2])
+lib.spinio_emulated_launch.argtypes = [ctypes.c_void_p] * 3
+with gaia.open(sys.argv[1], "r+") as f, f.map(device="emulated") as m:
+    with m.writing(0, 100):
+        assert lib.spinio_emulated_launch(ctypes.cast(mine.kernel, ctypes.c_void_p), m.address, None) == 0
+    info = (ctypes.c_uint64 * 11)()
+    lib.spinio_gaia_info.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    # The map is one of the library's.
+    assert lib.spinio_gaia_info(m.address, info, ctypes.sizeof(info)) == 0 and list(info) == list(m.info().values())
+"""
+
+
+def test_kernel_of_a_loaded_library_stores_to_a_map(mount, tmp_path):
+    library = os.environ.get("SPINIO_LIBRARY")
+    if library is None or shutil.which("cc") is None:
+        pytest.skip("SPINIO_LIBRARY names no libspinio.so, or there is no cc")
+    path, source, kernel = mount.file("kernel", b"\1" * PAGE), tmp_path / "kernel.c", tmp_path / "kernel.so"
+    source.write_text(KERNEL)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", kernel, source], check=True)
+    words, env = [sys.executable, "-c", LAUNCH, path, kernel], {**os.environ, "LD_PRELOAD": library}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert plain(path) == bytes(i + 1 for i in range(100)) + b"\1" * (PAGE - 100)
+
+
+def test_example_runs(mount):
+    example = os.path.join(os.path.dirname(__file__), "../../../examples/python/gaia.py")
+    if not os.path.exists(example):
+        pytest.skip("examples/python/gaia.py is not here")
+    path = mount.file("counters", bytes(10000))
+    for n in (1, 2):
+        done = subprocess.run([sys.executable, example, path], capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0 and f"the CPU reads {n}" in done.stdout, done
+        assert "10000 bytes of 3 pages" in done.stdout
+    assert plain(path) == b"\2\2" + b"\2\0" * 4999
+
+
+# ---- without a mount
+
+
+def test_files_and_devices_without_maps(data):
+    with gaia.open(data) as f:
+        assert isinstance(f, spinio.File)
+        array = emulated.empty(100)
+        assert f.pread(array, 5) == 100
+        with raises(errno.ENOTSUP, data) as caught:
+            f.map(device="emulated")
+        assert "GAIA" in str(caught.value)
+        for device in ("cuda", "cuda:1", 0):
+            with raises(errno.ENOTSUP, data) as caught:
+                f.map(device=device)
+            assert f"cuda:{device if device == 0 else device[5:] or 0} are not supported yet" in str(caught.value)
+        for device in ("cpu", "emulated:x", "tpu"):
+            with pytest.raises(ValueError, match="no device"):
+                f.map(device=device)
+        with pytest.raises(ValueError, match="offset"):
+            f.map(-1)
+
+
+def test_no_device_in_use(data):
+    code = f"""
+import errno
+from spinio import gaia
+try:
+    gaia.open({os.fspath(data)!r}).map()
+except OSError as error:
+    assert error.errno == errno.ENODEV and "No device is in use" in str(error), error
+else:
+    raise AssertionError
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0 or "cuda" in done.stderr, done.stderr

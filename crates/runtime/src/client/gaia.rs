@@ -1,0 +1,85 @@
+//! Files in device memory.
+
+use std::ffi::c_int;
+use std::ptr::null;
+
+use super::{Error, call_for_count, missing_report, table, with_report};
+pub use crate::GaiaInfo;
+use crate::{GAIA_READ, GAIA_WRITE};
+
+/// A range of a file in device memory. It is unmapped when dropped; stores that were not released are dropped with it.
+#[derive(Debug)]
+pub struct Map {
+    address: u64,
+    len: u64,
+    process: u32,
+}
+
+fn access(write: bool) -> u32 {
+    if write { GAIA_WRITE } else { GAIA_READ }
+}
+
+impl Map {
+    /// Maps `len` bytes of a file on a device (`emulated`, `cuda:0`), or on the one in use.
+    pub fn new(fd: c_int, offset: u64, len: u64, write: bool, device: Option<&str>) -> Result<Map, Error> {
+        let (name, name_len) = device.map_or((null(), 0), |name| (name.as_ptr(), name.len()));
+        // SAFETY: null, or a string of `name_len` bytes.
+        let map = |report| unsafe { (table().gaia_map)(fd, offset, len, access(write), name, name_len, report) };
+        match with_report(map) {
+            (0, report) => Err(report.unwrap_or_else(missing_report)),
+            (address, _) => Ok(Map { address, len, process: std::process::id() }),
+        }
+    }
+
+    /// The device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Whether this process mapped it, and is not a forked child of the one that did.
+    pub fn is_own_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.
+    pub fn acquire(&self, offset: u64, len: u64, write: bool) -> Result<u64, Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_acquire)(address, len, access(write), report) })
+    }
+
+    /// Publishes the stores to a range, and ends its epoch; the bytes that were published.
+    pub fn release(&self, offset: u64, len: u64) -> Result<u64, Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_release)(address, len, report) })
+    }
+
+    /// What it has done.
+    pub fn info(&self) -> Result<GaiaInfo, Error> {
+        let mut info = GaiaInfo::default();
+        // SAFETY: there is room for it.
+        call_for_count(|report| unsafe { (table().gaia_info)(self.address, &mut info, report) })?;
+        Ok(info)
+    }
+
+    /// The address of a range. Past the end of the map could be another one.
+    fn address_of(&self, offset: u64, len: u64) -> Result<u64, Error> {
+        match offset.checked_add(len) {
+            Some(end) if len > 0 && end <= self.len => Ok(self.address + offset),
+            _ => {
+                let text = format!("{len} bytes from {offset} are not a range of a map of {} bytes", self.len);
+                Err(Error { errno: libc::EINVAL, text, path: None })
+            }
+        }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if self.is_own_process() {
+            // SAFETY: takes numbers only.
+            let _ = call_for_count(|report| unsafe { (table().gaia_unmap)(self.address, report) });
+        }
+    }
+}

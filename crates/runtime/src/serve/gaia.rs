@@ -1,0 +1,116 @@
+//! Maps of files in device memory.
+
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
+use std::ffi::c_int;
+
+use spinio_device::{Device, registry};
+use spinio_gaia::{Access, Info};
+
+use super::{Failure, answer, count, devices};
+use crate::{GAIA_READ, GAIA_WRITE, GaiaInfo, Report};
+
+fn access(access: u32) -> Result<Access, Failure> {
+    match access {
+        GAIA_READ => Ok(Access::Read),
+        GAIA_WRITE => Ok(Access::Write),
+        _ => Err(Failure::new(libc::EINVAL, format!("{access:#x} is no access"))),
+    }
+}
+
+/// The device of a name, or the one in use.
+fn device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
+    let current = registry::current_device();
+    match name {
+        None => current.ok_or_else(|| Failure::new(libc::ENODEV, "No device is in use, so there is none to map into")),
+        Some("emulated") => {
+            devices::as_set()?;
+            Ok(devices::emulated()?)
+        }
+        // The map reports that it cannot be there.
+        Some(name) => current.filter(|device| device.id().to_string() == name).ok_or_else(|| {
+            let text = format!("Maps in the memory of {name} are not supported yet: use the emulated device");
+            Failure::new(libc::ENOTSUP, text)
+        }),
+    }
+}
+
+pub(super) unsafe extern "C" fn map(
+    fd: c_int,
+    offset: u64,
+    len: u64,
+    wanted: u32,
+    name: *const u8,
+    name_len: usize,
+    report: Report,
+) -> u64 {
+    let map = || {
+        // SAFETY: unless it is null, the caller has `name_len` bytes there.
+        let name = (!name.is_null()).then(|| unsafe { core::slice::from_raw_parts(name, name_len) });
+        let name = name.map(String::from_utf8_lossy);
+        Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device(name.as_deref())?)?)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { answer(report, map) }.unwrap_or(0)
+}
+
+pub(super) unsafe extern "C" fn unmap(address: u64, report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(spinio_gaia::unmap(address).map(|()| 0)?)) }
+}
+
+pub(super) unsafe extern "C" fn acquire(address: u64, len: u64, wanted: u32, report: Report) -> i64 {
+    let acquire = || {
+        let access = access(wanted)?;
+        Ok(spinio_gaia::with_map(address, |map, offset| map.acquire(offset, len, access))?)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, acquire) }
+}
+
+pub(super) unsafe extern "C" fn release(address: u64, len: u64, report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(spinio_gaia::with_map(address, |map, offset| map.release(offset, len))?)) }
+}
+
+pub(super) unsafe extern "C" fn info(address: u64, out: *mut GaiaInfo, report: Report) -> i64 {
+    let info = || {
+        let info = spinio_gaia::with_map(address, |map, _| Ok(map.info()))?;
+        // SAFETY: the caller passes a place for it.
+        unsafe { out.write(info.into()) };
+        Ok(0)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, info) }
+}
+
+impl From<Info> for GaiaInfo {
+    fn from(info: Info) -> GaiaInfo {
+        let Info {
+            file_size,
+            acquires,
+            releases,
+            bytes_from_file,
+            bytes_from_snapshots,
+            pages_patched,
+            bytes_published,
+            pages_committed,
+            pages_merged,
+            reattached,
+            releases_recovered,
+        } = info;
+        GaiaInfo {
+            file_size,
+            acquires,
+            releases,
+            bytes_from_file,
+            bytes_from_snapshots,
+            pages_patched,
+            bytes_published,
+            pages_committed,
+            pages_merged,
+            reattached,
+            releases_recovered,
+        }
+    }
+}
