@@ -10,6 +10,7 @@
 //!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
 //!   top       the same, live
 //!   trace     each request, with its pieces
+//!   gaia      a mount that GPU kernels and CPU programs share
 //! ```
 //!
 //! One file per subcommand. Results go to standard output, errors and tables about another
@@ -23,12 +24,14 @@
 mod block_stack;
 pub mod calibrate;
 pub mod color;
+mod compiler;
 mod demo;
 pub mod device;
 mod doctor;
 pub mod exit;
 mod explain;
 pub mod format;
+mod gaia;
 mod input;
 mod library;
 pub mod output;
@@ -91,6 +94,8 @@ enum Command {
     /// Record device requests one by one, of a process or of a program to start
     #[command(after_help = exit::TRACE)]
     Trace(trace::Trace),
+    /// Mount a directory so that CPU programs and GPU kernels share its files
+    Gaia(gaia::Gaia),
     /// Moved to `spinio-lab bench`
     #[command(hide = true, disable_help_flag = true)]
     Bench(Moved),
@@ -129,6 +134,7 @@ pub fn main() -> ExitCode {
         Command::Stat(stat) => stat::run(&stat).map(|exit| exit as u8),
         Command::Top(top) => top::run(&top).map(|exit| exit as u8),
         Command::Trace(trace) => trace::run(&trace),
+        Command::Gaia(gaia) => gaia::run(&gaia),
         Command::Simulate(moved) => moved.refuse("simulate"),
         Command::Read(read) => read::run(&read).map(|exit| exit as u8),
     };

@@ -9,3 +9,13 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("Cannot write to standard output")
 }
+/// How this command was started, short: for commands that a text proposes.
+pub fn command_name() -> String {
+    std::env::args().next().map_or_else(
+        || "spinio".to_owned(),
+        |me| match std::env::current_dir() {
+            Ok(here) => me.strip_prefix(&format!("{}/", here.display())).unwrap_or(&me).to_owned(),
+            Err(_) => me,
+        },
+    )
+}

@@ -13,10 +13,16 @@ pub struct Cleanup(Option<Handle>);
 
 /// Removes these files and directories if a signal ends this process.
 pub fn on_signal(made: Vec<PathBuf>) -> Cleanup {
+    on_signal_after(made, || {})
+}
+
+/// The same, after a call of `before`.
+pub fn on_signal_after(made: Vec<PathBuf>, before: impl FnOnce() + Send + 'static) -> Cleanup {
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return Cleanup(None) };
     let handle = signals.handle();
     let watch = move || {
         if let Some(signal) = signals.forever().next() {
+            before();
             for path in made {
                 let _ = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             }

@@ -14,7 +14,7 @@
 //! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which matters for
 //! small files. A virtual disk that its host has cached looks faster cold than any real disk.
 
-mod cleanup;
+pub mod cleanup;
 pub mod file;
 mod program;
 mod report;

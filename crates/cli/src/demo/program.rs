@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use spinio_io::stats::Snapshot;
 
-use crate::exit::{self, Exit};
+use crate::compiler;
 use crate::progress::Progress;
 
 const SOURCES: [(&str, &str); 3] = [
@@ -79,36 +78,9 @@ fn compile(dir: &Path) -> anyhow::Result<PathBuf> {
         let path = dir.join(name);
         std::fs::write(&path, text).with_context(|| format!("Cannot write {}", path.display()))?;
     }
-    cc(dir, &["-shared", "-fPIC", "-o", "libgpu.so", "shim.c", "-ldl"])?;
-    cc(dir, &["-o", "reader", "reader.c", "-L.", "-lgpu", "-Wl,-rpath,$ORIGIN"])?;
+    compiler::c(dir, &["-shared", "-fPIC", "-o", "libgpu.so", "shim.c", "-ldl"])?;
+    compiler::c(dir, &["-o", "reader", "reader.c", "-L.", "-lgpu", "-Wl,-rpath,$ORIGIN"])?;
     Ok(dir.join("reader"))
-}
-
-fn cc(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
-    let compiler = std::env::var_os("CC").filter(|c| !c.is_empty()).unwrap_or_else(|| OsString::from("cc"));
-    let mut command = Command::new(&compiler);
-    command.current_dir(dir).args(["-O2", "-std=gnu11"]).args(args);
-    let out = command.output().map_err(|e| {
-        let name = compiler.to_string_lossy();
-        match e.kind() {
-            io::ErrorKind::NotFound => exit::error(
-                Exit::Missing,
-                format!(
-                    "Cannot compile the demo program: there is no C compiler `{name}`. On Debian: apt install gcc \
-                     libc6-dev. Or name one: CC=clang"
-                ),
-            ),
-            _ => exit::error(Exit::Missing, format!("Cannot start the C compiler `{name}`: {e}")),
-        }
-    })?;
-    if !out.status.success() {
-        let text = String::from_utf8_lossy(&out.stderr);
-        return Err(exit::error(
-            Exit::Missing,
-            format!("The C compiler `{}` failed on the demo program:\n{}", compiler.to_string_lossy(), text.trim()),
-        ));
-    }
-    Ok(())
 }
 
 impl Program {

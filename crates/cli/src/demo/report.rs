@@ -168,13 +168,7 @@ impl Report<'_> {
 
 fn next_steps(paint: &OutputStyle, s: &mut String) {
     let _ = writeln!(s, "\n{}", paint.text(TextRole::Head, "Now your own program:"));
-    let command_path = std::env::args().next().map_or_else(
-        || "spinio".to_owned(),
-        |me| match std::env::current_dir() {
-            Ok(here) => me.strip_prefix(&format!("{}/", here.display())).unwrap_or(&me).to_owned(),
-            Err(_) => me,
-        },
-    );
+    let command_path = crate::output::command_name();
     let steps = [
         ("run --stats -- CMD", "run a program under SPIN, then see which routes its reads took"),
         ("explain FILE", "see which route each part of a file would take now, and why"),

@@ -1,0 +1,41 @@
+//! The compilers of this machine, for the programs of the demos.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use crate::exit::{self, Exit};
+
+/// Runs the C compiler in `dir`: that of CC, else `cc`.
+pub fn c(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+    compile("C compiler", "CC", "cc", "gcc libc6-dev", dir, &[&["-O2", "-std=gnu11"], args].concat())
+}
+
+/// Runs the C++ compiler in `dir`: that of CXX, else `c++`.
+pub fn cxx(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+    compile("C++ compiler", "CXX", "c++", "g++", dir, &[&["-O2", "-std=c++17"], args].concat())
+}
+
+fn compile(what: &str, variable: &str, usual: &str, packages: &str, dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+    let compiler = std::env::var_os(variable).filter(|c| !c.is_empty()).unwrap_or_else(|| OsString::from(usual));
+    let name = compiler.to_string_lossy();
+    let out = Command::new(&compiler).current_dir(dir).args(args).output().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => exit::error(
+            Exit::Missing,
+            format!(
+                "Cannot compile the demo program: there is no {what} `{name}`. On Debian: apt install {packages}. Or \
+                 name one: {variable}=clang"
+            ),
+        ),
+        _ => exit::error(Exit::Missing, format!("Cannot start the {what} `{name}`: {e}")),
+    })?;
+    if !out.status.success() {
+        let text = String::from_utf8_lossy(&out.stderr);
+        return Err(exit::error(
+            Exit::Missing,
+            format!("The {what} `{name}` failed on the demo program:\n{}", text.trim()),
+        ));
+    }
+    Ok(())
+}

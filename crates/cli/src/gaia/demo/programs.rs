@@ -1,0 +1,60 @@
+//! The programs of the demo, examples/gaia, compiled from the sources that this command contains.
+//!
+//! `update` is the legacy program: it is compiled from one C file, without any code of SPIN. `update-gpu` is CUDA C++,
+//! compiled with the headers of the emulated device and linked with libspinio.so.
+//!
+//! Known flaw: an installed command has no compiled programs of this demo, so it needs a compiler.
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::compiler;
+
+/// File names below the working directory, and their text.
+const SOURCES: [(&str, &str); 12] = [
+    ("cells.h", include_str!("../../../../../examples/gaia/cells.h")),
+    ("update.c", include_str!("../../../../../examples/gaia/update.c")),
+    ("update.cu", include_str!("../../../../../examples/gaia/update.cu")),
+    ("spinio.h", include_str!("../../../../capi/include/spinio.h")),
+    ("spinio_gaia.h", include_str!("../../../../capi/include/spinio_gaia.h")),
+    ("spinio/kernel.h", include_str!("../../../../../device/include/spinio/kernel.h")),
+    ("spinio/emulation/atomics.h", include_str!("../../../../../device/include/spinio/emulation/atomics.h")),
+    ("spinio/emulation/block.h", include_str!("../../../../../device/include/spinio/emulation/block.h")),
+    ("spinio/emulation/fiber.h", include_str!("../../../../../device/include/spinio/emulation/fiber.h")),
+    ("spinio/emulation/grid.h", include_str!("../../../../../device/include/spinio/emulation/grid.h")),
+    ("spinio/emulation/runtime.h", include_str!("../../../../../device/include/spinio/emulation/runtime.h")),
+    ("spinio/emulation/words.h", include_str!("../../../../../device/include/spinio/emulation/words.h")),
+];
+
+/// The legacy program, below the working directory.
+pub const LEGACY: &str = "update";
+/// The program with GPU kernels.
+pub const GPU: &str = "update-gpu";
+
+/// Writes the sources to `dir` and compiles them there. `library`: libspinio.so.
+pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<()> {
+    for (name, text) in SOURCES {
+        let path = dir.join(name);
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.and_then(|()| std::fs::write(&path, text)).with_context(|| format!("Cannot write {}", path.display()))?;
+    }
+    compiler::c(dir, &["-o", LEGACY, "update.c"])?;
+    // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
+    let library = library.display().to_string();
+    compiler::cxx(dir, &["-pthread", "-I.", "-o", GPU, "-x", "c++", "update.cu", "-x", "none", &library, &rpath])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn legacy_program_references_no_code_of_spin() {
+        let legacy = SOURCES.iter().find(|(name, _)| *name == "update.c").unwrap().1;
+        let code: String = legacy.split("*/").skip(1).collect();
+        assert!(code.contains("pwrite(") && code.contains("mmap("));
+        assert!(!code.contains("spinio"), "the legacy program names our symbols");
+    }
+}

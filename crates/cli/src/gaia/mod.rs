@@ -1,0 +1,56 @@
+//! `spinio gaia`: one page cache over CPU and GPU memory, as a mount over a directory.
+//!
+//! ```text
+//!   spinio gaia demo      ──> a mount, CPU programs and GPU kernels that write one file, a killed server
+//!   spinio gaia mount DIR ──> supervisor (checks, mount) ──> spinio gaia server, replaced when it dies
+//! ```
+//!
+//! The daemon (crates/gaiad) has no program of its own: supervisor and server are this program, started again.
+
+mod demo;
+mod mount;
+mod status;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::{self, Exit};
+
+/// The subcommands.
+#[derive(Debug, Args)]
+pub struct Gaia {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the purpose: CPU programs and GPU kernels of several processes update the same pages of a file
+    #[command(after_help = exit::CODES)]
+    Demo(demo::Demo),
+    /// Mount GAIA over a directory
+    #[command(after_help = exit::CODES)]
+    Mount(mount::Mount),
+    /// Unmount it, after all is written
+    #[command(after_help = exit::CODES)]
+    Umount(mount::Umount),
+    /// Show what mounts hold: maps, released bytes that are not in their files yet, merges
+    #[command(after_help = exit::CODES)]
+    Status(status::Status),
+    /// The server process; only its supervisor can start it
+    #[command(hide = true)]
+    Server,
+}
+
+/// Runs the subcommand.
+pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
+    match &gaia.command {
+        Command::Demo(demo) => demo::run(demo).map(|exit| exit as u8),
+        Command::Mount(mount) => mount::mount(mount).map(|exit| exit as u8),
+        Command::Umount(umount) => mount::umount(umount).map(|exit| exit as u8),
+        Command::Status(status) => status::run(status).map(|exit| exit as u8),
+        Command::Server => {
+            let served = spinio_gaiad::server_role();
+            Ok(if served == std::process::ExitCode::SUCCESS { Exit::Ok } else { Exit::Failed } as u8)
+        }
+    }
+}

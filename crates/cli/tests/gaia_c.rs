@@ -1,0 +1,141 @@
+//! C programs that use `spinio_gaia.h` and libspinio.so, below a mount of `spinio gaia mount`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::PROGRAM;
+
+/// A mount, which is gone when this is dropped.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    fn new() -> Option<Mount> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: not root, or no /dev/fuse");
+            return None;
+        }
+        let mount = Mount(tempfile::Builder::new().prefix("spinio-gaia-c-").tempdir().unwrap());
+        std::fs::create_dir(mount.dir()).unwrap();
+        let mut command = Command::new("timeout");
+        // With pipes: the command must end, and its daemon must not keep them open.
+        let done = command.args(["60", PROGRAM, "gaia", "mount"]).arg(mount.dir()).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
+        Some(mount)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.0.path().join("mount")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("timeout").args(["20", PROGRAM, "gaia", "umount"]).arg(self.dir()).status();
+        let _ = Command::new("umount").arg("-l").arg(self.dir()).stderr(Stdio::null()).status();
+    }
+}
+
+/// Compiles a program with the headers and the library that cargo built next to this test.
+fn build(dir: &Path, name: &str, source: &str) -> Option<PathBuf> {
+    let library = std::env::current_exe().unwrap().with_file_name("libspinio.so");
+    let folder = |path: &str| format!("-I{}/{path}", env!("CARGO_MANIFEST_DIR"));
+    let (headers, checks) = (folder("../capi/include"), folder("../preload/tests/c"));
+    let rpath = format!("-Wl,-rpath,{}", library.parent().unwrap().display());
+    let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&text, source).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror", "-pthread", &headers, &checks, "-o"]).arg(&program).arg(&text);
+    let Ok(done) = cc.arg(library).arg(rpath).output() else {
+        eprintln!("skipped: no cc");
+        return None;
+    };
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(program)
+}
+
+fn run(program: &Path, dir: &Path, arguments: &[PathBuf]) {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "120"]).arg(program).args(arguments).current_dir(dir).env_remove("LD_LIBRARY_PATH");
+    let done = command.output().unwrap();
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && text.is_empty(), "{}: {text}", done.status);
+}
+
+#[test]
+fn c_program_shares_a_file_and_each_misuse_has_an_errno_and_a_sentence() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let Some(program) = build(dir.path(), "gaia", include_str!("../../preload/tests/c/gaia.c")) else { return };
+    let (file, other) = (mount.dir().join("file"), dir.path().join("other"));
+    std::fs::write(&file, [7; 3 * 4096 + 100]).unwrap();
+    std::fs::write(&other, [7; 4096]).unwrap();
+    run(&program, dir.path(), &[file.clone(), other]);
+    let bytes = std::fs::read(&file).unwrap();
+    assert_eq!((bytes[5], bytes[6], bytes[7], bytes[9], bytes[50]), (1, 2, 3, 57, 7));
+}
+
+#[test]
+fn status_names_mounts_and_mapped_files() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let source = r#"
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <spinio.h>
+        #include <spinio_gaia.h>
+        static void kernel(void *gpu) { *(unsigned char *)gpu = 1; }
+        int main(int argc, char **argv)
+        {
+            int fd = argc == 2 ? open(argv[1], O_RDWR) : -1;
+            void *gpu = spinio_emulated_stream() ? spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_WRITE) : NULL;
+            if (!gpu || spinio_gaia_acquire(gpu, 8192, SPINIO_GAIA_WRITE) < 0)
+                return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+            spinio_emulated_launch(kernel, gpu, NULL);
+            if (spinio_gaia_release(gpu, 8192, 0) < 0)
+                return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+            return puts("released") < 0 || fflush(stdout) || getchar() != EOF;
+        }"#;
+    let Some(program) = build(dir.path(), "mapped", source) else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, [0; 8192]).unwrap();
+    let mut child = Command::new("timeout")
+        .args(["--signal=KILL", "120"])
+        .arg(program)
+        .arg(&file)
+        .env_remove("LD_LIBRARY_PATH")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+    assert_eq!(line, "released\n");
+    let status = |arguments: &[&str]| {
+        let assert = common::spinio().args(["gaia", "status"]).args(arguments).arg(mount.dir()).assert().success();
+        common::stdout(&assert)
+    };
+    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
+    assert_eq!(json[0]["maps"], 1);
+    assert_eq!(json[0]["mapped_bytes"], 8192);
+    let of_file = &json[0]["files"][0];
+    assert_eq!((&of_file["path"], &of_file["maps"], &of_file["releases"]), (&"/file".into(), &1.into(), &1.into()));
+    assert!(status(&[]).contains("/file"));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    let elsewhere = common::spinio().args(["gaia", "status"]).arg(dir.path()).assert().code(1);
+    assert!(common::stderr(&elsewhere).contains("not mounted"));
+}
+
+#[test]
+fn example_of_the_header_compiles_and_works() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let header = include_str!("../../capi/include/spinio_gaia.h");
+    let code: Vec<&str> = header.lines().filter_map(|line| line.strip_prefix(" *     ")).collect();
+    let includes = ["fcntl.h", "stdio.h", "spinio.h", "spinio_gaia.h"].map(|name| format!("#include <{name}>\n"));
+    let source = includes.concat() + &code.join("\n");
+    let Some(program) = build(dir.path(), "example", &source) else { return };
+    std::fs::write(mount.dir().join("shared.bin"), [41; 8192]).unwrap();
+    run(&program, &mount.dir(), &[]);
+    let bytes = std::fs::read(mount.dir().join("shared.bin")).unwrap();
+    assert_eq!(bytes[..2], [42, 41]);
+}
