@@ -32,9 +32,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return copy_wheel_and_tests(&tools::root().join(folder));
     }
     let python = environment()?;
-    // The module is tested with this library loaded too: they share a runtime.
-    tools::run(tools::cargo().args(["build", "--quiet", "-p", "spinio-preload"]))?;
-    let library = tools::target()?.join("debug/libspinio.so");
+    // The module is tested with this library loaded too: they share a runtime. The command makes GAIA mounts.
+    tools::run(tools::cargo().args(["build", "--quiet", "-p", "spinio-preload", "-p", "spinio-cli"]))?;
+    let (library, command) = (tools::target()?.join("debug/libspinio.so"), tools::target()?.join("debug/spinio"));
     // The development profile, for its assertions.
     let wheels = tools::target()?.join("wheels");
     let wheel = build(&python, &wheels, "dev")?;
@@ -44,7 +44,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // The stub's declarations of the Rust half, against the module itself.
     tools::run(tools::command(&python).args(["-m", "mypy.stubtest", "spinio._spinio"]))?;
     let pytest = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"];
-    tools::run(tools::command(&python).args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library))
+    let mut tests = tools::command(&python);
+    tests.args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library).env("SPINIO_COMMAND", command);
+    tools::run(&mut tests)
 }
 
 /// The interpreter of the environment for the tests.

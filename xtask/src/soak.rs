@@ -1,5 +1,8 @@
 //! `cargo x soak`: the stress test (tests/soak), plain or under a sanitizer.
 //!
+//! A fifth of the time is for the same on a GAIA mount (crates/gaiad/tests/stress), where the sanitizers are not used: it
+//! consists of processes that are killed.
+//!
 //! The sanitizers are the compiler's own, enabled in a stable compiler; the thread sanitizer needs the standard
 //! library built with it too, hence its source (`rustup component add rust-src`).
 
@@ -8,6 +11,10 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::tools;
+
+/// The part of the time that is for the test of GAIA, and the least that is of use.
+const GAIA_SHARE: u64 = 5;
+const GAIA_LEAST: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Sanitizer {
@@ -54,11 +61,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     soak.env("TSAN_OPTIONS", format!("halt_on_error=1 {log} suppressions={}", suppressions.display()));
     // The test itself detects leaks: memory that lives as long as the process is no leak.
     soak.env("ASAN_OPTIONS", format!("detect_leaks=0:abort_on_error=1:{log}"));
-    let done = tools::run(soak.args(["--seconds", &args.seconds.to_string()]).args(&args.more));
+    let gaia = if args.sanitizer.is_none() { (args.seconds / GAIA_SHARE).max(GAIA_LEAST).min(args.seconds) } else { 0 };
+    let seconds = (args.seconds - gaia).max(1);
+    let done = tools::run(soak.args(["--seconds", &seconds.to_string()]).args(&args.more));
     for report in std::fs::read_dir(&reports)?.flatten() {
         eprintln!("{}", std::fs::read_to_string(report.path()).unwrap_or_default());
     }
-    done
+    done?;
+    if gaia == 0 { Ok(()) } else { on_a_mount(gaia) }
+}
+
+/// The stress test of GAIA: programs that die while they write the same pages, on a mount whose servers die.
+fn on_a_mount(seconds: u64) -> Result<()> {
+    let mut test = tools::cargo();
+    test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "stress", "--", "--nocapture"]);
+    tools::run(test.env("SPINIO_SOAK_SECONDS", seconds.to_string()))
 }
 
 fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {

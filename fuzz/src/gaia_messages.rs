@@ -1,0 +1,88 @@
+//! Messages between a client of GAIA and its server, from either side.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use spinio_pagecache::messages::{
+    self, Fill, MAX_MESSAGE, MAX_PAGES, MAX_RUNS, Reply, Request, Run, TICKET_REPLY, TicketReply, VERSION,
+};
+
+/// Kinds of requests and of replies, and one that is none.
+const KINDS: [u16; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0xff];
+
+fuzz_target!(|bytes: &[u8]| {
+    check(bytes);
+    ticket(bytes);
+    // With a header that fits, so that short inputs reach every kind: kind, number of runs, the body.
+    let [kind, count, body @ ..] = bytes else { return };
+    let mut message = Vec::new();
+    message.extend(KINDS[usize::from(*kind) % KINDS.len()].to_le_bytes());
+    message.extend(VERSION.to_le_bytes());
+    message.extend(u32::from(*count).to_le_bytes());
+    message.extend(body);
+    check(&message);
+});
+
+fn check(bytes: &[u8]) {
+    let mut again = Vec::new();
+    if let Ok(request) = messages::parse_request(bytes) {
+        request.encode(&mut again);
+        assert_eq!(again, bytes, "a request that is encoded in another way");
+        assert!(messages::parse_reply(bytes).is_err(), "a request that is a reply too");
+        match request {
+            Request::Hello { first, pages, .. } | Request::Acquire { first, pages, .. } => inside(first, pages),
+            Request::Release { id, first, pages, last, runs } => {
+                inside(first, pages.into());
+                let list: Vec<Run> = runs.iter().collect();
+                ascending(&list);
+                assert_eq!(list.is_empty(), runs.is_empty());
+                let mut built = Vec::new();
+                messages::release(&mut built, id, Run { first, count: pages }, last, &list);
+                assert_eq!(built, bytes, "a release that is built in another way");
+            }
+            Request::Filled | Request::Was { .. } | Request::Stats | Request::Status => {}
+        }
+    }
+    again.clear();
+    if let Ok(reply) = messages::parse_reply(bytes) {
+        reply.encode(&mut again);
+        assert_eq!(again, bytes, "a reply that is encoded in another way");
+        if let Reply::FileStatus(status) = reply {
+            assert!(status.path.len() <= MAX_RUNS);
+        }
+        if let Reply::Fills { size, fills } = reply {
+            let list: Vec<Fill> = fills.iter().collect();
+            ascending(&list.iter().map(|fill| fill.run).collect::<Vec<_>>());
+            assert_eq!(list.is_empty(), fills.is_empty());
+            let mut built = Vec::new();
+            messages::fills(&mut built, size, &list);
+            assert_eq!(built, bytes, "fills that are built in another way");
+        }
+    }
+    assert!(again.len() <= MAX_MESSAGE);
+}
+
+fn inside(first: u64, pages: u64) {
+    assert!(pages > 0 && first.checked_add(pages).is_some_and(|end| end <= MAX_PAGES));
+}
+
+fn ascending(runs: &[Run]) {
+    assert!(runs.len() <= MAX_RUNS);
+    let mut end = 0;
+    for run in runs {
+        inside(run.first, run.count.into());
+        assert!(run.first >= end, "runs overlap");
+        end = run.first + u64::from(run.count);
+    }
+}
+
+/// The reply to the ioctl, from a file system that is none of ours.
+fn ticket(bytes: &[u8]) {
+    let mut reply = [0; TICKET_REPLY];
+    let used = bytes.len().min(TICKET_REPLY);
+    reply[..used].copy_from_slice(&bytes[..used]);
+    if let Some(parsed) = TicketReply::from_bytes(&reply) {
+        assert_eq!(parsed.to_bytes(), reply);
+        assert!((1..=107).contains(&parsed.path().len()) && !parsed.path().contains(&0));
+        assert!(TicketReply::new(parsed.ticket, parsed.path()).is_some());
+    }
+}
