@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""What GAIA costs: the mount against the file system below it, acquire and release, a killed server. Needs root.
+
+    benches/gaia/gaia.py [--size MIB] [--rows NAME,...] [--scratch DIR] [--out FILE.json]
+
+in the repository, after `cargo build --release`. Each row has a limit, measured in the same run: what the same work
+takes without GAIA. Rates are GB/s (10^9 bytes), the best of several passes; times are medians. Kernels run on the
+emulated device, so that rates of acquire and release are those of this machine's processors and memory, not of a GPU;
+goals are those for an H200.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MIB = 1 << 20
+PAGE = 4096
+
+
+def fail(text):
+    sys.exit(f"gaia.py: {text}")
+
+
+def build(release, work):
+    """The measuring program, compiled for the emulated device."""
+    library = release / "deps" / "libspinio.so"
+    if not library.exists():
+        fail(f"{library} is missing: run `cargo build --release`")
+    include = [ROOT / "device/include", ROOT / "crates/capi/include"]
+    command = ["c++", "-O2", "-std=c++17", "-pthread", *(f"-I{path}" for path in include), "-x", "c++"]
+    command += [HERE / "maps.cu", "-x", "none", library, f"-Wl,-rpath,{library.parent}", "-o", work / "maps"]
+    subprocess.run(command, check=True)
+    return work / "maps"
+
+
+class Mount:
+    """A mount over a directory, served by a process of this one's."""
+
+    def __init__(self, spinio, directory):
+        self.directory = directory
+        command = [spinio, "gaia", "mount", "--foreground", directory]
+        self.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if not self.supervisor.stdout.readline().startswith("mounted"):
+            fail("no mount")
+        self.server = self.read_server()
+
+    def read_server(self):
+        return int(self.supervisor.stdout.readline().split()[1])
+
+    def kill(self):
+        """Kills the server; seconds until another one has answered."""
+        begun = time.perf_counter()
+        os.kill(self.server, signal.SIGKILL)
+        os.statvfs(self.directory)
+        seconds = time.perf_counter() - begun
+        self.server = self.read_server()
+        return seconds
+
+    def close(self):
+        self.supervisor.send_signal(signal.SIGTERM)
+        self.supervisor.wait()
+
+
+def sequential(path):
+    """GB/s of cached reads of 1 MiB, the best of five passes after a first."""
+    buffer, best = bytearray(MIB), 0.0
+    fd = os.open(path, os.O_RDONLY)
+    for run in range(6):
+        begun, at = time.perf_counter(), 0
+        while got := os.preadv(fd, [buffer], at):
+            at += got
+        if run:
+            best = max(best, at / (time.perf_counter() - begun) / 1e9)
+    os.close(fd)
+    return best
+
+
+def scattered(path, size):
+    """Cached reads of 4 KiB a second, the best of five passes."""
+    buffer, best = bytearray(PAGE), 0.0
+    offsets = [random.randrange(size // PAGE) * PAGE for _ in range(50000)]
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(5):
+        begun = time.perf_counter()
+        for offset in offsets:
+            os.preadv(fd, [buffer], offset)
+        best = max(best, len(offsets) / (time.perf_counter() - begun))
+    os.close(fd)
+    return best
+
+
+def written(directory, size):
+    """GB/s of writes of 1 MiB to a new file and fsync, the best of three."""
+    block, best = os.urandom(MIB), 0.0
+    for _ in range(3):
+        begun = time.perf_counter()
+        fd = os.open(directory / "new", os.O_RDWR | os.O_CREAT)
+        for at in range(0, size, MIB):
+            os.pwrite(fd, block, at)
+        os.fsync(fd)
+        best = max(best, size / (time.perf_counter() - begun) / 1e9)
+        os.close(fd)
+        os.unlink(directory / "new")
+    return best
+
+
+def names(directory, count=2000):
+    """Files a second that are made, asked for and removed; the best of three."""
+    best = 0.0
+    for _ in range(3):
+        begun = time.perf_counter()
+        for i in range(count):
+            os.close(os.open(directory / f"n{i}", os.O_WRONLY | os.O_CREAT))
+        for i in range(count):
+            os.stat(directory / f"n{i}")
+        for i in range(count):
+            os.unlink(directory / f"n{i}")
+        best = max(best, count / (time.perf_counter() - begun))
+    return best
+
+
+def maps(program, what, file, *arguments):
+    """The figures of one call of maps.cu."""
+    command = [program, what, file, *map(str, arguments)]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return {name: float(value) for name, value in (line.split("=") for line in lines)}
+
+
+class Table:
+    def __init__(self, only):
+        self.only, self.rows = only, []
+        print(f"{'work':<44} {'limit':>12} {'GAIA':>12} {'of limit':>9}  goal")
+
+    def wants(self, name):
+        return not self.only or name in self.only
+
+    def rate(self, name, work, unit, limit, seen, goal):
+        self.add(name, work, f"{limit:.4g} {unit}", f"{seen:.4g} {unit}", f"{seen / limit:.2f}", goal)
+
+    def time(self, name, work, seen_us, goal, limit_us=None):
+        limit, share = ("-", "-") if limit_us is None else (f"{limit_us:.4g} us", f"{limit_us / seen_us:.2f}")
+        self.add(name, work, limit, f"{seen_us:.4g} us", share, goal)
+
+    def add(self, name, work, limit, seen, share, goal):
+        self.rows.append({"row": name, "work": work, "limit": limit, "gaia": seen, "of_limit": share, "goal": goal})
+        print(f"{work:<44} {limit:>12} {seen:>12} {share:>9}  {goal}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of the file")
+    parser.add_argument("--rows", default="", metavar="NAME,...", help="only these: see the first column of the JSON")
+    parser.add_argument("--scratch", type=pathlib.Path, help="a directory on a disk [default: a temporary one]")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.json")
+    options = parser.parse_args()
+    if os.geteuid():
+        fail("mounting needs root")
+    release = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    size = options.size * MIB
+    random.seed(1)
+    with contextlib.ExitStack() as stack:
+        work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.scratch)))
+        program = build(release.resolve(), work)
+        plain, below = work / "plain", work / "mount"
+        for directory in (plain, below):
+            directory.mkdir()
+            with open(directory / "file", "wb") as file:
+                for _ in range(options.size):
+                    file.write(os.urandom(MIB))
+        mount = Mount(release / "spinio", below)
+        stack.callback(mount.close)
+        table = Table(set(filter(None, options.rows.split(","))))
+        measure(table, program, mount, plain, below, size)
+    if options.out:
+        machine = f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}"
+        record = {"command": " ".join(sys.argv), "date": time.strftime("%F %R"), "machine": machine, "rows": table.rows}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measure(table, program, mount, plain, below, size):
+    file, mib = below / "file", size // MIB
+    if table.wants("sequential"):
+        work = "cached reads of 1 MiB"
+        table.rate("sequential", work, "GB/s", sequential(plain / "file"), sequential(file), "0.88 of ext4")
+    if table.wants("random"):
+        work = "cached reads of 4 KiB at random"
+        table.rate("random", work, "1/s", scattered(plain / "file", size), scattered(file, size), "")
+    if table.wants("write"):
+        work = f"a new file of {mib} MiB, and fsync"
+        table.rate("write", work, "GB/s", written(plain, size), written(below, size), "")
+    if table.wants("names"):
+        table.rate("names", "make, stat and unlink a file", "1/s", names(plain), names(below), "")
+    if table.wants("first"):
+        seen = maps(program, "first", file)
+        work = f"first acquire of {mib} MiB, cached"
+        table.time("first", work, seen["median_us"], "0.95 of spinio_pread", seen["limit_us"])
+    for what, work, goal in [
+        ("unchanged", f"acquire of {mib} MiB, unchanged", "1 us"),
+        ("writer", f"the same, a CPU program has a mapping", "40 us (64 MiB)"),
+    ]:
+        if table.wants(what):
+            table.time(what, work, maps(program, what, file)["median_us"], goal)
+    for pages in (16, 1024):
+        if table.wants("scattered"):
+            seen = maps(program, "scattered", file, pages)["median_us"]
+            table.time("scattered", f"acquire, CPU changed {pages} pages", seen, f"{200 + 4 * pages} us")
+    if table.wants("release"):
+        seen = maps(program, "release-unchanged", file)["median_us"]
+        table.time("release", f"release of {mib} MiB, unchanged", seen, "2 ms for 1 GiB")
+        seen = maps(program, "release-all", file)["median_us"]
+        table.time("release", f"release of {mib} MiB, all changed", seen, "10 ms for 1 GiB")
+        seen = maps(program, "release-mapped", file, 16)["median_us"]
+        table.time("release", "release of 16 pages that a CPU maps", seen, "500 us")
+    if table.wants("kill"):
+        seconds = max(mount.kill() for _ in range(20))
+        table.time("kill", "server killed: longest of 20", seconds * 1e6, "2 s")
+
+
+if __name__ == "__main__":
+    main()
