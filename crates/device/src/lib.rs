@@ -10,8 +10,8 @@
 //!
 //! A device does four things for `io`: it identifies an address, provides pinned
 //! bounce buffers, copies on streams that keep order, and pins page-cache pages so
-//! that it can read them itself. It has no knowledge of files. [`ReplicaMemory`] is a
-//! second interface, for GAIA.
+//! that it can read them itself. It has no knowledge of files. [`ReplicaMemory`] and
+//! [`SharedMemory`] are further interfaces, for GAIA.
 
 pub mod cuda;
 pub mod emulated;
@@ -22,6 +22,7 @@ mod host_memory;
 pub mod p2pmem;
 mod range_table;
 pub mod registry;
+mod shared_memory;
 mod stream;
 mod target;
 mod thread_stream;
@@ -30,6 +31,7 @@ mod traits;
 pub use error::{DeviceError, ErrorKind};
 pub use export::ReplicaMemory;
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
+pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};
 pub use target::Target;
 pub use thread_stream::{set_thread_stream, thread_stream};

@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::{AppStream, DeviceError, ReplicaMemory};
+use crate::{AppStream, DeviceError, ReplicaMemory, SharedMemory};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -315,6 +315,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Its memory for replicas of file pages; `None` where there is none.
     fn replica_memory(&'static self) -> Option<&'static dyn ReplicaMemory> {
+        None
+    }
+
+    /// Its memory that other processes can map; `None` where there is none.
+    fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
         None
     }
 }

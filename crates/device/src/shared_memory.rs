@@ -1,0 +1,58 @@
+//! Device memory that several processes map: chunks, named by a descriptor.
+//!
+//! ```text
+//!   process A   create_chunk ──> chunk ──> descriptor ── SCM_RIGHTS ──> process B   import_chunk ──> chunk
+//!                                  │                                                                  │
+//!               reserve ── map_chunk(address)                             reserve ── map_chunk(address, read-only)
+//! ```
+//!
+//! A reservation is a range of addresses without memory; chunks are mapped side by side in it, so that a kernel sees one
+//! contiguous range. The memory of a chunk lives as long as any process has it mapped, a handle of it, or its descriptor,
+//! also a process that uses no device.
+//!
+//! On CUDA these are the functions of virtual memory management (cuMemCreate and what follows it); a chunk of the
+//! emulated device is a memory file.
+//!
+//! A read-only mapping is enforced by the device, but who has the descriptor can map the chunk writable: it is a right to
+//! the memory, to be given to processes of one user only.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use crate::{Device, DeviceAddr, DeviceError};
+
+/// The handle of a chunk in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Chunk(pub u64);
+
+/// A device whose memory can be shared with other processes.
+pub trait SharedMemory: Device {
+    /// The least length of a chunk, in bytes; longer ones are multiples of it. On CUDA 2 MiB.
+    fn chunk_granularity(&self) -> Result<u64, DeviceError>;
+
+    /// 16 bytes that are the same for this device in every process, and for no other device: on CUDA its UUID.
+    fn uuid(&self) -> Result<[u8; 16], DeviceError>;
+
+    /// Reserves addresses for `len` bytes, a multiple of the granularity.
+    fn reserve(&self, len: u64) -> Result<DeviceAddr, DeviceError>;
+
+    /// Gives a reservation back, in which no chunk is mapped any more.
+    fn free_reservation(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Allocates a chunk of zeros; the descriptor, in the caller's descriptor table, is for other processes.
+    fn create_chunk(&self, len: u64) -> Result<(Chunk, OwnedFd), DeviceError>;
+
+    /// The chunk of a descriptor in the caller's descriptor table, which may be closed afterwards.
+    fn import_chunk(&self, fd: BorrowedFd<'_>, len: u64) -> Result<Chunk, DeviceError>;
+
+    /// Maps a chunk into a reservation. Unless `writable`, stores of kernels and copies to it fail.
+    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<(), DeviceError>;
+
+    /// Changes what kernels may do with mapped chunks of `len` bytes in all.
+    fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<(), DeviceError>;
+
+    /// Unmaps one chunk, as it was mapped. Work that uses it must have finished.
+    fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError>;
+
+    /// Gives the handle back; mappings of the chunk stay.
+    fn release_chunk(&self, chunk: Chunk) -> Result<(), DeviceError>;
+}
