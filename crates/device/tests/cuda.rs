@@ -8,12 +8,13 @@
 #[path = "../../sys/tests/fake/mod.rs"]
 mod fake;
 
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake::Fake;
 use spinio_device::{
-    Allocation, AppStream, DeviceAddr, DeviceKind, ErrorKind, GatherEntry, KernelStore, StreamId, WaitMode, registry,
-    set_thread_stream,
+    Allocation, AppStream, DeviceAddr, DeviceKind, ErrorKind, Fingerprint, GatherEntry, KernelStore, StreamId,
+    WaitMode, registry, set_thread_stream,
 };
 use spinio_sys::cuda::{Context, Driver};
 
@@ -245,6 +246,69 @@ fn gather_is_one_launch_in_memorys_context() {
         assert_eq!(peek(gpu, at, 6001), [&[0][..], &piece, &gap, &piece, &gap, &piece, &gap].concat());
         device.free_pinned(staging);
     });
+}
+
+#[test]
+fn fingerprints_of_replica_are_those_of_its_pages() {
+    let Some((_turn, _gpu)) = gpu() else { return };
+    let device = registry::current_device().unwrap();
+    let memory = device.replica_memory().unwrap();
+    assert!(memory.alloc_replica(4097).is_err() && memory.alloc_replica(0).is_err());
+    let at = memory.alloc_replica(5 * 4096).unwrap();
+    let stream = device.acquire_stream().unwrap();
+    let pages: Vec<[u8; 4096]> = (0..5usize).map(|n| core::array::from_fn(|i| (i * 31 + n) as u8)).collect();
+    let mut got = vec![Fingerprint::default(); 3];
+    // SAFETY: the fake driver does everything at once.
+    unsafe {
+        device.copy_in(stream, at, pages.as_ptr().cast(), 5 * 4096).unwrap();
+        let inside = DeviceAddr(at.0 + 4096);
+        memory.fingerprint_pages(stream, inside, 3, got.as_mut_ptr()).unwrap();
+        device.synchronize(stream, WaitMode::Context).unwrap();
+        for (wrong, count) in [(inside, 5), (DeviceAddr(at.0 + 8), 1), (DeviceAddr(at.0 + 5 * 4096), 1)] {
+            let refused = memory.fingerprint_pages(stream, wrong, count, got.as_mut_ptr());
+            assert_eq!(refused.unwrap_err().kind, ErrorKind::BadAddress, "{count} pages from {wrong:?}");
+        }
+    }
+    assert_eq!(got, pages[1..4].iter().map(Fingerprint::of).collect::<Vec<_>>());
+    device.release_stream(stream);
+    memory.free_replica(at).unwrap();
+    assert!(find(at.0, 1).is_none());
+}
+
+#[test]
+fn chunk_is_shared_by_its_descriptor() {
+    const LEN: u64 = 2 * MIB;
+    let Some((_turn, _gpu)) = gpu() else { return };
+    let device = registry::current_device().unwrap();
+    let memory = device.shared_memory().unwrap();
+    assert_eq!((memory.chunk_granularity().unwrap(), &memory.uuid().unwrap()), (LEN, b"fake GPU number0"));
+    let at = memory.reserve(2 * LEN).unwrap();
+    let (chunk, fd) = memory.create_chunk(LEN).unwrap();
+    let imported = memory.import_chunk(fd.as_fd(), LEN).unwrap();
+    drop(fd);
+    let second = DeviceAddr(at.0 + LEN);
+    memory.map_chunk(at, LEN, chunk, true).unwrap();
+    memory.map_chunk(second, LEN, imported, false).unwrap();
+    // Both are one range for a request of SPIN.
+    assert_eq!(range(find(at.0, 2 * LEN)), (at.0, 2 * LEN));
+    let stream = device.acquire_stream().unwrap();
+    let (bytes, mut back) = ([5u8; 4096], [0u8; 4096]);
+    // SAFETY: the fake driver does everything at once.
+    unsafe {
+        device.copy_in(stream, at, bytes.as_ptr(), 4096).unwrap();
+        device.copy_out(stream, back.as_mut_ptr(), second, 4096).unwrap();
+        assert_eq!(back, bytes);
+        assert!(device.copy_in(stream, second, bytes.as_ptr(), 4096).is_err(), "read-only");
+        memory.protect_chunks(at, LEN, false).unwrap();
+        assert!(device.copy_in(stream, at, bytes.as_ptr(), 4096).is_err(), "read-only now");
+    }
+    device.release_stream(stream);
+    for (addr, handle) in [(at, chunk), (second, imported)] {
+        memory.release_chunk(handle).unwrap();
+        memory.unmap_chunk(addr, LEN).unwrap();
+    }
+    memory.free_reservation(at, 2 * LEN).unwrap();
+    assert!(find(at.0, 1).is_none());
 }
 
 #[test]

@@ -73,6 +73,39 @@ fn every_symbol_resolves_and_is_callable() {
         driver.primary_release(device).unwrap();
     }
     assert_eq!(back, host);
+    virtual_memory(driver, device);
     assert_eq!(driver.pop(), Ok(context));
     assert_eq!(fake.live_pins() + fake.live_streams() + fake.live_events(), 0);
+}
+
+fn virtual_memory(driver: &Driver, device: i32) {
+    const LEN: usize = 2 << 20;
+    assert_eq!(&driver.device_uuid(device).unwrap(), b"fake GPU number1");
+    assert_eq!(driver.allocation_granularity(device), Ok(LEN as u64));
+    let at = driver.reserve_addresses(2 * LEN, LEN).unwrap();
+    let handle = driver.create_allocation(device, LEN).unwrap();
+    // SAFETY: the handles are alive, the addresses reserved, and nothing else uses them.
+    unsafe {
+        let fd = driver.export_allocation(handle).unwrap();
+        let other = driver.import_allocation(fd).unwrap();
+        libc::close(fd);
+        driver.map_allocation(at, LEN, handle).unwrap();
+        driver.map_allocation(at + LEN as u64, LEN, other).unwrap();
+        let (bytes, mut back) = ([7u8; 64], [0u8; 64]);
+        let copy_in = || driver.copy_in(at, bytes.as_ptr(), 64, Stream(0));
+        assert_eq!(copy_in(), Err(CuError::INVALID_VALUE), "no access was set");
+        driver.set_access(at, LEN, device, true).unwrap();
+        driver.set_access(at + LEN as u64, LEN, device, false).unwrap();
+        copy_in().unwrap();
+        // The same memory.
+        driver.copy_out(back.as_mut_ptr(), at + LEN as u64, 64, Stream(0)).unwrap();
+        assert_eq!(bytes, back);
+        let refused = driver.copy_in(at + LEN as u64, bytes.as_ptr(), 64, Stream(0));
+        assert_eq!(refused, Err(CuError::INVALID_VALUE), "read-only");
+        driver.release_allocation(handle).unwrap();
+        driver.release_allocation(other).unwrap();
+        driver.unmap_allocation(at, LEN).unwrap();
+        driver.unmap_allocation(at + LEN as u64, LEN).unwrap();
+        driver.free_addresses(at, 2 * LEN).unwrap();
+    }
 }

@@ -4,19 +4,19 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock};
 
-use spinio_sys::cuda::{Context, CuError, Driver, Function, MemoryType, attribute, schedule};
+use spinio_sys::cuda::{Context, CuError, Driver, MemoryType, attribute, schedule};
 use spinio_sys::linux;
 
 use super::capture::RelaxedCapture;
 use super::events::EventPools;
+use super::kernel::LazyKernel;
 use super::lookup;
 use super::registered::{MAX_PIN, PinSupport};
 use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, StreamId, WaitMode,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -32,8 +32,8 @@ pub(super) struct Cuda {
     pub(super) pin_support: PinSupport,
     pub(super) streams: StreamPool,
     pub(super) events: EventPools,
-    pub(super) kernel: OnceLock<core::result::Result<Function, CuError>>,
-    pub(super) load_lock: Mutex<()>,
+    pub(super) gather_kernel: LazyKernel,
+    pub(super) fingerprint_kernel: LazyKernel,
     /// The device uses the host's addresses for registered memory.
     host_addresses_valid: bool,
 }
@@ -64,8 +64,8 @@ impl Cuda {
             pin_support: PinSupport::default(),
             streams: StreamPool::new(),
             events: EventPools::new(),
-            kernel: OnceLock::new(),
-            load_lock: Mutex::new(()),
+            gather_kernel: LazyKernel::default(),
+            fingerprint_kernel: LazyKernel::default(),
             host_addresses_valid: false,
         };
         let entered = new.enter().ok()?;
@@ -159,7 +159,7 @@ impl Device for Cuda {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let gathers = !matches!(self.kernel.get(), Some(Err(_)));
+        let gathers = !self.gather_kernel.has_failed();
         let pins = self.pin_support.is_worth_trying();
         Capabilities { can_pin: pins, has_dma_engine: true, max_pin: MAX_PIN, can_gather: gathers }
     }
@@ -293,7 +293,7 @@ impl Device for Cuda {
     }
 
     fn is_gather_ready(&self) -> bool {
-        matches!(self.kernel.get(), Some(Ok(_)))
+        self.gather_kernel.is_ready()
     }
 
     fn device_ptr(&self, memory: *const u8) -> Result<u64> {
@@ -317,6 +317,14 @@ impl Device for Cuda {
         let _entered = self.enter()?;
         // SAFETY: guaranteed by the caller.
         unsafe { self.launch_gather(stream, list, count) }
+    }
+
+    fn replica_memory(&'static self) -> Option<&'static dyn ReplicaMemory> {
+        Some(self)
+    }
+
+    fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
+        Some(self)
     }
 }
 

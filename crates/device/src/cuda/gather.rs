@@ -9,22 +9,19 @@
 //! ```
 //!
 //! A cache entry is identified by the source, the GPU's architecture and the compiler's version, so nothing outdated is
-//! ever loaded; an entry that does not load is compiled again. Loading runs in relaxed capture mode and launches go to
-//! internal streams, so no capture of the program is invalidated.
-//!
-//! Known flaw: with lazy loading the driver may wait for running GPU kernels at the first load.
+//! ever loaded; an entry that does not load is compiled again. Launches go to internal streams, so no capture of the
+//! program is invalidated.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
 use std::ffi::{CStr, CString, c_void};
-use std::sync::{PoisonError, mpsc};
+use std::sync::mpsc;
 
 use spinio_sys::cuda::{Compiler, CuError, Function, attribute};
 use spinio_sys::linux::spawn_signals_blocked;
 
-use super::capture::RelaxedCapture;
 use super::device::Cuda;
-use crate::{DeviceError, ErrorKind, KernelStore, StreamId};
+use crate::{DeviceError, KernelStore, StreamId};
 
 const SOURCE: &str = include_str!("gather.cu");
 const PTX: &CStr = {
@@ -49,22 +46,7 @@ const COMPILER_STACK: usize = 16 << 20;
 impl Cuda {
     /// The GPU kernel, loaded now if necessary.
     pub(super) fn load_or_compile(&self, store: &dyn KernelStore) -> Result<Function, DeviceError> {
-        let failed = |e| self.driver_error("loading the gather kernel", e);
-        if let Some(known) = self.kernel.get() {
-            return known.map_err(failed);
-        }
-        // By one thread; concurrent callers do not wait.
-        let _loading = self.load_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = self.kernel.get() {
-            return known.map_err(failed);
-        }
-        let _entered = self.enter()?;
-        let made = self.load(store);
-        // A destroyed context does not count against the code.
-        if !made.is_err_and(CuError::is_context_lost) {
-            let _ = self.kernel.set(made);
-        }
-        made.map_err(failed)
+        self.gather_kernel.load(self, "loading the gather kernel", |_| self.load(store))
     }
 
     fn load(&self, store: &dyn KernelStore) -> Result<Function, CuError> {
@@ -73,7 +55,6 @@ impl Cuda {
         let (major, minor) =
             (architecture(attribute::COMPUTE_CAPABILITY_MAJOR)?, architecture(attribute::COMPUTE_CAPABILITY_MINOR)?);
         let architecture = format!("sm_{major}{minor}");
-        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: the image is either complete output of a compiler or SPIN's own PTX; a damaged cubin is caught by the
         // driver's own checks, and before it by SPIN's checksum.
         let load = |code: &[u8]| unsafe { driver.load_kernel(code, NAME) };
@@ -101,9 +82,7 @@ impl Cuda {
     /// # Safety
     /// As [`crate::Device::gather`]; `list` as the device sees it.
     pub(super) unsafe fn launch_gather(&self, stream: StreamId, list: u64, count: usize) -> Result<(), DeviceError> {
-        let Some(Ok(kernel)) = self.kernel.get().copied() else {
-            return Err(DeviceError::new(ErrorKind::Unsupported, "gather: not prepared"));
-        };
+        let kernel = self.gather_kernel.get("gather: not prepared")?;
         let (mut list, mut pieces) = (list, u32::try_from(count).unwrap_or(u32::MAX));
         let warps = count.div_ceil(ENTRIES_PER_WARP);
         let blocks = warps.div_ceil((THREADS / 32) as usize).clamp(1, MAX_BLOCKS) as u32;
@@ -128,7 +107,7 @@ fn compile(compiler: Compiler, architecture: &str) -> Option<Vec<u8>> {
 }
 
 /// FNV-1a.
-fn hash(bytes: &[u8]) -> u64 {
+pub(super) fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 

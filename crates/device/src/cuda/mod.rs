@@ -50,8 +50,11 @@ mod events;
 mod gather;
 mod handle_pool;
 mod host_page_cache;
+mod kernel;
 mod lookup;
 mod registered;
+mod replica;
+mod shared_memory;
 pub mod standalone;
 mod streams;
 

@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::types::{AccessDescription, AllocationProperties};
+
 /// The driver of this process. One, shared by all threads, never closed.
 pub struct Driver {
     pub(super) f: Table,
@@ -209,5 +211,16 @@ table! {
         fn module_function(*mut usize, usize, *const c_char) = "cuModuleGetFunction";
         fn launch(usize, u32, u32, u32, u32, u32, u32, u32, usize, *mut *mut c_void, *mut *mut c_void) = "cuLaunchKernel";
         fn host_function(usize, HostFunction, *mut c_void) = "cuLaunchHostFunc";
+        fn device_uuid(*mut c_char, c_int) = "cuDeviceGetUuid_v2";
+        fn allocation_granularity(*mut usize, *const AllocationProperties, c_int) = "cuMemGetAllocationGranularity";
+        fn address_reserve(*mut u64, usize, usize, u64, u64) = "cuMemAddressReserve";
+        fn address_free(u64, usize) = "cuMemAddressFree";
+        fn allocation_create(*mut u64, usize, *const AllocationProperties, u64) = "cuMemCreate";
+        fn allocation_release(u64) = "cuMemRelease";
+        fn allocation_export(*mut c_void, u64, c_int, u64) = "cuMemExportToShareableHandle";
+        fn allocation_import(*mut u64, *mut c_void, c_int) = "cuMemImportFromShareableHandle";
+        fn allocation_map(u64, usize, usize, u64, u64) = "cuMemMap";
+        fn allocation_unmap(u64, usize) = "cuMemUnmap";
+        fn set_access(u64, usize, *const AccessDescription, usize) = "cuMemSetAccess";
     }
 }

@@ -121,3 +121,63 @@ impl CaptureMode {
     /// None may: the thread takes responsibility.
     pub const RELAXED: CaptureMode = CaptureMode(2);
 }
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Location {
+    kind: i32,
+    id: i32,
+}
+
+impl Location {
+    /// The memory of a device.
+    pub fn device(ordinal: i32) -> Location {
+        Location { kind: 1, id: ordinal }
+    }
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AllocationProperties {
+    kind: i32,
+    handle_types: i32,
+    location: Location,
+    win32_attributes: usize,
+    compression: u8,
+    gpu_direct_rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+impl AllocationProperties {
+    /// Memory of a device that can be exported as a descriptor.
+    pub fn exportable(ordinal: i32) -> AllocationProperties {
+        AllocationProperties {
+            kind: 1,
+            handle_types: 1,
+            location: Location::device(ordinal),
+            win32_attributes: 0,
+            compression: 0,
+            gpu_direct_rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AccessDescription {
+    /// Who accesses.
+    pub location: Location,
+    /// 1: loads; 3: loads and stores.
+    pub flags: i32,
+}
+
+const _: () = {
+    assert!(size_of::<AllocationProperties>() == 32);
+    assert!(size_of::<AccessDescription>() == 12);
+};

@@ -25,7 +25,7 @@ enum { DEVICES = 2, SPAN = 1 << 30 };
 
 typedef struct context { int device, alive; uint64_t id; } context;
 typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
-typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool; } range;
+typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool, no_access, read_only; } range;
 typedef struct pinned { uint64_t start, len; context *ctx; uint64_t ctx_id; int read_only; } pinned;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -40,7 +40,8 @@ static __thread context *stack[8];
 static __thread int depth;
 static __thread unsigned capture_mode;
 static __thread int in_callback; /* the driver rejects queries there */
-static uint64_t reserved, reserved_len; /* the last reservation */
+static struct { uint64_t start, len; } reserved[64]; /* addresses without memory */
+static struct { int fd; size_t len; } chunk[256]; /* memory without addresses: memory files; the handle is the index + 1 */
 static handle *captured; /* the stream being captured; other streams are affected if it is a blocking one */
 static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: its memsets, in order */
 static int nodes;
@@ -72,10 +73,17 @@ static range *find(uint64_t a) {
     }
     return NULL;
 }
-static int covered(uint64_t a, uint64_t n) {
-    while (n) { range *r = find(a); if (!r) return 0; uint64_t k = r->start + r->len - a; if (k > n) k = n; a += k; n -= k; }
+static int accessible(uint64_t a, uint64_t n, int store) {
+    while (n) {
+        range *r = find(a);
+        if (!r || r->no_access || (store && r->read_only)) return 0;
+        uint64_t k = r->start + r->len - a;
+        if (k > n) k = n;
+        a += k; n -= k;
+    }
     return 1;
 }
+static int covered(uint64_t a, uint64_t n) { return accessible(a, n, 0); }
 static range *new_range(void) { for (int i = 0; i < 256; i++) if (!ranges[i].len) return &ranges[i]; return NULL; }
 static uint64_t space(uint64_t n) { uint64_t a = (uint64_t)base + used; used += (n + 0x1fffff) & ~0x1fffffull; return used > SPAN ? 0 : a; }
 static void drop_context(context *c) {
@@ -225,7 +233,7 @@ int cuMemHostUnregister(void *p) {
 int cuMemAlloc_v2(uint64_t *a, size_t n) { at_home(); NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
 int cuMemFree_v2(uint64_t a) { at_home(); NEED(); fake_free(a); return OK; }
 static int copy(uint64_t device, handle *s) { at_home(); NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
-int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(at(d), p, n); return OK; }
+int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!accessible(d, n, 1)) return INVALID; memcpy(at(d), p, n); return OK; }
 int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(p, at(d), n); return OK; }
 
 static handle *new_handle(char kind, int flags) { handle *h = malloc(sizeof *h); *h = (handle){ kind, current(), current()->id, flags }; return h; }
@@ -243,18 +251,39 @@ int cuEventRecord(handle *e, handle *s) { at_home(); NEED(); touch(e, 'e'); touc
 int cuEventQuery(handle *e) { NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 int cuEventSynchronize(handle *e) { at_home(); NEED(); touch(e, 'e'); return unsafe_in_capture() ? CAPTURE : OK; }
 
-/* The only GPU kernel here: SPIN's gather. Its list, and the memory that the list names, are read in place. */
+/* The GPU kernels are SPIN's own. The gather's list, and the memory that the list names, are read in place. */
 int cuMemHostGetDevicePointer_v2(uint64_t *a, void *p, unsigned f) { (void)f; NEED(); if (!pin_at((uint64_t)p)) return INVALID; *a = (uint64_t)p; return OK; }
 int cuModuleLoadData(void **m, const void *code) {
     at_home();
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_module) return fail_module;
-    if (!strstr(code, ".entry spinio_gather(")) return 218;
-    *m = new_handle('m', 0);
+    int which = strstr(code, ".entry spinio_gather(") ? 0 : strstr(code, ".entry spinio_fingerprint(") ? 1 : -1;
+    if (which < 0) return 218;
+    *m = new_handle('m', which);
     return OK;
 }
-int cuModuleGetFunction(void **f, handle *m, const char *name) { NEED(); touch(m, 'm'); if (strcmp(name, "spinio_gather")) return NOTFOUND; *f = m; return OK; }
+int cuModuleGetFunction(void **f, handle *m, const char *name) {
+    NEED();
+    touch(m, 'm');
+    if (strcmp(name, m->flags ? "spinio_fingerprint" : "spinio_gather")) return NOTFOUND;
+    *f = m;
+    return OK;
+}
+/* As crates/device/src/fingerprint.rs defines it. */
+static int fingerprint(uint64_t pages, uint64_t count, uint64_t out) {
+    if (!covered(pages, count * 4096) || !accessible(out, count * 16, 1)) return INVALID;
+    for (uint64_t page = 0; page < count; page++) {
+        uint64_t *word = (uint64_t *)at(pages + page * 4096), *sum = (uint64_t *)at(out + page * 16);
+        sum[0] = sum[1] = 0;
+        for (uint64_t i = 0; i < 512; i++) {
+            uint64_t a = word[i] ^ ((i + 1) * 0x9e3779b97f4a7c15ull), b = a;
+            a = (a ^ (a >> 33)) * 0xff51afd7ed558ccdull, a = (a ^ (a >> 33)) * 0xc4ceb9fe1a85ec53ull, sum[0] += a ^ (a >> 33);
+            b = (b ^ (b >> 30)) * 0xbf58476d1ce4e5b9ull, b = (b ^ (b >> 27)) * 0x94d049bb133111ebull, sum[1] += b ^ (b >> 31);
+        }
+    }
+    return OK;
+}
 int cuLaunchKernel(handle *f, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared, handle *s, void **with, void **extra) {
     (void)shared;
     at_home();
@@ -263,6 +292,7 @@ int cuLaunchKernel(handle *f, unsigned x, unsigned y, unsigned z, unsigned tx, u
     touch(s, 's');
     if (spoils(s)) return IMPLICIT;
     if (!x || y != 1 || z != 1 || !tx || tx > 256 || ty != 1 || tz != 1 || extra) return INVALID;
+    if (f->flags) return fingerprint(*(uint64_t *)with[0], *(uint64_t *)with[1], *(uint64_t *)with[2]);
     struct { uint64_t from, to, len; } *list = *(void **)with[0];
     unsigned count = *(unsigned *)with[1];
     if (!pin_at((uint64_t)list) || !pin_at((uint64_t)(list + count) - 1)) die("a list that is not registered");
@@ -313,21 +343,95 @@ int cuGraphLaunch(void *run, handle *s) { (void)run; for (int i = 0; i < nodes; 
 int cuGraphExecDestroy(void *run) { (void)run; return OK; }
 int cuGraphDestroy(void *graph) { (void)graph; return OK; }
 int cuLaunchHostFunc(handle *s, void (*f)(void *), void *with) { NEED(); touch(s, 's'); in_callback = 1; f(with); in_callback = 0; return OK; }
+
+/* virtual memory: chunks are memory files, which other processes map too */
+int cuDeviceGetUuid_v2(char *uuid, int d) { memcpy(uuid, "fake GPU number ", 16); uuid[15] = (char)('0' + d); return OK; }
+int cuMemGetAllocationGranularity(size_t *n, const void *prop, int which) { (void)prop, (void)which; *n = 2 << 20; return OK; }
 int cuMemAddressReserve(uint64_t *a, size_t n, size_t align, uint64_t hint, unsigned long long f) {
     (void)align, (void)hint, (void)f;
+    if (!n || n % (2 << 20)) return INVALID;
+    pthread_mutex_lock(&lock);
     *a = space(n);
-    reserved = *a, reserved_len = n;
+    int i = 0;
+    while (i < 64 && reserved[i].len) i++;
+    if (i == 64) die("too many reservations for this fake");
+    if (*a) reserved[i].start = *a, reserved[i].len = n;
+    pthread_mutex_unlock(&lock);
     return *a ? OK : NOMEM;
 }
-int cuMemCreate(unsigned long long *h, size_t n, const void *prop, unsigned long long f) { (void)n, (void)prop, (void)f; *h = 1; return OK; }
-int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
-    (void)offset, (void)h, (void)f;
+int cuMemAddressFree(uint64_t a, size_t n) {
+    int e = INVALID;
     pthread_mutex_lock(&lock);
-    *new_range() = (range){ a, n, next_buffer++, reserved, reserved_len, NULL, 0, 0, 0, 0 };
+    for (int i = 0; i < 256; i++) if (ranges[i].len && ranges[i].start >= a && ranges[i].start < a + n) die("a reservation freed with memory in it");
+    for (int i = 0; i < 64; i++) if (reserved[i].len == n && reserved[i].start == a) reserved[i].len = 0, e = OK;
+    pthread_mutex_unlock(&lock);
+    return e;
+}
+static int new_chunk(unsigned long long *h, int fd, size_t n) {
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < 256 && chunk[i].len) i++;
+    if (i < 256) chunk[i].fd = fd, chunk[i].len = n, *h = i + 1;
+    pthread_mutex_unlock(&lock);
+    return i < 256 ? OK : NOMEM;
+}
+int cuMemCreate(unsigned long long *h, size_t n, const int *prop, unsigned long long f) {
+    (void)prop, (void)f;
+    at_home();
+    if (!n || n % (2 << 20)) return INVALID;
+    int fd = memfd_create("chunk", MFD_CLOEXEC);
+    return fd < 0 || ftruncate(fd, n) ? NOMEM : new_chunk(h, fd, n);
+}
+static void live(unsigned long long h) { if (!h || h > 256 || !chunk[h - 1].len) die("dead chunk"); }
+int cuMemRelease(unsigned long long h) { live(h); close(chunk[h - 1].fd); chunk[h - 1].len = 0; return OK; }
+int cuMemExportToShareableHandle(int *fd, unsigned long long h, int type, unsigned long long f) {
+    at_home();
+    live(h);
+    if (type != 1 || f) return INVALID;
+    *fd = dup(chunk[h - 1].fd);
+    return *fd < 0 ? NOMEM : OK;
+}
+int cuMemImportFromShareableHandle(unsigned long long *h, void *os, int type) {
+    struct stat s;
+    at_home();
+    int fd = fcntl((int)(intptr_t)os, F_DUPFD_CLOEXEC, 3);
+    if (type != 1 || fd < 0 || fstat(fd, &s)) return INVALID;
+    return new_chunk(h, fd, s.st_size);
+}
+int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
+    at_home();
+    live(h);
+    if (offset || f || n != chunk[h - 1].len || find(a)) return INVALID;
+    int i = 0;
+    while (i < 64 && !(reserved[i].len && a >= reserved[i].start && a + n <= reserved[i].start + reserved[i].len)) i++;
+    if (i == 64) return INVALID;
+    if (mmap(at(a), n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, chunk[h - 1].fd, 0) == MAP_FAILED) return NOMEM;
+    pthread_mutex_lock(&lock);
+    *new_range() = (range){ a, n, next_buffer++, reserved[i].start, reserved[i].len, NULL, 0, 0, 0, 0, 1, 0 };
     pthread_mutex_unlock(&lock);
     return OK;
 }
-int cuMemSetAccess(uint64_t a, size_t n, const void *access, size_t count) { (void)a, (void)n, (void)access, (void)count; return OK; }
+int cuMemUnmap(uint64_t a, size_t n) {
+    at_home();
+    while (n) {
+        range *r = find(a);
+        if (!r || r->start != a || r->len > n) return INVALID;
+        mmap(at(a), r->len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        a += r->len, n -= r->len, r->len = 0;
+    }
+    return OK;
+}
+int cuMemSetAccess(uint64_t a, size_t n, const int *access, size_t count) {
+    at_home();
+    if (count != 1 || access[0] != 1 || (access[2] != 1 && access[2] != 3)) return INVALID;
+    while (n) {
+        range *r = find(a);
+        if (!r || r->start != a || r->len > n) return INVALID;
+        r->no_access = 0, r->read_only = access[2] == 1;
+        a += r->len, n -= r->len;
+    }
+    return OK;
+}
 
 /* functions that only programs with two GPUs call; memory of another process is not available here */
 int cuDeviceCanAccessPeer(int *can, int d, int peer) { *can = d != peer; return OK; }

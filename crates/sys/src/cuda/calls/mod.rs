@@ -32,3 +32,4 @@ mod devices;
 mod kernels;
 mod memory;
 mod streams;
+mod virtual_memory;

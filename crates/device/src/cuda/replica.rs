@@ -1,0 +1,119 @@
+//! Replicas of file pages in the memory of a GPU: one allocation, with room for the fingerprints of its pages.
+//!
+//! ```text
+//!   | page 0 | page 1 | ... | page n-1 | 16 bytes for each page |       cuMemAlloc
+//!                                        where the kernel puts its fingerprints, before they are copied to the host
+//! ```
+//!
+//! So a scan needs no memory of its own, and scans of different pages do not disturb each other.
+
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
+use std::ffi::{CStr, c_void};
+
+use spinio_sys::cuda::Function;
+
+use super::device::Cuda;
+use crate::fingerprint::{Fingerprint, PAGE_BYTES};
+use crate::{DeviceAddr, DeviceError, ErrorKind, ReplicaMemory, StreamId};
+
+const PTX: &CStr = {
+    const BYTES: &[u8] = concat!(include_str!("fingerprint.ptx"), "\0").as_bytes();
+    match CStr::from_bytes_with_nul(BYTES) {
+        Ok(text) => text,
+        Err(_) => panic!("fingerprint.ptx contains a NUL"),
+    }
+};
+const NAME: &CStr = c"spinio_fingerprint";
+
+const PAGE: u64 = PAGE_BYTES as u64;
+const FINGERPRINT: u64 = size_of::<Fingerprint>() as u64;
+
+/// Threads per block, as bounded in fingerprint.cu; a warp takes a page.
+const THREADS: u32 = 256;
+/// The most blocks of one launch: several per multiprocessor of the largest GPU.
+const MAX_BLOCKS: u64 = 2112;
+
+impl Cuda {
+    fn load_fingerprint_kernel(&self) -> Result<Function, DeviceError> {
+        // SAFETY: SPIN's own PTX, which ends in NUL.
+        let load = |driver: &spinio_sys::cuda::Driver| unsafe { driver.load_kernel(PTX.to_bytes_with_nul(), NAME) };
+        self.fingerprint_kernel.load(self, "loading the fingerprint kernel", load)
+    }
+
+    /// Where the fingerprint of the page at `addr` is put, if `count` pages from there are in one replica.
+    fn fingerprint_slot(&self, addr: DeviceAddr, count: usize) -> Result<u64, DeviceError> {
+        let outside = DeviceError::new(ErrorKind::BadAddress, "scan of pages");
+        let (start, len) = self.driver.address_range(addr.0).map_err(|_| outside)?;
+        let pages = len / (PAGE + FINGERPRINT);
+        let first = (addr.0 - start) / PAGE;
+        let is_inside = (addr.0 - start).is_multiple_of(PAGE) && first.saturating_add(count as u64) <= pages;
+        if is_inside { Ok(start + pages * PAGE + first * FINGERPRINT) } else { Err(outside) }
+    }
+}
+
+impl ReplicaMemory for Cuda {
+    fn alloc_replica(&self, len: u64) -> Result<DeviceAddr, DeviceError> {
+        if len == 0 || !len.is_multiple_of(PAGE) {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "replica of a part of a page"));
+        }
+        // Now, while no kernel of the program runs that waits for a release.
+        self.load_fingerprint_kernel()?;
+        let no_memory = DeviceError::new(ErrorKind::NoMemory, "replica");
+        let whole = (len / PAGE).checked_mul(PAGE + FINGERPRINT).and_then(|len| usize::try_from(len).ok());
+        let _entered = self.enter()?;
+        let at = self.driver.alloc(whole.ok_or(no_memory)?).map_err(|e| self.driver_error("cuMemAlloc", e))?;
+        Ok(DeviceAddr(at))
+    }
+
+    fn free_replica(&self, addr: DeviceAddr) -> Result<(), DeviceError> {
+        let _entered = self.enter()?;
+        // SAFETY: from `alloc_replica`, and the caller does not use it any more.
+        unsafe { self.driver.free(addr.0) }.map_err(|e| self.driver_error("cuMemFree", e))
+    }
+
+    unsafe fn fingerprint_pages(
+        &self,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        out: *mut Fingerprint,
+    ) -> Result<(), DeviceError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let kernel = self.load_fingerprint_kernel()?;
+        let _entered = self.enter()?;
+        let slot = self.fingerprint_slot(addr, count)?;
+        let (mut pages, mut number, mut slots) = (addr.0, count as u64, slot);
+        let blocks = number.div_ceil(u64::from(THREADS / 32)).clamp(1, MAX_BLOCKS) as u32;
+        let mut parameters: [*mut c_void; 3] =
+            [(&raw mut pages).cast(), (&raw mut number).cast(), (&raw mut slots).cast()];
+        let raw = Cuda::raw_stream(stream);
+        // SAFETY: the GPU kernel belongs to this context, which is alive, as does the stream; it takes two addresses and
+        // a number between them; the pages and their slots are inside of the replica, which the caller keeps.
+        unsafe { self.driver.launch(kernel, blocks, THREADS, raw, &mut parameters) }
+            .map_err(|e| self.driver_error("cuLaunchKernel", e))?;
+        // SAFETY: the caller has room for `count` fingerprints until the stream is synchronized.
+        unsafe { self.driver.copy_out(out.cast(), slot, count * size_of::<Fingerprint>(), raw) }
+            .map_err(|e| self.driver_error("cuMemcpyDtoHAsync", e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_ptx_matches_source() {
+        const SOURCE: &str = include_str!("fingerprint.cu");
+        let text = PTX.to_str().unwrap();
+        assert!(text.contains(".entry spinio_fingerprint(") && text.contains(".target sm_75"));
+        let source = format!("// Source: {:016x},", super::super::gather::hash(SOURCE.as_bytes()));
+        assert!(
+            text.contains(&source),
+            "fingerprint.cu has changed: rebuild fingerprint.ptx as its first lines describe, with {source}"
+        );
+        assert!(SOURCE.contains("__launch_bounds__(256)") && THREADS == 256);
+    }
+}

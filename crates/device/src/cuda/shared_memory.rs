@@ -1,0 +1,110 @@
+//! Memory that several processes map, through the driver's virtual memory management.
+//!
+//! None of these calls waits for running kernels. Seen on an H200 (driver 580): 0.02 ms to create a chunk whatever its
+//! size, 0.65 to export it, 0.05 to map, 0.03 to set the access; a chunk lives on through a descriptor in a process that
+//! uses no GPU.
+
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use spinio_sys::cuda::CuError;
+
+use super::device::Cuda;
+use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory};
+
+type Result<T> = core::result::Result<T, DeviceError>;
+
+impl Cuda {
+    fn failed(&self, operation: &'static str) -> impl Fn(CuError) -> DeviceError + '_ {
+        move |e| self.driver_error(operation, e)
+    }
+}
+
+fn bytes(len: u64) -> Result<usize> {
+    usize::try_from(len).map_err(|_| DeviceError::new(ErrorKind::NoMemory, "shared memory"))
+}
+
+impl SharedMemory for Cuda {
+    fn chunk_granularity(&self) -> Result<u64> {
+        let failed = self.failed("cuMemGetAllocationGranularity");
+        self.driver.allocation_granularity(self.ordinal).map_err(failed)
+    }
+
+    fn uuid(&self) -> Result<[u8; 16]> {
+        let device = self.driver.device(self.ordinal).map_err(self.failed("cuDeviceGet"))?;
+        self.driver.device_uuid(device).map_err(self.failed("cuDeviceGetUuid"))
+    }
+
+    fn reserve(&self, len: u64) -> Result<DeviceAddr> {
+        let _entered = self.enter()?;
+        let alignment = bytes(self.chunk_granularity()?)?;
+        let at = self.driver.reserve_addresses(bytes(len)?, alignment);
+        at.map(DeviceAddr).map_err(self.failed("cuMemAddressReserve"))
+    }
+
+    fn free_reservation(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: from `reserve`, by the contract of the trait.
+        unsafe { self.driver.free_addresses(addr.0, bytes(len)?) }.map_err(self.failed("cuMemAddressFree"))
+    }
+
+    fn create_chunk(&self, len: u64) -> Result<(Chunk, OwnedFd)> {
+        let _entered = self.enter()?;
+        let handle = self.driver.create_allocation(self.ordinal, bytes(len)?).map_err(self.failed("cuMemCreate"))?;
+        // SAFETY: made in the line above, exportable.
+        match unsafe { self.driver.export_allocation(handle) } {
+            Ok(fd) => {
+                // SAFETY: the driver has just opened it for this caller.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                // Not for programs that this process starts.
+                // SAFETY: no memory is involved.
+                unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+                Ok((Chunk(handle), fd))
+            }
+            Err(e) => {
+                // SAFETY: made above, mapped nowhere.
+                let _ = unsafe { self.driver.release_allocation(handle) };
+                Err(self.driver_error("cuMemExportToShareableHandle", e))
+            }
+        }
+    }
+
+    fn import_chunk(&self, fd: BorrowedFd<'_>, _len: u64) -> Result<Chunk> {
+        let _entered = self.enter()?;
+        let handle = self.driver.import_allocation(fd.as_raw_fd());
+        handle.map(Chunk).map_err(self.failed("cuMemImportFromShareableHandle"))
+    }
+
+    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {
+        let (_entered, len) = (self.enter()?, bytes(len)?);
+        // SAFETY: the addresses are reserved and free, and the chunk is alive and as long, by the contract of the trait.
+        unsafe { self.driver.map_allocation(addr.0, len, chunk.0) }.map_err(self.failed("cuMemMap"))?;
+        // SAFETY: mapped in the line above.
+        let granted = unsafe { self.driver.set_access(addr.0, len, self.ordinal, writable) };
+        granted.map_err(|e| {
+            // SAFETY: mapped above, and no work uses it yet.
+            let _ = unsafe { self.driver.unmap_allocation(addr.0, len) };
+            self.driver_error("cuMemSetAccess", e)
+        })
+    }
+
+    fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: whole mapped chunks, by the contract of the trait.
+        unsafe { self.driver.set_access(addr.0, bytes(len)?, self.ordinal, writable) }
+            .map_err(self.failed("cuMemSetAccess"))
+    }
+
+    fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: a mapped chunk that no work uses any more, by the contract of the trait.
+        unsafe { self.driver.unmap_allocation(addr.0, bytes(len)?) }.map_err(self.failed("cuMemUnmap"))
+    }
+
+    fn release_chunk(&self, chunk: Chunk) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: a living handle, by the contract of the trait.
+        unsafe { self.driver.release_allocation(chunk.0) }.map_err(self.failed("cuMemRelease"))
+    }
+}
