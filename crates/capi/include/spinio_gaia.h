@@ -62,8 +62,7 @@ enum {
  * EACCES: the descriptor is not open for this access (O_RDONLY or O_RDWR for READ, O_RDWR for WRITE). EBADF: no
  * descriptor. EINVAL: offset, an empty range, unknown bits of access. ENODEV: no device is in use. ENOMEM: the device
  * is full, or the server has no memory for a map of this size. ENOTSUP: not a file below a GAIA mount, or Linux before
- * 6.16; or the device cannot map files yet (so far only the emulated one can); or a forked child of a process with
- * maps. EUSERS: this user has too many maps. */
+ * 6.16; or the device cannot map files; or a forked child of a process with maps. EUSERS: this user has too many maps. */
 void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
 
 /* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map

@@ -1,8 +1,8 @@
 //! The compilers of this machine, for the programs of the demos.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::exit::{self, Exit};
@@ -17,15 +17,31 @@ pub fn cxx(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
     compile("C++ compiler", "CXX", "c++", "g++", dir, &[&["-O2", "-std=c++17"], args].concat())
 }
 
+/// Runs nvcc in `dir`: that of NVCC, else `nvcc`, else that of /usr/local/cuda. `None`: there is none.
+pub fn nvcc(dir: &Path, args: &[&str]) -> Option<anyhow::Result<()>> {
+    let named = std::env::var_os("NVCC").filter(|n| !n.is_empty()).map(PathBuf::from);
+    let name = named.or_else(|| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let usual = std::iter::once(PathBuf::from("/usr/local/cuda/bin"));
+        std::env::split_paths(&path).chain(usual).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+    })?;
+    let args = [&["-O2", "-std=c++17"], args].concat();
+    Some(run("CUDA compiler", "NVCC=/usr/local/cuda/bin/nvcc", "nvidia-cuda-toolkit", dir, name.as_os_str(), &args))
+}
+
 fn compile(what: &str, variable: &str, usual: &str, packages: &str, dir: &Path, args: &[&str]) -> anyhow::Result<()> {
     let compiler = std::env::var_os(variable).filter(|c| !c.is_empty()).unwrap_or_else(|| OsString::from(usual));
+    run(what, &format!("{variable}=clang"), packages, dir, &compiler, args)
+}
+
+fn run(what: &str, example: &str, packages: &str, dir: &Path, compiler: &OsStr, args: &[&str]) -> anyhow::Result<()> {
     let name = compiler.to_string_lossy();
-    let out = Command::new(&compiler).current_dir(dir).args(args).output().map_err(|e| match e.kind() {
+    let out = Command::new(compiler).current_dir(dir).args(args).output().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => exit::error(
             Exit::Missing,
             format!(
                 "Cannot compile the demo program: there is no {what} `{name}`. On Debian: apt install {packages}. Or \
-                 name one: {variable}=clang"
+                 name one: {example}"
             ),
         ),
         _ => exit::error(Exit::Missing, format!("Cannot start the {what} `{name}`: {e}")),

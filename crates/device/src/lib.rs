@@ -16,12 +16,12 @@
 pub mod cuda;
 pub mod emulated;
 mod error;
-mod export;
 mod fingerprint;
 mod host_memory;
 pub mod p2pmem;
 mod range_table;
 pub mod registry;
+mod replica_memory;
 mod shared_memory;
 mod stream;
 mod target;
@@ -29,8 +29,8 @@ mod thread_stream;
 mod traits;
 
 pub use error::{DeviceError, ErrorKind};
-pub use export::ReplicaMemory;
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
+pub use replica_memory::ReplicaMemory;
 pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};
 pub use target::Target;

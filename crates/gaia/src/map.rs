@@ -62,8 +62,7 @@ impl Map {
             return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
         }
         let memory = device.replica_memory().ok_or_else(|| {
-            let sentence =
-                format!("Maps in the memory of {} are not supported yet: use the emulated device", device.id());
+            let sentence = format!("Files cannot be mapped into the memory of {}", device.id());
             Error::new(Errno::NOTSUP, sentence)
         })?;
         let pages = pages as usize;

@@ -1,4 +1,4 @@
-//! Memory of the emulated device, for tests and for machines without a GPU.
+//! Memory of the emulated device, for tests and for machines without a GPU; and of maps of files, on any device.
 
 #![expect(unsafe_code, reason = "buffers of other Python objects")]
 
@@ -26,10 +26,11 @@ enum Owner {
     Map(Arc<MapSlot>),
 }
 
-/// Memory of the emulated device.
+/// Memory of a device.
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct Memory {
     owner: Owner,
+    device: DLDevice,
     addr: u64,
     bytes: usize,
 }
@@ -49,13 +50,19 @@ impl Memory {
             }
         })?;
         let owned = OwnedMemory::of_allocation(addr);
-        Ok(Memory { owner: Owner::Array(Arc::new(owned)), addr, bytes })
+        Ok(Memory { owner: Owner::Array(Arc::new(owned)), device: EMULATED, addr, bytes })
     }
 
     /// Its address, as the device knows it.
     #[getter]
     fn address(&self) -> u64 {
         self.addr
+    }
+
+    /// Its device, as DLPack names it.
+    #[getter]
+    fn device(&self) -> (u32, i32) {
+        (self.device.device_type.0, self.device.device_id)
     }
 
     /// Its bytes.
@@ -112,14 +119,22 @@ impl Memory {
         let flags = if readonly { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
         let dtype = DLDataType::scalar(DLDataTypeCode(code), bits);
         let owned = self.owned()?;
-        export_dlpack(&DlpackArray { owned, addr: self.addr, at, shape, strides, dtype, flags }, py, request)
+        export_dlpack(
+            &DlpackArray { owned, device: self.device, addr: self.addr, at, shape, strides, dtype, flags },
+            py,
+            request,
+        )
     }
 }
 
 impl Memory {
-    /// The memory of a map.
-    pub(crate) fn of_map(map: Arc<MapSlot>, addr: u64, bytes: usize) -> Memory {
-        Memory { owner: Owner::Map(map), addr, bytes }
+    /// The memory of a map, on the device of this name.
+    pub(crate) fn of_map(map: Arc<MapSlot>, device: &str, addr: u64, bytes: usize) -> Memory {
+        let device = match device.strip_prefix("cuda:").map(str::parse) {
+            Some(Ok(device_id)) => DLDevice { device_type: DLDeviceType::CUDA, device_id },
+            _ => EMULATED,
+        };
+        Memory { owner: Owner::Map(map), device, addr, bytes }
     }
 
     fn owned(&self) -> PyResult<Arc<OwnedMemory>> {
@@ -137,7 +152,7 @@ impl Memory {
             return Err(PyValueError::new_err(said));
         }
         let found = Target::find(self.addr + at as u64, bytes);
-        let gone = || PyRuntimeError::new_err("The emulated device is gone: a forked process has none");
+        let gone = || PyRuntimeError::new_err("The device is gone: a forked process has none");
         found.map(|target| (owned, target)).ok_or_else(gone)
     }
 }
@@ -180,10 +195,11 @@ impl Drop for Stream {
 }
 
 /// DLPack's type for devices that have none of their own.
-const DEVICE: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
+const EMULATED: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
 
 struct DlpackArray {
     owned: Arc<OwnedMemory>,
+    device: DLDevice,
     addr: u64,
     at: u64,
     shape: Vec<i64>,
@@ -197,7 +213,7 @@ impl DlpackArray {
         let metadata = Dynamic::new(&self.shape[..], &self.strides[..]);
         let refused = |e: &dyn std::fmt::Display| PyBufferError::new_err(format!("DLPack: {e}"));
         let mut made = metadata.prepare_as::<M>().map_err(|e| refused(&e))?.initialize(Arc::clone(&self.owned));
-        made.set_data(self.addr as *mut _).set_device(DEVICE).set_dtype(self.dtype).set_byte_offset(self.at);
+        made.set_data(self.addr as *mut _).set_device(self.device).set_dtype(self.dtype).set_byte_offset(self.at);
         made.set_flags(self.flags).map_err(|e| refused(&e))?;
         // SAFETY: data, device, type, shape and strides are set; `owned` keeps the memory, and the array of `at`, shape
         // and strides is inside it, as its caller checks.
@@ -207,7 +223,7 @@ impl DlpackArray {
 
 impl DlpackExporter for DlpackArray {
     fn device(&self) -> DLDevice {
-        DEVICE
+        self.device
     }
 
     fn flags(&self) -> DlpackFlags {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use spinio_runtime::client::Target;
 use spinio_runtime::client::gaia::{GaiaInfo, Map};
 
 use crate::device_memory::MapSlot;
@@ -15,6 +16,7 @@ use crate::failure;
 #[pyclass(frozen, module = "spinio._spinio")]
 pub(crate) struct GaiaMap {
     slot: Arc<MapSlot>,
+    device: String,
     address: u64,
     bytes: u64,
 }
@@ -26,7 +28,8 @@ impl GaiaMap {
     fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, write: bool, device: Option<&str>) -> PyResult<GaiaMap> {
         let map = py.detach(|| Map::new(fd, offset, bytes, write, device)).map_err(|e| failure::request_error(&e))?;
         let address = map.address();
-        Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), address, bytes })
+        let device = Target::find(address, 1).map(|memory| memory.device()).unwrap_or_default();
+        Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), device, address, bytes })
     }
 
     /// Address and bytes.
@@ -35,10 +38,16 @@ impl GaiaMap {
         self.slot.get().map(|_| (self.address, self.bytes))
     }
 
+    /// The name of its device: `cuda:0`.
+    #[getter]
+    fn device(&self) -> &str {
+        &self.device
+    }
+
     /// Its memory, for arrays.
     fn memory(&self) -> PyResult<Memory> {
         self.slot.get()?;
-        Ok(Memory::of_map(Arc::clone(&self.slot), self.address, self.bytes as usize))
+        Ok(Memory::of_map(Arc::clone(&self.slot), &self.device, self.address, self.bytes as usize))
     }
 
     /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.

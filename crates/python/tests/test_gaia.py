@@ -357,9 +357,9 @@ def test_files_and_devices_without_maps(data):
             f.map(device="emulated")
         assert "GAIA" in str(caught.value)
         for device in ("cuda", "cuda:1", 0):
-            with raises(errno.ENOTSUP, data) as caught:
+            with raises(errno.ENODEV, data) as caught:
                 f.map(device=device)
-            assert f"cuda:{device if device == 0 else device[5:] or 0} are not supported yet" in str(caught.value)
+            assert f"cuda:{device if device == 0 else device[5:] or 0} is not the device in use" in str(caught.value)
         for device in ("cpu", "emulated:x", "tpu"):
             with pytest.raises(ValueError, match="no device"):
                 f.map(device=device)

@@ -21,7 +21,10 @@ __all__ = ["Array", "Stream", "array", "configure", "empty", "paused"]
 
 
 class Array:
-    """An array in memory of the emulated device; other libraries access it by DLPack (device type 12)."""
+    """An array in memory of the emulated device; other libraries access it by DLPack (device type 12).
+
+    A map of a file on a GPU (spinio.gaia) is such an array too, in the memory of that GPU.
+    """
 
     __slots__ = {
         "_at": "Offset of the first element in the memory, in bytes.",
@@ -110,7 +113,7 @@ class Array:
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (12, 0)
+        return self._memory.device
 
     # ---- views
 
@@ -137,7 +140,7 @@ class Array:
                 if not 0 <= index < length:
                     raise IndexError(f"index {one} is out of {length}")
                 at += index * stride * self.itemsize
-        return Array(self._memory, at, tuple(shape), tuple(strides), self.dtype, self.readonly)
+        return type(self)(self._memory, at, tuple(shape), tuple(strides), self.dtype, self.readonly)
 
     def reshape(self, *shape: Any) -> Array:
         """The same elements in another shape; contiguous arrays only."""
@@ -148,7 +151,7 @@ class Array:
             wanted[wanted.index(-1)] = self.size // known if known else 0
         if math.prod(wanted) != self.size:
             raise ValueError(f"{self.size} elements do not fit the shape {wanted}")
-        return Array(self._memory, self._at, tuple(wanted), _compact(wanted), self.dtype, self.readonly)
+        return type(self)(self._memory, self._at, tuple(wanted), _compact(wanted), self.dtype, self.readonly)
 
     def view(self, dtype: Any) -> Array:
         """The same bytes as elements of another type, in one dimension; contiguous arrays only."""
@@ -157,11 +160,11 @@ class Array:
         if self.nbytes * 8 % new.bits or (new.itemsize and self.address % new.itemsize):
             raise ValueError(f"{self.nbytes} bytes at {self.address:#x} cannot be viewed as {new.name}")
         count = self.nbytes * 8 // new.bits
-        return Array(self._memory, self._at, (count,), (1,), new, self.readonly)
+        return type(self)(self._memory, self._at, (count,), (1,), new, self.readonly)
 
     def as_readonly(self) -> Array:
         """The same array, marked read-only."""
-        return Array(self._memory, self._at, self.shape, self._strides, self.dtype, True)
+        return type(self)(self._memory, self._at, self.shape, self._strides, self.dtype, True)
 
     # ---- bytes
 

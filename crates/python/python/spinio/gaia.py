@@ -8,7 +8,8 @@
         # what was stored is in the file, for every program
 
 The file is below a GAIA mount (`spinio gaia mount data`). Other programs use it as any file; nothing is lost if several
-change different bytes of one page. docs/gaia.md has the contract. So far only the emulated device can map files.
+change different bytes of one page. docs/gaia.md has the contract. On a GPU the array is one of
+the GPU's memory: torch.as_tensor(array), cupy.asarray(array).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class File(_file.File):
         both reading and writing. The map stays when the file is closed.
 
         Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page or an
-        empty range, ENOTSUP if the file is not below a GAIA mount or the device cannot map files yet, ENOMEM if the
+        empty range, ENOTSUP if the file is not below a GAIA mount or the device cannot map files, ENOMEM if the
         device is full or the server has no memory for the map, ENODEV if no device is in use, EUSERS if the user has
         too many maps.
         """
@@ -52,6 +53,35 @@ class File(_file.File):
         writable = self.readable() and self.writable() if write is None else bool(write)
         mapped = self._named(_spinio.GaiaMap, offset, _number("nbytes", nbytes), writable, _device(device))
         return Map(mapped, self.name, writable)
+
+
+class _CudaArray(emulated.Array):
+    """An array in the memory of a GPU."""
+
+    __slots__ = ()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        # acquire has waited for the memory, so there is no stream to wait for.
+        return {
+            "shape": self.shape,
+            "typestr": _typestr(self.dtype),
+            "data": (self.address, self.readonly),
+            "strides": None if self.is_contiguous else self.strides,
+            "stream": None,
+            "version": 3,
+        }
+
+
+# The kinds of NumPy's type strings, by DLPack's codes.
+_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+
+
+def _typestr(dtype: _dtypes.DType) -> str:
+    kind = _KINDS.get(dtype.code)
+    if kind is None or not dtype.itemsize:
+        raise AttributeError(f"__cuda_array_interface__ has no {dtype.name}: use DLPack")
+    return f"{'|' if dtype.itemsize == 1 else '<'}{kind}{dtype.itemsize}"
 
 
 class Map:
@@ -96,6 +126,17 @@ class Map:
     def view(self, dtype: Any = "uint8") -> emulated.Array:
         """The memory as an array, until `unmap`; load and store only what was acquired."""
         return self._array(0, self.nbytes, self.readonly).view(dtype)
+
+    @property
+    def device(self) -> str:
+        """Name of its device: "emulated:0", "cuda:0"."""
+        return self._mapped.device
+
+    def __getattr__(self, name: str) -> Any:
+        # Only maps on a GPU have it: libraries ask for it to learn whether this is memory of a GPU.
+        if name == "__cuda_array_interface__" and self.device.startswith("cuda"):
+            return getattr(self.view(), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.view().__dlpack__(**options)
@@ -151,7 +192,8 @@ class Map:
         self._mapped.unmap()
 
     def _array(self, offset: int, nbytes: int, readonly: bool) -> emulated.Array:
-        return emulated.Array(self._mapped.memory(), offset, (nbytes,), (1,), _dtypes.of("uint8"), readonly)
+        kind = _CudaArray if self.device.startswith("cuda") else emulated.Array
+        return kind(self._mapped.memory(), offset, (nbytes,), (1,), _dtypes.of("uint8"), readonly)
 
     def _range(self, offset: int, nbytes: int | None) -> tuple[int, int]:
         offset = _number("offset", offset)

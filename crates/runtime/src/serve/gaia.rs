@@ -27,10 +27,9 @@ fn device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
             devices::as_set()?;
             Ok(devices::emulated()?)
         }
-        // The map reports that it cannot be there.
         Some(name) => current.filter(|device| device.id().to_string() == name).ok_or_else(|| {
-            let text = format!("Maps in the memory of {name} are not supported yet: use the emulated device");
-            Failure::new(libc::ENOTSUP, text)
+            let text = format!("{name} is not the device in use on this thread: make its context current first");
+            Failure::new(libc::ENODEV, text)
         }),
     }
 }

@@ -13,8 +13,9 @@
 //! figures are measured: rounds and bytes by the programs and the library's counters, the time without a server by a
 //! call that only a server can answer.
 //!
-//! Known flaws: needs root. GPU kernels run on the emulated device even where there is a GPU, because maps in CUDA
-//! memory do not exist yet; the report says so.
+//! GPU kernels run on the first CUDA GPU, if there are one and nvcc, else on the emulated device: the report says which.
+//!
+//! Known flaw: needs root.
 
 mod mounted;
 mod programs;
@@ -67,7 +68,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         .prefix("spinio-gaia-demo-")
         .tempdir_in(&folder)
         .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
-    programs::compile(work.path(), &library)?;
+    let gpu = programs::compile(work.path(), &library)?;
 
     let directory = work.path().join("mount");
     std::fs::create_dir(&directory).with_context(|| format!("Cannot make {}", directory.display()))?;
@@ -113,7 +114,7 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     wrong.push(("in the directory, after unmount", wrong_cells(&path, demo)?));
 
     let report =
-        Report { size: demo.size, rounds: demo.rounds, directory: &directory, seconds, kills, counters, wrong };
+        Report { size: demo.size, rounds: demo.rounds, gpu, directory: &directory, seconds, kills, counters, wrong };
     output::print(&report.render(&crate::color::OutputStyle::stdout()))?;
     Ok(if report.is_right() { Exit::Ok } else { Exit::Different })
 }

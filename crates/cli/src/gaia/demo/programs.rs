@@ -1,13 +1,15 @@
 //! The programs of the demo, examples/gaia, compiled from the sources that this command contains.
 //!
 //! `update` is the legacy program: it is compiled from one C file, without any code of SPIN. `update-gpu` is CUDA C++,
-//! compiled with the headers of the emulated device and linked with libspinio.so.
+//! linked with libspinio.so: compiled by nvcc for the GPU, if there are both, else by the C++ compiler with the headers
+//! of the emulated device.
 //!
 //! Known flaw: an installed command has no compiled programs of this demo, so it needs a compiler.
 
 use std::path::Path;
 
 use anyhow::Context;
+use spinio_device::DeviceKind;
 
 use crate::compiler;
 
@@ -32,8 +34,17 @@ pub const LEGACY: &str = "update";
 /// The program with GPU kernels.
 pub const GPU: &str = "update-gpu";
 
+/// Where the GPU kernels run, and why there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    /// On the first CUDA GPU.
+    Cuda,
+    /// On the emulated device, and why not on a GPU.
+    Emulated(&'static str),
+}
+
 /// Writes the sources to `dir` and compiles them there. `library`: libspinio.so.
-pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<()> {
+pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<Gpu> {
     for (name, text) in SOURCES {
         let path = dir.join(name);
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -43,7 +54,19 @@ pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<()> {
     // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
     let library = library.display().to_string();
-    compiler::cxx(dir, &["-pthread", "-I.", "-o", GPU, "-x", "c++", "update.cu", "-x", "none", &library, &rpath])
+    if crate::device::preferred().0.kind == DeviceKind::Cuda {
+        let linked = ["-Xcompiler", "-pthread", "-I.", "-o", GPU, "update.cu", &library, "-Xlinker"];
+        let rpath = rpath.trim_start_matches("-Wl,");
+        if let Some(compiled) = compiler::nvcc(dir, &[&linked[..], &[rpath]].concat()) {
+            return compiled.map(|()| Gpu::Cuda);
+        }
+    }
+    let gpu = match crate::device::preferred().0.kind {
+        DeviceKind::Cuda => Gpu::Emulated("there is a CUDA GPU, but no nvcc: name it in NVCC"),
+        _ => Gpu::Emulated("there is no CUDA GPU here"),
+    };
+    compiler::cxx(dir, &["-pthread", "-I.", "-o", GPU, "-x", "c++", "update.cu", "-x", "none", &library, &rpath])?;
+    Ok(gpu)
 }
 
 #[cfg(test)]

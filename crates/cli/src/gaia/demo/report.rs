@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use comfy_table::Cell;
 
+use super::programs::Gpu;
 use super::writers::{Counters, Writer};
 use crate::color::{OutputStyle, TextRole};
 use crate::{format, table};
@@ -18,6 +19,8 @@ pub struct Report<'a> {
     pub size: u64,
     /// Rounds of each writer.
     pub rounds: u32,
+    /// Where the GPU kernels ran.
+    pub gpu: Gpu,
     /// The mount.
     pub directory: &'a Path,
     /// Of all rounds.
@@ -59,8 +62,14 @@ impl Report<'_> {
         );
         line("file", &file);
         line("CPU", "update.c, an ordinary C program: once with pread and pwrite, once with mmap");
-        line("GPU", "update.cu, CUDA C++, in two processes, each on an emulated device: a GPU in software");
-        line("", &paint.text(TextRole::Weak, "(maps in the memory of a CUDA GPU do not exist yet)"));
+        let device = match self.gpu {
+            Gpu::Cuda => "both on the first CUDA GPU",
+            Gpu::Emulated(_) => "each on an emulated device: a GPU in software",
+        };
+        line("GPU", &format!("update.cu, CUDA C++, in two processes, {device}"));
+        if let Gpu::Emulated(why) = self.gpu {
+            line("", &paint.text(TextRole::Weak, &format!("({why})")));
+        }
         let _ = writeln!(s, "\n{}\n", table::text(&self.table(paint)));
         self.server(paint, &mut s);
         self.verdict(paint, &mut s);

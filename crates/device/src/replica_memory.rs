@@ -1,8 +1,7 @@
 //! Memory for replicas of file pages, a second interface of a device.
 //!
-//! A replica is one range of addresses of whole pages, contiguous for kernels. On CUDA it will be a reserved range of
-//! addresses with exported chunks side by side (VMM), and the fingerprints a kernel; so far only the emulated device has
-//! it.
+//! A replica is one range of addresses of whole pages, contiguous for kernels. It is private to one map, so it is an
+//! ordinary allocation of the device; memory that processes share is [`crate::SharedMemory`].
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
