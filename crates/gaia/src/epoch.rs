@@ -16,6 +16,7 @@ use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
 use spinio_sys::Errno;
 
+use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
 use crate::state::State;
@@ -33,9 +34,13 @@ impl Map {
         let mut state = lock(&self.state);
         let size = loop {
             let window = self.attached(&mut state)?;
-            let flushed = range.clone();
-            self.link.run(move |link| link.flush(flushed.start, flushed.len()))?;
-            match self.refresh(&mut state, &window, range.clone(), access) {
+            let (first, count) = (range.start, range.len());
+            // In one call: where nothing has changed, there is no other.
+            let begun = self.link.run(move |link| {
+                link.flush(first, count)?;
+                Ok(link.begin_acquire(first, count, access))
+            })?;
+            match begun.and_then(|begun| self.refresh(&mut state, &window, begun, range.clone(), access)) {
                 Ok(size) => break size,
                 Err(e) if e.is_refused() => return Err(e),
                 Err(e) => {
@@ -63,9 +68,18 @@ impl Map {
     }
 
     /// Brings the replica up to date; returns the size of the file.
-    fn refresh(&self, state: &mut State, window: &Window, range: Range<usize>, access: Access) -> Result<u64> {
-        let (first, count) = (range.start, range.len());
-        let mut fills = self.link.run(move |link| link.acquire(first, count, access))?;
+    fn refresh(
+        &self,
+        state: &mut State,
+        window: &Window,
+        begun: Begun,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<u64> {
+        let (mut fills, known) = match begun {
+            Begun::Current { size } => (Vec::new(), Some(size)),
+            Begun::Fills(fills) => (fills, None),
+        };
         while !fills.is_empty() {
             self.copy_to_device(state, window, &fills)?;
             fills = self.link.run(|link| link.filled())?;
@@ -78,7 +92,7 @@ impl Map {
                 }
             }
         }
-        self.link.run(|link| link.sync_size())
+        known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {

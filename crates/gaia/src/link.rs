@@ -52,6 +52,15 @@ pub(crate) struct Attached {
     pub(crate) window: Arc<Window>,
 }
 
+/// The begin of an acquire.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    /// The replica is as new as the file, which has this many bytes.
+    Current { size: u64 },
+    /// Pages to copy to the device: their bytes are in the window.
+    Fills(Vec<Fill>),
+}
+
 /// What the server has committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Committed {
@@ -116,9 +125,10 @@ impl LinkState {
     }
 
     /// Asks which pages of the range are absent or stale.
-    pub(crate) fn acquire(&mut self, first: usize, pages: usize, access: Access) -> Result<Vec<Fill>> {
+    pub(crate) fn begin_acquire(&mut self, first: usize, pages: usize, access: Access) -> Result<Begun> {
         let request = Request::Acquire { first: first as u64, pages: pages as u64, access };
-        self.fill(|out| request.encode(out))
+        let fills = self.fill(|out| request.encode(out))?;
+        if fills.is_empty() { Ok(Begun::Current { size: self.sync_size()? }) } else { Ok(Begun::Fills(fills)) }
     }
 
     /// The size as CPU programs see it. If it is larger than that of the file below the mount now, the last page is
