@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What GAIA costs: the mount against the file system below it, acquire and release, a killed server. Needs root.
 
-    benches/gaia/gaia.py [--size MIB] [--rows NAME,...] [--scratch DIR] [--out FILE.json]
+    benches/gaia/gaia.py [--size MIB] [--rows NAME,...] [--bin DIR] [--scratch DIR] [--out FILE.json]
 
-in the repository, after `cargo build --release`. Each row has a limit, measured in the same run: what the same work
-takes without GAIA. Rates are GB/s (10^9 bytes), the best of several passes; times are medians. Kernels run on the
-emulated device, so that rates of acquire and release are those of this machine's processors and memory, not of a GPU;
-goals are those for an H200.
+in the repository, after `cargo build --release`, or in a pack (`cargo x gpu-pack`). Each row has a limit, measured in
+the same run: what the same work takes without GAIA. Rates are GB/s (10^9 bytes), the best of several passes; times are
+medians. Kernels run on the GPU if there are one and nvcc, else on the emulated device: then rates of acquire and release
+are those of this machine's processors and memory. Goals are those for an H200.
 """
 import argparse
 import contextlib
@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,15 +32,27 @@ def fail(text):
     sys.exit(f"gaia.py: {text}")
 
 
-def build(release, work):
-    """The measuring program, compiled for the emulated device."""
-    library = release / "deps" / "libspinio.so"
-    if not library.exists():
-        fail(f"{library} is missing: run `cargo build --release`")
-    include = [ROOT / "device/include", ROOT / "crates/capi/include"]
-    command = ["c++", "-O2", "-std=c++17", "-pthread", *(f"-I{path}" for path in include), "-x", "c++"]
-    command += [HERE / "maps.cu", "-x", "none", library, f"-Wl,-rpath,{library.parent}", "-o", work / "maps"]
-    subprocess.run(command, check=True)
+def gpu():
+    """The name of the first GPU, if nvcc can compile for it."""
+    if not shutil.which("nvcc") or not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.partition("\n")[0] or None
+
+
+def build(bin, work, on_gpu):
+    """The measuring program, compiled for the GPU or for the emulated device."""
+    library = next((path for path in (bin / "deps/libspinio.so", bin / "libspinio.so") if path.exists()), None)
+    if library is None:
+        fail(f"there is no libspinio.so in {bin}: run `cargo build --release`")
+    include = [f"-I{path}" for path in (ROOT / "device/include", ROOT / "crates/capi/include", ROOT)]
+    if on_gpu:
+        command = ["nvcc", "-O2", "-std=c++17", *include, HERE / "maps.cu", library]
+        command += ["-Xlinker", f"-rpath={library.parent}"]
+    else:
+        command = ["c++", "-O2", "-std=c++17", "-pthread", *include, "-x", "c++", HERE / "maps.cu"]
+        command += ["-x", "none", library, f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([*command, "-o", work / "maps"], check=True)
     return work / "maps"
 
 
@@ -160,30 +173,34 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of the file")
     parser.add_argument("--rows", default="", metavar="NAME,...", help="only these: see the first column of the JSON")
+    parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", help="where spinio and libspinio.so are")
     parser.add_argument("--scratch", type=pathlib.Path, help="a directory on a disk [default: a temporary one]")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE.json")
     options = parser.parse_args()
     if os.geteuid():
         fail("mounting needs root")
-    release = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    built = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    bin, device = (options.bin or built).resolve(), gpu()
+    print(f"kernels run on {device or 'the emulated device'}")
     size = options.size * MIB
     random.seed(1)
     with contextlib.ExitStack() as stack:
         work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.scratch)))
-        program = build(release.resolve(), work)
+        program = build(bin, work, device)
         plain, below = work / "plain", work / "mount"
         for directory in (plain, below):
             directory.mkdir()
             with open(directory / "file", "wb") as file:
                 for _ in range(options.size):
                     file.write(os.urandom(MIB))
-        mount = Mount(release / "spinio", below)
+        mount = Mount(bin / "spinio", below)
         stack.callback(mount.close)
         table = Table(set(filter(None, options.rows.split(","))))
         measure(table, program, mount, plain, below, size)
     if options.out:
         machine = f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}"
-        record = {"command": " ".join(sys.argv), "date": time.strftime("%F %R"), "machine": machine, "rows": table.rows}
+        record = {"command": " ".join(sys.argv), "date": time.strftime("%F %R"), "machine": machine, "gpu": device}
+        record["rows"] = table.rows
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

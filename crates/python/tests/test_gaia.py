@@ -31,6 +31,17 @@ def mount():
     mount.close()
 
 
+@pytest.fixture(params=["emulated", "cuda"])
+def device(request):
+    """A device that files are mapped on."""
+    if request.param == "cuda":
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("PyTorch finds no GPU")
+        torch.zeros(1, device="cuda")  # its context is current now
+    return request.param
+
+
 def plain(path):
     """The file's bytes, as any program reads them."""
     with open(path, "rb") as f:
@@ -45,11 +56,12 @@ def raises(number, path):
 # ---- on a mount
 
 
-def test_epochs_and_plain_writes_agree_with_a_model(mount):
+def test_epochs_and_plain_writes_agree_with_a_model(mount, device):
     size, chance = 9 * PAGE + 123, random.Random(7)
     model = bytearray(chance.randbytes(size))
     path = mount.file("model", model)
-    with gaia.open(path, "r+") as f, f.map(0, 10 * PAGE, device="emulated") as m:
+    with gaia.open(path, "r+") as f, f.map(0, 10 * PAGE, device=device) as m:
+        assert m.device == f"{device}:0"
         assert m.nbytes == 10 * PAGE and not m.readonly
         for _ in range(150):
             at = chance.randrange(size)
@@ -74,6 +86,40 @@ def test_epochs_and_plain_writes_agree_with_a_model(mount):
         info = m.info()
         assert info["file_size"] == size and info["releases"] and info["bytes_published"] and not info["reattached"]
     assert plain(path) == model
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_arrays_of_a_gpu_are_the_map(mount, library):
+    module = pytest.importorskip(library)
+    found = module.cuda.is_available() if library == "torch" else module.is_available()
+    if not found:
+        pytest.skip(f"{library} finds no GPU")
+    size = 300 * PAGE
+    path = mount.file(f"tensors-{library}", bytes(range(256)) * (size // 256))
+    (module.zeros(1, device="cuda") if library == "torch" else module.zeros(1))  # its context is current now
+    with gaia.open(path, "r+") as f, f.map() as m:
+        assert m.device == "cuda:0" and hasattr(m, "__cuda_array_interface__")
+        with m.writing() as array:
+            if library == "torch":
+                ones = [module.as_tensor(array, device="cuda"), module.from_dlpack(array), module.as_tensor(m, device="cuda")]
+                assert all(one.data_ptr() == m.address for one in ones)
+            else:
+                ones = [module.asarray(array), module.from_dlpack(array), module.asarray(m)]
+                assert all(one.data.ptr == m.address for one in ones)
+            assert all(one.shape == (size,) for one in ones)
+            ones[0][5::PAGE] += 1
+            ones[1][6::PAGE] += 2
+            ones[2][7] = 200
+            words = array.view("uint32")
+            assert words.__cuda_array_interface__["typestr"] == "<u4" and words.shape == (size // 4,)
+        assert m.info()["bytes_published"] == size
+        expected = bytearray(bytes(range(256)) * (size // 256))
+        expected[5::PAGE], expected[6::PAGE], expected[7] = b"\x06" * 300, b"\x08" * 300, 200
+        assert plain(path) == expected
+        f.pwrite(b"CPU", 17 * PAGE)
+        with m.reading(17 * PAGE, PAGE) as array:
+            assert array.readonly and array.tobytes()[:4] == b"CPU\x03"
+            assert bytes(ones[0][17 * PAGE : 17 * PAGE + 4].tolist()) == b"CPU\x03"
 
 
 def test_acquire_and_release_return_bytes(mount):

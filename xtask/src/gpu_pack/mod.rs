@@ -7,6 +7,7 @@
 //!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
 //!         ── nvmmu                                 moves on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
+//!         ── benches/gaia                          what maps of files cost
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
 //!         ── wheels/                               with --peers: KvikIO, fastsafetensors (vendored.rs)
@@ -75,6 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for (from, to) in [
         ("crates/capi/include/spinio.h", "spinio.h"),
         ("crates/capi/include/nvmmu.h", "nvmmu.h"),
+        ("crates/capi/include/spinio_gaia.h", "spinio_gaia.h"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
         ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
     ] {
@@ -105,9 +107,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .arg("-ldl"),
         )?;
     }
-    for folder in
-        ["benches/gpu", "benches/nvmmu", "benches/record", "benches/safetensors", "device/include", "examples/nvmmu"]
-    {
+    for folder in [
+        "benches/gaia",
+        "benches/gpu",
+        "benches/nvmmu",
+        "benches/record",
+        "benches/safetensors",
+        "device/include",
+        "examples/nvmmu",
+    ] {
         for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {
             let to = pack.join(file.strip_prefix(&root)?);
             fs::create_dir_all(to.parent().context("a file in a directory")?)?;
