@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
 use crate::emulated::engine::copy_bytes;
-use crate::emulated::memory::Memory;
+use crate::emulated::memory::{Direction, Memory};
 use crate::emulated::pins::{MAX_PIN, Pins};
 use crate::{DeviceAddr, DeviceError, GatherEntry};
 
@@ -42,7 +42,7 @@ pub(super) unsafe fn run_gather(list: u64, count: usize, memory: &Memory, pins: 
         if len == 0 {
             continue;
         }
-        let dst = memory.engine_addr(DeviceAddr(to), len, "gather")?;
+        let dst = memory.engine_addr(DeviceAddr(to), len, Direction::Store, "gather")?;
         if from & PINNED == 0 {
             // SAFETY: the caller guarantees the source; the destination is in an allocation, which is mapped.
             unsafe { copy_bytes(dst, from, len) };

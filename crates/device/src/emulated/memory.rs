@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_sys::linux;
 
+use super::chunks::Chunks;
 use super::first_fit::{FirstFit, round_up_to_pages};
 use crate::host_memory::{NONE, RW, SHARED, system_error};
 use crate::{DeviceAddr, DeviceError, ErrorKind};
@@ -38,6 +39,15 @@ pub(super) struct Memory {
     size: u64,
     bar: u64,
     allocator: Mutex<FirstFit>,
+    /// Memory at other addresses, which other processes share.
+    pub(super) chunks: Chunks,
+}
+
+/// What an access does to the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Load,
+    Store,
 }
 
 /// The memory is accessible to the CPU while this lives.
@@ -47,6 +57,7 @@ pub(super) struct CpuAccess<'a>(&'a Memory);
 impl Drop for CpuAccess<'_> {
     fn drop(&mut self) {
         let _ = self.0.protect(NONE);
+        self.0.chunks.revoke_cpu_access();
     }
 }
 
@@ -83,7 +94,7 @@ impl Memory {
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTFORK);
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTDUMP);
         }
-        Ok(Memory { base, alias: view, size, bar, allocator: Mutex::default() })
+        Ok(Memory { base, alias: view, size, bar, allocator: Mutex::default(), chunks: Chunks::default() })
     }
 
     /// The device addresses: first byte and length.
@@ -131,20 +142,30 @@ impl Memory {
         Ok(())
     }
 
-    /// The allocation that contains an address.
+    /// The allocation that contains an address; of chunks, as many side by side as are mapped.
     pub(super) fn find(&self, addr: DeviceAddr) -> Option<MemoryAllocation> {
+        if self.chunks.reserves(addr) {
+            let (start, len) = self.chunks.find(addr)?;
+            return Some(MemoryAllocation { start, len, host_mapped: false });
+        }
         let at = addr.0.checked_sub(self.base).filter(|&at| at < self.size)?;
         let (start, len) = self.lock_allocator().find(at)?;
         Some(MemoryAllocation { start: DeviceAddr(self.base + start), len, host_mapped: start < self.bar })
     }
 
-    /// The engine's address of a range of device memory, which must be in one allocation.
+    /// The engine's address of a range of device memory, which must be in one allocation. Chunks that are mapped
+    /// read-only are not for stores.
     pub(super) fn engine_addr(
         &self,
         addr: DeviceAddr,
         len: usize,
+        direction: Direction,
         operation: &'static str,
     ) -> Result<u64, DeviceError> {
+        if self.chunks.reserves(addr) {
+            let found = self.chunks.engine_addr(addr, len, direction);
+            return found.ok_or(DeviceError::new(ErrorKind::BadAddress, operation));
+        }
         let inside =
             self.find(addr).is_some_and(|allocation| allocation.start.0 + allocation.len - addr.0 >= len as u64);
         if !inside {
@@ -155,7 +176,10 @@ impl Memory {
 
     /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. One at a time.
     pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
-        self.protect(RW).map(|()| CpuAccess(self))
+        self.protect(RW)?;
+        let access = CpuAccess(self);
+        self.chunks.grant_cpu_access()?;
+        Ok(access)
     }
 
     /// The CPU's access to memory that is not host-mapped.

@@ -20,6 +20,7 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
+mod chunks;
 mod config;
 mod engine;
 mod first_fit;
@@ -27,6 +28,7 @@ mod gather;
 mod memory;
 mod pins;
 mod replica;
+mod shared_memory;
 mod worker;
 
 use std::ffi::c_void;
@@ -39,13 +41,14 @@ pub use self::config::{Config, ConfigError};
 pub use self::memory::POISON;
 
 use self::engine::{Engine, Kernel, Operation};
-use self::memory::Memory;
+use self::memory::{Direction, Memory};
 use self::pins::{MAX_PIN, Pins};
 use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, StreamId, WaitMode, registry, thread_stream,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, WaitMode, registry,
+    thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -54,6 +57,8 @@ type Result<T> = core::result::Result<T, DeviceError>;
 #[derive(Debug)]
 pub struct Emulated {
     ordinal: u32,
+    /// Its number in the table of owners.
+    owner: u32,
     config: Config,
     alive: &'static AtomicU64,
     memory: Arc<Memory>,
@@ -78,6 +83,8 @@ pub struct ResourceCounts {
     pub pinned_blocks: usize,
     /// Allocations of device memory.
     pub allocations: usize,
+    /// Handles and mappings of chunks, and reserved ranges for them.
+    pub chunks: usize,
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -107,7 +114,17 @@ impl Emulated {
         let device: &'static Emulated = registry::add_owner(|owner| {
             owner_number = owner;
             let staging = HostMemoryPool::default();
-            Box::leak(Box::new(Emulated { ordinal, config, alive, memory, engine, pins, worker, pinned: staging }))
+            Box::leak(Box::new(Emulated {
+                ordinal,
+                owner,
+                config,
+                alive,
+                memory,
+                engine,
+                pins,
+                worker,
+                pinned: staging,
+            }))
         })?;
         registry::add_range(owner_number, start, len)?;
         Ok(device)
@@ -178,6 +195,7 @@ impl Emulated {
             streams: queues,
             pinned_blocks: self.pinned.in_use(),
             allocations: self.memory.count(),
+            chunks: self.memory.chunks.in_use(),
         }
     }
 
@@ -253,13 +271,13 @@ impl Device for Emulated {
 
     unsafe fn copy_in(&self, stream: StreamId, dst: DeviceAddr, src: *const u8, len: usize) -> Result<()> {
         self.check()?;
-        let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
+        let dst = self.memory.engine_addr(dst, len, Direction::Store, "copy to the device")?;
         self.engine.submit(stream.0, Operation::Bytes { dst, src: src as u64, len })
     }
 
     unsafe fn copy_out(&self, stream: StreamId, dst: *mut u8, src: DeviceAddr, len: usize) -> Result<()> {
         self.check()?;
-        let src = self.memory.engine_addr(src, len, "copy from the device")?;
+        let src = self.memory.engine_addr(src, len, Direction::Load, "copy from the device")?;
         self.engine.submit(stream.0, Operation::Bytes { dst: dst as u64, src, len })
     }
 
@@ -326,7 +344,7 @@ impl Device for Emulated {
         if !self.pins.contains_range(pin.handle, offset, len) {
             return Err(DeviceError::new(ErrorKind::BadAddress, "copy from a pin"));
         }
-        let dst = self.memory.engine_addr(dst, len, "copy to the device")?;
+        let dst = self.memory.engine_addr(dst, len, Direction::Store, "copy to the device")?;
         self.engine.submit(stream.0, Operation::Pinned { dst, pin: pin.handle, offset, len })
     }
 
@@ -364,6 +382,10 @@ impl Device for Emulated {
     }
 
     fn replica_memory(&'static self) -> Option<&'static dyn ReplicaMemory> {
+        Some(self)
+    }
+
+    fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
         Some(self)
     }
 }

@@ -8,6 +8,7 @@ use std::ffi::c_void;
 
 use super::Emulated;
 use super::engine::{Kernel, Operation};
+use super::memory::Direction;
 use crate::fingerprint::{Fingerprint, PAGE_BYTES};
 use crate::{DeviceAddr, DeviceError, ErrorKind, ReplicaMemory, StreamId};
 
@@ -40,7 +41,7 @@ impl ReplicaMemory for Emulated {
         self.check()?;
         let outside = DeviceError::new(ErrorKind::BadAddress, "scan of pages");
         let len = count.checked_mul(PAGE_BYTES).ok_or(outside)?;
-        let pages = self.memory.engine_addr(addr, len, "scan of pages")? as *const [u8; PAGE_BYTES];
+        let pages = self.memory.engine_addr(addr, len, Direction::Load, "scan of pages")? as *const [u8; PAGE_BYTES];
         let argument = Box::into_raw(Box::new(Scan { pages, count, out }));
         let kernel = Kernel { function: scan, argument: argument as u64, maps_memory: false };
         let submitted = self.engine.submit(stream.0, Operation::Kernel(kernel));

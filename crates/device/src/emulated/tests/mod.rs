@@ -5,6 +5,7 @@
 mod ordering;
 mod pins;
 mod replica;
+mod shared_memory;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

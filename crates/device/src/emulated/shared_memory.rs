@@ -1,0 +1,91 @@
+//! Memory that several processes map: a chunk is a memory file whose length is sealed.
+//!
+//! Emulated devices of the same number are one device to the processes of a machine: they share chunks, as two
+//! processes do that use one GPU. Known difference: memory of chunks is not limited by the size of the device.
+
+#![expect(unsafe_code, reason = "driver calls and device memory")]
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use spinio_sys::linux::{self, Fd};
+
+use super::chunks::GRANULARITY;
+use super::{Emulated, Result};
+use crate::host_memory::system_error;
+use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory, registry};
+
+impl Emulated {
+    /// A handle for a descriptor of the caller's table.
+    fn handle_of(&self, fd: Fd, len: u64) -> Result<Chunk> {
+        let tid = linux::gettid();
+        let own = self.worker.run_blocking(|| linux::dup_from_thread(tid, fd))?;
+        let own = own.map_err(|e| system_error("pidfd_getfd", e))?;
+        Ok(self.memory.chunks.add_handle(own, len))
+    }
+}
+
+impl SharedMemory for Emulated {
+    fn chunk_granularity(&self) -> Result<u64> {
+        Ok(GRANULARITY)
+    }
+
+    fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = *b"spinio-emu\0\0\0\0\0\0";
+        uuid[12..].copy_from_slice(&self.ordinal.to_le_bytes());
+        Ok(uuid)
+    }
+
+    fn reserve(&self, len: u64) -> Result<DeviceAddr> {
+        self.check()?;
+        self.memory.chunks.reserve(len, |start, len| registry::add_range(self.owner, start, len))
+    }
+
+    fn free_reservation(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+        self.check()?;
+        self.memory.chunks.free_reservation(addr, len)
+    }
+
+    fn create_chunk(&self, len: u64) -> Result<(Chunk, OwnedFd)> {
+        self.check()?;
+        if len == 0 || !len.is_multiple_of(GRANULARITY) {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
+        }
+        let fd = linux::sized_memfd(c"spinio-chunk", len).map_err(|e| system_error("memfd_create", e))?;
+        // SAFETY: opened above, and owned by nothing else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok((self.handle_of(fd.as_raw_fd(), len)?, fd))
+    }
+
+    fn import_chunk(&self, fd: BorrowedFd<'_>, len: u64) -> Result<Chunk> {
+        self.check()?;
+        let raw = fd.as_raw_fd();
+        let fits = linux::fstat(raw).is_ok_and(|stat| stat.size == len) && linux::cannot_shrink(raw);
+        if !fits || len == 0 || !len.is_multiple_of(GRANULARITY) {
+            return Err(DeviceError::new(ErrorKind::Driver, "import of a chunk"));
+        }
+        self.handle_of(raw, len)
+    }
+
+    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {
+        self.check()?;
+        self.worker.run_blocking(|| self.memory.chunks.map(addr, len, chunk, writable))?
+    }
+
+    fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<()> {
+        self.check()?;
+        self.memory.chunks.protect(addr, len, writable)
+    }
+
+    fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+        self.check()?;
+        self.memory.chunks.unmap(addr, len)
+    }
+
+    fn release_chunk(&self, chunk: Chunk) -> Result<()> {
+        self.check()?;
+        let fd = self.memory.chunks.remove_handle(chunk)?;
+        self.worker.run_blocking(|| {
+            let _ = linux::close(fd);
+        })
+    }
+}

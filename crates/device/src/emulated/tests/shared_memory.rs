@@ -1,0 +1,126 @@
+//! Chunks: in this process, and in two.
+
+use std::ffi::c_void;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use super::*;
+use crate::emulated::chunks::GRANULARITY;
+
+const G: u64 = GRANULARITY;
+/// Set in the second process, to what it does with the chunk that is its standard input.
+const ROLE: &str = "SPINIO_TEST_CHUNK_ROLE";
+
+unsafe extern "C" fn store_seven(to: *mut c_void) {
+    // SAFETY: the test passes an address of device memory, or expects the trap.
+    unsafe { to.cast::<u8>().write_volatile(7) }
+}
+
+fn run_kernel(device: &Emulated, at: DeviceAddr) {
+    // SAFETY: waited for; the argument is an address of device memory.
+    unsafe { device.launch(DEFAULT_STREAM, store_seven, at.0 as *mut c_void) }.unwrap();
+    device.wait_stream(DEFAULT_STREAM).unwrap();
+}
+
+#[test]
+fn chunks_side_by_side_are_one_range() {
+    let device = device("size=1M");
+    let at = device.reserve(4 * G).unwrap();
+    assert!(device.allocation(at, 1).is_none(), "addresses without memory are no allocation");
+    let (small, _) = device.create_chunk(G).unwrap();
+    let (large, _) = device.create_chunk(2 * G).unwrap();
+    device.map_chunk(at, G, small, true).unwrap();
+    device.map_chunk(at.offset(G), 2 * G, large, true).unwrap();
+    let found = registry::find((at.0 + G + 5) as *const u8, 1).unwrap();
+    assert_eq!((found.start, found.len), (at, 3 * G));
+    assert_eq!(read_device(device, at.offset(G - 2), 4), [0; 4], "a new chunk has zeros");
+    let bytes = pattern(5000, 1);
+    write_device(device, at.offset(G - 100), &bytes);
+    assert_eq!(read_device(device, at.offset(G - 100), 5000), bytes);
+    assert!(device.map_chunk(at.offset(2 * G), G, small, true).is_err(), "occupied");
+    assert!(device.free_reservation(at, 4 * G).is_err(), "chunks are mapped there");
+    // The handle may go, the mapping stays.
+    device.release_chunk(large).unwrap();
+    device.unmap_chunk(at, G).unwrap();
+    assert_eq!(read_device(device, at.offset(G), 4900), bytes[100..]);
+    // SAFETY: refused.
+    assert!(unsafe { device.copy_out(DEFAULT_STREAM, [0u8; 1].as_mut_ptr(), at, 1) }.is_err());
+    // Mapped again, elsewhere: the same bytes.
+    device.map_chunk(at.offset(3 * G), G, small, false).unwrap();
+    assert_eq!(read_device(device, at.offset(4 * G - 100), 100), bytes[..100]);
+    device.unmap_chunk(at.offset(3 * G), G).unwrap();
+    device.unmap_chunk(at.offset(G), 2 * G).unwrap();
+    device.release_chunk(small).unwrap();
+    device.free_reservation(at, 4 * G).unwrap();
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
+}
+
+#[test]
+fn read_only_chunk_refuses_copies() {
+    let device = device("size=1M");
+    let at = device.reserve(G).unwrap();
+    let (chunk, _fd) = device.create_chunk(G).unwrap();
+    device.map_chunk(at, G, chunk, true).unwrap();
+    write_device(device, at, &[1, 2, 3]);
+    run_kernel(device, at.offset(1));
+    device.protect_chunks(at, G, false).unwrap();
+    // SAFETY: refused.
+    assert!(unsafe { device.copy_in(DEFAULT_STREAM, at, [9u8].as_ptr(), 1) }.is_err());
+    assert_eq!(read_device(device, at, 3), [1, 7, 3]);
+    device.protect_chunks(at, G, true).unwrap();
+    write_device(device, at, &[4]);
+    assert!(device.protect_chunks(at, 2 * G, true).is_err());
+    assert_eq!(pread_into(at), Err(Errno::FAULT), "the CPU cannot access it");
+    device.unmap_chunk(at, G).unwrap();
+    device.release_chunk(chunk).unwrap();
+    device.free_reservation(at, G).unwrap();
+}
+
+/// The second process; its standard input is the chunk.
+#[test]
+fn second_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let device = device("size=1M");
+    let chunk = device.import_chunk(std::io::stdin().as_fd(), G).unwrap();
+    let at = device.reserve(G).unwrap();
+    device.map_chunk(at, G, chunk, role == "write").unwrap();
+    if role == "write" {
+        assert_eq!(read_device(device, at, 4), [1, 2, 3, 4]);
+        write_device(device, at.offset(100), &[5, 6]);
+        run_kernel(device, at.offset(102));
+    } else {
+        run_kernel(device, at);
+    }
+}
+
+fn second(role: &str, chunk: &std::os::fd::OwnedFd) -> std::process::ExitStatus {
+    let name = "emulated::tests::shared_memory::second_process";
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", name, "-q"]).env(ROLE, role).stdin(chunk.try_clone().unwrap());
+    command.stdout(Stdio::null()).status().unwrap()
+}
+
+#[test]
+fn two_processes_share_a_chunk_and_a_store_to_a_read_only_one_traps() {
+    let device = device("size=1M");
+    let at = device.reserve(G).unwrap();
+    let (chunk, fd) = device.create_chunk(G).unwrap();
+    device.map_chunk(at, G, chunk, true).unwrap();
+    write_device(device, at, &[1, 2, 3, 4]);
+    assert!(second("write", &fd).success());
+    assert_eq!(read_device(device, at.offset(100), 3), [5, 6, 7]);
+    assert_eq!(second("store read-only", &fd).signal(), Some(libc::SIGSEGV));
+    assert_eq!(read_device(device, at, 1), [1]);
+    let other = Emulated::start(Config::default()).unwrap();
+    assert_ne!(device.uuid().unwrap(), other.uuid().unwrap());
+}
+
+#[test]
+fn descriptor_that_is_no_chunk_is_refused() {
+    let device = device("size=1M");
+    assert!(device.import_chunk(File::open("/dev/zero").unwrap().as_fd(), G).is_err());
+    let unsealed = tempfile::tempfile().unwrap();
+    unsealed.set_len(G).unwrap();
+    assert!(device.import_chunk(unsealed.as_fd(), G).is_err(), "it could be truncated while it is mapped");
+}
