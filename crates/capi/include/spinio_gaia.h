@@ -97,6 +97,7 @@ struct spinio_gaia_info {
     uint64_t pages_merged;         /* among them, pages that others had changed meanwhile */
     uint64_t reattached;           /* times that the map was attached to a new server */
     uint64_t releases_recovered;   /* releases that a server had committed before it ended */
+    uint64_t bytes_shared;         /* of leased files: brought to the device by other processes */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -40,7 +40,7 @@ extern "C-unwind" fn spinio_gaia_map(fd: c_int, offset: i64, size: usize, access
         let device = registry::current_device().ok_or_else(|| {
             Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into())
         })?;
-        Ok(spinio_gaia::map(fd, offset, size as u64, access, device)?)
+        Ok(spinio_gaia::map(fd, offset, size as u64, access, device, &spinio_runtime::Routes)?)
     });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }
@@ -55,7 +55,7 @@ extern "C-unwind" fn spinio_gaia_acquire(address: *mut c_void, size: usize, acce
     guard::cancellation_point();
     guard::call(|| {
         let access = parse_access(access)?;
-        let acquire = |map: &spinio_gaia::Map, offset| map.acquire(offset, size as u64, access);
+        let acquire = |map: &spinio_gaia::FileMap, offset| map.acquire(offset, size as u64, access);
         Ok(spinio_gaia::with_map(address as u64, acquire)? as usize)
     })
 }
@@ -67,7 +67,7 @@ extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flag
         if flags != 0 {
             return Err(invalid("The flags of a release must be 0"));
         }
-        let release = |map: &spinio_gaia::Map, offset| map.release(offset, size as u64);
+        let release = |map: &spinio_gaia::FileMap, offset| map.release(offset, size as u64);
         Ok(spinio_gaia::with_map(address as u64, release)? as usize)
     })
 }
@@ -91,7 +91,7 @@ unsafe extern "C" fn spinio_gaia_info(address: *const c_void, out: *mut c_void, 
 }
 
 /// `struct spinio_gaia_info`, field by field.
-fn fields(info: &Info) -> [u64; 11] {
+fn fields(info: &Info) -> [u64; 12] {
     let Info {
         file_size,
         acquires,
@@ -104,6 +104,7 @@ fn fields(info: &Info) -> [u64; 11] {
         pages_merged,
         reattached,
         releases_recovered,
+        bytes_shared,
     } = *info;
     [
         file_size,
@@ -117,5 +118,6 @@ fn fields(info: &Info) -> [u64; 11] {
         pages_merged,
         reattached,
         releases_recovered,
+        bytes_shared,
     ]
 }

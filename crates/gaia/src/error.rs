@@ -26,7 +26,8 @@ enum Cause {
 }
 
 impl Error {
-    pub(crate) fn new(errno: Errno, sentence: impl Into<String>) -> Error {
+    /// An errno and a sentence about the cause.
+    pub fn new(errno: Errno, sentence: impl Into<String>) -> Error {
         Error { errno, sentence: sentence.into(), cause: Cause::Local }
     }
 
@@ -58,6 +59,16 @@ impl Error {
             _ => format!("The GAIA server refused: {}", std::io::Error::from(errno)),
         };
         Error { errno, sentence, cause: Cause::Refused }
+    }
+
+    /// The same with another sentence.
+    pub(crate) fn with_sentence(self, sentence: &str) -> Error {
+        Error { sentence: sentence.to_owned(), ..self }
+    }
+
+    /// The same, but both sides agree about what is mapped.
+    pub(crate) fn as_refusal(self) -> Error {
+        Error { cause: Cause::Refused, ..self }
     }
 
     pub(crate) fn is_refused(&self) -> bool {

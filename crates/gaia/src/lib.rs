@@ -20,12 +20,15 @@
 //! When the server dies, its supervisor starts another. An epoch that was open then fails with ESTALE, because bases
 //! are not persistent; the map itself stays, and its next acquire attaches to the new server ([`reattach`]).
 //!
+//! Files that are not below a mount are mapped by another way, read-only: [`leased`].
+//!
 //! Known flaws: one thread for each map; a replica is one allocation, so a map is limited by the device's memory.
 
 mod attach;
 mod connection;
 mod epoch;
 mod error;
+pub mod leased;
 mod link;
 mod map;
 mod maps;
@@ -35,6 +38,7 @@ mod page_states;
 mod reattach;
 mod replica;
 mod state;
+mod table_thread;
 mod window;
 
 #[cfg(test)]
@@ -42,7 +46,7 @@ mod tests;
 
 pub use error::Error;
 pub use map::Map;
-pub use maps::{map, unmap, with_map};
+pub use maps::{FileMap, map, unmap, with_map};
 pub use spinio_pagecache::messages::{Access, Stats};
 pub use state::Info;
 

@@ -1,22 +1,18 @@
-//! The link: a thread with an unshared descriptor table that owns all descriptors of a map.
-//!
-//! The program may close, replace or count any number in its own table, and a forked child inherits that table. So the
-//! socket, the mounted file and the file below it are in a table of one thread, and the map's calls run there.
+//! The link: the thread that owns the socket, the mounted file and the file below it.
 //!
 //! Device calls never run there: a driver's descriptors are in the program's table. So pages of the file are read into
 //! the window here, and copied from there to the device by the caller's thread.
 
 use std::sync::Arc;
-use std::sync::mpsc;
 
 use spinio_device::PAGE_BYTES;
 use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Source, Stats};
 use spinio_sys::Errno;
-use spinio_sys::linux::FdTableRoot;
 
 use crate::connection::{Connection, unexpected};
 use crate::mounted_file::MountedFile;
 use crate::owned_fd::OwnedFd;
+use crate::table_thread::TableThread;
 use crate::window::Window;
 use crate::{Error, Result};
 
@@ -29,14 +25,8 @@ pub(crate) struct Spec {
     pub(crate) pages: usize,
 }
 
-/// A call for the link thread.
-type Call = Box<dyn FnOnce(&mut LinkState) + Send>;
-
-/// The thread; it ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Link {
-    calls: mpsc::Sender<Call>,
-}
+/// The thread.
+pub(crate) type Link = TableThread<LinkState>;
 
 /// What the thread owns.
 pub(crate) struct LinkState {
@@ -70,41 +60,13 @@ pub(crate) struct Committed {
 }
 
 impl Link {
-    /// Starts the thread; `open` runs there.
+    /// Starts the thread; `open` runs there. An error of a call other than a refusal ends the connection, because
+    /// nobody knows what the server thinks of the pages.
     pub(crate) fn start(
         spec: Spec,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
     ) -> Result<Link> {
-        let root = FdTableRoot::new()
-            .map_err(|e| Error::new(Errno::AGAIN, format!("Cannot start a thread with its own descriptors: {e:?}")))?;
-        let (calls, queue) = mpsc::channel::<Call>();
-        let (answer, opened) = mpsc::channel();
-        let body = move || {
-            let mut state = match open() {
-                Ok(file) => LinkState { file, spec, attached: None },
-                Err(error) => return drop(answer.send(Err(error))),
-            };
-            let _ = answer.send(Ok(()));
-            queue.into_iter().for_each(|call| call(&mut state));
-        };
-        if !root.spawn("spinio-gaia", body) {
-            return Err(Error::of(Errno::AGAIN, "start a thread"));
-        }
-        opened.recv().unwrap_or_else(|_| Err(Error::of(Errno::AGAIN, "start a thread")))?;
-        Ok(Link { calls })
-    }
-
-    /// Runs a call on the thread and waits for its result. An error other than a refusal ends the connection, because
-    /// nobody knows what the server thinks of the pages.
-    pub(crate) fn run<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut LinkState) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (answer, result) = mpsc::channel();
-        let ended = || Error::new(Errno::IO, "The thread of the map has ended");
-        let call: Call = Box::new(move |state| drop(answer.send(call(state))));
-        self.calls.send(call).map_err(|_| ended())?;
-        result.recv().map_err(|_| ended())?
+        TableThread::spawn(move || Ok(LinkState { file: open()?, spec, attached: None }))
     }
 }
 

@@ -6,21 +6,95 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use spinio_device::Device;
 use spinio_host::lock;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, fs_magic};
 
-use crate::{Access, Error, Map, Result};
+use crate::leased::{self, FileReader};
+use crate::{Access, Error, Info, Map, Result};
 
-static MAPS: Mutex<Vec<Arc<Map>>> = Mutex::new(Vec::new());
+static MAPS: Mutex<Vec<Arc<FileMap>>> = Mutex::new(Vec::new());
 /// The process that made them. In its forked child the lock may be held by a thread that is not there.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Maps a range of a file; returns its device address.
-pub fn map(fd: Fd, offset: u64, len: u64, access: Access, device: &'static dyn Device) -> Result<u64> {
+/// A map of either kind.
+#[derive(Debug)]
+pub enum FileMap {
+    /// Of a file below a GAIA mount.
+    Mounted(Map),
+    /// Of another file, which no process writes.
+    Leased(leased::Map),
+}
+
+impl FileMap {
+    fn new(
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        access: Access,
+        device: &'static dyn Device,
+        reader: &dyn FileReader,
+    ) -> Result<FileMap> {
+        let file_system = linux::file_system_magic(fd).map_err(|e| Error::of(e, "query the descriptor"))?;
+        if file_system == fs_magic::FUSE {
+            return Map::new(fd, offset, len, access, device).map(FileMap::Mounted);
+        }
+        leased::Map::new(fd, offset, len, access, device, reader, leased::sockets()).map(FileMap::Leased)
+    }
+
+    /// The device address of the first byte.
+    pub fn address(&self) -> u64 {
+        match self {
+            FileMap::Mounted(map) => map.address(),
+            FileMap::Leased(map) => map.address(),
+        }
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            FileMap::Mounted(map) => map.len(),
+            FileMap::Leased(map) => map.bytes(),
+        }
+    }
+
+    /// Makes `len` bytes from `offset` as new as the file is now, and begins an epoch; the bytes that are in the file.
+    pub fn acquire(&self, offset: u64, len: u64, access: Access) -> Result<u64> {
+        match self {
+            FileMap::Mounted(map) => map.acquire(offset, len, access),
+            FileMap::Leased(map) => map.acquire(offset, len, access),
+        }
+    }
+
+    /// Publishes the stores to a range; the bytes that were published.
+    pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
+        match self {
+            FileMap::Mounted(map) => map.release(offset, len),
+            FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to release")),
+        }
+    }
+
+    /// What the map has done.
+    pub fn info(&self) -> Info {
+        match self {
+            FileMap::Mounted(map) => map.info(),
+            FileMap::Leased(map) => map.info(),
+        }
+    }
+}
+
+/// Maps a range of a file; returns its device address. `reader`: what reads files that are not below a mount.
+pub fn map(
+    fd: Fd,
+    offset: u64,
+    len: u64,
+    access: Access,
+    device: &'static dyn Device,
+    reader: &dyn FileReader,
+) -> Result<u64> {
     let own = PROCESS.compare_exchange(0, linux::getpid(), SeqCst, SeqCst).unwrap_or_else(|process| process);
     if own != 0 && own != linux::getpid() {
         return Err(Error::new(Errno::NOTSUP, "The parent of this process has made maps: execute a program first"));
     }
-    let map = Arc::new(Map::new(fd, offset, len, access, device)?);
+    let map = Arc::new(FileMap::new(fd, offset, len, access, device, reader)?);
     let address = map.address();
     lock(&MAPS).push(map);
     Ok(address)
@@ -38,15 +112,15 @@ pub fn unmap(address: u64) -> Result<()> {
 }
 
 /// Calls `body` with the map that contains an address, and the offset of the address in it.
-pub fn with_map<T>(address: u64, body: impl FnOnce(&Map, u64) -> Result<T>) -> Result<T> {
-    let contains = |map: &&Arc<Map>| address >= map.address() && address - map.address() < map.len();
+pub fn with_map<T>(address: u64, body: impl FnOnce(&FileMap, u64) -> Result<T>) -> Result<T> {
+    let contains = |map: &&Arc<FileMap>| address >= map.address() && address - map.address() < map.bytes();
     let found = lock_own()?.iter().find(contains).cloned();
     let map = found.ok_or_else(|| Error::new(Errno::INVAL, "There is no map at this address"))?;
     body(&map, address - map.address())
 }
 
 /// The maps, unless this is a forked child.
-fn lock_own() -> Result<MutexGuard<'static, Vec<Arc<Map>>>> {
+fn lock_own() -> Result<MutexGuard<'static, Vec<Arc<FileMap>>>> {
     match PROCESS.load(SeqCst) {
         process if process == 0 || process == linux::getpid() => Ok(lock(&MAPS)),
         _ => Err(Error::new(Errno::INVAL, "A forked child has no maps")),

@@ -30,6 +30,8 @@ pub struct Info {
     pub reattached: u64,
     /// Releases that a server had committed before it ended, found by their id.
     pub releases_recovered: u64,
+    /// Bytes of chunks that other processes have filled.
+    pub bytes_shared: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.

@@ -37,6 +37,7 @@
 //! | `buffer.rs` | why the pages of buffers exist before they are used |
 //! | `identity.rs` | new files belong to the caller |
 //! | `unmount.rs` | `spinio gaia umount` |
+//! | `serve/` | the daemon of leased files, a process of its own: no mount, no server |
 //! | `status.rs` | what the server holds, for `spinio gaia status` |
 //!
 //! **A server is replaced, not restarted**: nothing in its ordinary memory matters. The kernel keeps requests until
@@ -71,6 +72,7 @@ mod quotas;
 mod release;
 mod report;
 mod seek;
+mod serve;
 mod server;
 mod slot_memory;
 mod state;
@@ -89,6 +91,8 @@ use crate::link::{Link, Message};
 use crate::report::report;
 
 pub use content::Content;
+pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
+pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
 pub use spinio_pagecache::messages::{ServerStatus, Stats};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};

@@ -74,6 +74,7 @@ mod error;
 mod file;
 mod kernel;
 mod layout;
+pub mod leased_messages;
 pub mod messages;
 #[cfg(test)]
 #[path = "../tests/model/mod.rs"]

@@ -32,7 +32,8 @@ use spinio_host::pool::WorkerPool;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_host::syscalls::Syscalls;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, fs_magic};
+use spinio_sys::linux::fs_magic::{LEASES_NOT_BINDING, READ_ONLY_NOT_BINDING, WRITER_NOT_COUNTED};
+use spinio_sys::linux::{self, Fd};
 
 use crate::error::PinError;
 
@@ -63,29 +64,6 @@ impl ChangeStamp {
         ChangeStamp::of(files.sys(), fd) == Some(self)
     }
 }
-
-/// File systems whose leases do not bind writers on other machines, or below the file system: FUSE, 9p, SMB, AFS,
-/// eCryptfs.
-const LEASES_NOT_BINDING: [u64; 6] =
-    [fs_magic::FUSE, fs_magic::V9FS, fs_magic::CIFS, fs_magic::SMB2, fs_magic::AFS, fs_magic::ECRYPTFS];
-
-/// More of them, which have no leases or binding ones, but are read-only for this Linux kernel alone: NFS, Ceph, GFS2,
-/// OCFS2, Lustre, GPFS, OrangeFS, Coda, VirtualBox.
-const READ_ONLY_NOT_BINDING: [u64; 9] = [
-    fs_magic::NFS,
-    fs_magic::CEPH,
-    fs_magic::GFS2,
-    fs_magic::OCFS2,
-    fs_magic::LUSTRE,
-    fs_magic::GPFS,
-    fs_magic::ORANGEFS,
-    fs_magic::CODA,
-    fs_magic::VBOXSF,
-];
-
-/// Memory files (memfd, of ordinary and of huge pages): the Linux kernel does not count the descriptor that creates one
-/// among its writers, so a lease is granted although that descriptor can write.
-const WRITER_NOT_COUNTED: [u64; 2] = [fs_magic::TMPFS, fs_magic::HUGETLBFS];
 
 impl WriteExclusion {
     /// Finds something that excludes writers of the file of `fd`, a descriptor of this thread. `watcher_tid`: the

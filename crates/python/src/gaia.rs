@@ -76,6 +76,7 @@ impl GaiaMap {
             ("pages_merged", info.pages_merged),
             ("reattached", info.reattached),
             ("releases_recovered", info.releases_recovered),
+            ("bytes_shared", info.bytes_shared),
         ] {
             dict.set_item(name, value)?;
         }

@@ -34,6 +34,7 @@ mod serve;
 use std::ffi::{c_char, c_int, c_void};
 
 pub use serve::TABLE;
+pub use serve::file_reader::Routes;
 
 /// Memory of a device, as the library that owns the table knows it. Clients may read only `start`, `len` and
 /// `host_mapped`.
@@ -239,6 +240,8 @@ pub struct GaiaInfo {
     pub reattached: u64,
     /// Releases that a server had committed before it ended.
     pub releases_recovered: u64,
+    /// Bytes of chunks that other processes have filled.
+    pub bytes_shared: u64,
 }
 
 /// A move of a session.

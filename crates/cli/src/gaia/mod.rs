@@ -3,12 +3,14 @@
 //! ```text
 //!   spinio gaia demo      ──> a mount, CPU programs and GPU kernels that write one file, a killed server
 //!   spinio gaia mount DIR ──> supervisor (checks, mount) ──> spinio gaia server, replaced when it dies
+//!   spinio gaia serve     ──> the daemon of leased files: no mount
 //! ```
 //!
 //! The daemon (crates/gaiad) has no program of its own: supervisor and server are this program, started again.
 
 mod demo;
 mod mount;
+mod serve;
 mod status;
 
 use clap::{Args, Subcommand};
@@ -33,7 +35,13 @@ enum Command {
     /// Unmount it, after all is written
     #[command(after_help = exit::CODES)]
     Umount(mount::Umount),
-    /// Show what mounts hold: maps, released bytes that are not in their files yet, merges
+    /// Share local files in GPU memory between processes, read-only, without a mount
+    #[command(after_help = exit::CODES)]
+    Serve(serve::Serve),
+    /// Drop what the daemon of leased files holds and no program has mapped
+    #[command(after_help = exit::CODES)]
+    Drop(serve::Drop),
+    /// Show what mounts and the daemon of leased files hold: maps, released bytes, merges, shared chunks
     #[command(after_help = exit::CODES)]
     Status(status::Status),
     /// The server process; only its supervisor can start it
@@ -47,6 +55,8 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Demo(demo) => demo::run(demo).map(|exit| exit as u8),
         Command::Mount(mount) => mount::mount(mount).map(|exit| exit as u8),
         Command::Umount(umount) => mount::umount(umount).map(|exit| exit as u8),
+        Command::Serve(serve) => serve::run(serve).map(|exit| exit as u8),
+        Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
         Command::Server => {
             let served = spinio_gaiad::server_role();

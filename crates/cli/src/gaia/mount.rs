@@ -115,7 +115,7 @@ fn supervise(options: &Mount) -> anyhow::Result<Exit> {
 }
 
 /// A thread that waits for the end of standard input, and then does what a signal does.
-fn stop_writer(signalled: &UnixStream) -> std::io::Result<impl FnOnce() + Send + 'static> {
+pub(super) fn stop_writer(signalled: &UnixStream) -> std::io::Result<impl FnOnce() + Send + 'static> {
     let mut signalled = signalled.try_clone()?;
     Ok(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -124,6 +124,6 @@ fn stop_writer(signalled: &UnixStream) -> std::io::Result<impl FnOnce() + Send +
 }
 
 /// The file that this process executes, even if its path has another one now.
-fn this_program() -> std::io::Result<Command> {
+pub(super) fn this_program() -> std::io::Result<Command> {
     Ok(Command::new("/proc/self/exe"))
 }

@@ -1,4 +1,4 @@
-//! `spinio gaia status`: what the mounts of GAIA hold.
+//! `spinio gaia status`: what the mounts of GAIA, and the daemon of leased files, hold.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
-use spinio_gaiad::{FileStatus, MountStatus};
+use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus};
+
+use super::serve;
 
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
@@ -19,6 +21,9 @@ const PAGE: u64 = 4096;
 pub struct Status {
     /// Where GAIA is mounted [default: all mounts]
     directory: Option<PathBuf>,
+    /// The socket of the daemon of leased files [default: as for serve]
+    #[arg(long, value_name = "PATH", conflicts_with = "directory")]
+    socket: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -28,6 +33,7 @@ pub struct Status {
 pub fn run(options: &Status) -> anyhow::Result<Exit> {
     let points = match &options.directory {
         Some(directory) => vec![directory.clone()],
+        None if options.socket.is_some() => Vec::new(),
         None => spinio_gaiad::mounts()?.into_iter().map(|mount| mount.point).collect(),
     };
     let (mut found, mut errors) = (Vec::new(), Vec::new());
@@ -37,18 +43,36 @@ pub fn run(options: &Status) -> anyhow::Result<Exit> {
             Err(error) => errors.push(error.to_string()),
         }
     }
+    let mut daemons = Vec::new();
+    if options.directory.is_none() {
+        for socket in serve::sockets(options.socket.as_ref()) {
+            match spinio_gaiad::query_daemon(&socket) {
+                Ok(Some(daemon)) => daemons.push((socket, daemon)),
+                Ok(None) => {}
+                Err(error) => errors.push(error.to_string()),
+            }
+        }
+    }
     if options.json {
-        output::print(&format!("{:#}\n", as_json(&found)))?;
+        let mut all = as_json(&found);
+        all.extend(daemons_as_json(&daemons));
+        output::print(&format!("{:#}\n", serde_json::Value::Array(all)))?;
     } else {
-        output::print(&render(&found, &OutputStyle::stdout()))?;
-        if found.is_empty() && errors.is_empty() {
-            output::print("GAIA is mounted nowhere here: `spinio gaia mount DIR` mounts it\n")?;
+        let paint = OutputStyle::stdout();
+        let parts = [render(&found, &paint), render_daemons(&daemons, &paint)];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        output::print(&parts.join("\n"))?;
+        if parts.is_empty() && errors.is_empty() {
+            output::print(
+                "GAIA is mounted nowhere here, and no daemon for leased files is running: `spinio gaia mount DIR` \
+                 mounts it, `spinio gaia serve` starts the daemon\n",
+            )?;
         }
     }
     if errors.is_empty() { Ok(Exit::Ok) } else { Err(exit::error(Exit::Failed, errors.join("\n"))) }
 }
 
-fn as_json(found: &[(PathBuf, MountStatus)]) -> serde_json::Value {
+fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
     let file = |file: &FileStatus| {
         json!({
             "path": file.path, "maps": file.maps, "unwritten_bytes": file.dirty * PAGE,
@@ -82,6 +106,55 @@ fn render(found: &[(PathBuf, MountStatus)], paint: &OutputStyle) -> String {
         let _ = writeln!(s, "  memory  {used} of at most {limit} for released bytes that are not in their files yet");
         if !files.is_empty() {
             let _ = writeln!(s, "\n{}", table::text(&file_table(files, paint)));
+        }
+    }
+    s
+}
+
+fn daemons_as_json(daemons: &[(PathBuf, DaemonStatus)]) -> impl Iterator<Item = serde_json::Value> {
+    let file = |file: &LeasedFileStatus| {
+        json!({
+            "path": file.path, "user": file.user, "device": uuid(&file.device), "maps": file.maps,
+            "chunks": file.chunks, "held_bytes": file.bytes, "size": file.size,
+        })
+    };
+    daemons.iter().map(move |(socket, daemon)| {
+        json!({
+            "serve": socket.to_string_lossy(), "pid": daemon.pid, "seconds": daemon.seconds, "maps": daemon.maps,
+            "held_bytes": daemon.bytes, "limit_bytes": daemon.limit,
+            "files": daemon.files.iter().map(file).collect::<Vec<_>>(),
+        })
+    })
+}
+
+/// A device as CUDA's tools write it, or the name of an emulated one.
+fn uuid(bytes: &[u8; 16]) -> String {
+    if let Some([number @ .., _, _, _]) = bytes.strip_prefix(b"spinio-emu\0\0") {
+        return format!("emulated:{}", number[0]);
+    }
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> String {
+    let mut s = String::new();
+    for (socket, daemon) in daemons {
+        let _ = writeln!(s, "{}", paint.text(TextRole::Head, &socket.display().to_string()));
+        let since = format::time(daemon.seconds as f64 * 1e9);
+        let _ = writeln!(s, "  daemon  process {}, for {since}", daemon.pid);
+        let _ = writeln!(s, "  maps    {}, read-only, of {} files", daemon.maps, daemon.files.len());
+        let limit = daemon.limit.map_or_else(String::new, |limit| format!(" of at most {} each", format::bytes(limit)));
+        let _ = writeln!(s, "  memory  {} of GPUs{limit}", format::bytes(daemon.bytes));
+        if !daemon.files.is_empty() {
+            let mut table = table::new(paint, &["maps", "held", "of", "chunks", "user", "device", "file"]);
+            for file in &daemon.files {
+                let held = [format::bytes(file.bytes), format::bytes(file.size), file.chunks.to_string()];
+                let [bytes, size, chunks] = held;
+                let (maps, user) = (file.maps.to_string(), file.user.to_string());
+                table.add_row([maps, bytes, size, chunks, user, uuid(&file.device), file.path.clone()].map(Cell::new));
+            }
+            table::align_columns(&mut table, &[0, 1, 2, 3, 4]);
+            let _ = writeln!(s, "\n{}", table::text(&table));
         }
     }
     s
@@ -125,6 +198,25 @@ mod tests {
         }
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(row, ["2", "12", "KiB", "5", "1", "/graph.bin"]);
+    }
+
+    #[test]
+    fn daemon_and_its_files_are_listed() {
+        let mut device = *b"spinio-emu\0\0\0\0\0\0";
+        device[12] = 3;
+        assert_eq!(uuid(&device), "emulated:3");
+        let device = 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff_u128.to_be_bytes();
+        let file = LeasedFileStatus { path: "/m".into(), user: 7, device, maps: 2, chunks: 3, bytes: 6 << 20, size: 5 };
+        let daemon =
+            DaemonStatus { pid: 9, maps: 2, bytes: 6 << 20, limit: Some(8 << 20), files: vec![file], seconds: 1 };
+        let text = render_daemons(&[("/s".into(), daemon.clone())], &OutputStyle { colour: false, width: 120 });
+        for part in
+            ["process 9", "6 MiB of GPUs of at most 8 MiB each", "GPU-00112233-4455-6677-8899-aabbccddeeff", "/m"]
+        {
+            assert!(text.contains(part), "no `{part}` in\n{text}");
+        }
+        let json: Vec<_> = daemons_as_json(&[("/s".into(), daemon)]).collect();
+        assert_eq!((&json[0]["files"][0]["held_bytes"], &json[0]["limit_bytes"]), (&json!(6 << 20), &json!(8 << 20)));
     }
 
     #[test]

@@ -106,7 +106,9 @@ pub struct Settings {
     pub cost_model_dir: Option<String>,
     /// `SPINIO_TRACE`
     pub trace: bool,
-    /// XDG_RUNTIME_DIR, where the counters are without a setting
+    /// `SPINIO_GAIA_SOCKET`: the socket of the daemon of leased files
+    pub gaia_socket: Option<String>,
+    /// XDG_RUNTIME_DIR, where the counters and the socket are without a setting
     pub runtime_dir: Option<String>,
 }
 
@@ -134,6 +136,7 @@ impl Default for Settings {
             stats: None,
             cost_model_dir: None,
             trace: false,
+            gaia_socket: None,
             runtime_dir: None,
         }
     }
@@ -300,6 +303,10 @@ impl Settings {
             }
             "" | "0" => true,
             _ => false,
+        });
+        parse_setting("SPINIO_GAIA_SOCKET", &mut |v| {
+            s.gaia_socket = Some(v.to_owned()).filter(|path| path.starts_with('/') && path.len() <= 107);
+            s.gaia_socket.is_some()
         });
         s.runtime_dir = get("XDG_RUNTIME_DIR");
         (s, warnings)

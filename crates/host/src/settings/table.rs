@@ -204,4 +204,13 @@ pub const TABLE: &[Row] = &[
         doc: "Deprecated: accepted in this release, without effect. On-line cost correction, which this setting \
               switched, was removed: it had no measurable effect.",
     },
+    Row {
+        name: "SPINIO_GAIA_SOCKET",
+        old: None,
+        values: "an absolute path, up to 107 bytes",
+        default: "as `spinio gaia serve` binds it",
+        doc: "Socket of the daemon of leased files (`spinio gaia serve`). By default root's daemon is at \
+              `/run/spinio/gaia/serve.sock`, that of another user at `$XDG_RUNTIME_DIR/spinio/gaia-serve.sock`; a \
+              program of a user who has none of its own asks root's.",
+    },
 ];

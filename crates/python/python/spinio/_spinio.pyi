@@ -95,6 +95,7 @@ class _GaiaInfo(TypedDict):
     pages_merged: int
     reattached: int
     releases_recovered: int
+    bytes_shared: int
 
 @final
 class GaiaMap:

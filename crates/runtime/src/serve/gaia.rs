@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use spinio_device::{Device, registry};
 use spinio_gaia::{Access, Info};
 
+use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
 use crate::{GAIA_READ, GAIA_WRITE, GaiaInfo, Report};
 
@@ -47,7 +48,7 @@ pub(super) unsafe extern "C" fn map(
         // SAFETY: unless it is null, the caller has `name_len` bytes there.
         let name = (!name.is_null()).then(|| unsafe { core::slice::from_raw_parts(name, name_len) });
         let name = name.map(String::from_utf8_lossy);
-        Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device(name.as_deref())?)?)
+        Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device(name.as_deref())?, &Routes)?)
     };
     // SAFETY: the report is the caller's.
     unsafe { answer(report, map) }.unwrap_or(0)
@@ -97,6 +98,7 @@ impl From<Info> for GaiaInfo {
             pages_merged,
             reattached,
             releases_recovered,
+            bytes_shared,
         } = info;
         GaiaInfo {
             file_size,
@@ -110,6 +112,7 @@ impl From<Info> for GaiaInfo {
             pages_merged,
             reattached,
             releases_recovered,
+            bytes_shared,
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod counters;
 mod devices;
+pub(crate) mod file_reader;
 mod files;
 mod gaia;
 mod moves;

@@ -61,6 +61,18 @@ pub const CODA: u64 = 0x7375_7245;
 /// Shared directories of VirtualBox.
 pub const VBOXSF: u64 = 0x786f_4256;
 
+/// File systems whose leases do not bind writers on other machines, or below the file system: FUSE, 9p, SMB, AFS,
+/// eCryptfs.
+pub const LEASES_NOT_BINDING: [u64; 6] = [FUSE, V9FS, CIFS, SMB2, AFS, ECRYPTFS];
+
+/// More of them, which have no leases or binding ones, but are read-only for this Linux kernel alone: NFS, Ceph, GFS2,
+/// OCFS2, Lustre, GPFS, OrangeFS, Coda, VirtualBox.
+pub const READ_ONLY_NOT_BINDING: [u64; 9] = [NFS, CEPH, GFS2, OCFS2, LUSTRE, GPFS, ORANGEFS, CODA, VBOXSF];
+
+/// Memory files (memfd, of ordinary and of huge pages): the Linux kernel does not count the descriptor that creates one
+/// among its writers, so a lease is granted although that descriptor can write.
+pub const WRITER_NOT_COUNTED: [u64; 2] = [TMPFS, HUGETLBFS];
+
 /// Their names in trees and in the file names of stored models.
 const NAMES: [(u64, &str); 29] = [
     (EXT4, "ext4"),

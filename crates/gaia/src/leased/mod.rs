@@ -1,0 +1,60 @@
+//! Maps of leased files: read-only, of any local file that no process writes, one copy for each GPU and user.
+//!
+//! ```text
+//!   acquire ── Map ─────────── chunks side by side at reserved addresses, mapped read-only           chunks.rs
+//!               │  fills absent ones through SPIN's routes (FileReader)                              acquire.rs
+//!               v
+//!          thread, unshared fd table ── socket ──> spinio gaia serve: who fills what; descriptors    connection.rs
+//! ```
+//!
+//! The daemon holds a read lease of the file, and a descriptor of each chunk. A chunk is filled by one process and
+//! mapped by all. When a process opens the file for writing, the daemon gives the lease back and forgets the chunks; a
+//! map keeps the old bytes until its next acquire, which maps chunks of the new content at the same addresses.
+//!
+//! An acquire of an unchanged range is one message: the daemon verifies its lease, and thereby that it exists itself.
+//! If the daemon has ended, the bytes stay where they are, and the next acquire needs another daemon.
+//!
+//! Chunks lie on a grid of the file. Their length depends on its size, so a map reserves addresses for the coarser grid.
+//!
+//! Known flaws:
+//! - One thread for each map.
+//! - If a file grows or shrinks over the size from which chunks are large, an acquire of a part of the map may unmap
+//!   ranges beside it, up to 64 MiB away: acquire those again.
+
+mod acquire;
+mod chunks;
+mod connection;
+mod map;
+
+use std::path::PathBuf;
+
+use spinio_device::DeviceAddr;
+use spinio_host::Settings;
+use spinio_sys::linux::Fd;
+
+use crate::Result;
+
+pub use map::Map;
+
+/// What opens files for maps: SPIN's reads, or a test's.
+pub trait FileReader: Send + Sync {
+    /// Opens the file of descriptor `fd` of the calling thread once more, to be read until the result is dropped.
+    fn open(&self, fd: Fd) -> Result<Box<dyn OpenFile>>;
+}
+
+/// An open file.
+pub trait OpenFile: Send + Sync {
+    /// Reads bytes into device memory, after the work that this thread has queued; when it returns, they are there.
+    /// Fewer than `len` only at the end of the file.
+    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64>;
+}
+
+/// Where the daemon may be, in the order of preference.
+pub fn sockets() -> Vec<PathBuf> {
+    let settings = Settings::of_process();
+    let (socket, runtime_dir) = (settings.gaia_socket.as_deref(), settings.runtime_dir.as_deref());
+    spinio_pagecache::leased_messages::sockets(socket, rustix::process::geteuid().is_root(), runtime_dir)
+        .into_iter()
+        .map(PathBuf::from)
+        .collect()
+}

@@ -1,0 +1,82 @@
+//! A connection: one map of one file, or a question.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use spinio_pagecache::leased_messages::{Reply, Request};
+
+use super::channel::{receive, send};
+use super::exclusion::LeasedFile;
+use super::query;
+use super::store::{Client, Next, Store};
+
+/// A client says hello right after it has connected.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+pub(super) fn serve(store: &Store, socket: &OwnedFd) {
+    let Ok(peer) = socket_peercred(socket) else { return };
+    let user = peer.uid;
+    let own = rustix::process::geteuid();
+    if !own.is_root() && !user.is_root() && user != own {
+        let _ = send(socket, failed(Errno::ACCESS), &[]);
+        return;
+    }
+    let Some(counted) = store.quotas.connect(user.as_raw()) else { return };
+    let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
+    match receive(socket) {
+        Some((Request::Hello { device }, Some(file))) => {
+            let opened = if counted.is_within() { LeasedFile::open(&file) } else { Err(Errno::USERS) };
+            // The client's descriptor may be open for writing: then no lease is granted while it is open here.
+            drop(file);
+            match opened {
+                Ok(file) => {
+                    let _ = set_socket_timeout(socket, Timeout::Recv, None);
+                    let client = store.join(user.as_raw(), device, file);
+                    if send(socket, Reply::Opened, &[]).is_ok() {
+                        serve_map(&client, socket);
+                    }
+                }
+                Err(error) => drop(send(socket, failed(error), &[])),
+            }
+        }
+        Some((request @ (Request::Status | Request::Drop | Request::Stop), None)) => {
+            query::answer(store, socket, user, request);
+        }
+        _ => {}
+    }
+}
+
+/// Until the client goes.
+fn serve_map(client: &Client<'_>, socket: &OwnedFd) {
+    while let Some((request, fd)) = receive(socket) {
+        let sent = match (request, fd) {
+            (Request::Acquire { offset, len }, None) => match client.next(offset, len) {
+                Ok(Next::Map { content, first, chunks }) => {
+                    let fds: Vec<_> = chunks.iter().map(|chunk| chunk.as_fd()).collect();
+                    send(socket, Reply::Chunks { content, first, count: fds.len() as u32 }, &fds)
+                }
+                Ok(Next::Fill { content, first, count }) => send(socket, Reply::Fill { content, first, count }, &[]),
+                Ok(Next::Ready { content }) => send(socket, Reply::Ready { content }, &[]),
+                Err(error) => send(socket, failed(error), &[]),
+            },
+            (Request::Filled { content, chunk }, Some(fd)) => {
+                let kept = client.filled(content, chunk, fd);
+                send(socket, Reply::Kept { kept }, &[])
+            }
+            (Request::Abandon { content, chunk, no_memory }, None) => {
+                let bytes = client.abandon(content, chunk, no_memory);
+                send(socket, Reply::Freed { bytes }, &[])
+            }
+            _ => return,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+pub(super) fn failed(error: Errno) -> Reply<'static> {
+    Reply::Failed { errno: error.raw_os_error() as u32 }
+}

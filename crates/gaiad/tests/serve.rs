@@ -1,0 +1,525 @@
+//! Maps of leased files: the daemon, and several processes that map one file.
+
+#![expect(unsafe_code, reason = "device memory")]
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use spinio_device::emulated::{Config, Emulated};
+use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
+use spinio_gaia::leased::{FileReader, Map, OpenFile};
+use spinio_gaia::{Access, Error};
+use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
+
+const CHUNK: u64 = 2 << 20;
+/// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
+const ROLE: &str = "SPINIO_SERVE_TEST_ROLE";
+const SOCKET: &str = "SPINIO_SERVE_TEST_SOCKET";
+
+/// Reads by `pread`, slowly if asked to.
+struct Plain {
+    device: &'static Emulated,
+    delay: Duration,
+    bytes: Arc<AtomicU64>,
+}
+
+struct Opened {
+    file: File,
+    device: &'static Emulated,
+    delay: Duration,
+    bytes: Arc<AtomicU64>,
+}
+
+impl FileReader for Plain {
+    fn open(&self, fd: i32) -> Result<Box<dyn OpenFile>, Error> {
+        let file = File::open(format!("/proc/thread-self/fd/{fd}")).unwrap();
+        let bytes = Arc::clone(&self.bytes);
+        Ok(Box::new(Opened { file, device: self.device, delay: self.delay, bytes }))
+    }
+}
+
+impl OpenFile for Opened {
+    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
+        let mut bytes = vec![0; len.min(CHUNK) as usize];
+        let got = self.file.read_at(&mut bytes, offset).unwrap();
+        std::thread::sleep(self.delay);
+        // SAFETY: the bytes live until the device was synchronized.
+        unsafe { self.device.copy_in(StreamId(0), to, bytes.as_ptr(), got) }.unwrap();
+        self.device.synchronize(StreamId(0), WaitMode::Block).unwrap();
+        self.bytes.fetch_add(got as u64, SeqCst);
+        Ok(got as u64)
+    }
+}
+
+fn load(device: &Emulated, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    // SAFETY: the bytes live until the device was synchronized.
+    unsafe { device.copy_out(StreamId(0), bytes.as_mut_ptr(), DeviceAddr(address), len) }.unwrap();
+    device.synchronize(StreamId(0), WaitMode::Block).unwrap();
+    bytes
+}
+
+fn content(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = vec![0; len];
+    for word in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+    }
+    bytes
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A daemon in a process of its own, and a directory.
+struct Bench {
+    dir: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+impl Bench {
+    fn new(limit: u64) -> Bench {
+        let dir = tempfile::Builder::new().prefix("spinio-serve-").tempdir_in("/tmp").unwrap();
+        let mut bench = Bench { dir, daemon: None };
+        bench.start(limit);
+        bench
+    }
+
+    fn start(&mut self, limit: u64) {
+        let mut child = role(&format!("daemon {limit}"), &self.socket()).stdin(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("serving")));
+        self.daemon = Some(child);
+    }
+
+    fn kill(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("serve.sock")
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn status(&self) -> DaemonStatus {
+        query_daemon(&self.socket()).unwrap().unwrap()
+    }
+
+    fn client(&self) -> Client {
+        Client::start(role("client", &self.socket()))
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+fn role(role: &str, socket: &Path) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "other_process", "--nocapture", "-q"]).current_dir("/");
+    command.env(ROLE, role).env(SOCKET, socket).stdout(Stdio::piped());
+    command
+}
+
+/// A process with at most one map, that does what it is told, line by line.
+struct Client {
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Client {
+    fn start(mut command: Command) -> Client {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
+        Client { child, orders, answers }
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        let mut answers = self.answers.by_ref().map_while(Result::ok);
+        // What the test harness prints is before it, also in the line.
+        let line = answers.find_map(|line| line.split_once("> ").map(|(_, answer)| answer.to_owned()));
+        line.expect("the client has ended")
+    }
+
+    fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    /// Maps a file and acquires all of it.
+    fn map(&mut self, path: &Path, len: usize) {
+        assert_eq!(self.ask(&format!("map {} 0 {len}", path.display())), "ok");
+        assert_eq!(self.ask("acquire"), format!("{len}"));
+    }
+
+    /// Bytes that it read from the file, and bytes of others.
+    fn bytes(&mut self) -> (u64, u64) {
+        let answer = self.ask("bytes");
+        let (read, shared) = answer.split_once(' ').unwrap();
+        (read.parse().unwrap(), shared.parse().unwrap())
+    }
+
+    fn has(&mut self, wanted: &[u8]) {
+        assert_eq!(self.ask("hash"), hash(wanted).to_string());
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The other processes.
+#[test]
+fn other_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let socket = PathBuf::from(std::env::var_os(SOCKET).unwrap());
+    if let Some(limit) = role.strip_prefix("daemon ") {
+        let limit: u64 = limit.parse().unwrap();
+        let daemon = Daemon::bind(&socket, (limit > 0).then_some(limit)).unwrap();
+        println!("serving");
+        daemon.run(&std::io::stdin()).unwrap();
+        drop(daemon);
+        // Without what the test harness prints at the end.
+        std::process::exit(0);
+    }
+    if role == "question" {
+        let files = query_daemon(&socket).unwrap().unwrap().files;
+        assert_eq!(files.iter().map(|file| file.user).collect::<Vec<_>>(), [65534]);
+        assert!(spinio_gaiad::stop_daemon(&socket).is_err());
+        std::process::exit(0);
+    }
+    client(&socket);
+    std::process::exit(0);
+}
+
+fn client(socket: &Path) {
+    let device = Emulated::start(Config::default()).unwrap();
+    let bytes = Arc::new(AtomicU64::new(0));
+    let (mut map, mut len, mut delay) = (None::<Map>, 0, Duration::ZERO);
+    let answer = |text: &dyn std::fmt::Display| println!("> {text}");
+    let code = |e: &Error| format!("error {} {e}", e.errno.raw_os_error());
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["map", path, offset, bytes_of_map] => {
+                len = bytes_of_map.parse().unwrap();
+                let file = File::open(path).unwrap();
+                let reader = Plain { device, delay, bytes: Arc::clone(&bytes) };
+                let (offset, sockets) = (offset.parse().unwrap(), vec![socket.to_owned()]);
+                match Map::new(file.as_raw_fd(), offset, len, Access::Read, device, &reader, sockets) {
+                    Ok(made) => {
+                        map = Some(made);
+                        answer(&"ok");
+                    }
+                    Err(e) => answer(&code(&e)),
+                }
+            }
+            ["slow", milliseconds] => {
+                delay = Duration::from_millis(milliseconds.parse().unwrap());
+                answer(&"ok");
+            }
+            ["unmap"] => {
+                map = None;
+                answer(&"ok");
+            }
+            ["acquire"] => match map.as_ref().unwrap().acquire(0, len, Access::Read) {
+                Ok(got) => answer(&got),
+                Err(e) => answer(&code(&e)),
+            },
+            ["hash"] => answer(&hash(&load(device, map.as_ref().unwrap().address(), len as usize))),
+            ["bytes"] => {
+                answer(&format!("{} {}", bytes.load(SeqCst), map.as_ref().map_or(0, |map| map.info().bytes_shared)));
+            }
+            _ => panic!("{line}"),
+        }
+    }
+}
+
+#[test]
+fn processes_share_one_copy() {
+    let bench = Bench::new(0);
+    let bytes = content(5 * CHUNK as usize + 1234, 1);
+    let path = bench.file("weights", &bytes);
+    let mut clients: Vec<_> = (0..4).map(|_| bench.client()).collect();
+    for client in &mut clients {
+        client.map(&path, bytes.len());
+        client.has(&bytes);
+    }
+    let counts: Vec<_> = clients.iter_mut().map(Client::bytes).collect();
+    assert_eq!(counts[0], (bytes.len() as u64, 0));
+    assert_eq!(counts[1..], [(0, 6 * CHUNK); 3]);
+    let status = bench.status();
+    assert_eq!((status.maps, status.bytes, status.files.len()), (4, 6 * CHUNK, 1));
+    assert_eq!(Path::new(&status.files[0].path), path);
+    // Acquired again, by a process that has all: nothing is read.
+    assert_eq!(clients[0].ask("acquire"), bytes.len().to_string());
+    assert_eq!(clients[0].bytes().0, bytes.len() as u64);
+    // The one that filled dies; the copy stays, for others and for later ones.
+    clients.swap_remove(0).kill();
+    clients.iter_mut().for_each(|client| client.has(&bytes));
+    drop(clients);
+    let mut late = bench.client();
+    late.map(&path, bytes.len());
+    late.has(&bytes);
+    assert_eq!(late.bytes(), (0, 6 * CHUNK));
+}
+
+#[test]
+fn processes_that_map_at_the_same_time_share_the_work() {
+    let bench = Bench::new(0);
+    let bytes = content(16 * CHUNK as usize, 2);
+    let path = bench.file("weights", &bytes);
+    let mut clients: Vec<_> = (0..3).map(|_| bench.client()).collect();
+    for client in &mut clients {
+        assert_eq!(client.ask("slow 30"), "ok");
+        assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
+    }
+    clients.iter_mut().for_each(|client| client.order("acquire"));
+    clients.iter_mut().for_each(|client| assert_eq!(client.answer(), bytes.len().to_string()));
+    let counts: Vec<_> = clients.iter_mut().map(|client| client.bytes().0).collect();
+    assert_eq!(counts.iter().sum::<u64>(), bytes.len() as u64, "each byte was read once");
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    clients.iter_mut().for_each(|client| client.has(&bytes));
+    assert_eq!(bench.status().bytes, bytes.len() as u64);
+}
+
+#[test]
+fn others_take_over_from_a_client_that_is_killed_while_it_fills() {
+    let bench = Bench::new(0);
+    let bytes = content(8 * CHUNK as usize, 3);
+    let path = bench.file("weights", &bytes);
+    let (mut dying, mut waiting) = (bench.client(), bench.client());
+    assert_eq!(dying.ask("slow 2000"), "ok");
+    assert_eq!(dying.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
+    assert_eq!(waiting.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
+    dying.order("acquire");
+    // Fills the other half, and then waits for the first.
+    std::thread::sleep(Duration::from_millis(200));
+    waiting.order("acquire");
+    std::thread::sleep(Duration::from_millis(300));
+    dying.kill();
+    assert_eq!(waiting.answer(), bytes.len().to_string());
+    waiting.has(&bytes);
+    assert_eq!(waiting.bytes(), (bytes.len() as u64, 0));
+}
+
+#[test]
+fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
+    let bench = Bench::new(0);
+    let old = content(3 * CHUNK as usize, 4);
+    let path = bench.file("weights", &old);
+    let (mut one, mut two) = (bench.client(), bench.client());
+    one.map(&path, old.len());
+    two.map(&path, old.len());
+    let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
+    let mut new = content(3 * CHUNK as usize, 5);
+    writer.write_all(&new).unwrap();
+    let refused = one.ask("acquire");
+    assert!(refused.starts_with(&format!("error {} ", Errno::TXTBSY.raw_os_error())), "{refused}");
+    one.has(&old);
+    assert_eq!(bench.status().bytes, 0, "old chunks are dropped");
+    drop(writer);
+    for client in [&mut one, &mut two] {
+        assert_eq!(client.ask("acquire"), new.len().to_string());
+        client.has(&new);
+    }
+    assert_eq!(bench.status().bytes, 3 * CHUNK);
+    // Shorter, then longer than the map.
+    new.truncate(CHUNK as usize + 10);
+    std::fs::write(&path, &new).unwrap();
+    assert_eq!(one.ask("acquire"), new.len().to_string());
+    let mut padded = new.clone();
+    padded.resize(old.len(), 0);
+    one.has(&padded);
+    let longer = content(4 * CHUNK as usize, 6);
+    std::fs::write(&path, &longer).unwrap();
+    assert_eq!(one.ask("acquire"), old.len().to_string());
+    one.has(&longer[..old.len()]);
+    two.has(&content(3 * CHUNK as usize, 5));
+}
+
+#[test]
+fn chunks_that_are_filled_while_a_writer_comes_do_not_count() {
+    let bench = Bench::new(0);
+    let old = content(2 * CHUNK as usize, 7);
+    let path = bench.file("weights", &old);
+    let mut client = bench.client();
+    assert_eq!(client.ask("slow 400"), "ok");
+    assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), old.len())), "ok");
+    client.order("acquire");
+    std::thread::sleep(Duration::from_millis(200));
+    let new = content(2 * CHUNK as usize, 8);
+    let writer = OpenOptions::new().write(true).open(&path).unwrap();
+    writer.write_all_at(&new, 0).unwrap();
+    drop(writer);
+    assert_eq!(client.answer(), new.len().to_string());
+    client.has(&new);
+}
+
+#[test]
+fn limit_drops_what_no_client_has_mapped_first() {
+    let bench = Bench::new(4 * CHUNK);
+    let (a, b, c) = (content(2 * CHUNK as usize, 1), content(2 * CHUNK as usize, 2), content(3 * CHUNK as usize, 3));
+    let paths = [bench.file("a", &a), bench.file("b", &b), bench.file("c", &c)];
+    let (mut one, mut two) = (bench.client(), bench.client());
+    one.map(&paths[0], a.len());
+    two.map(&paths[1], b.len());
+    let mut three = bench.client();
+    assert_eq!(three.ask(&format!("map {} 0 {}", paths[2].display(), c.len())), "ok");
+    let refused = three.ask("acquire");
+    assert!(refused.starts_with(&format!("error {} ", Errno::NOMEM.raw_os_error())), "{refused}");
+    assert!(refused.contains("limit"), "{refused}");
+    assert_eq!(one.ask("unmap"), "ok");
+    assert_eq!(three.ask("acquire").split(' ').next(), Some("error"), "one chunk is missing");
+    assert_eq!(two.ask("unmap"), "ok");
+    assert_eq!(three.ask("acquire"), c.len().to_string());
+    three.has(&c);
+    assert!(bench.status().bytes <= 4 * CHUNK);
+    assert_eq!(three.ask("unmap"), "ok");
+    let held = bench.status().bytes;
+    assert!(held > 0);
+    assert_eq!(spinio_gaiad::drop_unused(&bench.socket()).unwrap(), Some(held));
+    assert_eq!(bench.status().files.len(), 0);
+}
+
+#[test]
+fn map_survives_its_daemon_and_uses_the_next_one() {
+    let mut bench = Bench::new(0);
+    let bytes = content(2 * CHUNK as usize + 5, 9);
+    let path = bench.file("weights", &bytes);
+    let mut client = bench.client();
+    client.map(&path, bytes.len());
+    bench.kill();
+    client.has(&bytes);
+    let refused = client.ask("acquire");
+    assert!(refused.starts_with(&format!("error {} ", Errno::IO.raw_os_error())), "{refused}");
+    assert!(refused.contains("spinio gaia serve"), "{refused}");
+    let new = content(2 * CHUNK as usize + 5, 10);
+    std::fs::write(&path, &new).unwrap();
+    client.has(&bytes);
+    bench.start(0);
+    assert_eq!(client.ask("acquire"), new.len().to_string());
+    client.has(&new);
+    assert!(spinio_gaiad::stop_daemon(&bench.socket()).unwrap());
+    assert_eq!(query_daemon(&bench.socket()).unwrap(), None);
+    let refused = bench.client().ask(&format!("map {} 0 4096", path.display()));
+    assert!(refused.starts_with(&format!("error {} ", Errno::NOTSUP.raw_os_error())), "{refused}");
+}
+
+#[test]
+fn part_of_a_file_is_mapped_from_any_page() {
+    let bench = Bench::new(0);
+    let bytes = content(3 * CHUNK as usize, 11);
+    let path = bench.file("weights", &bytes);
+    let mut client = bench.client();
+    let (offset, len) = (CHUNK as usize - 4096, 8192);
+    assert_eq!(client.ask(&format!("map {} {offset} {len}", path.display())), "ok");
+    assert_eq!(client.ask("acquire"), len.to_string());
+    client.has(&bytes[offset..offset + len]);
+    assert_eq!(bench.status().bytes, 2 * CHUNK, "only the chunks of the range");
+    // Past the end of the file: zeros.
+    let (offset, len) = (3 * CHUNK as usize - 4096, 2 * CHUNK as usize);
+    assert_eq!(client.ask(&format!("map {} {offset} {len}", path.display())), "ok");
+    assert_eq!(client.ask("acquire"), "4096");
+    let mut wanted = bytes[offset..].to_vec();
+    wanted.resize(len, 0);
+    client.has(&wanted);
+    assert!(client.ask(&format!("map {} 5 10", path.display())).starts_with("error 22 "));
+}
+
+#[test]
+fn users_share_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: not root");
+    }
+    let bench = Bench::new(0);
+    std::fs::set_permissions(bench.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let bytes = content(CHUNK as usize, 12);
+    let path = bench.file("weights", &bytes);
+    let mut own = bench.client();
+    own.map(&path, bytes.len());
+    let exe = bench.dir.path().join("client");
+    std::fs::copy("/proc/self/exe", &exe).unwrap();
+    let mut command = Command::new(&exe);
+    command.args(["--exact", "other_process", "--nocapture", "-q"]).current_dir("/").uid(65534).gid(65534);
+    command.env(ROLE, "client").env(SOCKET, bench.socket()).stdout(Stdio::piped());
+    let mut other = Client::start(command);
+    other.map(&path, bytes.len());
+    other.has(&bytes);
+    assert_eq!(other.bytes(), (bytes.len() as u64, 0), "it has read the file itself");
+    let users: Vec<_> = bench.status().files.iter().map(|file| (file.user, file.bytes)).collect();
+    assert_eq!(users, [(0, CHUNK), (65534, CHUNK)]);
+    // What it may see, and not do.
+    let mut command = Command::new(&exe);
+    command.args(["--exact", "other_process", "--nocapture", "-q"]).current_dir("/").uid(65534).gid(65534);
+    command.env(ROLE, "question").env(SOCKET, bench.socket());
+    assert!(command.status().unwrap().success());
+    own.has(&bytes);
+    assert_eq!(bench.status().maps, 2);
+}
+
+#[test]
+fn garbage_harms_only_its_sender() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    let bench = Bench::new(0);
+    let bytes = content(CHUNK as usize, 13);
+    let path = bench.file("weights", &bytes);
+    let mut client = bench.client();
+    client.map(&path, bytes.len());
+    let address = SocketAddrUnix::new(bench.socket()).unwrap();
+    for n in 0..200u64 {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        let mut garbage = content((n as usize * 7) % 200, n);
+        if n % 2 == 0 && garbage.len() > 8 {
+            // A header that fits.
+            garbage[..8].copy_from_slice(&[
+                [0x21, 0x22, 0x23, 0x24, 0x28, 0xa2][(n % 6) as usize],
+                0,
+                1,
+                0,
+                (n % 3) as u8,
+                0,
+                0,
+                0,
+            ]);
+            garbage.resize(64, 0);
+        }
+        let _ = rustix::net::send(&socket, &garbage, SendFlags::NOSIGNAL);
+    }
+
+    {
+        assert_eq!(client.ask("acquire"), bytes.len().to_string());
+    }
+    client.has(&bytes);
+}

@@ -1,0 +1,37 @@
+//! Reads of files for maps: the routes of SPIN, through a descriptor that the program cannot see.
+
+use std::ffi::CString;
+
+use spinio_device::{DeviceAddr, Target, registry};
+use spinio_gaia::Error;
+use spinio_gaia::leased::{FileReader, OpenFile};
+use spinio_io::{ShadowFile, runtime};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+/// Reads by the routes of this process's runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct Routes;
+
+struct Opened(ShadowFile);
+
+impl FileReader for Routes {
+    fn open(&self, fd: Fd) -> Result<Box<dyn OpenFile>, Error> {
+        let cannot = |e: Errno| Error::new(e, format!("Cannot open the file again: {}", std::io::Error::from(e)));
+        // Of this thread: it may have a table of its own.
+        let path =
+            CString::new(format!("/proc/self/task/{}/fd/{fd}", linux::gettid())).map_err(|_| cannot(Errno::INVAL))?;
+        let file = runtime().open(&path, linux::O_RDONLY | linux::O_CLOEXEC, 0).map_err(cannot)?;
+        Ok(Box::new(Opened(file)))
+    }
+}
+
+impl OpenFile for Opened {
+    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let allocation = registry::find(to.0 as *const u8, len)
+            .ok_or_else(|| Error::new(Errno::FAULT, "The memory of the map is not known as a device's"))?;
+        let read = runtime().read(self.0.fd(), Some(offset), Target { allocation, addr: to }, len);
+        read.map(|got| got as u64).map_err(|e| Error::new(e.kind.errno(), e.to_string()))
+    }
+}
