@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use spinio_pagecache::messages::Request;
 use spinio_sys::Errno;
-use spinio_sys::linux;
+use spinio_sys::linux::{self, Fd};
 
 use crate::Result;
 use crate::connection::Connection;
+use crate::leased::FileReader;
 use crate::link::{Attached, Link, LinkState};
 use crate::state::State;
 use crate::window::Window;
@@ -22,25 +23,28 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 impl LinkState {
     /// Says hello to a server.
-    fn attach(&mut self) -> Result<(Arc<Window>, u64)> {
+    fn attach(&mut self) -> Result<(Arc<Window>, u64, Fd)> {
         self.attached = None;
         let ticket = self.file.ticket()?;
         let mut connection = Connection::dial(&ticket)?;
         let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
         let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
+        let backing = sent.file.get();
         self.attached = Some(Attached { connection, backing: sent.file, window: Arc::clone(&window) });
-        Ok((window, size))
+        Ok((window, size, backing))
     }
 }
 
 /// Attaches, however often servers end meanwhile.
-pub(crate) fn attach(link: &Link, state: &mut State) -> Result<()> {
+pub(crate) fn attach(link: &Link, reader: Option<&'static dyn FileReader>, state: &mut State) -> Result<()> {
     let give_up = linux::monotonic_ns() + PATIENCE.as_nanos() as u64;
     loop {
         match link.run(LinkState::attach) {
-            Ok((window, size)) => {
+            Ok((window, size, backing)) => {
                 state.window = Some(window);
+                // A program that has lost the right to open the file has the descriptor, through which the link reads.
+                state.backing = reader.and_then(|reader| reader.open(link.tid(), backing).ok());
                 state.info.file_size = size;
                 return Ok(());
             }

@@ -19,6 +19,7 @@ use spinio_sys::Errno;
 use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
+use crate::replica::Copies;
 use crate::state::State;
 use crate::window::Window;
 use crate::{Error, Result};
@@ -101,7 +102,12 @@ impl Map {
                 let pages = pages_of_run(fill.run);
                 let bytes = (pages.len() * PAGE_BYTES) as u64;
                 match fill.source {
-                    Source::File => state.info.bytes_from_file += bytes,
+                    Source::File => {
+                        self.read_file(state, window, copies, fill.run)?;
+                        state.info.bytes_from_file += bytes;
+                        state.pages.forget(pages);
+                        continue;
+                    }
                     Source::Window => state.info.bytes_from_snapshots += bytes,
                     Source::Patch => {
                         state.info.pages_patched += pages.len() as u64;
@@ -119,6 +125,23 @@ impl Map {
             Ok(())
         })?;
         fills.iter().for_each(|fill| free(window, fill.run));
+        Ok(())
+    }
+
+    /// Reads pages of the file below the mount into the replica; zeros past its end.
+    fn read_file(&self, state: &State, window: &Window, copies: Copies<'_>, run: Run) -> Result<()> {
+        let Some(file) = &state.backing else {
+            self.link.run(move |link| link.read_into_window(run))?;
+            return copies.store(run, window);
+        };
+        let (from, len) = ((self.spec.first + run.first) * PAGE_BYTES as u64, bytes_of(run));
+        let mut done = 0;
+        while done < len {
+            match file.read(from + done, copies.byte(run, done), len - done)? {
+                0 => return copies.store_zeros(run, done, window),
+                got => done += got,
+            }
+        }
         Ok(())
     }
 

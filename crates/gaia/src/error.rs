@@ -67,7 +67,7 @@ impl Error {
     }
 
     /// The same, but both sides agree about what is mapped.
-    pub(crate) fn as_refusal(self) -> Error {
+    pub(crate) fn into_refusal(self) -> Error {
         Error { cause: Cause::Refused, ..self }
     }
 

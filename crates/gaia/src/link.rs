@@ -1,12 +1,11 @@
 //! The link: the thread that owns the socket, the mounted file and the file below it.
 //!
-//! Device calls never run there: a driver's descriptors are in the program's table. So pages of the file are read into
-//! the window here, and copied from there to the device by the caller's thread.
+//! Device calls never run there: a driver's descriptors are in the program's table.
 
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
-use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Source, Stats};
+use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Stats};
 use spinio_sys::Errno;
 
 use crate::connection::{Connection, unexpected};
@@ -47,7 +46,7 @@ pub(crate) struct Attached {
 pub(crate) enum Begun {
     /// The replica is as new as the file, which has this many bytes.
     Current { size: u64 },
-    /// Pages to copy to the device: their bytes are in the window.
+    /// Pages to bring to the device: from the file, or from the window.
     Fills(Vec<Fill>),
 }
 
@@ -110,24 +109,25 @@ impl LinkState {
         self.fill(|out| Request::Filled.encode(out))
     }
 
-    /// Pages to copy to the device: their bytes are in the window.
+    /// Pages to bring to the device: from the file, or from the window, where their bytes are.
     fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Fill>> {
         let pages = self.spec.pages as u64;
-        let first = self.spec.first;
         let attached = self.attached()?;
         let fills = match attached.connection.call(encode)? {
             Reply::Fills { fills, .. } => fills.iter().collect::<Vec<_>>(),
             other => return Err(unexpected(&other)),
         };
-        for fill in &fills {
-            if fill.run.first + u64::from(fill.run.count) > pages {
-                return Err(Error::new(Errno::PROTO, "The GAIA server sent pages outside the map"));
-            }
-            if fill.source == Source::File {
-                read_pages(&attached.backing, first, fill.run, &attached.window)?;
-            }
+        if fills.iter().any(|fill| fill.run.first + u64::from(fill.run.count) > pages) {
+            return Err(Error::new(Errno::PROTO, "The GAIA server sent pages outside the map"));
         }
         Ok(fills)
+    }
+
+    /// Reads pages of the file below the mount into the window.
+    pub(crate) fn read_into_window(&mut self, run: Run) -> Result<()> {
+        let first = self.spec.first;
+        let attached = self.attached()?;
+        read_pages(&attached.backing, first, run, &attached.window)
     }
 
     /// Sends a release, and waits until its pages are visible to CPU programs.

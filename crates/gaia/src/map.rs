@@ -11,6 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::attach::attach;
+use crate::leased::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
 use crate::page_states::PageStates;
@@ -22,6 +23,7 @@ use crate::{Error, Result};
 pub struct Map {
     pub(crate) spec: Spec,
     len: u64,
+    pub(crate) reader: Option<&'static dyn FileReader>,
     pid: u32,
     pub(crate) state: ManuallyDrop<Mutex<State>>,
     pub(crate) replica: ManuallyDrop<Replica>,
@@ -31,6 +33,19 @@ pub struct Map {
 impl Map {
     /// Maps `len` bytes of the file from `offset`, which must be a multiple of 4096, into memory of `device`.
     pub fn new(fd: Fd, offset: u64, len: u64, access: Access, device: &'static dyn Device) -> Result<Map> {
+        Map::with_reader(fd, offset, len, access, device, None)
+    }
+
+    /// The same; `reader` reads the file below the mount into the device's memory. Without one its pages are read into
+    /// the window, and copied from there.
+    pub fn with_reader(
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        access: Access,
+        device: &'static dyn Device,
+        reader: Option<&'static dyn FileReader>,
+    ) -> Result<Map> {
         let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
         let allowed = match access {
             Access::Read => mode != linux::O_WRONLY,
@@ -40,7 +55,7 @@ impl Map {
             return Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access"));
         }
         let tid = linux::gettid();
-        Map::with_file(offset, len, access, device, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
+        Map::with_file(offset, len, access, device, reader, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
     }
 
     pub(crate) fn with_file(
@@ -48,6 +63,7 @@ impl Map {
         len: u64,
         access: Access,
         device: &'static dyn Device,
+        reader: Option<&'static dyn FileReader>,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
     ) -> Result<Map> {
         let page = PAGE_BYTES as u64;
@@ -68,8 +84,8 @@ impl Map {
         let pages = pages as usize;
         let spec = Spec { access, first, pages };
         let link = Link::start(spec, open)?;
-        let mut state = State { window: None, pages: PageStates::new(0), info: Info::default() };
-        attach(&link, &mut state)?;
+        let mut state = State { window: None, backing: None, pages: PageStates::new(0), info: Info::default() };
+        attach(&link, reader, &mut state)?;
         // After the server has agreed: memory of a device is scarce.
         let replica = Replica::new(memory, pages)?;
         // After the device has: a size that is wrong costs nothing.
@@ -77,6 +93,7 @@ impl Map {
         Ok(Map {
             spec,
             len,
+            reader,
             pid: linux::getpid(),
             state: ManuallyDrop::new(Mutex::new(state)),
             replica: ManuallyDrop::new(replica),
@@ -108,7 +125,7 @@ impl Map {
     pub fn stats(&self) -> Result<Stats> {
         let mut state = lock(&self.state);
         if state.window.is_none() {
-            attach(&self.link, &mut state)?;
+            attach(&self.link, self.reader, &mut state)?;
         }
         self.link.run(|link| link.stats())
     }

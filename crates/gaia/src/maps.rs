@@ -31,11 +31,11 @@ impl FileMap {
         len: u64,
         access: Access,
         device: &'static dyn Device,
-        reader: &dyn FileReader,
+        reader: &'static dyn FileReader,
     ) -> Result<FileMap> {
         let file_system = linux::file_system_magic(fd).map_err(|e| Error::of(e, "query the descriptor"))?;
         if file_system == fs_magic::FUSE {
-            return Map::new(fd, offset, len, access, device).map(FileMap::Mounted);
+            return Map::with_reader(fd, offset, len, access, device, Some(reader)).map(FileMap::Mounted);
         }
         leased::Map::new(fd, offset, len, access, device, reader, leased::sockets()).map(FileMap::Leased)
     }
@@ -81,14 +81,14 @@ impl FileMap {
     }
 }
 
-/// Maps a range of a file; returns its device address. `reader`: what reads files that are not below a mount.
+/// Maps a range of a file; returns its device address. `reader`: what reads files into the device's memory.
 pub fn map(
     fd: Fd,
     offset: u64,
     len: u64,
     access: Access,
     device: &'static dyn Device,
-    reader: &dyn FileReader,
+    reader: &'static dyn FileReader,
 ) -> Result<u64> {
     let own = PROCESS.compare_exchange(0, linux::getpid(), SeqCst, SeqCst).unwrap_or_else(|process| process);
     if own != 0 && own != linux::getpid() {

@@ -16,6 +16,7 @@ impl Map {
     /// Ends the connection. Epochs are lost; returns whether there was one.
     pub(crate) fn detach(&self, state: &mut State) -> bool {
         state.window = None;
+        state.backing = None;
         let _ = self.link.run(|link| {
             link.attached = None;
             Ok(())
@@ -26,7 +27,7 @@ impl Map {
     /// Attaches to a server, where none is attached.
     pub(crate) fn attached(&self, state: &mut State) -> Result<Arc<Window>> {
         if state.window.is_none() {
-            attach(&self.link, state)?;
+            attach(&self.link, self.reader, state)?;
             state.info.reattached += 1;
         }
         state.window.clone().ok_or_else(Error::disconnected)

@@ -65,6 +65,20 @@ impl Copies<'_> {
         self.replica.start.offset((first * PAGE_BYTES) as u64)
     }
 
+    /// The address of a byte of a run of pages.
+    pub(crate) fn byte(self, run: Run, at: u64) -> DeviceAddr {
+        self.address(run.first as usize, run.count as usize).offset(at)
+    }
+
+    /// Enqueues zeros from byte `at` of a run to its end; the run's pages of the window are not in use.
+    pub(crate) fn store_zeros(self, run: Run, at: u64, window: &Window) -> Result<()> {
+        let len = run.count as usize * PAGE_BYTES - at as usize;
+        window.zero(run.first as usize, at as usize, len);
+        let from = window.page(run.first as usize).wrapping_add(at as usize);
+        // SAFETY: as in `store`; the rest of the run is in the window.
+        unsafe { self.replica.device.copy_in(self.stream, self.byte(run, at), from, len) }.map_err(failed)
+    }
+
     /// Enqueues copies of pages from the window.
     pub(crate) fn store(self, run: Run, window: &Window) -> Result<()> {
         let (first, count) = (run.first as usize, run.count as usize);

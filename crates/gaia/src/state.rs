@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::leased::OpenFile;
 use crate::page_states::PageStates;
 use crate::window::Window;
 
@@ -38,6 +39,8 @@ pub struct Info {
 pub(crate) struct State {
     /// `None` while no server is attached.
     pub(crate) window: Option<Arc<Window>>,
+    /// The file below the mount, if it can be read into the device's memory.
+    pub(crate) backing: Option<Box<dyn OpenFile>>,
     pub(crate) pages: PageStates,
     pub(crate) info: Info,
 }

@@ -40,7 +40,7 @@ struct Opened {
 }
 
 impl FileReader for Plain {
-    fn open(&self, fd: i32) -> Result<Box<dyn OpenFile>, Error> {
+    fn open(&self, _tid: u32, fd: i32) -> Result<Box<dyn OpenFile>, Error> {
         let file = File::open(format!("/proc/thread-self/fd/{fd}")).unwrap();
         let bytes = Arc::clone(&self.bytes);
         Ok(Box::new(Opened { file, device: self.device, delay: self.delay, bytes }))

@@ -93,7 +93,7 @@ impl Map {
             if content.id != last {
                 (last, contents) = (content.id, contents + 1);
                 if contents > CONTENTS {
-                    return Err(Error::new(Errno::TXTBSY, "The file was written again and again").as_refusal());
+                    return Err(Error::new(Errno::TXTBSY, "The file was written again and again").into_refusal());
                 }
                 if state.chunks.has_others(content.id) {
                     // What is replaced now must not be in use.
@@ -115,7 +115,7 @@ impl Map {
                     if !self.fill(state, content, chunks)? {
                         evictions += 1;
                         if evictions > EVICTIONS {
-                            return Err(no_memory().as_refusal());
+                            return Err(no_memory().into_refusal());
                         }
                     }
                 }
@@ -158,7 +158,7 @@ impl Map {
             // The daemon makes room for one: the others fail or fit next time.
             freed += self.link.run(move |connection| connection.abandon(content.id, chunk, chunk == first))?;
         }
-        if freed == 0 { Err(no_memory().as_refusal()) } else { Ok(false) }
+        if freed == 0 { Err(no_memory().into_refusal()) } else { Ok(false) }
     }
 
     /// Reads the file into new chunks, and hands them over.

@@ -75,7 +75,7 @@ impl Map {
         let link = TableThread::spawn(move || Connection::new(tid, fd, uuid, sockets))?;
         check_exchange(&link)?;
         link.run(Connection::connect)?;
-        let file = reader.open(fd)?;
+        let file = reader.open(tid, fd)?;
         let chunks = Chunks::reserve(memory, offset..end)?;
         let address = chunks.address(offset).0;
         let state = Mutex::new(State { chunks, info: Info::default() });

@@ -38,8 +38,9 @@ pub use map::Map;
 
 /// What opens files for maps: SPIN's reads, or a test's.
 pub trait FileReader: Send + Sync {
-    /// Opens the file of descriptor `fd` of the calling thread once more, to be read until the result is dropped.
-    fn open(&self, fd: Fd) -> Result<Box<dyn OpenFile>>;
+    /// Opens the file of descriptor `fd` of thread `tid` of this process once more, to be read until the result is
+    /// dropped.
+    fn open(&self, tid: u32, fd: Fd) -> Result<Box<dyn OpenFile>>;
 }
 
 /// An open file.
