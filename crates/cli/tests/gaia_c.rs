@@ -139,3 +139,64 @@ fn example_of_the_header_compiles_and_works() {
     let bytes = std::fs::read(mount.dir().join("shared.bin")).unwrap();
     assert_eq!(bytes[..2], [42, 41]);
 }
+
+/// A daemon of leased files, which is gone when this is dropped.
+struct Daemon(tempfile::TempDir);
+
+impl Daemon {
+    fn new() -> Daemon {
+        let daemon = Daemon(tempfile::Builder::new().prefix("spinio-gaia-serve-").tempdir_in("/tmp").unwrap());
+        let mut command = Command::new("timeout");
+        // With pipes: the command must end, and its daemon must not keep them open.
+        let done = command.args(["60", PROGRAM, "gaia", "serve", "--socket"]).arg(daemon.socket()).output().unwrap();
+        assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
+        daemon
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.path().join("serve.sock")
+    }
+
+    fn gaia(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = Command::new("timeout");
+        command.args(["60", PROGRAM, "gaia"]).args(arguments).arg("--socket").arg(self.socket());
+        let done = command.output().unwrap();
+        let text = [done.stdout, done.stderr].concat();
+        (done.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.gaia(&["serve", "--stop"]);
+    }
+}
+
+#[test]
+fn c_programs_share_a_leased_file() {
+    let (daemon, dir) = (Daemon::new(), common::folder());
+    let source = include_str!("../../preload/tests/c/gaia_leased.c");
+    let Some(program) = build(dir.path(), "gaia_leased", source) else { return };
+    let file = dir.path().join("file");
+    let len = (5 << 20) + 100;
+    std::fs::write(&file, (0..len).map(|n| (n % 251) as u8).collect::<Vec<_>>()).unwrap();
+    for read in [len, 0] {
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "120"]).arg(&program).arg(&file).arg(read.to_string()).current_dir(dir.path());
+        let done = command.env_remove("LD_LIBRARY_PATH").env("SPINIO_GAIA_SOCKET", daemon.socket()).output().unwrap();
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && text.is_empty(), "{}: {text}", done.status);
+    }
+    let (_, text) = daemon.gaia(&["status"]);
+    assert!(text.contains("6 MiB") && text.contains(&file.display().to_string()), "{text}");
+    let (_, json) = daemon.gaia(&["status", "--json"]);
+    assert!(json.contains("\"held_bytes\": 6291456") && json.contains("emulated:0"), "{json}");
+    let (done, text) = daemon.gaia(&["serve"]);
+    assert!(!done && text.contains("serves this socket already"), "{text}");
+    let (done, text) = daemon.gaia(&["drop"]);
+    assert!(done && text.contains("dropped 6 MiB"), "{text}");
+    assert!(daemon.gaia(&["serve", "--stop"]).0);
+    let (done, text) = daemon.gaia(&["serve", "--stop"]);
+    assert!(!done && text.contains("no daemon"), "{text}");
+    assert!(!daemon.socket().exists());
+}

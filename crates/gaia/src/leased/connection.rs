@@ -213,7 +213,9 @@ fn unexpected(reply: Reply<'_>) -> Error {
 fn refused(errno: u32) -> Error {
     let error = Error::refused(errno);
     let sentence = match error.errno {
-        Errno::TXTBSY => "A process has the file open for writing: its map has the bytes from before",
+        Errno::TXTBSY => {
+            "A process, perhaps this one, has the file open for writing: acquire again once it has closed the file"
+        }
         Errno::NOMEM => {
             "The limit of the GAIA daemon leaves no room: maps of other files have it (`spinio gaia status`)"
         }

@@ -9,9 +9,12 @@ import operator
 import os
 import stat
 import sys
-from typing import Any, ContextManager, Iterator, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, ContextManager, Iterator, Protocol, Sequence
 
 from spinio import _dtypes, _file, _stream, emulated
+
+if TYPE_CHECKING:
+    from spinio import gaia
 
 
 class Library(Protocol):
@@ -22,6 +25,9 @@ class Library(Protocol):
 
     def empty(self, nbytes: int) -> Any:
         """New memory, as an array of bytes."""
+
+    def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
+        """Bytes of a file, mapped read-only, and an array of them, which keeps the map."""
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
         """Elements at `begin` in memory of `empty`; a copy of them if the type's alignment does not permit that byte."""
@@ -67,6 +73,14 @@ class Torch:
 
     def empty(self, nbytes: int) -> Any:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device)
+
+    def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
+        if self.device.type != "cuda":
+            raise _no_shared()
+        number = self.torch.cuda.current_device() if self.device.index is None else self.device.index
+        with self.torch.cuda.device(number):
+            mapped = file.map(offset, nbytes, device=number, write=False)
+            return mapped, self.torch.from_dlpack(mapped)
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
         kind = self._dtype(dtype)
@@ -132,6 +146,9 @@ class NumPy:
     def empty(self, nbytes: int) -> Any:
         return self.module.empty(nbytes, dtype="uint8")
 
+    def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
+        raise _no_shared()
+
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
         # NumPy and CuPy do not check alignment.
         part = raw[begin : begin + _nbytes(dtype, shape)]
@@ -189,6 +206,11 @@ class CuPy(NumPy):
         with self.module.cuda.Device(self.ordinal):
             return self.module.empty(nbytes, dtype="uint8")
 
+    def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
+        with self.module.cuda.Device(self.ordinal):
+            mapped = file.map(offset, nbytes, device=self.ordinal, write=False)
+            return mapped, self.module.from_dlpack(mapped)
+
     def current_stream(self) -> Any:
         with self.module.cuda.Device(self.ordinal):
             return self.module.cuda.get_current_stream()
@@ -221,6 +243,10 @@ class Emulated:
 
     def empty(self, nbytes: int) -> Any:
         return emulated.empty(nbytes)
+
+    def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, emulated.Array]:
+        mapped = file.map(offset, nbytes, device="emulated", write=False)
+        return mapped, mapped.view()
 
     def view(self, raw: emulated.Array, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> emulated.Array:
         part = raw[begin : begin + _nbytes(dtype, shape)]
@@ -260,6 +286,10 @@ class Emulated:
 
 def _no_stream() -> ValueError:
     return ValueError("host memory has no streams: name a device")
+
+
+def _no_shared() -> ValueError:
+    return ValueError("only memory of a GPU is shared: name a device")
 
 
 def _nbytes(dtype: _dtypes.DType, shape: Sequence[int]) -> int:

@@ -8,8 +8,11 @@
         # what was stored is in the file, for every program
 
 The file is below a GAIA mount (`spinio gaia mount data`). Other programs use it as any file; nothing is lost if several
-change different bytes of one page. docs/gaia.md has the contract. On a GPU the array is one of
-the GPU's memory: torch.as_tensor(array), cupy.asarray(array).
+change different bytes of one page. docs/gaia.md has the contract. On a GPU the array is one of the GPU's memory:
+torch.as_tensor(array), cupy.asarray(array).
+
+Any other local file can be mapped read-only while `spinio gaia serve` runs, with one copy on each GPU for all processes
+of the user. `acquire` then fails with ETXTBSY while a process has the file open for writing.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ class File(_file.File):
         both reading and writing. The map stays when the file is closed.
 
         Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page or an
-        empty range, ENOTSUP if the file is not below a GAIA mount or the device cannot map files, ENOMEM if the
-        device is full or the server has no memory for the map, ENODEV if no device is in use, EUSERS if the user has
-        too many maps.
+        empty range, ENOMEM if the device is full or the server has no memory for the map, ENODEV if no device is in use,
+        EUSERS if the user has too many maps, ENOTSUP if the device cannot map files, or the file is not below a GAIA
+        mount, and it is to be written or no `spinio gaia serve` runs.
         """
         offset = _number("offset", offset)
         if nbytes is None:

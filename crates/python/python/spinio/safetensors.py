@@ -8,9 +8,14 @@
         one = f.get_tensor("embed.weight")
         rows = f.get_slice("lm_head.weight")[1000:2000]
 
+    weights = load_file("model.safetensors", device="cuda", shared=True)    # one copy for all processes
+
 `load_file` reads all data in one large request into one allocation and returns views of it: there is no second copy, and
 the memory is freed when the last tensor is deleted. To keep a few tensors of many, use `safe_open`. Models of
 several files have an index, which `load_sharded` takes.
+
+With `shared=True` the tensors are views of a read-only map of the file, of which there is one copy on each GPU for all
+processes of the user. `spinio gaia serve` keeps it. The tensors must not be written.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import os
 from types import TracebackType
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from spinio import _arrays, _dtypes, _file, _spinio
+from spinio import _arrays, _dtypes, _file, _spinio, gaia
 from spinio._spinio import SafetensorsError
 
 __all__ = ["SafetensorsError", "Slice", "load_file", "load_sharded", "safe_open"]
@@ -83,30 +88,47 @@ def _require(f: _file.File, maker: _arrays.Library, name: str, tensor: _Tensor) 
         raise TypeError(f"{_name(f)}: tensor {name!r}: {why}") from None
 
 
-def load_file(filename: _file.Path, device: Any = "cpu", *, library: str | None = None) -> dict[str, Any]:
+def load_file(
+    filename: _file.Path, device: Any = "cpu", *, library: str | None = None, shared: bool = False
+) -> dict[str, Any]:
     """All tensors of a file, by name, in the order of their bytes.
 
     device: "cpu", "cuda", "cuda:1" ..., a number, a torch.device, or "emulated". library: the tensors' library, "torch",
     "cupy" or "numpy"; by default the one that the program has imported. The tensors share one allocation.
 
-    A file that cannot be read is an OSError, an invalid header a SafetensorsError, an element type that the library does not
+    shared: the tensors are read-only views of a map of the file, one copy on each GPU for all processes of this user,
+    which is unmapped when the last tensor is deleted. It needs `spinio gaia serve`, and a file that no process has open
+    for writing (ETXTBSY); if the file is written later, the tensors stay as they are. A tensor whose bytes are not aligned
+    as its type needs is a copy of its own. Storing to the tensors is an error of the GPU.
+
+    A file that cannot be read or shared is an OSError, an invalid header a SafetensorsError, an element type that the library does not
     have a TypeError.
     """
-    return _load(filename, _arrays.library(device, library))
+    return _load(filename, _arrays.library(device, library), shared)
 
 
-def _load(filename: _file.Path, maker: _arrays.Library) -> dict[str, Any]:
-    with _file.open(filename) as f:
+def _load(filename: _file.Path, maker: _arrays.Library, shared: bool) -> dict[str, Any]:
+    with gaia.open(filename) as f:
         header = _header(f)
         for name, t in header.tensors.items():
             _require(f, maker, name, t)
-        raw = maker.empty(header.size)
-        _fill(f, raw, header.data, header.size)
-    return {name: maker.view(raw, t.begin, t.dtype, t.shape) for name, t in header.tensors.items()}
+        raw, first = _map(f, maker, header) if shared and header.size else (maker.empty(header.size), 0)
+        if not shared:
+            _fill(f, raw, header.data, header.size)
+    return {name: maker.view(raw, first + t.begin, t.dtype, t.shape) for name, t in header.tensors.items()}
+
+
+def _map(f: gaia.File, maker: _arrays.Library, header: _Header) -> tuple[Any, int]:
+    """A map of the data, and the data's first byte in it: a map begins at a page."""
+    first = header.data % 4096
+    mapped, raw = maker.mapped(f, header.data - first, first + header.size)
+    if mapped.acquire() != first + header.size:
+        raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
+    return raw, first
 
 
 def load_sharded(
-    index: str | os.PathLike[str], device: Any = "cpu", *, library: str | None = None
+    index: str | os.PathLike[str], device: Any = "cpu", *, library: str | None = None, shared: bool = False
 ) -> dict[str, Any]:
     """All tensors of a model of several files, by name.
 
@@ -122,7 +144,7 @@ def load_sharded(
     tensors: dict[str, Any] = {}
     for file, names in shards.items():
         where = os.path.join(os.path.dirname(path), file)
-        loaded = _load(where, maker)
+        loaded = _load(where, maker, shared)
         for name in names:
             if name not in loaded:
                 raise SafetensorsError(f"{where}: there is no tensor {name!r}, which {path} names")

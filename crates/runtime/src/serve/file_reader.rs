@@ -19,7 +19,7 @@ impl FileReader for Routes {
     fn open(&self, tid: u32, fd: Fd) -> Result<Box<dyn OpenFile>, Error> {
         let cannot = |e: Errno| Error::new(e, format!("Cannot open the file again: {}", std::io::Error::from(e)));
         let path = CString::new(format!("/proc/self/task/{tid}/fd/{fd}")).map_err(|_| cannot(Errno::INVAL))?;
-        let file = runtime().open(&path, linux::O_RDONLY | linux::O_CLOEXEC, 0).map_err(cannot)?;
+        let file = runtime().open(&path, linux::O_RDONLY, 0).map_err(cannot)?;
         Ok(Box::new(Opened(file)))
     }
 }
