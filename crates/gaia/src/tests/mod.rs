@@ -33,7 +33,7 @@ fn contents(len: usize) -> Vec<u8> {
 impl Bench {
     fn map(&self, offset: u64, len: u64, access: Access) -> crate::Result<Map> {
         let file = PlainFile(self.server.clone());
-        Map::with_file(offset, len, access, self.device, move || Ok(Box::new(file)))
+        Map::with_file(offset, len, access, self.device, None, move || Ok(Box::new(file)))
     }
 
     fn load(&self, map: &Map, offset: u64, len: usize) -> Vec<u8> {
