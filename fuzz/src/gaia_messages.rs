@@ -39,6 +39,7 @@ fn check(bytes: &[u8]) {
                 messages::release(&mut built, id, Run { first, count: pages }, last, &list);
                 assert_eq!(built, bytes, "a release that is built in another way");
             }
+            Request::Drop { first, pages, .. } => inside(first, pages.into()),
             Request::Filled | Request::Was { .. } | Request::Stats | Request::Status => {}
         }
     }

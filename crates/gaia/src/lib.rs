@@ -26,6 +26,7 @@
 
 mod attach;
 mod connection;
+mod drops;
 mod epoch;
 mod error;
 pub mod leased;

@@ -155,6 +155,15 @@ impl LinkState {
         let _ = self.file.touch();
     }
 
+    /// Has the server forget pages of the replica: those in epochs for writing, or the others.
+    pub(crate) fn drop_pages(&mut self, run: Run, open: bool) -> Result<()> {
+        let request = Request::Drop { first: run.first, pages: run.count, open };
+        match self.attached()?.connection.call(|out| request.encode(out))? {
+            Reply::Dropped => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Whether the release was committed, by this server or one before it.
     pub(crate) fn was_committed(&mut self, id: ReleaseId) -> Result<bool> {
         match self.attached()?.connection.call(|out| Request::Was { id }.encode(out))? {

@@ -52,6 +52,21 @@ impl PageStates {
         }
     }
 
+    /// Whether a page of the range is in an epoch.
+    pub(crate) fn has_open(&self, range: Range<usize>) -> bool {
+        self.epochs[range].contains(&Epoch::Open)
+    }
+
+    /// The stores of open pages were dropped, as those of lost ones are.
+    pub(crate) fn discard(&mut self, range: Range<usize>) {
+        for page in range {
+            if self.epochs[page] != Epoch::Closed {
+                self.fingerprints[page] = None;
+                self.set_epoch(page..page + 1, Epoch::Closed);
+            }
+        }
+    }
+
     /// Forgets that an epoch was lost.
     pub(crate) fn settle(&mut self, page: usize) {
         if self.epochs[page] == Epoch::Lost {
@@ -120,6 +135,20 @@ mod tests {
         assert_eq!(pages.changed(1, &[print(1), print(9), print(3)]), [Run { first: 2, count: 1 }]);
         pages.forget(3..4);
         assert_eq!(pages.changed(2, &[print(2), print(3)]), [Run { first: 3, count: 1 }]);
+    }
+
+    #[test]
+    fn discard_ends_open_and_lost_epochs_only() {
+        let mut pages = PageStates::new(4);
+        (0..4).for_each(|n| pages.set_fingerprint(n, Fingerprint::default()));
+        pages.set_epoch(0..1, Epoch::Lost);
+        pages.set_epoch(1..2, Epoch::Open);
+        pages.set_epoch(3..4, Epoch::Open);
+        pages.discard(0..3);
+        assert_eq!((pages.epoch_of(0..3), pages.epoch_of(3..4)), (Epoch::Closed, Epoch::Open));
+        assert_eq!((pages.has_open(0..3), pages.has_open(2..4)), (false, true));
+        assert_eq!(pages.without_fingerprint(0..4), [Run { first: 0, count: 2 }]);
+        assert!(pages.lose_all());
     }
 
     #[test]

@@ -197,6 +197,12 @@ impl<'a> Client<'a> {
                 let range = self.file_pages(first, pages.into())?;
                 self.release(id, range, last, runs, out)
             }
+            Request::Drop { first, pages, open } => {
+                let range = self.file_pages(first, pages.into())?;
+                self.forget(range, open)?;
+                Reply::Dropped.encode(out);
+                Ok(())
+            }
             Request::Was { id } => {
                 // What was committed counts once programs see it.
                 let _release = self.file.lock_release();

@@ -1,4 +1,4 @@
-//! A release of a client: collected from messages, then committed and made visible.
+//! A release of a client: collected from messages, then committed and made visible. And its opposite, a discard.
 //!
 //! Nothing is copied that was only declared: pages past the end of the file are left out, a release of more pages than
 //! there are slots is refused, and the others are read one by one while they are committed.
@@ -90,6 +90,21 @@ impl Client<'_> {
                 let part = start..range.end.min(start + END);
                 self.file.pages().end_epoch(self.owner, part, ended)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Forgets what the client has of these pages: of those that are open, or of the others.
+    pub(crate) fn forget(&mut self, range: Range<u64>, open: bool) -> Result<()> {
+        for start in range.clone().step_by(END as usize) {
+            let part = start..range.end.min(start + END);
+            let mut pages = self.file.pages();
+            let forgotten = match open {
+                true => pages.end_epoch(self.owner, part, Ended::Abandoned),
+                false => pages.drop_copies(self.owner, part),
+            };
+            drop(pages);
+            forgotten.map_err(|e| self.refusal(&e))?;
         }
         Ok(())
     }

@@ -217,6 +217,38 @@ fn acquire_inside_an_epoch_keeps_its_stores() {
 }
 
 #[test]
+fn discarded_stores_reach_nobody() {
+    let Some(mount) = mount_with(4 * PAGE) else { return };
+    let (device, file) = (device(), open(&mount.dir.join("file")));
+    let (cpu, old) = (Mapping::new(&file, 4 * PAGE), contents(4 * PAGE));
+    let gpu = map(&file, 4 * PAGE, Access::Write, device);
+    let (page, all) = (PAGE as u64, 4 * PAGE as u64);
+    gpu.acquire(0, all, Access::Write).unwrap();
+    (0..4).for_each(|page| store(device, &gpu, page * PAGE + 1, &[200]));
+    cpu.set(2, 201);
+    gpu.discard(0, 2 * page).unwrap();
+    assert_eq!(gpu.release(0, all).unwrap_err().errno, Errno::INVAL);
+    assert_eq!(gpu.release(2 * page, 2 * page).unwrap(), 2 * page);
+    assert_eq!([cpu.get(1), cpu.get(PAGE + 1), cpu.get(2 * PAGE + 1)], [old[1], old[PAGE + 1], 200]);
+    gpu.acquire(0, all, Access::Write).unwrap();
+    assert_eq!(load(device, &gpu, 0, 3), [old[0], old[1], 201]);
+    // A store of the same byte after the discard is merged with what the CPU stored.
+    store(device, &gpu, 1, &[202]);
+    cpu.set(3, 203);
+    gpu.release(0, all).unwrap();
+    assert_eq!([cpu.get(0), cpu.get(1), cpu.get(2), cpu.get(3)], [old[0], 202, 201, 203]);
+    assert_eq!(cpu.get(PAGE + 1), old[PAGE + 1]);
+    // Also when the server dies first.
+    gpu.acquire(0, all, Access::Write).unwrap();
+    store(device, &gpu, 1, &[204]);
+    mount.kill_server();
+    gpu.discard(0, all).unwrap();
+    assert_eq!(gpu.acquire(0, all, Access::Write).unwrap(), all);
+    assert_eq!(gpu.release(0, all).unwrap(), 0);
+    assert_eq!(cpu.get(1), 202);
+}
+
+#[test]
 fn epoch_is_stale_after_the_server_died_and_released_bytes_stay() {
     let Some(mount) = mount_with(4 * PAGE) else { return };
     let (device, file) = (device(), open(&mount.dir.join("file")));

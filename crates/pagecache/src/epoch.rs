@@ -170,11 +170,24 @@ impl FilePages {
         for page in pages.start.max(range.start)..pages.end.min(range.end) {
             let after = match self.replica(owner, page) {
                 Replica::Open(stamp) if ended == Ended::Unchanged => Replica::Valid(stamp),
+                Replica::Open(stamp) if !keep(Rule::FetchAbandoned) => Replica::Valid(stamp),
                 Replica::Open(_) | Replica::Filling { .. } => Replica::Absent,
                 _ => continue,
             };
             self.set_replica(owner, page, after);
             self.tidy(page);
+        }
+        Ok(())
+    }
+
+    /// Forgets the owner's copies of pages that are not open: they are fetched again. Open pages stay as they are.
+    pub fn drop_copies(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<()> {
+        let range = self.owners.get(&owner).ok_or(Error::NotOpen)?.pages();
+        for page in pages.start.max(range.start)..pages.end.min(range.end) {
+            if matches!(self.replica(owner, page), Replica::Valid(_)) {
+                self.set_replica(owner, page, Replica::Absent);
+                self.tidy(page);
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //!    page cache of the mount                             GPU memory of a client
 //!        │ READ        read_plan, read_done, read            │ acquire   open, filled
 //!        │ WRITE       write                                 │ release   commit, INVAL, invalidated, ...
-//!        │ SETATTR     truncate                              │ no store  end_epoch
+//!        │ SETATTR     truncate                              │ no store, discard  end_epoch; drop_copies
 //!        │ FALLOCATE   punch           ┌───────────┐         │ gone      drop_owner
 //!        └────────────────────────────>│ FilePages │<────────┘
 //!              under the file's lock   └──┬─────┬──┘   versions, bases, twins, merge
@@ -16,6 +16,7 @@
 //!   head of a page:  file ──commit──> slot ──write_out, WRITE──> file
 //!   CPU twin:        none ──commit of a page that the kernel may have──> old head ──invalidated──> none
 //!   replica page:    absent ─open, filled─> open ─commit─> valid, or absent if merged;  valid ─open─> open
+//!                    open ─discard─> absent;  valid ─drop_copies─> absent
 //! ```
 //!
 //! **Versions.** Home orders all changes of a page. The newest is *head*. An owner's copy was made from a version, its

@@ -12,6 +12,8 @@
 //!          <──────────────────────────────────────────────────── Fills: those again; an empty list ends the acquire
 //!   Release, Release ... (the last one is marked) ─────────────> merge, commit, invalidate
 //!          <──────────────────────────────────────────────────── Committed
+//!   Drop ──────────────────────────────────────────────────────> these pages are absent: fetched by the next acquire
+//!          <──────────────────────────────────────────────────── Dropped
 //!   Was { id } ── after a reconnection ────────────────────────> was that release committed?
 //! ```
 //!
@@ -170,6 +172,15 @@ pub enum Request<'a> {
         /// The pages.
         runs: Runs<'a>,
     },
+    /// Forgets pages of the replica: the next acquire fetches them.
+    Drop {
+        /// First page, counted from the map's.
+        first: u64,
+        /// How many.
+        pages: u32,
+        /// Those in an epoch for writing, which ends, and whose stores are lost; otherwise all others.
+        open: bool,
+    },
     /// Whether a release was committed whose reply was lost.
     Was {
         /// The release.
@@ -207,6 +218,8 @@ pub enum Reply<'a> {
         /// Bytes of the released pages that are inside the file.
         bytes: u64,
     },
+    /// To [`Request::Drop`].
+    Dropped,
     /// To [`Request::Was`].
     Was {
         /// It was.
@@ -336,6 +349,7 @@ const RELEASE: u16 = 4;
 const WAS: u16 = 5;
 const STATS: u16 = 6;
 const STATUS: u16 = 7;
+const DROP: u16 = 8;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
 const COMMITTED: u16 = 0x84;
@@ -343,6 +357,7 @@ const WAS_REPLY: u16 = 0x85;
 const STATS_REPLY: u16 = 0x86;
 const SERVER_STATUS: u16 = 0x87;
 const FILE_STATUS: u16 = 0x88;
+const DROPPED: u16 = 0x89;
 const FAILED: u16 = 0xff;
 
 impl Request<'_> {
@@ -362,6 +377,10 @@ impl Request<'_> {
             Request::Release { id, first, pages, last, runs } => {
                 release_head(out, id, first, pages, last, runs.0.len() / RUN);
                 out.extend(runs.0);
+            }
+            Request::Drop { first, pages, open } => {
+                start(out, DROP, 0);
+                numbers(out, &[first, u64::from(pages) << 1 | u64::from(open)]);
             }
             Request::Was { id } => {
                 start(out, WAS, 0);
@@ -412,6 +431,7 @@ impl Reply<'_> {
                 start(out, COMMITTED, 0);
                 numbers(out, &[pages, merged, bytes]);
             }
+            Reply::Dropped => start(out, DROPPED, 0),
             Reply::Was { committed } => {
                 start(out, WAS_REPLY, 0);
                 numbers(out, &[u64::from(committed)]);
@@ -460,6 +480,12 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
             check_range(first, pages.into())?;
             Request::Release { id, first, pages, last: word & 1 == 1, runs: Runs(at.runs(|flags| flags == 0)?) }
         }
+        DROP => {
+            let (first, word) = (at.number()?, at.number()?);
+            let pages = u32::try_from(word >> 1).map_err(|_| BadMessage::Run)?;
+            check_range(first, pages.into())?;
+            Request::Drop { first, pages, open: word & 1 == 1 }
+        }
         WAS => Request::Was { id: at.number()? },
         STATS => Request::Stats,
         STATUS => Request::Status,
@@ -479,6 +505,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             Reply::Fills { size, fills: Fills(at.runs(|flags| source_of(flags).is_some())?) }
         }
         COMMITTED => Reply::Committed { pages: at.number()?, merged: at.number()?, bytes: at.number()? },
+        DROPPED => Reply::Dropped,
         WAS_REPLY => match at.number()? {
             committed @ 0..=1 => Reply::Was { committed: committed == 1 },
             _ => return Err(BadMessage::Kind),

@@ -41,6 +41,8 @@ pub(crate) enum Rule {
     WaitForOthers,
     /// The kernel may have a page that was past the end of the file, without a READ.
     PagesPastTheEnd,
+    /// A page whose stores were dropped is fetched again.
+    FetchAbandoned,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
     #[cfg(test)]
     FingerprintOfHead,
@@ -48,7 +50,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 20] = [
+    pub(crate) const ALL: [Rule; 21] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -68,6 +70,7 @@ impl Rule {
         Rule::OneRelease,
         Rule::WaitForOthers,
         Rule::PagesPastTheEnd,
+        Rule::FetchAbandoned,
         Rule::FingerprintOfHead,
     ];
 }

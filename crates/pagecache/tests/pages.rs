@@ -181,6 +181,28 @@ fn release_without_a_free_slot_changes_nothing() {
 }
 
 #[test]
+fn dropped_stores_and_copies_are_fetched_again() {
+    let (_, mut pages, file) = start(3 * PAGE, 4);
+    let mut copy = acquire(&mut pages, &file, A, 0);
+    acquire(&mut pages, &file, A, 1);
+    pages.end_epoch(A, 1..2, Ended::Unchanged).unwrap();
+    // Page 0 is open, page 1 is valid, page 2 absent.
+    let fetched = |pages: &mut FilePages| -> Vec<u64> {
+        let fills = pages.open(&file, A, 0..3, Access::Read).unwrap();
+        pages.filled(A, 0..3).unwrap();
+        fills.into_iter().flat_map(|fill| fill.pages).collect()
+    };
+    pages.drop_copies(A, 0..8).unwrap();
+    assert_eq!(fetched(&mut pages), [1, 2], "the open page stays");
+    copy[0] = b'a';
+    pages.end_epoch(A, 0..8, Ended::Abandoned).unwrap();
+    assert!(matches!(pages.commit(&file, A, 1, [(0, &copy)]), Err(Error::NotOpen)));
+    assert_eq!(fetched(&mut pages), [0], "the others have no stores");
+    assert_eq!(byte(&mut pages, &file, 0), b'.');
+    assert!(matches!(pages.drop_copies(OwnerId(9), 0..1), Err(Error::NotOpen)));
+}
+
+#[test]
 fn pages_that_are_not_open_are_refused() {
     let (_, mut pages, file) = start(2 * PAGE, 4);
     let copy = acquire(&mut pages, &file, A, 0);

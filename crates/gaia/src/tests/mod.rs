@@ -181,6 +181,48 @@ fn refused_release_leaves_the_epoch_open() {
 }
 
 #[test]
+fn discarded_stores_are_gone() {
+    let bench = bench(3 * PAGE);
+    let map = bench.map(0, 3 * P, Access::Write).unwrap();
+    map.acquire(0, P, Access::Read).unwrap();
+    map.acquire(P, 2 * P, Access::Write).unwrap();
+    bench.store(&map, P, &[200]);
+    bench.store(&map, 2 * P, &[201]);
+    map.discard(0, P + 1).unwrap();
+    assert_eq!(errno(map.release(P, P)), Errno::INVAL);
+    assert_eq!(map.release(2 * P, P).unwrap(), P, "another page of the epoch keeps its stores");
+    map.acquire(0, 3 * P, Access::Write).unwrap();
+    assert_eq!(bench.load(&map, P, 1), contents(PAGE + 1)[PAGE..]);
+    assert_eq!(map.info().bytes_from_file, 4 * P, "only the discarded page is fetched again");
+    assert_eq!(map.release(0, 3 * P).unwrap(), 0);
+    assert_eq!((bench.snapshot(1), bench.snapshot(2).unwrap()[0]), (None, 201));
+    // Nothing is open: nothing to do.
+    map.discard(0, 3 * P).unwrap();
+    assert_eq!(errno(map.discard(0, 3 * P + 1)), Errno::INVAL);
+}
+
+#[test]
+fn discard_succeeds_when_the_server_has_ended() {
+    let bench = bench(2 * PAGE);
+    let map = bench.map(0, 2 * P, Access::Write).unwrap();
+    map.acquire(0, 2 * P, Access::Write).unwrap();
+    bench.store(&map, 0, &[200]);
+    bench.server.fail(Fault::CloseOnDrop);
+    map.discard(0, P).unwrap();
+    // The rest of the epoch is lost, and says so.
+    assert_eq!(errno(map.release(P, P)), Errno::STALE);
+    map.acquire(0, 2 * P, Access::Write).unwrap();
+    assert_eq!(bench.load(&map, 0, 1), contents(1));
+    assert_eq!(map.release(0, 2 * P).unwrap(), 0);
+    // A lost epoch is discarded as any other.
+    map.acquire(0, 2 * P, Access::Write).unwrap();
+    bench.server.fail(Fault::CloseOnAcquire);
+    assert_eq!(errno(map.acquire(0, P, Access::Write)), Errno::STALE);
+    map.discard(0, 2 * P).unwrap();
+    assert_eq!(errno(map.release(0, 2 * P)), Errno::INVAL);
+}
+
+#[test]
 fn misuse_is_refused() {
     let bench = bench(2 * PAGE);
     assert_eq!(errno(bench.map(1, P, Access::Read)), Errno::INVAL);

@@ -23,6 +23,7 @@ pub(crate) const PAGE: usize = 4096;
 pub(crate) enum Fault {
     CloseOnAcquire,
     CloseBeforeCommit,
+    CloseOnDrop,
     CloseAfterCommit,
     PagesOutside,
     RefuseRelease,
@@ -93,6 +94,7 @@ impl Server {
         let mut window = None;
         let mut base = 0;
         let mut valid: HashSet<u64> = HashSet::new();
+        let mut open: HashSet<u64> = HashSet::new();
         let mut pending: Vec<Run> = Vec::new();
         loop {
             let n = rustix::io::read(socket, &mut buffer).ok().filter(|n| *n > 0)?;
@@ -116,9 +118,12 @@ impl Server {
                     window = Some(File::from(memory));
                     continue;
                 }
-                Request::Acquire { first, pages, .. } => {
+                Request::Acquire { first, pages, access } => {
                     if self.take(Fault::CloseOnAcquire) {
                         return None;
+                    }
+                    if access == Access::Write {
+                        open.extend(first..first + pages);
                     }
                     let mut list = Vec::new();
                     let mut state = self.state.lock().unwrap();
@@ -147,7 +152,7 @@ impl Server {
                     fills(&mut out, file_len(&self.path), &list);
                 }
                 Request::Filled => fills(&mut out, file_len(&self.path), &[]),
-                Request::Release { id, last, runs, .. } => {
+                Request::Release { id, last, runs, first, pages: count } => {
                     pending.extend(runs.iter());
                     if !last {
                         continue;
@@ -159,6 +164,7 @@ impl Server {
                     if self.take(Fault::RefuseRelease) {
                         Reply::Failed { errno: 28 }.encode(&mut out);
                     } else {
+                        open.retain(|page| !(first..first + u64::from(count)).contains(page));
                         let mut state = self.state.lock().unwrap();
                         let mut pages = 0;
                         for page in runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)) {
@@ -175,6 +181,18 @@ impl Server {
                         }
                         Reply::Committed { pages, merged: 0, bytes: pages * PAGE as u64 }.encode(&mut out);
                     }
+                }
+                Request::Drop { first, pages, open: of_epochs } => {
+                    if self.take(Fault::CloseOnDrop) {
+                        return None;
+                    }
+                    for page in first..first + u64::from(pages) {
+                        if open.contains(&page) == of_epochs {
+                            open.remove(&page);
+                            valid.remove(&page);
+                        }
+                    }
+                    Reply::Dropped.encode(&mut out);
                 }
                 Request::Was { id } => {
                     let committed = self.state.lock().unwrap().committed.contains(&id);

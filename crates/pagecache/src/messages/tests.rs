@@ -5,7 +5,7 @@ const TICKET: Ticket = [7; 16];
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 8];
+    let mut all = vec![Vec::new(); 10];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -14,13 +14,15 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Stats.encode(&mut all[5]);
     release(&mut all[6], ID, Run { first: 0, count: 100 }, false, &[]);
     Request::Status.encode(&mut all[7]);
+    Request::Drop { first: 1, pages: u32::MAX, open: true }.encode(&mut all[8]);
+    Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
     all
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
     let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
-    let mut all = vec![Vec::new(); 8];
+    let mut all = vec![Vec::new(); 9];
     Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
@@ -31,6 +33,7 @@ fn replies() -> Vec<Vec<u8>> {
     Reply::ServerStatus(status).encode(&mut all[6]);
     let stats = Stats { commits: 1, ..Stats::default() };
     Reply::FileStatus(FileStatus { maps: 1, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
+    Reply::Dropped.encode(&mut all[8]);
     all
 }
 
@@ -125,6 +128,11 @@ fn lists_out_of_order_or_bounds_are_refused() {
     for (first, pages) in [(0, 0), (1, MAX_PAGES), (u64::MAX, 2)] {
         let mut bytes = Vec::new();
         Request::Acquire { first, pages, access: Access::Read }.encode(&mut bytes);
+        assert_eq!(parse_request(&bytes), Err(BadMessage::Run));
+    }
+    for (first, pages) in [(0, 0), (MAX_PAGES, 1), (u64::MAX, 2)] {
+        let mut bytes = Vec::new();
+        Request::Drop { first, pages, open: true }.encode(&mut bytes);
         assert_eq!(parse_request(&bytes), Err(BadMessage::Run));
     }
     let mut bytes = Vec::new();

@@ -10,7 +10,7 @@ use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Inval, Reply, World, note};
 use crate::page::{PAGE, PageBytes, ZEROS, merge};
 use crate::rules::{Rule, keep};
-use crate::{Access, Backing, Error, Fill, OwnerId, Source};
+use crate::{Access, Backing, Ended, Error, Fill, OwnerId, Source};
 
 enum State {
     Ready,
@@ -91,6 +91,7 @@ impl World {
             4..=10 => self.gpu_store(gpu),
             11..=12 => self.gpu_load(gpu),
             13..=14 => self.release(gpu),
+            15 if self.below(2) == 0 => self.drop_pages(gpu),
             _ => self.below(4) == 0 && self.die(gpu),
         }
     }
@@ -275,6 +276,40 @@ impl World {
         self.replies.push(Reply { release, stores: released, pages: range, gpu: Some(gpu) });
         let pages = commit.invalidate.into_iter().flatten().map(|page| page as usize).collect();
         self.server().invals.push(Inval { release: commit.release, pages });
+        true
+    }
+
+    /// Drops the stores of the epoch, or the copies outside of it.
+    fn drop_pages(&mut self, gpu: usize) -> bool {
+        let (range, open) = (self.below(PAGES) as u64..PAGES as u64, self.below(2) == 0);
+        let owner = self.gpus[gpu].owner;
+        note!(self, "gpu {gpu}: drop {range:?}, open: {open}");
+        let asked = range.clone();
+        let dropped = self.call(|home, _| match open {
+            true => home.end_epoch(owner, asked, Ended::Abandoned).unwrap(),
+            false => home.drop_copies(owner, asked).unwrap(),
+        });
+        if dropped.is_none() {
+            return true;
+        }
+        let of = &mut self.gpus[gpu];
+        let is_dropped = |page: usize| {
+            let writing = of.epoch[page].is_some_and(|(_, writing)| writing);
+            range.contains(&(page as u64)) && writing == open
+        };
+        let pages: Vec<usize> = (0..PAGES).filter(|page| is_dropped(*page)).collect();
+        for &page in &pages {
+            of.epoch[page] = None;
+            if !open {
+                // Whoever gets these bytes was not given others.
+                of.replica[page] = [251; PAGE];
+                of.prints[page] = of.replica[page];
+            }
+        }
+        let (lost, kept) = of.stores.drain(..).partition(|store| pages.contains(&page_of(store)));
+        of.stores = kept;
+        let lost: Vec<StoreId> = lost;
+        lost.into_iter().for_each(|store| self.oracle.lose(store));
         true
     }
 

@@ -1,0 +1,42 @@
+//! Dropping pages of the replica: the stores of an epoch, or copies that nobody stores to.
+//!
+//! A dropped page is absent at the server, so that the next acquire fetches it, whatever bytes the replica has.
+
+use std::ops::Range;
+
+use spinio_host::lock;
+use spinio_pagecache::messages::Run;
+
+use crate::Result;
+use crate::map::Map;
+use crate::page_states::Epoch;
+use crate::state::State;
+
+impl Map {
+    /// Ends the epoch of the pages of `len` bytes from `offset` without a release: nobody sees its stores. An epoch
+    /// that was lost ends too; pages that are in no epoch for writing stay as they are.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.pages_of(offset, len)?;
+        let mut state = lock(&self.state);
+        // A kernel that stores after the drop would store into the next epoch.
+        self.replica.on_stream(|_| Ok(()))?;
+        if state.pages.has_open(range.clone()) {
+            self.drop_pages(&mut state, range.clone(), true)?;
+        }
+        state.pages.discard(range);
+        Ok(())
+    }
+
+    fn drop_pages(&self, state: &mut State, range: Range<usize>, open: bool) -> Result<()> {
+        let run = Run { first: range.start as u64, count: range.len() as u32 };
+        match self.link.run(move |link| link.drop_pages(run, open)) {
+            Err(e) if !e.is_refused() => {
+                self.detach(state);
+                // No other server knows of these pages.
+                state.pages.set_epoch(range, Epoch::Closed);
+                if e.is_disconnected() { Ok(()) } else { Err(e) }
+            }
+            result => result,
+        }
+    }
+}
