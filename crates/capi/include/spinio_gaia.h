@@ -51,8 +51,9 @@ extern "C" {
 #endif
 
 enum {
-    SPINIO_GAIA_READ = 1, /* load */
-    SPINIO_GAIA_WRITE = 2 /* load and store */
+    SPINIO_GAIA_READ = 1,    /* load */
+    SPINIO_GAIA_WRITE = 2,   /* load and store */
+    SPINIO_GAIA_DISCARD = 32 /* release: end the epoch and publish nothing */
 };
 
 /* Maps a range of a file into memory of the device of the current CUDA context; without one, of the emulated GPU if the
@@ -77,11 +78,15 @@ int spinio_gaia_unmap(void *address);
  * error, as EIO from the disk, an epoch of the map that was open may be lost too. */
 ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
 
-/* Publishes the stores to the pages of a range, and ends their epoch; flags must be 0. It starts after the work queued
+/* Publishes the stores to the pages of a range, and ends their epoch, with flags 0. It starts after the work queued
  * on the thread's stream. When it returns, loads and reads of CPU programs return the new bytes, also through mappings
  * that exist already. Returns the bytes of the pages that were published, 0 if no store changed a byte. All pages or
  * none. EINVAL: the range is not within one map, or a page of it was not acquired for writing. ESTALE: see above.
- * EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit. */
+ * EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit.
+ *
+ * With SPINIO_GAIA_DISCARD the stores are dropped instead: nobody sees them, and the next acquire fetches the pages
+ * again. Returns 0. Pages of the range that are not acquired for writing stay as they are, and an epoch that was lost
+ * just ends: neither EINVAL for that nor ESTALE. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
 
 /* What a map has done. */

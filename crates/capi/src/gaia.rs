@@ -12,6 +12,8 @@ use crate::ffi_guard::{self as guard, Failure};
 /// `SPINIO_GAIA_READ`, `SPINIO_GAIA_WRITE`
 const READ: c_uint = 1;
 const WRITE: c_uint = 2;
+/// `SPINIO_GAIA_DISCARD`
+const DISCARD: c_uint = 32;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
@@ -64,11 +66,14 @@ extern "C-unwind" fn spinio_gaia_acquire(address: *mut c_void, size: usize, acce
 extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flags: c_uint) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        if flags != 0 {
-            return Err(invalid("The flags of a release must be 0"));
+        let release = |map: &spinio_gaia::FileMap, offset| match flags {
+            DISCARD => map.discard(offset, size as u64).map(|()| 0),
+            _ => map.release(offset, size as u64),
+        };
+        match flags {
+            0 | DISCARD => Ok(spinio_gaia::with_map(address as u64, release)? as usize),
+            _ => Err(invalid("The flags of a release are 0 or SPINIO_GAIA_DISCARD")),
         }
-        let release = |map: &spinio_gaia::FileMap, offset| map.release(offset, size as u64);
-        Ok(spinio_gaia::with_map(address as u64, release)? as usize)
     })
 }
 

@@ -60,6 +60,11 @@ impl GaiaMap {
         self.with_map(py, |map| map.release(offset, bytes))
     }
 
+    /// Drops the stores to a range.
+    fn discard(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.discard(offset, bytes))
+    }
+
     /// What it has done.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info: GaiaInfo = self.with_map(py, Map::info)?;

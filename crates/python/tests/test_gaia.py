@@ -164,6 +164,46 @@ def test_exception_in_a_block_releases_nothing(mount):
     assert plain(path) == bytes(PAGE)
 
 
+def test_stores_of_a_block_that_raised_are_in_no_later_release(mount):
+    path = mount.file("discarded", bytes(3 * PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        with pytest.raises(KeyboardInterrupt), m.writing(0, 2 * PAGE) as array:
+            array.fill(1)
+            raise KeyboardInterrupt
+        with raises(errno.EINVAL, path):
+            m.release(0, 1)
+        with m.writing() as array:
+            assert array.tobytes() == bytes(3 * PAGE)
+            array[10:11].fill(2)
+        assert plain(path) == bytes(10) + b"\2" + bytes(3 * PAGE - 11)
+        # A block that has unmapped, and a block that has released.
+        with pytest.raises(ZeroDivisionError), m.writing(PAGE, PAGE) as array:
+            array.fill(3)
+            m.release(PAGE, PAGE)
+            raise ZeroDivisionError
+        assert plain(path)[PAGE : 2 * PAGE] == b"\3" * PAGE
+        with pytest.raises(ZeroDivisionError), m.writing():
+            m.unmap()
+            raise ZeroDivisionError
+
+
+def test_discard_drops_whole_pages(mount):
+    path = mount.file("discard", bytes(3 * PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+        m.acquire(write=True)
+        m.view().fill(1)
+        m.discard(PAGE + 5, 1)
+        m.discard(PAGE)
+        assert m.release(0, PAGE) == PAGE
+        assert plain(path) == b"\1" * PAGE + bytes(2 * PAGE)
+        assert m.acquire() == 3 * PAGE and m.view().tobytes() == plain(path)
+        with raises(errno.EINVAL, path):
+            m.discard(0, 3 * PAGE + 1)
+    with gaia.open(path) as f, f.map(device="emulated") as m:
+        m.acquire()
+        m.discard()
+
+
 WRITER = """
 import sys
 from spinio import gaia

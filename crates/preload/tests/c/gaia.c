@@ -113,6 +113,8 @@ static void wrong_calls(unsigned char *gpu, unsigned char *read_only)
     REFUSED(spinio_gaia_acquire(gpu, PAGE, 8), EINVAL, "no access");
     REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "not acquired");
     REFUSED(spinio_gaia_release(gpu, PAGE, 16), EINVAL, "flags");
+    REFUSED(spinio_gaia_release(gpu, LEN + 1, SPINIO_GAIA_DISCARD), EINVAL, "not within one map");
+    CHECK(spinio_gaia_release(gpu, LEN, SPINIO_GAIA_DISCARD) == 0);
     REFUSED(spinio_gaia_release(&elsewhere, PAGE, 0), EINVAL, "no map");
     REFUSED(spinio_gaia_acquire(read_only, PAGE, W), EACCES, "read-only");
     CHECK(spinio_gaia_acquire(read_only, PAGE, R) == PAGE);
@@ -157,6 +159,17 @@ int main(int argc, char **argv)
     CHECK(spinio_gaia_release(gpu + PAGE, PAGE, 0) == PAGE);
     CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN && spinio_gaia_release(gpu, LEN, 0) == 0);
 
+    /* Stores that are discarded are gone, in the map too. */
+    CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN);
+    gpu_store(gpu + 8, 99);
+    gpu_store(gpu + PAGE, 8);
+    CHECK(spinio_gaia_release(gpu, PAGE, SPINIO_GAIA_DISCARD) == 0 && cpu[8] == 7);
+    REFUSED(spinio_gaia_release(gpu, LEN, 0), EINVAL, "not acquired");
+    CHECK(spinio_gaia_release(gpu + PAGE, LEN - PAGE, 0) == PAGE && cpu[PAGE] == 8);
+    CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN && gpu_load(gpu + 8) == 7 && gpu_load(gpu + 5) == 1);
+    gpu_store(gpu + PAGE, 7);
+    CHECK(spinio_gaia_release(gpu, LEN, 0) == PAGE && cpu[8] == 7 && cpu[PAGE] == 7);
+
     /* Threads, of one map and of their own. */
     pthread_t threads[4];
     unsigned char *second = spinio_gaia_map(fd, 2 * PAGE, PAGE, W);
@@ -184,7 +197,7 @@ int main(int argc, char **argv)
 
     struct spinio_gaia_info info = {0};
     uint64_t one[2] = {0, 99};
-    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 54);
+    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 56);
     CHECK(spinio_gaia_info(gpu, (struct spinio_gaia_info *)one, 8) == 0 && one[0] == LEN && one[1] == 99);
 
     /* Stores that were not released are dropped. */

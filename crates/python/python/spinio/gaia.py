@@ -95,7 +95,7 @@ class Map:
     was stored in it; before that, no other program sees it. An epoch belongs to pages of 4096 bytes of the map, not to
     a thread.
 
-        with m.writing(0, n) as array: ...     # acquires for writing, and releases at the end
+        with m.writing(0, n) as array: ...     # acquires for writing, and releases at the end; or discards
         with m.reading(0, n) as array: ...     # acquires
 
     Both calls start after the work queued on this thread's stream (`spinio.stream`), and wait without the GIL; Ctrl-C
@@ -163,6 +163,14 @@ class Map:
         """
         return self._call(self._mapped.release, *self._range(offset, nbytes))
 
+    def discard(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Drops the stores to a range that were not released, and ends its epoch: nobody sees them.
+
+        The range is extended to whole pages; the next acquire fetches them again. Pages that were not acquired for
+        writing stay as they are, and an epoch that was lost just ends.
+        """
+        self._call(self._mapped.discard, *self._range(offset, nbytes))
+
     @contextlib.contextmanager
     def reading(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
         """Acquires a range for a block, which gets it as a read-only array of bytes."""
@@ -174,12 +182,17 @@ class Map:
     def writing(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
         """Acquires a range for writing, as an array of bytes, and releases it at the end of the block.
 
-        After an exception in the block nothing is released: its stores are invisible to others, and `unmap` drops them.
-        Until then they stay in the map, and a later release of their pages would publish them.
+        After an exception in the block its stores are discarded; those of a block around it to the same pages too.
         """
         offset, nbytes = self._range(offset, nbytes)
         self.acquire(offset, nbytes, write=True)
-        yield self._array(offset, nbytes, False)
+        try:
+            yield self._array(offset, nbytes, False)
+        except BaseException:
+            # ValueError: the block has unmapped.
+            with contextlib.suppress(ValueError):
+                self.discard(offset, nbytes)
+            raise
         self.release(offset, nbytes)
 
     def info(self) -> _GaiaInfo:

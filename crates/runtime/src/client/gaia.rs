@@ -55,6 +55,13 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_release)(address, len, report) })
     }
 
+    /// Drops the stores to a range, and ends its epoch.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_discard)(address, len, report) }).map(drop)
+    }
+
     /// What it has done.
     pub fn info(&self) -> Result<GaiaInfo, Error> {
         let mut info = GaiaInfo::default();

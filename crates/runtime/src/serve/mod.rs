@@ -72,6 +72,7 @@ pub const TABLE: Table = Table {
     gaia_acquire: gaia::acquire,
     gaia_release: gaia::release,
     gaia_info: gaia::info,
+    gaia_discard: gaia::discard,
 };
 
 extern "C" fn version() -> *const c_char {
