@@ -30,6 +30,9 @@ impl LinkState {
         let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
         let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
+        if let Some(order) = self.order {
+            let _ = linux::fadvise(sent.file.get(), 0, 0, order);
+        }
         let backing = sent.file.get();
         self.attached = Some(Attached { connection, backing: sent.file, window: Arc::clone(&window) });
         Ok((window, size, backing))

@@ -27,13 +27,23 @@ impl Map {
         Ok(())
     }
 
+    /// Drops pages that are in no epoch for writing.
+    pub(crate) fn drop_copies(&self, state: &mut State, range: Range<usize>) -> Result<()> {
+        if state.window.is_some() {
+            self.drop_pages(state, range, false)?;
+        }
+        Ok(())
+    }
+
     fn drop_pages(&self, state: &mut State, range: Range<usize>, open: bool) -> Result<()> {
         let run = Run { first: range.start as u64, count: range.len() as u32 };
         match self.link.run(move |link| link.drop_pages(run, open)) {
             Err(e) if !e.is_refused() => {
                 self.detach(state);
                 // No other server knows of these pages.
-                state.pages.set_epoch(range, Epoch::Closed);
+                if open {
+                    state.pages.set_epoch(range, Epoch::Closed);
+                }
                 if e.is_disconnected() { Ok(()) } else { Err(e) }
             }
             result => result,

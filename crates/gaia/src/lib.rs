@@ -24,6 +24,7 @@
 //!
 //! Known flaws: one thread for each map; a replica is one allocation, so a map is limited by the device's memory.
 
+mod advice;
 mod attach;
 mod connection;
 mod drops;
@@ -36,6 +37,7 @@ mod maps;
 mod mounted_file;
 mod owned_fd;
 mod page_states;
+mod ranges;
 mod reattach;
 mod replica;
 mod state;
@@ -45,9 +47,11 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+pub use advice::Advice;
 pub use error::Error;
 pub use map::Map;
-pub use maps::{FileMap, map, unmap, with_map};
+pub use maps::{FileMap, map, unmap, unmap_range, with_map};
+pub use ranges::touches_map;
 pub use spinio_pagecache::messages::{Access, Stats};
 pub use state::Info;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use spinio_device::PAGE_BYTES;
 use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Stats};
 use spinio_sys::Errno;
+use spinio_sys::linux::{self, Advice};
 
 use crate::connection::{Connection, unexpected};
 use crate::mounted_file::MountedFile;
@@ -32,6 +33,8 @@ pub(crate) struct LinkState {
     pub(crate) file: Box<dyn MountedFile>,
     pub(crate) spec: Spec,
     pub(crate) attached: Option<Attached>,
+    /// How the file below the mount will be read, if the program has said so.
+    pub(crate) order: Option<Advice>,
 }
 
 /// A connection that has said hello.
@@ -65,7 +68,7 @@ impl Link {
         spec: Spec,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
     ) -> Result<Link> {
-        TableThread::spawn(move || Ok(LinkState { file: open()?, spec, attached: None }))
+        TableThread::spawn(move || Ok(LinkState { file: open()?, spec, attached: None, order: None }))
     }
 }
 
@@ -162,6 +165,16 @@ impl LinkState {
             Reply::Dropped => Ok(()),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Passes advice about the file below the mount on to the Linux kernel.
+    pub(crate) fn advise(&mut self, first: usize, pages: usize, advice: Advice) -> Result<()> {
+        let (offset, len) = self.byte_range(first, pages);
+        if matches!(advice, Advice::Sequential | Advice::Random) {
+            self.order = Some(advice);
+        }
+        let failed = |e| Error::of(e, "advise the Linux kernel");
+        linux::fadvise(self.attached()?.backing.get(), offset, len, advice).map_err(failed)
     }
 
     /// Whether the release was committed, by this server or one before it.

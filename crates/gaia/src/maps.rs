@@ -3,13 +3,15 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinio_device::Device;
+use spinio_device::{Device, PAGE_BYTES};
 use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
 use crate::leased::{self, FileReader};
-use crate::{Access, Error, Info, Map, Result};
+use crate::{Access, Error, Info, Map, Result, ranges};
+
+const PAGE: u64 = PAGE_BYTES as u64;
 
 static MAPS: Mutex<Vec<Arc<FileMap>>> = Mutex::new(Vec::new());
 /// The process that made them. In its forked child the lock may be held by a thread that is not there.
@@ -96,7 +98,9 @@ pub fn map(
     }
     let map = Arc::new(FileMap::new(fd, offset, len, access, device, reader)?);
     let address = map.address();
-    lock(&MAPS).push(map);
+    let mut maps = lock(&MAPS);
+    ranges::insert(address, end_of(&map));
+    maps.push(map);
     Ok(address)
 }
 
@@ -106,9 +110,29 @@ pub fn unmap(address: u64) -> Result<()> {
     let at = maps.iter().position(|map| map.address() == address);
     let at = at.ok_or_else(|| Error::new(Errno::INVAL, "No map begins at this address"))?;
     let removed = maps.swap_remove(at);
+    // Before the device has the addresses back.
+    ranges::remove(address);
     drop(maps);
     drop(removed);
     Ok(())
+}
+
+/// Unmaps the map that is this range, in whole pages; `None` if the range touches no map of this process.
+pub fn unmap_range(at: u64, len: u64) -> Option<Result<()>> {
+    let end = at.saturating_add(len);
+    let maps = lock_own().ok()?;
+    let (start, map_end) =
+        maps.iter().map(|map| (map.address(), end_of(map))).find(|(start, map_end)| at < *map_end && end > *start)?;
+    drop(maps);
+    if at != start || end.checked_next_multiple_of(PAGE) != Some(map_end) {
+        return Some(Err(Error::new(Errno::INVAL, "A map is unmapped as a whole, and alone")));
+    }
+    Some(unmap(at))
+}
+
+/// The end of its last page.
+fn end_of(map: &FileMap) -> u64 {
+    map.address() + map.bytes().next_multiple_of(PAGE)
 }
 
 /// Calls `body` with the map that contains an address, and the offset of the address in it.

@@ -18,6 +18,8 @@ pub(crate) trait MountedFile: Send {
     fn ticket(&self) -> Result<TicketReply>;
     /// Hands the Linux kernel's dirty pages of the range to the server; `len` 0: to the end of the file.
     fn flush(&self, offset: u64, len: u64) -> Result<()>;
+    /// Returns when all bytes of the file are on storage.
+    fn sync(&self) -> Result<()>;
     /// The size as CPU programs see it; it may not be with the server yet.
     fn size(&self) -> Result<u64>;
     /// The file was modified now.
@@ -57,6 +59,11 @@ impl MountedFile for FuseFile {
         // EINTR is not of this call, and no bytes are lost: a program was killed while it unmapped the file, before the
         // server had answered the new times, and the Linux kernel reports that to all who have the file open.
         retry_on_intr(|| linux::write_back_range(self.0.get(), offset, len)).map_err(|e| Error::of(e, "flush the file"))
+    }
+
+    fn sync(&self) -> Result<()> {
+        // EINTR: as in `flush`.
+        retry_on_intr(|| rustix::fs::fsync(&self.0)).map_err(|e| Error::of(e, "write the file to storage"))
     }
 
     fn size(&self) -> Result<u64> {

@@ -10,7 +10,7 @@ use spinio_pagecache::messages::Run;
 use spinio_sys::Errno;
 
 use self::server::{Fault, PAGE, PlainFile, Server};
-use crate::{Access, Map};
+use crate::{Access, Advice, Map};
 
 const P: u64 = PAGE as u64;
 
@@ -220,6 +220,33 @@ fn discard_succeeds_when_the_server_has_ended() {
     assert_eq!(errno(map.acquire(0, P, Access::Write)), Errno::STALE);
     map.discard(0, 2 * P).unwrap();
     assert_eq!(errno(map.release(0, 2 * P)), Errno::INVAL);
+}
+
+#[test]
+fn pages_that_are_not_needed_are_fetched_again_and_epochs_stay() {
+    let bench = bench(3 * PAGE);
+    let map = bench.map(0, 3 * P, Access::Write).unwrap();
+    map.acquire(0, 3 * P, Access::Read).unwrap();
+    map.acquire(P, P, Access::Write).unwrap();
+    bench.store(&map, P, &[200]);
+    map.advise(0, 2 * P, Advice::DontNeed).unwrap();
+    map.acquire(0, 3 * P, Access::Read).unwrap();
+    assert_eq!(map.info().bytes_from_file, 4 * P);
+    assert_eq!(map.release(P, P).unwrap(), P);
+    assert_eq!(bench.snapshot(1).unwrap()[0], 200);
+    // A server that has ended has no pages of this map.
+    map.acquire(P, P, Access::Write).unwrap();
+    bench.server.fail(Fault::CloseOnDrop);
+    map.advise(0, P, Advice::DontNeed).unwrap();
+    map.advise(0, P, Advice::DontNeed).unwrap();
+    assert_eq!(errno(map.release(P, P)), Errno::STALE);
+    for advice in [Advice::WillNeed, Advice::Sequential, Advice::Random] {
+        map.advise(0, 3 * P, advice).unwrap();
+        assert_eq!(errno(map.advise(1, 3 * P, advice)), Errno::INVAL);
+    }
+    map.sync(0, 3 * P).unwrap();
+    assert_eq!(errno(map.sync(0, 3 * P + 1)), Errno::INVAL);
+    assert_eq!(bench.server.state.lock().unwrap().syncs, 1);
 }
 
 #[test]
