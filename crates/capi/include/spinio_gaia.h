@@ -42,6 +42,7 @@
 #ifndef SPINIO_GAIA_H
 #define SPINIO_GAIA_H
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -89,6 +90,24 @@ ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
  * just ends: neither EINVAL for that nor ESTALE. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
 
+/* Returns when all that was released of the range before the call is on storage, as after fsync(): bytes that CPU
+ * programs have written, too. Stores that were not released are not included. Any program may call fsync() instead.
+ * EINVAL: the range is not within one map. EIO, ENOSPC, EDQUOT: of the file system below the mount. */
+int spinio_gaia_sync(void *address, size_t size);
+
+/* Advice, with the numbers of POSIX_MADV_*. */
+enum {
+    SPINIO_GAIA_RANDOM = 1,     /* the file below the mount will be read without order, ... */
+    SPINIO_GAIA_SEQUENTIAL = 2, /* ... or in order; both for the whole map, until the next advice of the two */
+    SPINIO_GAIA_WILLNEED = 3,   /* begins to read the range into host memory, and does not wait */
+    SPINIO_GAIA_DONTNEED = 4    /* drops the pages that are in no epoch for writing: the next acquire fetches them */
+};
+
+/* Says how a range will be used. What a kernel loads of pages that were dropped is not defined before they are acquired
+ * again. They do not give device memory back in this version. EINVAL: the range is not within one map, or unknown
+ * advice. */
+int spinio_gaia_advise(void *address, size_t size, int advice);
+
 /* What a map has done. */
 struct spinio_gaia_info {
     uint64_t file_size;            /* bytes of the file when it was last acquired */
@@ -109,6 +128,38 @@ struct spinio_gaia_info {
  * different versions fit: fields that the library does not know become 0, fields beyond size are left out. EINVAL: no
  * map contains this address. EFAULT: out is NULL. */
 int spinio_gaia_info(const void *address, struct spinio_gaia_info *out, size_t size);
+
+/* The names of the paper (Brokhman et al., USENIX ATC 2019), for programs that were written for it.
+ *
+ * mmap(NULL, size, protection, MAP_ONGPU, fd, offset) is spinio_gaia_map(): PROT_READ, or PROT_WRITE for both. It takes
+ * no other flags (EOPNOTSUPP), and returns MAP_FAILED instead of NULL. munmap() with the same address and size is
+ * spinio_gaia_unmap(), of all maps; EINVAL for a part of a map, and for more than one. Both are libspinio.so's,
+ * preloaded or linked: without it, mmap() fails with EOPNOTSUPP, because MAP_ONGPU has the bits of
+ * MAP_SHARED_VALIDATE. */
+#ifndef MAP_ONGPU
+#define MAP_ONGPU 0x2000003
+#endif
+
+/* spinio_gaia_acquire() for what the map may do: 0, or -1 and errno. device is not used: an address has one device. */
+static inline int macquire(void *address, size_t size, void *device)
+{
+    int before = errno;
+    ssize_t done = spinio_gaia_acquire(address, size, SPINIO_GAIA_WRITE);
+    (void)device;
+    if (done < 0 && errno == EACCES) {
+        done = spinio_gaia_acquire(address, size, SPINIO_GAIA_READ);
+        if (done >= 0)
+            errno = before;
+    }
+    return done < 0 ? -1 : 0;
+}
+
+/* spinio_gaia_release(): 0, or -1 and errno. */
+static inline int mrelease(void *address, size_t size, void *device)
+{
+    (void)device;
+    return spinio_gaia_release(address, size, 0) < 0 ? -1 : 0;
+}
 
 #ifdef __cplusplus
 }

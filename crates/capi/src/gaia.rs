@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use spinio_device::registry;
-use spinio_gaia::{Access, Error, Info};
+use spinio_gaia::{Access, Advice, Error, Info};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -14,6 +14,13 @@ const READ: c_uint = 1;
 const WRITE: c_uint = 2;
 /// `SPINIO_GAIA_DISCARD`
 const DISCARD: c_uint = 32;
+/// `SPINIO_GAIA_RANDOM`, `SPINIO_GAIA_SEQUENTIAL`, `SPINIO_GAIA_WILLNEED`, `SPINIO_GAIA_DONTNEED`
+const RANDOM: c_int = 1;
+const SEQUENTIAL: c_int = 2;
+const WILLNEED: c_int = 3;
+const DONTNEED: c_int = 4;
+/// `MAP_ONGPU`: MAP_SHARED_VALIDATE and a bit that Linux does not know.
+const MAP_ONGPU: c_int = 0x200_0003;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
@@ -29,6 +36,51 @@ fn parse_access(access: c_uint) -> Result<Access, Failure> {
     }
 }
 
+/// Whether these flags of `mmap` ask for device memory.
+#[inline(always)]
+pub fn is_on_gpu(flags: c_int) -> bool {
+    flags & MAP_ONGPU == MAP_ONGPU
+}
+
+/// `mmap` with MAP_ONGPU.
+pub fn map_on_gpu(size: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+    let mapped = guard::run(|| {
+        if flags != MAP_ONGPU {
+            let sentence = format!("With MAP_ONGPU, mmap takes no other flags, and not {:#x}", flags & !MAP_ONGPU);
+            return Err(Failure::Message(libc::EOPNOTSUPP, sentence));
+        }
+        let access = match protection {
+            libc::PROT_READ => Access::Read,
+            _ if protection & !libc::PROT_READ == libc::PROT_WRITE => Access::Write,
+            _ => return Err(invalid("Device memory is mapped with PROT_READ, PROT_WRITE or both")),
+        };
+        map(fd, offset, size, access)
+    });
+    mapped.map_or(libc::MAP_FAILED, |address| address as *mut c_void)
+}
+
+/// Whether a range may touch a map. For any thread at any time: it takes no lock and allocates nothing.
+#[inline(always)]
+pub fn touches_map(address: *mut c_void, size: usize) -> bool {
+    spinio_gaia::touches_map(address as u64, size as u64)
+}
+
+/// `munmap` of a range that touches a map; `None` if it touches none that this process has made.
+pub fn unmap_on_gpu(address: *mut c_void, size: usize) -> Option<c_int> {
+    match guard::run(|| Ok(spinio_gaia::unmap_range(address as u64, size as u64).transpose()?)) {
+        Some(None) => None,
+        Some(Some(())) => Some(0),
+        None => Some(-1),
+    }
+}
+
+fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failure> {
+    let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
+    let device = registry::current_device()
+        .ok_or_else(|| Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into()))?;
+    Ok(spinio_gaia::map(fd, offset, size as u64, access, device)?)
+}
+
 fn invalid(sentence: &str) -> Failure {
     Failure::Message(libc::EINVAL, sentence.into())
 }
@@ -36,14 +88,7 @@ fn invalid(sentence: &str) -> Failure {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_map(fd: c_int, offset: i64, size: usize, access: c_uint) -> *mut c_void {
     guard::cancellation_point();
-    let mapped = guard::run(|| {
-        let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
-        let access = parse_access(access)?;
-        let device = registry::current_device().ok_or_else(|| {
-            Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into())
-        })?;
-        Ok(spinio_gaia::map(fd, offset, size as u64, access, device, &spinio_runtime::Routes)?)
-    });
+    let mapped = guard::run(|| map(fd, offset, size, parse_access(access)?));
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }
 
@@ -75,6 +120,28 @@ extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flag
             _ => Err(invalid("The flags of a release are 0 or SPINIO_GAIA_DISCARD")),
         }
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn spinio_gaia_sync(address: *mut c_void, size: usize) -> c_int {
+    guard::cancellation_point();
+    let sync = |map: &spinio_gaia::Map, offset| map.sync(offset, size as u64);
+    guard::run(|| Ok(spinio_gaia::with_map(address as u64, sync)?)).map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn spinio_gaia_advise(address: *mut c_void, size: usize, advice: c_int) -> c_int {
+    let advised = guard::run(|| {
+        let advice = match advice {
+            RANDOM => Advice::Random,
+            SEQUENTIAL => Advice::Sequential,
+            WILLNEED => Advice::WillNeed,
+            DONTNEED => Advice::DontNeed,
+            _ => return Err(invalid(&format!("{advice} is no advice for maps"))),
+        };
+        Ok(spinio_gaia::with_map(address as u64, |map, offset| map.advise(offset, size as u64, advice))?)
+    });
+    advised.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]

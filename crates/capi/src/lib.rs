@@ -31,7 +31,7 @@ mod emulated;
 pub mod errno;
 pub mod ffi_guard;
 pub mod fork_guard;
-mod gaia;
+pub mod gaia;
 mod last_error;
 mod memory;
 mod nvmmu;

@@ -76,6 +76,28 @@ fn c_program_shares_a_file_and_each_misuse_has_an_errno_and_a_sentence() {
 }
 
 #[test]
+fn map_on_gpu_with_hooks_disabled_is_an_error_of_the_linux_kernel() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let source = r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <sys/mman.h>
+        #include <spinio.h>
+        #include <spinio_gaia.h>
+        int main(int argc, char **argv)
+        {
+            int fd = argc == 2 && spinio_emulated_stream() ? open(argv[1], O_RDWR) : -1;
+            return fd < 0 || mmap(NULL, 1, PROT_READ, MAP_ONGPU, fd, 0) != MAP_FAILED || errno != EOPNOTSUPP;
+        }"#;
+    let Some(program) = build(dir.path(), "disabled", source) else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, [0; 4096]).unwrap();
+    let run = |disable| Command::new(&program).arg(&file).env("SPINIO_DISABLE", disable).status().unwrap().code();
+    assert_eq!((run("1"), run("0")), (Some(0), Some(1)));
+}
+
+#[test]
 fn status_names_mounts_and_mapped_files() {
     let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
     let source = r#"

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Map};
+use spinio_gaia::{Access, Advice, Map};
 
 use crate::common::TestMount;
 use crate::common::both::Random;
@@ -246,6 +246,34 @@ fn discarded_stores_reach_nobody() {
     assert_eq!(gpu.acquire(0, all, Access::Write).unwrap(), all);
     assert_eq!(gpu.release(0, all).unwrap(), 0);
     assert_eq!(cpu.get(1), 202);
+}
+
+#[test]
+fn synced_bytes_are_in_the_file_below() {
+    let Some(mount) = mount_with(2 * PAGE) else { return };
+    let (device, file) = (device(), open(&mount.dir.join("file")));
+    let all = 2 * PAGE as u64;
+    let gpu = map(&file, 2 * PAGE, Access::Write, device);
+    gpu.acquire(0, all, Access::Write).unwrap();
+    store(device, &gpu, 5, &[200]);
+    gpu.release(0, PAGE as u64).unwrap();
+    store(device, &gpu, PAGE, &[201]);
+    // The descriptor that acquire reads with is of the file below the mount.
+    let read_only = map(&File::open(mount.dir.join("file")).unwrap(), 2 * PAGE, Access::Read, device);
+    gpu.sync(0, 1).unwrap();
+    read_only.acquire(0, all, Access::Read).unwrap();
+    assert_eq!(load(device, &read_only, 5, 1), [200]);
+    assert_eq!(load(device, &read_only, PAGE, 1), contents(PAGE + 1)[PAGE..], "stores that were not released stay");
+    assert_eq!((read_only.info().bytes_from_file, read_only.info().bytes_from_snapshots), (all, 0));
+    // A map for reading syncs too, also at a server that has just started.
+    gpu.release(PAGE as u64, PAGE as u64).unwrap();
+    mount.kill_server();
+    read_only.sync(0, all).unwrap();
+    read_only.advise(0, all, Advice::Sequential).unwrap();
+    read_only.advise(0, all, Advice::WillNeed).unwrap();
+    read_only.acquire(0, all, Access::Read).unwrap();
+    assert_eq!(load(device, &read_only, PAGE, 1), [201]);
+    assert_eq!((read_only.info().bytes_from_file, read_only.info().bytes_from_snapshots), (2 * all, 0));
 }
 
 #[test]

@@ -65,6 +65,11 @@ impl GaiaMap {
         self.with_map(py, |map| map.discard(offset, bytes))
     }
 
+    /// Waits until what was released of a range is on storage.
+    fn sync(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.sync(offset, bytes))
+    }
+
     /// What it has done.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info: GaiaInfo = self.with_map(py, Map::info)?;

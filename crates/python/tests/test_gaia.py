@@ -187,6 +187,22 @@ def test_stores_of_a_block_that_raised_are_in_no_later_release(mount):
             raise ZeroDivisionError
 
 
+def test_sync_brings_released_bytes_to_the_file_below(mount):
+    path = mount.file("synced", bytes(2 * PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m, f.map(device="emulated") as other:
+        with m.writing() as array:
+            array.fill(5)
+        m.sync()
+        m.sync(PAGE, 1)
+        other.acquire()
+        # Before they are written out, acquire gets released pages from the server.
+        assert other.info()["bytes_from_snapshots"] == 0 and other.view().tobytes() == b"\5" * (2 * PAGE)
+        with raises(errno.EINVAL, path):
+            m.sync(1, 2 * PAGE)
+    with pytest.raises(ValueError):
+        m.sync()
+
+
 def test_discard_drops_whole_pages(mount):
     path = mount.file("discard", bytes(3 * PAGE))
     with gaia.open(path, "r+") as f, f.map(device="emulated") as m:

@@ -213,6 +213,7 @@ pub struct Table {
     gaia_release: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
     gaia_info: unsafe extern "C" fn(address: u64, out: *mut GaiaInfo, report: Report) -> i64,
     gaia_discard: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+    gaia_sync: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 }
 
 /// What a map of a file has done: `struct spinio_gaia_info`.

@@ -1,21 +1,30 @@
-//! Hooks of `mmap` for peer-to-peer memory: the only way to learn that an address is memory of a PCI device.
+//! Hooks of `mmap` and `munmap`, for maps of files in device memory and for peer-to-peer memory.
 //!
-//! The CPU can load and store there, so the kernel reads into it without an error, and nothing would show that a
-//! storage device could have written to it by DMA. Until an `open` of `.../p2pmem/allocate` has succeeded, each hook
-//! here is one load and a call.
+//! **Device memory.** `mmap` with MAP_ONGPU makes a map of GAIA. Those flags fail in the Linux kernel, so that no other
+//! program uses them. `munmap` of a map unmaps it there, since its addresses are the device's. Other calls compare the
+//! flags, or the range with the bounds of all maps: no lock, no allocation, because allocators call `munmap`. The
+//! device's driver may unmap parts of what it has: its calls are passed through.
 //!
-//! Known flaw: a mapping made through a descriptor that no hook of `open` has seen (inherited, received), or moved by
-//! `mremap`, is not recognised. It is read into as host memory: correct, but never peer-to-peer.
+//! **Peer-to-peer memory.** To see `mmap` is the only way to learn that an address is memory of a PCI device. The CPU
+//! can load and store there, so the kernel reads into it without an error, and nothing would show that a storage device
+//! could have written to it by DMA. Until an `open` of `.../p2pmem/allocate` has succeeded, that is one load.
+//!
+//! Known flaws:
+//! - A mapping of the CPU that the program puts over a map, by MAP_FIXED or `mremap`, is not noticed.
+//! - A mapping made through a descriptor that no hook of `open` has seen (inherited, received), or moved by
+//!   `mremap`, is not recognised. It is read into as host memory: correct, but never peer-to-peer.
 
 #![expect(unsafe_code, reason = "interposed C functions")]
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use spinio_capi::gaia;
 use spinio_device::registry;
 use spinio_sys::linux;
 
-use crate::{errno, next_symbol as next};
+use super::hook;
+use crate::{caller, disabled, errno, next_symbol as next};
 
 /// Which files of this kind the program has opened; 0 for none. There is one for each provider.
 static P2PMEM_FILES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
@@ -57,6 +66,9 @@ macro_rules! maps {
             fd: c_int,
             offset: i64,
         ) -> *mut c_void {
+            if gaia::is_on_gpu(flags) && !disabled::is_disabled() {
+                return gaia::map_on_gpu(len, prot, flags, fd, offset);
+            }
             // SAFETY: the program's own arguments.
             let made = unsafe { next::$next.get()(at, len, prot, flags, fd, offset) };
             if has_candidates() && made != libc::MAP_FAILED {
@@ -72,8 +84,20 @@ maps! {
     mmap64 = MMAP64;
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn munmap(at: *mut c_void, len: usize) -> c_int {
+hook! {
+    fn munmap(at: *mut c_void, len: usize) -> c_int, caller in "rdx" => unmap(at, len, caller);
+}
+
+/// # Safety
+/// The program's call of `munmap`.
+#[inline(always)]
+unsafe fn unmap(at: *mut c_void, len: usize, caller: usize) -> c_int {
+    if gaia::touches_map(at, len)
+        && !caller::is_driver(caller)
+        && let Some(done) = gaia::unmap_on_gpu(at, len)
+    {
+        return done;
+    }
     if has_candidates() {
         // Before the range can be mapped again by another thread.
         let entry = errno::Saved::now();

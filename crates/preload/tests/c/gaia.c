@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -99,6 +100,70 @@ static void wrong_maps(int fd, int reader, int other)
     NO_MAP(spinio_gaia_map(other, 0, PAGE, R), ENOTSUP, "not below a GAIA mount");
 }
 
+/* The file is 3 pages and 100 bytes, and byte 6 is 2. */
+static void names_of_the_paper(int fd, int reader, int other, volatile unsigned char *cpu)
+{
+    enum { RW = PROT_READ | PROT_WRITE };
+#define NOT_MAPPED(call, number, words) REFUSED((call) != MAP_FAILED ? 0 : -1, number, words)
+    NOT_MAPPED(mmap(NULL, PAGE, PROT_NONE, MAP_ONGPU, fd, 0), EINVAL, "PROT_READ");
+    NOT_MAPPED(mmap(NULL, PAGE, RW | PROT_EXEC, MAP_ONGPU, fd, 0), EINVAL, "PROT_READ");
+    NOT_MAPPED(mmap((void *)cpu, PAGE, RW, MAP_ONGPU | MAP_FIXED, fd, 0), EOPNOTSUPP, "0x10");
+    NOT_MAPPED(mmap(NULL, PAGE, RW, MAP_ONGPU, reader, 0), EACCES, "not open for this access");
+    NOT_MAPPED(mmap(NULL, PAGE, RW, MAP_ONGPU, other, 0), ENOTSUP, "not below a GAIA mount");
+    NOT_MAPPED(mmap(NULL, PAGE, RW, MAP_ONGPU, fd, 1), EINVAL, "4096");
+    NOT_MAPPED(mmap(NULL, 0, RW, MAP_ONGPU, fd, 0), EINVAL, "empty");
+    /* Without the library: an error of the Linux kernel, and no mapping. */
+    FAILS(syscall(SYS_mmap, NULL, PAGE, PROT_READ, MAP_ONGPU, fd, 0), EOPNOTSUPP);
+    FAILS(syscall(SYS_mmap, NULL, PAGE, PROT_READ, MAP_ONGPU, other, 0), EOPNOTSUPP);
+
+    errno = 77;
+    unsigned char *gpu = mmap(NULL, LEN, RW, MAP_SHARED | MAP_ONGPU, fd, 0);
+    unsigned char *read_only = mmap(NULL, PAGE, PROT_READ, MAP_ONGPU, reader, 0);
+    CHECK(gpu != MAP_FAILED && read_only != MAP_FAILED && errno == 77);
+    CHECK(macquire(gpu, LEN, NULL) == 0 && gpu_load(gpu + 6) == 2);
+    gpu_store(gpu + 10, 12);
+    CHECK(mrelease(gpu, LEN, NULL) == 0 && cpu[10] == 12);
+    CHECK(macquire(read_only, PAGE, NULL) == 0 && gpu_load(read_only + 10) == 12 && errno == 77);
+    REFUSED(mrelease(read_only, PAGE, NULL), EINVAL, "not acquired");
+    REFUSED(macquire(gpu, LEN + 1, NULL), EINVAL, "not within one map");
+
+    REFUSED(munmap(gpu, PAGE), EINVAL, "as a whole");
+    REFUSED(munmap(gpu + PAGE, 3 * PAGE), EINVAL, "as a whole");
+    REFUSED(munmap(gpu, 5 * PAGE), EINVAL, "as a whole");
+    REFUSED(munmap(gpu - PAGE, 5 * PAGE), EINVAL, "as a whole");
+    CHECK(macquire(gpu, LEN, NULL) == 0 && gpu_load(gpu + 10) == 12);
+    /* Host memory, next to maps. */
+    char *host = mmap(NULL, 2 * PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(host != MAP_FAILED && (host[PAGE] = 1) && munmap(host, PAGE) == 0 && host[PAGE] == 1);
+    CHECK(munmap(host + PAGE, PAGE) == 0 && munmap(host, PAGE) == 0);
+    FAILS(munmap(host + 1, PAGE), EINVAL);
+    errno = 77;
+    CHECK(munmap(gpu, 4 * PAGE) == 0 && munmap(read_only, 1) == 0 && errno == 77);
+    REFUSED(macquire(gpu, LEN, NULL), EINVAL, "no map");
+    /* A map of spinio_gaia_map(), too. */
+    CHECK((gpu = spinio_gaia_map(fd, 0, LEN, W)) && munmap(gpu, LEN) == 0);
+    REFUSED(spinio_gaia_unmap(gpu), EINVAL, "No map");
+}
+
+static void sync_and_advice(unsigned char *gpu, char *elsewhere)
+{
+    struct spinio_gaia_info before, after;
+    CHECK(spinio_gaia_sync(gpu, LEN) == 0 && spinio_gaia_sync(gpu + 5, 1) == 0);
+    REFUSED(spinio_gaia_sync(gpu, LEN + 1), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_sync(elsewhere, 1), EINVAL, "no map");
+    for (int advice = SPINIO_GAIA_RANDOM; advice <= SPINIO_GAIA_DONTNEED; advice++) {
+        CHECK(spinio_gaia_acquire(gpu, LEN, R) == LEN);
+        CHECK(spinio_gaia_info(gpu, &before, sizeof before) == 0 && spinio_gaia_advise(gpu, LEN, advice) == 0);
+        CHECK(spinio_gaia_acquire(gpu, LEN, R) == LEN && spinio_gaia_info(gpu, &after, sizeof after) == 0);
+        uint64_t fetched = after.bytes_from_file + after.bytes_from_snapshots - before.bytes_from_file;
+        CHECK(fetched - before.bytes_from_snapshots == (advice == SPINIO_GAIA_DONTNEED ? 4 * PAGE : 0));
+    }
+    REFUSED(spinio_gaia_advise(gpu, LEN, 0), EINVAL, "no advice");
+    REFUSED(spinio_gaia_advise(gpu, LEN, 5), EINVAL, "no advice");
+    REFUSED(spinio_gaia_advise(gpu, LEN + 1, SPINIO_GAIA_WILLNEED), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_advise(elsewhere, 1, SPINIO_GAIA_WILLNEED), EINVAL, "no map");
+}
+
 static void wrong_calls(unsigned char *gpu, unsigned char *read_only)
 {
     char elsewhere;
@@ -137,6 +202,11 @@ int main(int argc, char **argv)
     unsigned char *gpu = spinio_gaia_map(fd, 0, LEN, W), *read_only = spinio_gaia_map(reader, 0, PAGE, R);
     CHECK(gpu && read_only && (uintptr_t)gpu % PAGE == 0);
     wrong_calls(gpu, read_only);
+
+    cpu[6] = 2;
+    names_of_the_paper(fd, reader, other, cpu);
+    cpu[6] = cpu[10] = 7;
+    sync_and_advice(gpu, (char *)&fd);
 
     /* Descriptors are not needed any more; stores of both sides meet in one page. */
     CHECK(close(reader) == 0);
@@ -186,6 +256,8 @@ int main(int argc, char **argv)
             REFUSED(spinio_gaia_acquire(gpu, PAGE, W), EINVAL, "forked child");
             REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "forked child");
             REFUSED(spinio_gaia_unmap(gpu), EINVAL, "forked child");
+            REFUSED(spinio_gaia_sync(gpu, PAGE), EINVAL, "forked child");
+            CHECK(munmap(gpu, PAGE) == 0);
             _exit(0);
         }
         int status;

@@ -171,6 +171,10 @@ class Map:
         """
         self._call(self._mapped.discard, *self._range(offset, nbytes))
 
+    def sync(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Returns when what was released of a range is on storage, as after os.fsync of the file."""
+        self._call(self._mapped.sync, *self._range(offset, nbytes))
+
     @contextlib.contextmanager
     def reading(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
         """Acquires a range for a block, which gets it as a read-only array of bytes."""

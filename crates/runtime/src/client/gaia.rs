@@ -62,6 +62,13 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_discard)(address, len, report) }).map(drop)
     }
 
+    /// Returns when what was released of a range is on storage.
+    pub fn sync(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_sync)(address, len, report) }).map(drop)
+    }
+
     /// What it has done.
     pub fn info(&self) -> Result<GaiaInfo, Error> {
         let mut info = GaiaInfo::default();

@@ -79,6 +79,12 @@ pub(super) unsafe extern "C" fn discard(address: u64, len: u64, report: Report) 
     unsafe { count(report, discard) }
 }
 
+pub(super) unsafe extern "C" fn sync(address: u64, len: u64, report: Report) -> i64 {
+    let sync = || Ok(spinio_gaia::with_map(address, |map, offset| map.sync(offset, len).map(|()| 0))?);
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, sync) }
+}
+
 pub(super) unsafe extern "C" fn info(address: u64, out: *mut GaiaInfo, report: Report) -> i64 {
     let info = || {
         let info = spinio_gaia::with_map(address, |map, _| Ok(map.info()))?;

@@ -73,6 +73,7 @@ pub const TABLE: Table = Table {
     gaia_release: gaia::release,
     gaia_info: gaia::info,
     gaia_discard: gaia::discard,
+    gaia_sync: gaia::sync,
 };
 
 extern "C" fn version() -> *const c_char {
