@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Map};
+use spinio_gaia::{Access, Advice as MapAdvice, Map};
 
 use crate::common::TestMount;
 use crate::common::both::Random;
@@ -134,11 +134,15 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
         random: Random::new(seed),
         touched: Vec::new(),
     };
-    let (mut stale, mut released) = (0, 0);
+    let (mut stale, mut released, mut discarded) = (0, 0, 0);
     let killer = mount.killer(seed, 50..300);
     for round in 0..rounds {
         (0..turns.random.range(0, 4)).for_each(|_| turns.cpu());
         let gpu = &gpus[round as usize % 2];
+        if turns.random.range(0, 4) == 0 {
+            let at = turns.offset(LEN - 1) as u64;
+            gpu.advise(at, LEN as u64 - at, MapAdvice::DontNeed).unwrap();
+        }
         match gpu.acquire(0, LEN as u64, Access::Write) {
             Ok(inside) => assert_eq!(inside, turns.bytes.len() as u64),
             Err(e) => panic!("no epoch was open: {e}"),
@@ -160,6 +164,12 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
             if turns.random.range(0, 3) == 0 {
                 turns.cpu();
             }
+        }
+        if turns.random.range(0, 5) == 0 {
+            discarded += 1;
+            gpu.discard(0, LEN as u64).unwrap();
+            turns.verify("after the discard");
+            continue;
         }
         match gpu.release(0, LEN as u64) {
             Ok(_) => {
@@ -183,7 +193,7 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
         turns.verify("after the release");
     }
     drop(killer);
-    eprintln!("{} servers, {released} releases, {stale} stale epochs", mount.servers());
+    eprintln!("{} servers, {released} releases, {discarded} discards, {stale} stale epochs", mount.servers());
     drop(gpus);
     // SAFETY: nobody uses it any more.
     unsafe { rustix::mm::munmap(turns.mapping.cast(), LEN) }.unwrap();

@@ -5,7 +5,8 @@
 //!    page cache of the mount                             GPU memory of a client
 //!        │ READ        read_plan, read_done, read            │ acquire   open, filled
 //!        │ WRITE       write                                 │ release   commit, INVAL, invalidated, ...
-//!        │ SETATTR     truncate                              │ no store, discard  end_epoch; drop_copies
+//!        │ SETATTR     truncate                              │ no store  end_epoch
+//!        │                                                   │ discard   end_epoch; drop_copies
 //!        │ FALLOCATE   punch           ┌───────────┐         │ gone      drop_owner
 //!        └────────────────────────────>│ FilePages │<────────┘
 //!              under the file's lock   └──┬─────┬──┘   versions, bases, twins, merge
