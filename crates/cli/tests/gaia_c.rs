@@ -97,6 +97,40 @@ fn map_on_gpu_with_hooks_disabled_is_an_error_of_the_linux_kernel() {
     assert_eq!((run("1"), run("0")), (Some(0), Some(1)));
 }
 
+/// A driver unmaps parts of what it has mapped itself; a library with the name of one stands for it.
+#[test]
+fn driver_may_unmap_a_part_of_a_map_and_the_program_may_not() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let driver = dir.path().join("libnvidia-test.so");
+    let text = dir.path().join("driver.c");
+    std::fs::write(&text, "#include <sys/mman.h>\nint drop(void *at) { return munmap(at, 4096) ? -1 : 0; }\n").unwrap();
+    let mut cc = Command::new("cc");
+    if cc.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&driver).arg(&text).status().is_err() {
+        return eprintln!("skipped: no cc");
+    }
+    let source = r#"
+        #include <dlfcn.h>
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        #include <spinio.h>
+        #include <spinio_gaia.h>
+        int main(int argc, char **argv)
+        {
+            int fd = argc == 3 && spinio_emulated_stream() ? open(argv[1], O_RDWR) : -1;
+            void *driver = dlopen(argv[2], RTLD_NOW), *gpu = spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_WRITE);
+            int (*drop)(void *) = driver ? (int (*)(void *))dlsym(driver, "drop") : 0;
+            if (!drop || !gpu || munmap(gpu, 4096) != -1 || errno != EINVAL)
+                return 1;
+            _exit(drop(gpu) ? 2 : 0);
+        }"#;
+    let Some(program) = build(dir.path(), "partly", source) else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, [0; 8192]).unwrap();
+    run(&program, dir.path(), &[file, driver]);
+}
+
 #[test]
 fn status_names_mounts_and_mapped_files() {
     let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
