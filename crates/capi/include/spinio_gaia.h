@@ -104,8 +104,8 @@ enum {
 };
 
 /* Says how a range will be used. What a kernel loads of pages that were dropped is not defined before they are acquired
- * again. They do not give device memory back in this version. EINVAL: the range is not within one map, or unknown
- * advice. */
+ * again. They do not give device memory back in this version. Without effect on maps of leased files. EINVAL: the range
+ * is not within one map, or unknown advice. */
 int spinio_gaia_advise(void *address, size_t size, int advice);
 
 /* What a map has done. */

@@ -78,7 +78,7 @@ fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failu
     let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
     let device = registry::current_device()
         .ok_or_else(|| Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into()))?;
-    Ok(spinio_gaia::map(fd, offset, size as u64, access, device)?)
+    Ok(spinio_gaia::map(fd, offset, size as u64, access, device, &spinio_runtime::Routes)?)
 }
 
 fn invalid(sentence: &str) -> Failure {
@@ -125,7 +125,7 @@ extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flag
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_sync(address: *mut c_void, size: usize) -> c_int {
     guard::cancellation_point();
-    let sync = |map: &spinio_gaia::Map, offset| map.sync(offset, size as u64);
+    let sync = |map: &spinio_gaia::FileMap, offset| map.sync(offset, size as u64);
     guard::run(|| Ok(spinio_gaia::with_map(address as u64, sync)?)).map_or(-1, |()| 0)
 }
 

@@ -9,7 +9,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
 use crate::leased::{self, FileReader};
-use crate::{Access, Error, Info, Map, Result, ranges};
+use crate::{Access, Advice, Error, Info, Map, Result, ranges};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -71,6 +71,30 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release(offset, len),
             FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to release")),
+        }
+    }
+
+    /// Ends the epoch of the pages of `len` bytes from `offset` without a release: no one sees its stores.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.discard(offset, len),
+            FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to discard")),
+        }
+    }
+
+    /// Returns when what was released of the range before the call is on storage.
+    pub fn sync(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.sync(offset, len),
+            FileMap::Leased(map) => map.check_range(offset, len).map(drop),
+        }
+    }
+
+    /// Says what the program will do with `len` bytes from `offset`; without effect on chunks that others use too.
+    pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.advise(offset, len, advice),
+            FileMap::Leased(map) => map.check_range(offset, len).map(drop),
         }
     }
 

@@ -35,9 +35,7 @@ impl Map {
         if access == Access::Write {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
         }
-        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.bytes());
-        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
-        let range = self.offset + offset..self.offset + end;
+        let range = self.check_range(offset, len)?;
         let mut state = lock(&self.state);
         let mut attempts = 0;
         let content = loop {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -99,6 +100,13 @@ impl Map {
     /// Bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The bytes of the file that `len` bytes from byte `offset` of the map are.
+    pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<Range<u64>> {
+        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.bytes());
+        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
+        Ok(self.offset + offset..self.offset + end)
     }
 
     /// What the map has done.
