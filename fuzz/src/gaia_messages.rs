@@ -1,7 +1,8 @@
-//! Messages between a client of GAIA and its server, from either side.
+//! Messages between a client of GAIA and its server, or the daemon of leased files, from either side.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use spinio_pagecache::leased_messages as leased;
 use spinio_pagecache::messages::{
     self, Fill, MAX_MESSAGE, MAX_PAGES, MAX_RUNS, Reply, Request, Run, TICKET_REPLY, TicketReply, VERSION,
 };
@@ -11,6 +12,7 @@ const KINDS: [u16; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 0x81, 0x82, 0x84, 0x85, 0x86, 
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
+    check_leased(bytes);
     ticket(bytes);
     // With a header that fits, so that short inputs reach every kind: kind, number of runs, the body.
     let [kind, count, body @ ..] = bytes else { return };
@@ -20,7 +22,40 @@ fuzz_target!(|bytes: &[u8]| {
     message.extend(u32::from(*count).to_le_bytes());
     message.extend(body);
     check(&message);
+    // Its kinds are 0x21 to 0x27, 0xa1 to 0xa8 and 0xbf; a body of seven numbers is filled up with zeros.
+    let kinds = [0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8, 0xbf];
+    message[0] = kinds[usize::from(*kind) % kinds.len()];
+    message[1] = 0;
+    if message.len() < leased::MESSAGE {
+        message.resize(leased::MESSAGE, 0);
+    }
+    check_leased(&message);
 });
+
+fn check_leased(bytes: &[u8]) {
+    let mut again = Vec::new();
+    if let Ok(request) = leased::parse_request(bytes) {
+        request.encode(&mut again);
+        assert_eq!(again, bytes, "a request that is encoded in another way");
+        assert!(leased::parse_reply(bytes).is_err(), "a request that is a reply too");
+        if let leased::Request::Acquire { offset, len } = request {
+            assert!(len > 0 && offset.checked_add(len).is_some_and(|end| end <= leased::MAX_BYTES));
+        }
+    }
+    again.clear();
+    if let Ok(reply) = leased::parse_reply(bytes) {
+        reply.encode(&mut again);
+        assert_eq!(again, bytes, "a reply that is encoded in another way");
+        if let leased::Reply::Chunks { content, first, count } | leased::Reply::Fill { content, first, count } = reply {
+            assert!(count > 0 && count as usize <= leased::MAX_DESCRIPTORS);
+            for chunk in first..first + u64::from(count) {
+                let len = content.len_of(chunk);
+                assert!((leased::MIN_CHUNK..=leased::MAX_CHUNK).contains(&len) && len % leased::MIN_CHUNK == 0);
+            }
+        }
+    }
+    assert!(again.len() <= leased::MAX_MESSAGE);
+}
 
 fn check(bytes: &[u8]) {
     let mut again = Vec::new();

@@ -34,6 +34,10 @@
  * that were open are lost: their next call fails with ESTALE, once. Then acquire again, and redo the epoch. The same
  * happens to an epoch below which others overwrite more than the server has memory for.
  *
+ * A file that is not below a mount can be mapped for reading while a daemon serves (spinio gaia serve): the processes of
+ * a user share one copy on each GPU. Acquire fails with ETXTBSY while a process has the file open for writing; the map
+ * keeps the bytes of its last acquire until the next one. There is no release.
+ *
  * A map never extends a file: stores past its end are dropped. Addresses are device addresses, sizes and offsets are
  * bytes. A forked child has no maps; those of its parent stay valid. Unless stated otherwise a function returns -1 and
  * sets errno when it fails, and spinio_last_error() of spinio.h returns a sentence about the cause. All may fail with
@@ -63,8 +67,10 @@ enum {
  * address of the first byte, at a multiple of 4096, or NULL and errno.
  * EACCES: the descriptor is not open for this access (O_RDONLY or O_RDWR for READ, O_RDWR for WRITE). EBADF: no
  * descriptor. EINVAL: offset, an empty range, unknown bits of access. ENODEV: no device is in use. ENOMEM: the device
- * is full, or the server has no memory for a map of this size. ENOTSUP: not a file below a GAIA mount, or Linux before
- * 6.16; or the device cannot map files; or a forked child of a process with maps. EUSERS: this user has too many maps. */
+ * is full, or the server has no memory for a map of this size. ENOTSUP: not a file below a GAIA mount, and either access
+ * is WRITE, or no daemon serves, or the file system has no leases that exclude all writers; or the device cannot map
+ * files; or Linux is too old (6.16, without a mount 6.9); or a forked child of a process with maps. EUSERS: this user has
+ * too many maps. ETXTBSY: another process has a lease on it. */
 void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
 
 /* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map
@@ -75,17 +81,20 @@ int spinio_gaia_unmap(void *address);
  * (spinio_set_stream), and when it returns, kernels see what CPU programs had written and other maps had released when
  * it was called. Inside an epoch the program's own stores are kept. Returns the bytes of the range that are in the
  * file; those past its end are zeros. EINVAL: the range is empty or not within one map, or unknown bits of access.
- * EACCES: the map is read-only. ESTALE: see above. EBUSY: the stream is being captured into a graph. After any other
- * error, as EIO from the disk, an epoch of the map that was open may be lost too. */
+ * EACCES: the map is read-only. ESTALE: see above. EBUSY: the stream is being captured into a graph. Of a file that is
+ * not below a mount: ETXTBSY, a process has it open for writing; EPERM, nothing excludes writers, since the file is
+ * another user's; ENOMEM, the device or the daemon's limit has no room; EIO, the daemon has ended. After any other error,
+ * as EIO from the disk, an epoch of the map that was open may be lost too. */
 ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
 
 /* Publishes the stores to the pages of a range, and ends their epoch, with flags 0. It starts after the work queued
  * on the thread's stream. When it returns, loads and reads of CPU programs return the new bytes, also through mappings
  * that exist already. Returns the bytes of the pages that were published, 0 if no store changed a byte. All pages or
- * none. EINVAL: the range is not within one map, or a page of it was not acquired for writing. ESTALE: see above.
- * EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit.
+ * none. EINVAL: the range is not within one map, or a page of it was not acquired for writing, or the map is read-only.
+ * ESTALE: see above. EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the
+ * range may fit.
  *
- * With SPINIO_GAIA_DISCARD the stores are dropped instead: nobody sees them, and the next acquire fetches the pages
+ * With SPINIO_GAIA_DISCARD the stores are dropped instead: no program sees them, and the next acquire fetches the pages
  * again. Returns 0. Pages of the range that are not acquired for writing stay as they are, and an epoch that was lost
  * just ends: neither EINVAL for that nor ESTALE. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);

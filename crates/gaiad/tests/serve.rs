@@ -24,6 +24,8 @@ const CHUNK: u64 = 2 << 20;
 /// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
 const ROLE: &str = "SPINIO_SERVE_TEST_ROLE";
 const SOCKET: &str = "SPINIO_SERVE_TEST_SOCKET";
+/// Seconds within which a client of the daemon has to fill a chunk, if not the default.
+const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
 /// Reads by `pread`, slowly if asked to.
 struct Plain {
@@ -97,7 +99,11 @@ impl Bench {
     }
 
     fn start(&mut self, limit: u64) {
-        let mut child = role(&format!("daemon {limit}"), &self.socket()).stdin(Stdio::piped()).spawn().unwrap();
+        self.start_with(role(&format!("daemon {limit}"), &self.socket()));
+    }
+
+    fn start_with(&mut self, mut command: Command) {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("serving")));
         self.daemon = Some(child);
@@ -204,7 +210,10 @@ fn other_process() {
     let socket = PathBuf::from(std::env::var_os(SOCKET).unwrap());
     if let Some(limit) = role.strip_prefix("daemon ") {
         let limit: u64 = limit.parse().unwrap();
-        let daemon = Daemon::bind(&socket, (limit > 0).then_some(limit)).unwrap();
+        let mut daemon = Daemon::bind(&socket, (limit > 0).then_some(limit)).unwrap();
+        if let Ok(seconds) = std::env::var(FILL_WITHIN) {
+            daemon.set_fill_within(Duration::from_secs(seconds.parse().unwrap()));
+        }
         println!("serving");
         daemon.run(&std::io::stdin()).unwrap();
         drop(daemon);
@@ -333,6 +342,32 @@ fn others_take_over_from_a_client_that_is_killed_while_it_fills() {
 }
 
 #[test]
+fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
+    let mut bench = Bench::new(0);
+    bench.kill();
+    let mut command = role("daemon 0", &bench.socket());
+    command.env(FILL_WITHIN, "1");
+    bench.start_with(command);
+    let bytes = content(4 * CHUNK as usize, 14);
+    let path = bench.file("weights", &bytes);
+    let (mut stopped, mut waiting) = (bench.client(), bench.client());
+    assert_eq!(stopped.ask("slow 300"), "ok");
+    assert_eq!(stopped.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
+    stopped.order("acquire");
+    std::thread::sleep(Duration::from_millis(200));
+    let pid = rustix::process::Pid::from_child(&stopped.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    waiting.map(&path, bytes.len());
+    waiting.has(&bytes);
+    assert_eq!(waiting.bytes(), (bytes.len() as u64, 0));
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(stopped.answer(), bytes.len().to_string());
+    stopped.has(&bytes);
+    assert_eq!(stopped.bytes().1, bytes.len() as u64);
+    assert_eq!(bench.status().bytes, bytes.len() as u64);
+}
+
+#[test]
 fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     let bench = Bench::new(0);
     let old = content(3 * CHUNK as usize, 4);
@@ -365,6 +400,11 @@ fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     assert_eq!(one.ask("acquire"), old.len().to_string());
     one.has(&longer[..old.len()]);
     two.has(&content(3 * CHUNK as usize, 5));
+    // Breaks no lease.
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC;
+    drop(rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap());
+    assert_eq!(one.ask("acquire"), "0");
+    one.has(&vec![0; old.len()]);
 }
 
 #[test]

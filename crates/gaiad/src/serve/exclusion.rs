@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A lease is verified at each acquire and after each fill: the Linux kernel breaks it by force where the daemon was
-//! stopped for too long.
+//! stopped for too long. So are size and time of the file: `open` with O_RDONLY and O_TRUNC breaks no lease.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -34,7 +34,7 @@ pub(super) struct FileKey {
 /// What excludes writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exclusion {
-    Lease,
+    Lease(ChangeStamp),
     Sealed,
     Immutable(ChangeStamp),
     ReadOnly(ChangeStamp),
@@ -106,7 +106,10 @@ impl LeasedFile {
         let uncounted = stat.unlinked && fs_magic::WRITER_NOT_COUNTED.contains(&self.file_system);
         let leased = if uncounted { Err(Errno::INVAL) } else { linux::take_read_lease(fd, watcher) };
         let refused = match leased {
-            Ok(()) => return Ok((Exclusion::Lease, linux::fstat(fd)?.size)),
+            Ok(()) => {
+                let stamp = self.stamp()?;
+                return Ok((Exclusion::Lease(stamp), stamp.size));
+            }
             Err(errno) => errno,
         };
         if linux::is_sealed(fd) {
@@ -131,7 +134,11 @@ impl LeasedFile {
         let fd = self.fd.as_raw_fd();
         let unchanged = |stamp| self.stamp() == Ok(stamp);
         match by {
-            Exclusion::Lease => linux::has_read_lease(fd),
+            // Not the time of change, which another name of the file or another mode sets too.
+            Exclusion::Lease(stamp) => {
+                let same = |now: ChangeStamp| (now.modified, now.size) == (stamp.modified, stamp.size);
+                linux::has_read_lease(fd) && self.stamp().is_ok_and(same)
+            }
             Exclusion::Sealed => true,
             Exclusion::Immutable(stamp) => linux::is_immutable(fd) && unchanged(stamp),
             Exclusion::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && unchanged(stamp),
@@ -140,7 +147,7 @@ impl LeasedFile {
 
     /// Lets writers go on.
     pub(super) fn admit_writers(&self, by: Exclusion) {
-        if by == Exclusion::Lease {
+        if matches!(by, Exclusion::Lease(_)) {
             let _ = linux::release_lease(self.fd.as_raw_fd());
         }
     }

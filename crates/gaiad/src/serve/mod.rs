@@ -50,6 +50,9 @@ use self::store::Store;
 
 pub use self::query::{DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 
+/// A client that does not fill a chunk within this time loses it to one that waits.
+const FILL_WITHIN: Duration = Duration::from_secs(20);
+
 /// After a failed accept: descriptors or memory of clients that end will do.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -60,6 +63,7 @@ pub struct Daemon {
     lock_path: PathBuf,
     socket: OwnedFd,
     limit: Option<u64>,
+    fill_within: Duration,
     _lock: File,
 }
 
@@ -83,7 +87,12 @@ impl Daemon {
         // Of a daemon that was killed.
         let _ = std::fs::remove_file(path);
         let socket = listen(path).map_err(|e| error("cannot make the socket", &e))?;
-        Ok(Daemon { path: path.to_owned(), lock_path, socket, limit, _lock: lock })
+        Ok(Daemon { path: path.to_owned(), lock_path, socket, limit, fill_within: FILL_WITHIN, _lock: lock })
+    }
+
+    /// Sets the time within which a client has to fill a chunk that others wait for; 20 s by default.
+    pub fn set_fill_within(&mut self, fill_within: Duration) {
+        self.fill_within = fill_within;
     }
 
     /// Serves until `stop` is readable, or a client of the same user asks it to end.
@@ -95,7 +104,7 @@ impl Daemon {
         let limit = rustix::process::getrlimit(Resource::Nofile);
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
-        let store = start_watcher(self.limit, end).map_err(failed)?;
+        let store = start_watcher(self.limit, self.fill_within, end).map_err(failed)?;
         loop {
             match wait(&[self.socket.as_fd(), stop.as_fd(), ended.as_fd()]) {
                 Ok([_, false, false]) => {}
@@ -146,7 +155,7 @@ fn wait<const N: usize>(fds: &[BorrowedFd<'_>; N]) -> Result<[bool; N], Errno> {
 }
 
 /// The store, and the thread that gives broken leases back.
-fn start_watcher(limit: Option<u64>, end: OwnedFd) -> Result<Arc<Store>, Errno> {
+fn start_watcher(limit: Option<u64>, fill_within: Duration, end: OwnedFd) -> Result<Arc<Store>, Errno> {
     let (sender, started) = mpsc::channel();
     let (give, take) = mpsc::channel::<Arc<Store>>();
     let watch = move || {
@@ -160,7 +169,7 @@ fn start_watcher(limit: Option<u64>, end: OwnedFd) -> Result<Arc<Store>, Errno> 
     };
     linux::spawn_signals_blocked("gaia-lease", 256 << 10, watch).map_err(|_| Errno::AGAIN)?;
     let watcher = started.recv().map_err(|_| Errno::AGAIN)?;
-    let store = Arc::new(Store::new(limit, watcher, end));
+    let store = Arc::new(Store::new(limit, fill_within, watcher, end));
     let _ = give.send(Arc::clone(&store));
     Ok(store)
 }

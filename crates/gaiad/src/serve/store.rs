@@ -23,9 +23,6 @@ use spinio_pagecache::leased_messages::{Content, ContentId, MAX_BYTES, MAX_DESCR
 use super::exclusion::{Exclusion, FileKey, LeasedFile};
 use crate::quotas::{Limits, Quotas};
 
-/// A client that does not fill its chunk within this time loses it to one that waits.
-const FILL_WITHIN: Duration = Duration::from_secs(20);
-
 /// Chunks that a client is to fill at a time: in one large read.
 const FILLS: u64 = 4;
 
@@ -75,6 +72,8 @@ pub(super) struct Store {
     state: Mutex<State>,
     changed: Condvar,
     pub(super) limit: Option<u64>,
+    /// A client that does not fill its chunk within this time loses it to one that waits.
+    fill_within: Duration,
     /// The thread that lease breaks are signalled to.
     watcher: u32,
     pub(super) quotas: Quotas,
@@ -110,10 +109,10 @@ pub(super) struct Client<'a> {
 }
 
 impl Store {
-    pub(super) fn new(limit: Option<u64>, watcher: u32, end: OwnedFd) -> Store {
+    pub(super) fn new(limit: Option<u64>, fill_within: Duration, watcher: u32, end: OwnedFd) -> Store {
         let quotas = Quotas::new(Limits { connections: CONNECTIONS, pages: 0 });
         let (state, changed) = (Mutex::default(), Condvar::new());
-        Store { state, changed, limit, watcher, quotas, since: Instant::now(), end }
+        Store { state, changed, limit, fill_within, watcher, quotas, since: Instant::now(), end }
     }
 
     /// A client with a map of a file.
@@ -216,7 +215,7 @@ impl Client<'_> {
                 _ => None,
             });
             let Some(began) = began.min() else { return Ok(Next::Ready { content }) };
-            let left = FILL_WITHIN.saturating_sub(began.elapsed());
+            let left = self.store.fill_within.saturating_sub(began.elapsed());
             let waited = self.store.changed.wait_timeout(state, left.max(Duration::from_millis(1)));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -258,7 +257,7 @@ impl Client<'_> {
         closed: &mut Closed,
     ) -> Result<Option<Next>, Errno> {
         let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
-        let late = |since: &Instant| since.elapsed() >= FILL_WITHIN;
+        let late = |since: &Instant| since.elapsed() >= self.store.fill_within;
         entry.chunks.retain(|_, chunk| {
             // What this client was to fill, and asks for again, it has given up.
             !matches!(chunk, Chunk::Filling { by, since } if *by == self.id || late(since))
