@@ -52,7 +52,9 @@ impl Error {
             i32::try_from(errno).ok().filter(|n| (1..4096).contains(n)).map_or(Errno::IO, Errno::from_raw_os_error);
         let sentence = match errno {
             Errno::NOSPC => {
-                "The GAIA server has no memory left for so many released pages: release parts of the range".to_owned()
+                "The GAIA server has no memory left for so many released pages (release parts of the range), or earlier \
+                 ones find no space on the disk"
+                    .to_owned()
             }
             Errno::NOMEM => "The GAIA server has no memory left for a map of this size".to_owned(),
             Errno::USERS => "This user has too many maps of files of the mount".to_owned(),

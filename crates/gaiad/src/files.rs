@@ -42,6 +42,8 @@ pub(crate) struct File {
     gone: AtomicBool,
     /// When the oldest page was released that may not be written out.
     dirty_since: Mutex<Option<Instant>>,
+    /// The last attempt to write out released pages has failed.
+    stuck: AtomicBool,
 }
 
 impl File {
@@ -53,6 +55,7 @@ impl File {
             users: AtomicUsize::new(0),
             gone: AtomicBool::new(false),
             dirty_since: Mutex::default(),
+            stuck: AtomicBool::new(false),
         }
     }
 
@@ -73,6 +76,11 @@ impl File {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(SeqCst)
+    }
+
+    /// Whether released pages could not be written out the last time.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(SeqCst)
     }
 
     /// A release has made pages dirty.
@@ -210,22 +218,26 @@ impl Files {
         std::mem::replace(&mut *file.pages(), empty).discard();
     }
 
-    /// Writes all pages released before to the file below the mount.
+    /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.
     pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
         *lock(&file.dirty_since) = None;
         let dirty: Vec<u64> = file.pages().dirty().collect();
         if dirty.is_empty() {
+            file.stuck.store(false, SeqCst);
             return Ok(());
         }
         let written = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
             let backing = FileBacking(fd.as_fd());
-            dirty.chunks(WRITE_OUT).try_for_each(|chunk| {
+            let chunks = dirty.chunks(WRITE_OUT).map(|chunk| {
                 self.times.keep(file.node, fd.as_fd(), || {
                     let mut pages = file.pages();
-                    chunk.iter().try_for_each(|page| pages.write_out(&backing, *page)).map_err(|e| errno(&e))
+                    let each = chunk.iter().map(|page| pages.write_out(&backing, *page).map_err(|e| errno(&e)));
+                    each.fold(Ok(()), Result::and)
                 })
-            })
+            });
+            chunks.fold(Ok(()), Result::and)
         });
+        file.stuck.store(written.is_err(), SeqCst);
         if written.is_err() {
             file.mark_dirty();
         }

@@ -55,10 +55,15 @@ impl Client<'_> {
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
         files::settle(&self.file, &self.all.kernel);
+        let files = self.all.content.files();
+        // Pages that find no space on the disk must leave memory to other files.
+        if self.file.is_stuck() && (files.slots().free_slots() as u64) < most / 2 {
+            files.write_out(&self.file)?;
+        }
         let commit = match self.commit(&draft) {
             Err(pagecache::Error::NoSpace) => {
                 // Slots are freed by writing out what is released already.
-                self.all.content.files().finish();
+                files.finish();
                 self.commit(&draft)
             }
             result => result,

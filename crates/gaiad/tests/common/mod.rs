@@ -100,6 +100,20 @@ impl TestMount {
         std::fs::create_dir(&dir).unwrap();
         std::fs::create_dir(&reference).unwrap();
         fill(&dir);
+        Some(TestMount::start(dir, reference, Some(root), change))
+    }
+
+    /// Mounts over a directory of the caller, who has asked whether that is [`unavailable`].
+    pub fn over(dir: &Path) -> TestMount {
+        TestMount::start(dir.to_owned(), PathBuf::new(), None, |_| ())
+    }
+
+    fn start(
+        dir: PathBuf,
+        reference: PathBuf,
+        root: Option<tempfile::TempDir>,
+        change: impl FnOnce(&mut Command),
+    ) -> TestMount {
         let mut supervisor = role(SUPERVISOR, &dir);
         change(&mut supervisor);
         let mut supervisor = supervisor.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -137,8 +151,8 @@ impl TestMount {
                 let _ = mount::abort(&dir);
             });
         }
-        let (stop, root) = (supervisor.stdin.take(), Some(root));
-        Some(TestMount { dir, reference, socket, pid, servers, stop, supervisor, unmounted: false, watchdog, root })
+        let stop = supervisor.stdin.take();
+        TestMount { dir, reference, socket, pid, servers, stop, supervisor, unmounted: false, watchdog, root }
     }
 
     /// The supervisor's process.
@@ -171,6 +185,16 @@ impl TestMount {
         all.split_whitespace().map(|pid| pid.parse().unwrap()).find(|pid| *pid != self.server()).unwrap()
     }
 
+    /// Stops the server (SIGSTOP) until [`TestMount::continue_server`].
+    pub fn stop_server(&self) {
+        stop_process(self.server());
+    }
+
+    /// Lets it go on.
+    pub fn continue_server(&self) {
+        signal(self.server(), Signal::CONT);
+    }
+
     /// Kills the server and waits for the next one.
     pub fn kill_server(&self) {
         let before = self.servers();
@@ -196,6 +220,12 @@ impl TestMount {
 
     /// Unmounts as `spinio gaia umount` does, and returns what was mounted over, which is still there.
     pub fn unmount(mut self) -> (PathBuf, tempfile::TempDir) {
+        self.unmount_directory();
+        (self.dir.clone(), self.root.take().unwrap())
+    }
+
+    /// The same where the caller has the directory.
+    pub fn unmount_directory(&mut self) {
         // A child of another test may have its files open, until it executes its program.
         let unmounted = (0..200).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
@@ -204,7 +234,6 @@ impl TestMount {
         assert!(unmounted);
         self.ended();
         self.unmounted = true;
-        (self.dir.clone(), self.root.take().unwrap())
     }
 
     /// Stops the supervisor as a signal would.
@@ -226,6 +255,24 @@ impl TestMount {
     /// Waits for the end of the supervisor after an unmount.
     pub fn ended(&mut self) {
         assert!(self.supervisor.wait().unwrap().success());
+    }
+}
+
+/// Sends a signal to a process of the test.
+pub fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// Stops a process, and waits until all its threads are stopped.
+pub fn stop_process(pid: u32) {
+    signal(pid, Signal::STOP);
+    let stopped = |task: std::fs::DirEntry| {
+        // A thread that has ended is not there any more.
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_else(|_| ") T".to_owned());
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| stopped(task.unwrap())) {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
