@@ -11,14 +11,16 @@
 //!   stacks    both, on every block stack
 //!   user      the cases that need no disk of their own, as an ordinary user
 //!   nvmmu     moves on arrays with parity, and the requests to the members
+//!   gaia      mounts of GAIA: CPU programs, maps of the emulated device, servers that die
 //!   preload   an unmodified program that reads into it, under LD_PRELOAD
 //!   after     the disks are consistent
 //! ```
 //!
-//! With a Linux kernel that publishes no device memory only `stacks`, `nvmmu` and `after` have cases.
+//! With a Linux kernel that publishes no device memory only `stacks`, `nvmmu`, `gaia` and `after` have cases.
 
 mod as_user;
 mod case;
+mod gaia;
 mod loop_device;
 mod machine;
 mod md;
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
     }
     let mut cases = stacks::cases();
     cases.extend(nvmmu::cases());
+    cases.extend(gaia::cases());
     cases.extend(machine::last_cases());
     cases.extend(stacks::last_cases());
     tally += case::run_all(&cases, &guest, &only);

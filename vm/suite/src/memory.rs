@@ -13,7 +13,8 @@ use std::sync::OnceLock;
 
 use linux_raw_sys::general as k;
 use spinio_device::emulated::Emulated;
-use spinio_device::{Device, DeviceAddr, DeviceKind, WaitMode, registry};
+use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
+use spinio_gaia::{Access, Map};
 use spinio_io::Target;
 use spinio_sys::Errno;
 use spinio_sys::linux;
@@ -66,6 +67,40 @@ impl Memory for EmulatedMemory {
         // SAFETY: `bytes` lives until the drain returns.
         unsafe { self.0.copy_in(queue, to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
         self.0.synchronize(queue, WaitMode::Block).expect("drain");
+    }
+}
+
+/// Memory of a GAIA map on the emulated device.
+pub(crate) struct MapMemory {
+    device: &'static Emulated,
+    pub(crate) map: Map,
+}
+
+impl MapMemory {
+    /// The first `len` bytes of a file below a GAIA mount.
+    pub(crate) fn of(file: &fs::File, len: usize) -> Result<MapMemory, spinio_gaia::Error> {
+        static DEVICE: OnceLock<&'static Emulated> = OnceLock::new();
+        let device = *DEVICE.get_or_init(|| spinio_testkit::buffer::emulated("size=16M"));
+        let map = Map::new(file.as_raw_fd(), 0, len as u64, Access::Write, device)?;
+        Ok(MapMemory { device, map })
+    }
+
+    /// A copy of `len` bytes from the start, as a kernel would load them.
+    pub(crate) fn bytes(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let from = DeviceAddr(self.map.address());
+        // SAFETY: `bytes` lives until the device was synchronized.
+        unsafe { self.device.copy_out(StreamId(0), bytes.as_mut_ptr(), from, len) }.expect("copy out");
+        self.device.synchronize(StreamId(0), WaitMode::Block).expect("drain");
+        bytes
+    }
+
+    /// Stores bytes, as a kernel would.
+    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
+        let to = DeviceAddr(self.map.address() + at as u64);
+        // SAFETY: as above.
+        unsafe { self.device.copy_in(StreamId(0), to, bytes.as_ptr(), bytes.len()) }.expect("copy in");
+        self.device.synchronize(StreamId(0), WaitMode::Block).expect("drain");
     }
 }
 
