@@ -138,3 +138,49 @@ os.rename('copy', 'sendfile'); print(sorted(os.listdir()), os.statvfs('.').f_nam
 END",
     );
 }
+
+#[test]
+fn rsync_copies_updates_and_checks_trees() {
+    compare(
+        &["rsync", "truncate"],
+        "mkdir -p in/a/b; i=0; while [ $i -lt 40 ]; do seq $i $((i*97)) >in/a/f$i; i=$((i+1)); done
+         truncate -s 3M in/sparse; echo data | dd of=in/sparse bs=1M seek=2 conv=notrunc status=none
+         seq 200000 >in/large; ln in/large in/hard; ln -s a in/soft; chmod 4751 in/a/f1; touch -d 2001-02-03 in/a in/a/f2
+         rsync -aHAXS in/ out; rsync -aHAXSni --checksum in/ out; [ $(du -k out/sparse | cut -f1) -lt 100 ] && echo sparse
+         seq 100 >>in/a/f3; rm in/a/f4; mv in/a/f5 in/a/b/; dd if=in/large of=in/large bs=1 count=9 seek=70000 conv=notrunc status=none
+         rsync -aHAX --checksum --inplace --no-whole-file --delete in/ out; rsync -aHAXni --checksum --delete in/ out; cksum out/hard
+         rsync -aHAX --checksum --delay-updates --link-dest=$PWD/out in/ third; stat -c '%h %a' third/large third/a/f1; rm -r in third",
+    );
+}
+
+#[test]
+fn fio_reads_back_what_it_wrote() {
+    compare(
+        &["fio"],
+        "verify() { fio --name=$1 --ioengine=$* --size=6M --bsrange=4k-64k --rw=randwrite --verify=crc32c --verify_fatal=1 \\
+             --randrepeat=1 --end_fsync=1 --fallocate=none >log 2>&1 || { cat log; exit 1; }; echo $*; }
+         verify sync; verify sync --direct=1 --rw=randrw; verify mmap --fsync=50; verify psync --overwrite=1 --numjobs=2
+         [ $(cat /proc/sys/kernel/io_uring_disabled 2>/dev/null || echo 2) != 0 ] ||
+             for direct in 0 1; do verify io_uring --iodepth=16 --direct=$direct --blockalign=4k; done
+         rm -f log *.0 *-verify.state *.[0-9].[0-9]",
+    );
+}
+
+#[test]
+fn stressors_of_files_find_nothing() {
+    compare(
+        &["stress-ng"],
+        "stress() { stress-ng --quiet --verify --temp-path . --timeout 20 --seed 7 \"$@\"; echo $? $1; }
+         stress --hdd 2 --hdd-ops 1000 --hdd-bytes 3M --hdd-opts wr-rnd,rd-rnd,fsync
+         stress --hdd 1 --hdd-ops 200 --hdd-bytes 3M --hdd-opts direct,wr-seq,rd-seq
+         stress --mmap 1 --mmap-ops 2 --mmap-bytes 2M --mmap-file --mmap-async
+         stress --aio 1 --aio-ops 200; stress --aiol 1 --aiol-ops 200; stress --iomix 1 --iomix-ops 60 --iomix-bytes 3M
+         stress --fallocate 1 --fallocate-ops 6 --fallocate-bytes 3M; stress --seek 1 --seek-ops 50 --seek-size 3M
+         stress --copy-file 1 --copy-file-ops 15 --copy-file-bytes 128M; stress --sync-file 1 --sync-file-ops 3 --sync-file-bytes 3M
+         stress --rename 2 --rename-ops 200; stress --dentry 1 --dentry-ops 200 --dentries 50; stress --dir 1 --dir-ops 200
+         stress --xattr 1 --xattr-ops 2
+         stress --flock 2 --flock-ops 2000; stress --lockf 2 --lockf-ops 500; stress --utime 1 --utime-ops 200
+         stress --sendfile 1 --sendfile-ops 30 --sendfile-size 1M; stress --readahead 1 --readahead-ops 20 --readahead-bytes 3M
+         stress --msync 1 --msync-ops 30 --msync-bytes 1M; stress --chmod 1 --chmod-ops 30",
+    );
+}
