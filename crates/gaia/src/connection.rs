@@ -31,7 +31,14 @@ impl Connection {
     /// Connects to the server that gave the ticket.
     pub(crate) fn dial(ticket: &TicketReply) -> Result<Connection> {
         let failed = |e: Errno| match e {
-            Errno::CONNREFUSED | Errno::NOENT => Error::disconnected(),
+            Errno::CONNREFUSED => Error::disconnected(),
+            // It lives as long as the mount, which has just given the ticket.
+            Errno::NOENT => {
+                let path = String::from_utf8_lossy(ticket.path());
+                let sentence =
+                    format!("The socket of the GAIA mount, {path}, is not here: a container needs its directory too");
+                Error::new(Errno::NOENT, sentence)
+            }
             e => Error::of(e, "connect to the GAIA server"),
         };
         let address = SocketAddrUnix::new(ticket.path()).map_err(failed)?;

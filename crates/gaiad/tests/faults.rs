@@ -1,83 +1,25 @@
 //! Disks that are full or fail, and processes that are stopped: what is reported, to whom, and that all others go on.
 
-#![expect(unsafe_code, reason = "device memory")]
-
 mod common;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::process::Signal;
-use spinio_device::emulated::{Config, Emulated};
-use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Map};
 
-use crate::common::{TestMount, signal, stop_process, unavailable};
-
-const PAGE: usize = 4096;
-/// Set in the environment of a client process, to its file.
-const CLIENT: &str = "SPINIO_GAIAD_TEST_CLIENT";
+use crate::common::gpu::{Client, Gpu, PAGE, open};
+use crate::common::{TestMount, gpu, signal, stop_process, unavailable};
 
 #[test]
 fn server_role() {
     common::server_role();
-}
-
-fn device() -> &'static Emulated {
-    Emulated::start(Config::parse("size=4M").unwrap()).unwrap()
-}
-
-fn open(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).open(path).unwrap()
-}
-
-/// A map for writing of the first pages of a file, and its device.
-struct Gpu(&'static Emulated, Map, u64);
-
-impl Gpu {
-    fn new(file: &File, pages: usize) -> Gpu {
-        let (device, len) = (device(), (pages * PAGE) as u64);
-        Gpu(device, Map::new(file.as_raw_fd(), 0, len, Access::Write, device).unwrap(), len)
-    }
-
-    fn acquire(&self) {
-        self.1.acquire(0, self.2, Access::Write).unwrap();
-    }
-
-    fn release(&self) {
-        self.1.release(0, self.2).unwrap();
-    }
-
-    fn load(&self, at: usize) -> u8 {
-        let mut byte = 0;
-        let from = DeviceAddr(self.1.address() + at as u64);
-        // SAFETY: the byte lives until the device was synchronized.
-        unsafe { self.0.copy_out(StreamId(0), &mut byte, from, 1) }.unwrap();
-        self.0.synchronize(StreamId(0), WaitMode::Block).unwrap();
-        byte
-    }
-
-    fn store(&self, at: usize, bytes: &[u8]) {
-        let to = DeviceAddr(self.1.address() + at as u64);
-        // SAFETY: as above.
-        unsafe { self.0.copy_in(StreamId(0), to, bytes.as_ptr(), bytes.len()) }.unwrap();
-        self.0.synchronize(StreamId(0), WaitMode::Block).unwrap();
-    }
-
-    /// One epoch that stores the same byte in the first of these pages.
-    fn epoch(&self, pages: usize, byte: u8) {
-        self.acquire();
-        self.store(0, &vec![byte; pages * PAGE]);
-        self.release();
-    }
 }
 
 fn byte(file: &File, at: usize) -> u8 {
@@ -305,39 +247,16 @@ fn error_of_the_disk_is_reported_once_by_fsync() {
     assert!(std::fs::read(dir.join("good")).unwrap()[..2 * PAGE] == [[11; PAGE], [111; PAGE]].concat());
 }
 
-/// A client process: epochs that add to a byte of their own. `step`: each waits for a line, inside the epoch.
 #[test]
 fn client_role() {
-    let Some(path) = std::env::var_os(CLIENT) else { return };
-    let gpu = Gpu::new(&open(Path::new(&path)), 1);
-    let mut line = String::new();
-    let mut stdin = std::io::stdin().lock();
-    loop {
-        gpu.acquire();
-        gpu.store(1, &[gpu.load(1).wrapping_add(1)]);
-        println!("open");
-        line.clear();
-        if stdin.read_line(&mut line).unwrap() == 0 {
-            std::process::exit(0);
-        }
-        gpu.release();
-    }
-}
-
-fn client(path: &Path) -> Child {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", "client_role", "--nocapture", "-q"]).env(CLIENT, path);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    gpu::client_role();
 }
 
 #[test]
 fn client_that_is_stopped_delays_nobody() {
     let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [0; PAGE]).unwrap()) else { return };
     let path = mount.dir.join("file");
-    let mut child = client(&path);
-    let mut stdin = child.stdin.take().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut opened = || while lines.next().unwrap().unwrap() != "open" {};
+    let mut client = Client::start(Client::command(&path));
     let file = open(&path);
     let gpu = Gpu::new(&file, 1);
     let mut rounds = 0;
@@ -354,23 +273,22 @@ fn client_that_is_stopped_delays_nobody() {
         rounds
     };
     // Inside an epoch.
-    opened();
-    stop_process(child.id());
+    assert_eq!(client.says(), "open");
+    stop_process(client.id());
     others(20);
     assert_eq!(byte(&file, 1), 0, "not released yet");
-    signal(child.id(), Signal::CONT);
+    signal(client.id(), Signal::CONT);
     // Anywhere, also between the messages of an acquire and of a release.
     for round in 0..20 {
-        stdin.write_all(b"\n").unwrap();
+        client.go_on();
         std::thread::sleep(Duration::from_micros(round * 100));
-        stop_process(child.id());
+        stop_process(client.id());
         others(3);
-        signal(child.id(), Signal::CONT);
-        opened();
+        signal(client.id(), Signal::CONT);
+        assert_eq!(client.says(), "open");
         assert_eq!(u64::from(byte(&file, 1)), round + 1);
     }
-    drop(stdin);
-    assert!(child.wait().unwrap().success());
+    client.finish();
     assert_eq!((others(1), mount.servers()), (81, 1));
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
 
 pub mod both;
+pub mod gpu;
 pub mod raw;
 
 use std::io::{BufRead, BufReader};
