@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use spinio_fuse::mount;
 
+use crate::status::status;
 use crate::supervisor::{MountError, await_end, connection_of, mount_point};
 
 /// How long the daemon may take to end after the mount is gone.
@@ -14,17 +16,35 @@ const END: Duration = Duration::from_secs(30);
 /// Unmounts GAIA from a directory, and waits until all is written and the daemon has ended.
 ///
 /// # Errors
-/// If it is not mounted there, or in use.
+/// If it is not mounted there, or in use, or if released bytes cannot be written: they would be lost.
 pub fn unmount(directory: &Path) -> Result<(), MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
     let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
+    write_out(&point)?;
     mount::unmount(&point).map_err(|e| match e {
         Errno::BUSY => error("in use; `fuser -vm` or `lsof +f --` names the programs".into()),
         Errno::PERM => error("unmounting needs root".into()),
         e => error(format!("cannot unmount: {e}")),
     })?;
     if await_end(connection, END) { Ok(()) } else { Err(error("unmounted, but its daemon still runs".into())) }
+}
+
+/// Writes what GPU programs have released, while the daemon still has it if that fails.
+fn write_out(point: &Path) -> Result<(), MountError> {
+    // Where no server answers, the caller waits for one.
+    let Ok(status) = status(point) else { return Ok(()) };
+    for file in status.files.iter().filter(|file| file.dirty > 0) {
+        let path = point.join(file.path.trim_start_matches('/'));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // It may have no name, or another one by now.
+        let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+        rustix::fs::fsync(&opened).map_err(|e| {
+            let pages = file.dirty;
+            MountError::new(format!("{}: {pages} released pages cannot be written: {e}", path.display()))
+        })?;
+    }
+    Ok(())
 }

@@ -144,6 +144,8 @@ fn full_disk_is_reported_by_fsync_until_there_is_space() {
     mount.kill_server();
     assert_eq!(byte(&file, 0), 12);
     assert_eq!(errno(file.sync_all()), Some(Errno::NOSPC));
+    let refused = spinio_gaiad::unmount(&dir).unwrap_err().to_string();
+    assert!(refused.contains("sparse: 7 released pages cannot be written: No space"), "{refused}");
     std::fs::remove_file(&filler).unwrap();
     assert_eq!((errno(file.sync_all()), errno(file.sync_all())), (None, None));
     drop((gpu, gpu_of_other, file, other));
