@@ -32,6 +32,14 @@ structures! {
         attr: Attr,
     }
     AttrOut { valid: u64, valid_nsec: u32, padding: u32, attr: Attr }
+    SxTime { seconds: i64, nsec: u32, reserved: i32 }
+    /// As `struct statx`.
+    Sx {
+        mask: u32, block_size: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16, ino: u64,
+        size: u64, blocks: u64, attributes_mask: u64, atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime,
+        rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+    }
+    StatxOut { valid: u64, valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Sx }
     OpenOut { fh: u64, open_flags: u32, backing: i32 }
     WriteOut { size: u32, padding: u32 }
     XattrOut { size: u32, padding: u32 }
@@ -52,6 +60,7 @@ structures! {
     BatchForgetIn { count: u32, padding: u32 }
     ForgetOne { node: u64, lookups: u64 }
     GetattrIn { flags: u32, padding: u32, fh: u64 }
+    StatxIn { getattr_flags: u32, padding: u32, fh: u64, flags: u32, mask: u32 }
     SetattrIn {
         valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
         atime_nsec: u32, mtime_nsec: u32, ctime_nsec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
@@ -134,6 +143,7 @@ pub mod opcode {
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
+    pub const STATX: u32 = 52;
 }
 
 /// Flags of INIT; those from bit 32 on are sent in `flags2`.

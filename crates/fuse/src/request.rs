@@ -40,6 +40,8 @@ pub enum Operation<'a> {
     },
     BatchForget(Forgets<'a>),
     Getattr(abi::GetattrIn),
+    /// Since Linux 6.6, where a program asks for the birth time.
+    Statx(abi::StatxIn),
     Setattr(abi::SetattrIn),
     Readlink,
     Symlink {
@@ -226,6 +228,7 @@ impl<'a> Operation<'a> {
                 O::BatchForget(Forgets(rest.bytes(count.checked_mul(16).ok_or(Malformed)?)?))
             }
             opcode::GETATTR => O::Getattr(rest.take()?),
+            opcode::STATX => O::Statx(rest.take()?),
             opcode::SETATTR => O::Setattr(rest.take()?),
             opcode::READLINK => O::Readlink,
             opcode::SYMLINK => O::Symlink { name: rest.entry()?, target: rest.name()? },

@@ -259,3 +259,38 @@ fn access_control_lists_are_enforced_and_inherited() {
     assert_eq!(seen[0], seen[1]);
     assert!(seen[0][1].starts_with("Ok"), "{:?}", seen[0]);
 }
+
+/// The birth time is that of the file below, and the other attributes that come with it are those of GETATTR.
+#[test]
+fn birth_time_is_that_of_the_file_below() {
+    let statx = |path: &Path| {
+        let flags = rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME;
+        let stat = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW, flags).unwrap();
+        let birth = (stat.stx_mask & rustix::fs::StatxFlags::BTIME.bits() != 0)
+            .then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec));
+        (birth, stat.stx_size, (stat.stx_mtime.tv_sec, i64::from(stat.stx_mtime.tv_nsec)), stat.stx_mode)
+    };
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("old"), "content").unwrap()) else { return };
+    let (old, new, sub) = (mount.dir.join("old"), mount.dir.join("new"), mount.dir.join("sub"));
+    let file = File::create(&new).unwrap();
+    file.write_all_at(&[1; 5000], 0).unwrap();
+    std::fs::create_dir(&sub).unwrap();
+    if statx(&new).0.is_none() {
+        eprintln!(
+            "skipped: FUSE of this Linux kernel has no birth times (before 6.6), or the file system below has none"
+        );
+        return;
+    }
+    // Dirty, so that the file below has another size.
+    assert_eq!((statx(&new).1, statx(&new).2), (5000, modified(&new)));
+    std::thread::sleep(Duration::from_millis(20));
+    file.write_all_at(&[2; 6000], 0).unwrap();
+    mount.kill_server();
+    assert_eq!((statx(&new).1, statx(&new).2), (6000, modified(&new)));
+    std::fs::rename(&old, mount.dir.join("renamed")).unwrap();
+    drop(file);
+    let names = ["new", "renamed", "sub"];
+    let seen = names.map(|name| statx(&mount.dir.join(name)));
+    let (below, _root) = mount.unmount();
+    assert_eq!(names.map(|name| statx(&below.join(name))), seen);
+}

@@ -2,9 +2,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::fs::{
+    AtFlags, Gid, Mode, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+};
 use rustix::io::Errno;
-use spinio_fuse::abi::{AttrOut, SetattrIn, StatfsOut, setattr};
+use spinio_fuse::abi::{AttrOut, SetattrIn, StatfsOut, StatxOut, Sx, SxTime, setattr};
 use spinio_sys::linux::chmod_fd;
 
 use super::lookup::{attr, stat};
@@ -20,6 +22,15 @@ impl Handlers {
     pub(super) fn getattr(&self, node: u64, reply: &mut Reply) -> Result<()> {
         let fd = self.backing.open(node, Access::Path)?;
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
+        Ok(())
+    }
+
+    /// STATX. The Linux kernel gives programs the birth time, and the rest as after GETATTR.
+    pub(super) fn statx(&self, node: u64, reply: &mut Reply) -> Result<()> {
+        let fd = self.backing.open(node, Access::Path)?;
+        let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, want)?;
+        reply.push(&StatxOut { valid: VALID_SECONDS, stat: sx(&stat, want), ..StatxOut::default() });
         Ok(())
     }
 
@@ -85,6 +96,29 @@ impl Handlers {
             ..StatfsOut::default()
         });
         Ok(())
+    }
+}
+
+/// Attributes as STATX has them, of those in `mask`.
+fn sx(stat: &Statx, mask: StatxFlags) -> Sx {
+    let time = |time: StatxTimestamp| SxTime { seconds: time.tv_sec, nsec: time.tv_nsec, reserved: 0 };
+    Sx {
+        mask: stat.stx_mask & mask.bits(),
+        block_size: stat.stx_blksize,
+        nlink: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        mode: stat.stx_mode,
+        ino: stat.stx_ino,
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        atime: time(stat.stx_atime),
+        btime: time(stat.stx_btime),
+        ctime: time(stat.stx_ctime),
+        mtime: time(stat.stx_mtime),
+        rdev_major: stat.stx_rdev_major,
+        rdev_minor: stat.stx_rdev_minor,
+        ..Sx::default()
     }
 }
 

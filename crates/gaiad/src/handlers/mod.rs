@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `lookup.rs` | lookup, forget; how an inode becomes an entry |
 //! | `names.rs` | mknod mkdir symlink link create tmpfile unlink rmdir rename: in the journal |
-//! | `attributes.rs` | getattr setattr readlink statfs |
+//! | `attributes.rs` | getattr statx setattr readlink statfs |
 //! | `xattrs.rs` | extended attributes |
 //! | `data.rs` | open read write fsync fallocate; ioctl: tickets for clients |
 //! | `directories.rs` | readdir readdirplus |
@@ -179,6 +179,7 @@ impl Handlers {
                 Ok(())
             }
             Operation::Getattr(_) => self.getattr(node, reply),
+            Operation::Statx(_) => self.statx(node, reply),
             Operation::Setattr(args) => self.setattr(node, &args, reply),
             Operation::Readlink => self.readlink(node, reply),
             Operation::Statfs => self.statfs(reply),
