@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use spinio_fuse::mount;
 
 use crate::status::status;
-use crate::supervisor::{MountError, await_end, connection_of, mount_point};
+use crate::supervisor::{MountError, Running, await_end, connection_of, mount_point};
 
 /// How long the daemon may take to end after the mount is gone.
 const END: Duration = Duration::from_secs(30);
@@ -24,12 +24,13 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
         return Err(error("GAIA is not mounted here".into()));
     };
     write_out(&point)?;
+    let supervisor = Running::of(connection);
     mount::unmount(&point).map_err(|e| match e {
         Errno::BUSY => error("in use; `fuser -vm` or `lsof +f --` names the programs".into()),
         Errno::PERM => error("unmounting needs root".into()),
         e => error(format!("cannot unmount: {e}")),
     })?;
-    if await_end(connection, END) { Ok(()) } else { Err(error("unmounted, but its daemon still runs".into())) }
+    if await_end(&supervisor, END) { Ok(()) } else { Err(error("unmounted, but its daemon still runs".into())) }
 }
 
 /// Writes what GPU programs have released, while the daemon still has it if that fails.

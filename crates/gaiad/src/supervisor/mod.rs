@@ -36,7 +36,7 @@ use crate::state::StateMemory;
 pub use checks::{NAME, connection_of};
 pub(crate) use checks::{is_gaia, mount_point};
 use runtime_dir::Claim;
-pub(crate) use runtime_dir::{await_end, socket_path};
+pub(crate) use runtime_dir::{Running, await_end, socket_path};
 
 /// A server that lived for less lived shortly.
 const SHORT: Duration = Duration::from_secs(1);

@@ -4,13 +4,18 @@
 //! the FUSE connection; without rights there, below `$XDG_RUNTIME_DIR`.
 
 use std::fs::{DirBuilder, File, Permissions};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// How long a supervisor may take to end once its mount is gone.
+const LOCK_WITHIN: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The files of a running mount; removed when dropped.
 #[derive(Debug)]
@@ -27,9 +32,8 @@ impl Claim {
         let directory = directory();
         // Any user may connect: what counts there is a ticket.
         DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
-        let lock_path = directory.join(format!("{connection}.lock"));
-        let lock = File::create(&lock_path)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        let lock_path = lock_path(connection);
+        let lock = lock(&lock_path)?;
         let socket_path = socket_path(connection);
         // Of an earlier mount with this number.
         let _ = std::fs::remove_file(&socket_path);
@@ -75,18 +79,86 @@ pub(crate) fn socket_path(connection: u32) -> PathBuf {
     directory().join(format!("{connection}.sock"))
 }
 
-/// Waits until the supervisor of a connection has ended; false if it still runs after `limit`.
-pub(crate) fn await_end(connection: u32, limit: Duration) -> bool {
-    let path = directory().join(format!("{connection}.lock"));
+fn lock_path(connection: u32) -> PathBuf {
+    directory().join(format!("{connection}.lock"))
+}
+
+/// Locks a file, which is made if it is not there. A supervisor whose mount is gone may still have it for a moment: the
+/// Linux kernel gives the number of the connection away before.
+fn lock(path: &Path) -> std::io::Result<File> {
     let begun = Instant::now();
     loop {
-        let Ok(lock) = File::open(&path) else { return true };
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let lock = File::create(path)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            // Else that supervisor has removed it.
+            Ok(()) if is_at(&lock, path)? => return Ok(lock),
+            Err(error) if error != Errno::WOULDBLOCK || begun.elapsed() > LOCK_WITHIN => return Err(error.into()),
+            _ => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Whether the path still names this file.
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let named = match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        named => named?,
+    };
+    let open = file.metadata()?;
+    Ok((open.dev(), open.ino()) == (named.dev(), named.ino()))
+}
+
+/// The supervisor of a connection, while it runs. To be taken before the mount ends: then another mount may get its
+/// number.
+#[derive(Debug)]
+pub(crate) struct Running(Option<File>);
+
+impl Running {
+    pub(crate) fn of(connection: u32) -> Running {
+        Running(File::open(lock_path(connection)).ok())
+    }
+}
+
+/// Waits until a supervisor has ended; false if it still runs after `limit`.
+pub(crate) fn await_end(supervisor: &Running, limit: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        let Some(lock) = &supervisor.0 else { return true };
+        if flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return true;
         }
         if begun.elapsed() > limit {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_a_mount_that_just_ended_is_waited_for() {
+        // Of no connection.
+        const NUMBER: u32 = u32::MAX;
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: not root");
+            return;
+        }
+        let first = Claim::make(NUMBER).unwrap();
+        let running = Running::of(NUMBER);
+        assert!(!await_end(&running, Duration::ZERO));
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        let second = Claim::make(NUMBER).unwrap();
+        ends.join().unwrap();
+        assert!(second.socket_path().exists() && lock_path(NUMBER).exists());
+        assert!(await_end(&running, Duration::ZERO), "the first has ended");
+        assert!(!await_end(&Running::of(NUMBER), Duration::ZERO), "the second has not");
+        drop(second);
+        assert!(!socket_path(NUMBER).exists() && !lock_path(NUMBER).exists());
     }
 }
