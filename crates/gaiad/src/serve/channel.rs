@@ -49,3 +49,8 @@ pub(super) fn send(socket: &OwnedFd, reply: Reply<'_>, fds: &[BorrowedFd<'_>]) -
     })
     .map(drop)
 }
+
+/// The reply that a request fails.
+pub(super) fn failed(error: Errno) -> Reply<'static> {
+    Reply::Failed { errno: error.raw_os_error() as u32 }
+}

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use spinio_pagecache::leased_messages::{Reply, Request};
 
-use super::channel::{receive, send};
+use super::channel::{failed, receive, send};
 use super::exclusion::LeasedFile;
 use super::query;
 use super::store::{Client, Next, Store};
@@ -75,8 +75,4 @@ fn serve_map(client: &Client<'_>, socket: &OwnedFd) {
             return;
         }
     }
-}
-
-pub(super) fn failed(error: Errno) -> Reply<'static> {
-    Reply::Failed { errno: error.raw_os_error() as u32 }
 }

@@ -11,8 +11,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, Reply, Request, parse_reply};
 
-use super::channel::send;
-use super::client::failed;
+use super::channel::{failed, send};
 use super::store::Store;
 use crate::MountError;
 
