@@ -129,6 +129,13 @@ impl Bench {
         query_daemon(&self.socket()).unwrap().unwrap()
     }
 
+    /// Waits until the daemon has seen that clients have gone.
+    fn wait_for_maps(&self, maps: u64) {
+        while self.status().maps != maps {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn client(&self) -> Client {
         Client::start(role("client", &self.socket()))
     }
@@ -439,12 +446,15 @@ fn limit_drops_what_no_client_has_mapped_first() {
     assert!(refused.starts_with(&format!("error {} ", Errno::NOMEM.raw_os_error())), "{refused}");
     assert!(refused.contains("limit"), "{refused}");
     assert_eq!(one.ask("unmap"), "ok");
+    bench.wait_for_maps(2);
     assert_eq!(three.ask("acquire").split(' ').next(), Some("error"), "one chunk is missing");
     assert_eq!(two.ask("unmap"), "ok");
+    bench.wait_for_maps(1);
     assert_eq!(three.ask("acquire"), c.len().to_string());
     three.has(&c);
     assert!(bench.status().bytes <= 4 * CHUNK);
     assert_eq!(three.ask("unmap"), "ok");
+    bench.wait_for_maps(0);
     let held = bench.status().bytes;
     assert!(held > 0);
     assert_eq!(spinio_gaiad::drop_unused(&bench.socket()).unwrap(), Some(held));
