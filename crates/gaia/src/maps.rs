@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinio_device::{Device, PAGE_BYTES};
+use spinio_device::{Device, DeviceId, PAGE_BYTES};
 use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
@@ -40,6 +40,14 @@ impl FileMap {
             return Map::with_reader(fd, offset, len, access, device, Some(reader)).map(FileMap::Mounted);
         }
         leased::Map::new(fd, offset, len, access, device, reader, leased::sockets()).map(FileMap::Leased)
+    }
+
+    /// Whose memory it is in.
+    pub fn device(&self) -> DeviceId {
+        match self {
+            FileMap::Mounted(map) => map.replica.device_id(),
+            FileMap::Leased(map) => map.device.id(),
+        }
     }
 
     /// The device address of the first byte.

@@ -2,7 +2,9 @@
 
 #![expect(unsafe_code, reason = "copies between the device and the window")]
 
-use spinio_device::{AppStream, DeviceAddr, DeviceError, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode};
+use spinio_device::{
+    AppStream, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode,
+};
 use spinio_pagecache::messages::Run;
 use spinio_sys::Errno;
 
@@ -22,6 +24,11 @@ impl Replica {
             .alloc_replica(pages as u64 * PAGE_BYTES as u64)
             .map_err(|e| Error::device(e, "allocate the memory of a map"))?;
         Ok(Replica { device, start, pages })
+    }
+
+    /// Whose memory it is.
+    pub(crate) fn device_id(&self) -> DeviceId {
+        self.device.id()
     }
 
     /// The device address of the first page.

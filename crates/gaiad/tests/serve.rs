@@ -2,6 +2,9 @@
 
 #![expect(unsafe_code, reason = "device memory")]
 
+#[path = "../../sys/tests/fake/mod.rs"]
+mod fake;
+
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::fd::AsRawFd;
@@ -15,28 +18,31 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_device::emulated::{Config, Emulated};
-use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
+use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, registry};
 use spinio_gaia::leased::{FileReader, Map, OpenFile};
 use spinio_gaia::{Access, Error};
 use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
+use spinio_sys::cuda::Driver;
 
 const CHUNK: u64 = 2 << 20;
 /// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
 const ROLE: &str = "SPINIO_SERVE_TEST_ROLE";
 const SOCKET: &str = "SPINIO_SERVE_TEST_SOCKET";
+/// Set in clients that map files in CUDA memory, by the fake driver.
+const CUDA: &str = "SPINIO_SERVE_TEST_CUDA";
 /// Seconds within which a client of the daemon has to fill a chunk, if not the default.
 const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
 /// Reads by `pread`, slowly if asked to.
 struct Plain {
-    device: &'static Emulated,
+    device: &'static dyn Device,
     delay: Duration,
     bytes: Arc<AtomicU64>,
 }
 
 struct Opened {
     file: File,
-    device: &'static Emulated,
+    device: &'static dyn Device,
     delay: Duration,
     bytes: Arc<AtomicU64>,
 }
@@ -62,7 +68,7 @@ impl OpenFile for Opened {
     }
 }
 
-fn load(device: &Emulated, address: u64, len: usize) -> Vec<u8> {
+fn load(device: &dyn Device, address: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     // SAFETY: the bytes live until the device was synchronized.
     unsafe { device.copy_out(StreamId(0), bytes.as_mut_ptr(), DeviceAddr(address), len) }.unwrap();
@@ -237,8 +243,23 @@ fn other_process() {
     std::process::exit(0);
 }
 
+/// A GPU of the fake driver, whose context is current now.
+fn fake_gpu() -> &'static dyn Device {
+    fake::open().unwrap();
+    registry::hint_open(b"/dev/nvidiactl");
+    let driver = Driver::loaded().unwrap();
+    driver.init().unwrap();
+    let context = driver.primary_retain(0).unwrap();
+    // SAFETY: the fake driver frees no context.
+    unsafe { driver.set_current(context) }.unwrap();
+    registry::current_device().unwrap()
+}
+
 fn client(socket: &Path) {
-    let device = Emulated::start(Config::default()).unwrap();
+    let device: &'static dyn Device = match std::env::var_os(CUDA) {
+        None => Emulated::start(Config::default()).unwrap(),
+        Some(_) => fake_gpu(),
+    };
     let bytes = Arc::new(AtomicU64::new(0));
     let (mut map, mut len, mut delay) = (None::<Map>, 0, Duration::ZERO);
     let answer = |text: &dyn std::fmt::Display| println!("> {text}");
@@ -278,6 +299,42 @@ fn client(socket: &Path) {
             _ => panic!("{line}"),
         }
     }
+}
+
+/// The fake driver dies where the real one would: it has its descriptors in the program's table, and a reservation is
+/// freed without memory in it.
+#[test]
+fn processes_share_cuda_memory() {
+    let bench = Bench::new(0);
+    let bytes = content(4 * CHUNK as usize + 77, 9);
+    let path = bench.file("weights", &bytes);
+    let start = || {
+        let mut command = role("client", &bench.socket());
+        command.env(CUDA, "1");
+        Client::start(command)
+    };
+    let (mut first, mut second) = (start(), start());
+    for client in [&mut first, &mut second] {
+        client.map(&path, bytes.len());
+        client.has(&bytes);
+    }
+    assert_eq!(first.bytes(), (bytes.len() as u64, 0));
+    assert_eq!(second.bytes(), (0, 5 * CHUNK));
+    first.kill();
+    let mut third = start();
+    third.map(&path, bytes.len());
+    third.has(&bytes);
+    // A writer: its bytes are mapped at the same addresses.
+    let other = content(3 * CHUNK as usize, 10);
+    std::fs::write(&path, &other).unwrap();
+    assert_eq!(second.ask("acquire"), other.len().to_string());
+    let whole = [&other[..], &vec![0; bytes.len() - other.len()]].concat();
+    second.has(&whole);
+    assert_eq!(second.ask("unmap"), "ok");
+    // The emulated device has another UUID, so nothing is shared with it.
+    let mut emulated = bench.client();
+    emulated.map(&path, other.len());
+    assert_eq!(emulated.bytes(), (other.len() as u64, 0));
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_runtime::client::Target;
 use spinio_runtime::client::gaia::{GaiaInfo, Map};
 
 use crate::device_memory::MapSlot;
@@ -27,8 +26,7 @@ impl GaiaMap {
     #[pyo3(signature = (fd, offset, bytes, write, device=None))]
     fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, write: bool, device: Option<&str>) -> PyResult<GaiaMap> {
         let map = py.detach(|| Map::new(fd, offset, bytes, write, device)).map_err(|e| failure::request_error(&e))?;
-        let address = map.address();
-        let device = Target::find(address, 1).map(|memory| memory.device()).unwrap_or_default();
+        let (address, device) = (map.address(), map.device());
         Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), device, address, bytes })
     }
 

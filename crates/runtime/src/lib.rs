@@ -214,6 +214,8 @@ pub struct Table {
     gaia_info: unsafe extern "C" fn(address: u64, out: *mut GaiaInfo, report: Report) -> i64,
     gaia_discard: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
     gaia_sync: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+    // The report is the device's name.
+    gaia_device: unsafe extern "C" fn(address: u64, report: Report),
 }
 
 /// What a map of a file has done: `struct spinio_gaia_info`.

@@ -21,7 +21,7 @@ use crate::{Access, Error, Result};
 
 /// A range of a file in device memory, read-only, shared with other processes. It is unmapped when dropped.
 pub struct Map {
-    pub(super) device: &'static dyn SharedMemory,
+    pub(crate) device: &'static dyn SharedMemory,
     /// First byte in the file.
     pub(super) offset: u64,
     bytes: u64,

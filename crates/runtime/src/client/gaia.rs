@@ -69,6 +69,13 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_sync)(address, len, report) }).map(drop)
     }
 
+    /// The name of its device: `cuda:0`.
+    pub fn device(&self) -> String {
+        // SAFETY: takes numbers only.
+        let named = with_report(|report| unsafe { (table().gaia_device)(self.address, report) });
+        named.1.map_or_else(String::new, |report| report.text)
+    }
+
     /// What it has done.
     pub fn info(&self) -> Result<GaiaInfo, Error> {
         let mut info = GaiaInfo::default();

@@ -96,6 +96,13 @@ pub(super) unsafe extern "C" fn info(address: u64, out: *mut GaiaInfo, report: R
     unsafe { count(report, info) }
 }
 
+pub(super) unsafe extern "C" fn device_of(address: u64, report: Report) {
+    if let Ok(id) = spinio_gaia::with_map(address, |map, _| Ok(map.device())) {
+        // SAFETY: the report is the caller's.
+        unsafe { report.send(0, &id.to_string(), None) }
+    }
+}
+
 impl From<Info> for GaiaInfo {
     fn from(info: Info) -> GaiaInfo {
         let Info {

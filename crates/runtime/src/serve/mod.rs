@@ -74,6 +74,7 @@ pub const TABLE: Table = Table {
     gaia_info: gaia::info,
     gaia_discard: gaia::discard,
     gaia_sync: gaia::sync,
+    gaia_device: gaia::device_of,
 };
 
 extern "C" fn version() -> *const c_char {
