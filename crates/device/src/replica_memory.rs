@@ -16,6 +16,9 @@ pub trait ReplicaMemory: Device {
     /// Frees it, after all work on the device is done.
     fn free_replica(&self, addr: DeviceAddr) -> Result<(), DeviceError>;
 
+    /// How many pages take less time to scan than another scan to begin.
+    fn scan_gap(&self) -> u64;
+
     /// Enqueues the fingerprints of `count` pages from `addr`, as they are when the stream reaches that point.
     ///
     /// # Safety

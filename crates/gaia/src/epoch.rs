@@ -16,6 +16,7 @@ use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
 use spinio_sys::Errno;
 
+use crate::leased::OpenFile;
 use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
@@ -23,6 +24,10 @@ use crate::replica::Copies;
 use crate::state::State;
 use crate::window::Window;
 use crate::{Error, Result};
+
+/// Pages of a read that goes through the window, with all others of its kind: one call of the link, and copies that
+/// are waited for together, instead of a wait for each.
+const SMALL_READ: u64 = 16;
 
 impl Map {
     /// Makes the replica of `len` bytes from `offset` as new as the file is now, and begins an epoch. Returns the bytes
@@ -86,27 +91,37 @@ impl Map {
             fills = self.link.run(|link| link.filled())?;
         }
         if access == Access::Write {
-            for run in state.pages.without_fingerprint(range) {
-                let fingerprints = self.replica.on_stream(|copies| copies.fingerprints(run))?;
-                for (page, fingerprint) in (run.first as usize..).zip(fingerprints) {
-                    state.pages.set_fingerprint(page, fingerprint);
-                }
+            let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
+            let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
+            let fingerprints = if runs.is_empty() { Vec::new() } else { scan(&runs)? };
+            for (page, fingerprint) in runs.into_iter().flat_map(pages_of_run).zip(fingerprints) {
+                state.pages.complete_fingerprint(page, fingerprint);
             }
         }
         known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
+        let by_window = |fill: &&Fill| {
+            let small = u64::from(fill.run.count) <= SMALL_READ || state.backing.is_none();
+            fill.source == Source::File && small
+        };
+        let small: Vec<Run> = fills.iter().filter(by_window).map(|fill| fill.run).collect();
+        if !small.is_empty() {
+            self.link.run(move |link| small.into_iter().try_for_each(|run| link.read_into_window(run)))?;
+        }
         self.replica.on_stream(|copies| {
             for fill in fills {
                 let pages = pages_of_run(fill.run);
                 let bytes = (pages.len() * PAGE_BYTES) as u64;
                 match fill.source {
                     Source::File => {
-                        self.read_file(state, window, copies, fill.run)?;
                         state.info.bytes_from_file += bytes;
-                        state.pages.forget(pages);
-                        continue;
+                        if let Some(file) = state.backing.as_ref().filter(|_| u64::from(fill.run.count) > SMALL_READ) {
+                            self.read_file(file.as_ref(), window, copies, fill.run)?;
+                            state.pages.forget(pages);
+                            continue;
+                        }
                     }
                     Source::Window => state.info.bytes_from_snapshots += bytes,
                     Source::Patch => {
@@ -129,11 +144,7 @@ impl Map {
     }
 
     /// Reads pages of the file below the mount into the replica; zeros past its end.
-    fn read_file(&self, state: &State, window: &Window, copies: Copies<'_>, run: Run) -> Result<()> {
-        let Some(file) = &state.backing else {
-            self.link.run(move |link| link.read_into_window(run))?;
-            return copies.store(run, window);
-        };
+    fn read_file(&self, file: &dyn OpenFile, window: &Window, copies: Copies<'_>, run: Run) -> Result<()> {
         let (from, len) = ((self.spec.first + run.first) * PAGE_BYTES as u64, bytes_of(run));
         let mut done = 0;
         while done < len {
@@ -161,7 +172,7 @@ impl Map {
         let window = self.attached(&mut state)?;
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
         let (fingerprints, changed) = self.replica.on_stream(|copies| {
-            let fingerprints = copies.fingerprints(whole)?;
+            let fingerprints = copies.fingerprints(&[whole])?;
             let changed = state.pages.changed(range.start, &fingerprints);
             changed.iter().try_for_each(|run| copies.load(*run, &window))?;
             Ok((fingerprints, changed))

@@ -91,9 +91,24 @@ impl PageStates {
         self.fingerprints[page] = Some(fingerprint);
     }
 
-    /// Runs of pages in the range whose fingerprint is not known.
-    pub(crate) fn without_fingerprint(&self, range: Range<usize>) -> Vec<Run> {
-        runs(range.filter(|&page| self.fingerprints[page].is_none()))
+    /// Sets the fingerprint of a page whose fingerprint is not known.
+    pub(crate) fn complete_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
+        self.fingerprints[page].get_or_insert(fingerprint);
+    }
+
+    /// Runs that contain the pages of the range whose fingerprint is not known, and gaps of at most `gap` pages between
+    /// them.
+    pub(crate) fn without_fingerprint(&self, range: Range<usize>, gap: u64) -> Vec<Run> {
+        let mut joined: Vec<Run> = Vec::new();
+        for run in runs(range.filter(|&page| self.fingerprints[page].is_none())) {
+            match joined.last_mut() {
+                Some(last) if run.first - (last.first + u64::from(last.count)) <= gap => {
+                    last.count = (run.first + u64::from(run.count) - last.first) as u32;
+                }
+                _ => joined.push(run),
+            }
+        }
+        joined
     }
 
     /// Runs of pages whose fingerprints differ from `now`, which begins at page `first`.
@@ -120,6 +135,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn short_gaps_are_scanned_too_and_keep_their_fingerprints() {
+        let mut pages = PageStates::new(20);
+        for known in [1, 2, 5, 6, 7, 8] {
+            pages.set_fingerprint(known, Fingerprint { low: known as u64, high: 0 });
+        }
+        let run = |first, count| Run { first, count };
+        assert_eq!(pages.without_fingerprint(0..10, 0), [run(0, 1), run(3, 2), run(9, 1)]);
+        assert_eq!(pages.without_fingerprint(0..10, 2), [run(0, 5), run(9, 1)]);
+        assert_eq!(pages.without_fingerprint(0..10, 4), [run(0, 10)]);
+        (0..10).for_each(|page| pages.complete_fingerprint(page, Fingerprint { low: 100, high: 0 }));
+        assert_eq!(pages.changed(0, &[Fingerprint { low: 100, high: 0 }; 10]), [run(1, 2), run(5, 4)]);
+    }
+
+    #[test]
     fn pages_become_runs() {
         let run = |first, count| Run { first, count };
         assert_eq!(runs([0, 1, 2, 5, 7, 8].into_iter()), [run(0, 3), run(5, 1), run(7, 2)]);
@@ -130,7 +159,7 @@ mod tests {
     fn changed_pages_are_those_with_another_fingerprint() {
         let print = |n| Fingerprint { low: n, high: 0 };
         let mut pages = PageStates::new(4);
-        assert_eq!(pages.without_fingerprint(0..4), [Run { first: 0, count: 4 }]);
+        assert_eq!(pages.without_fingerprint(0..4, 0), [Run { first: 0, count: 4 }]);
         (0..4).for_each(|n| pages.set_fingerprint(n, print(n as u64)));
         assert_eq!(pages.changed(1, &[print(1), print(9), print(3)]), [Run { first: 2, count: 1 }]);
         pages.forget(3..4);
@@ -147,7 +176,7 @@ mod tests {
         pages.discard(0..3);
         assert_eq!((pages.epoch_of(0..3), pages.epoch_of(3..4)), (Epoch::Closed, Epoch::Open));
         assert_eq!((pages.has_open(0..3), pages.has_open(2..4)), (false, true));
-        assert_eq!(pages.without_fingerprint(0..4), [Run { first: 0, count: 2 }]);
+        assert_eq!(pages.without_fingerprint(0..4, 0), [Run { first: 0, count: 2 }]);
         assert!(pages.lose_all());
     }
 

@@ -36,6 +36,11 @@ impl Replica {
         self.start.0
     }
 
+    /// How many pages take less time to scan than another scan to begin.
+    pub(crate) fn scan_gap(&self) -> u64 {
+        self.device.scan_gap()
+    }
+
     /// The work of one acquire or release: after what this thread's stream has queued, and complete when it returns.
     pub(crate) fn on_stream<T>(&self, body: impl FnOnce(Copies<'_>) -> Result<T>) -> Result<T> {
         let stream = match self.device.app_stream() {
@@ -104,19 +109,25 @@ impl Copies<'_> {
             .map_err(failed)
     }
 
-    /// The fingerprints of pages now.
-    pub(crate) fn fingerprints(self, run: Run) -> Result<Vec<Fingerprint>> {
-        let (first, count) = (run.first as usize, run.count as usize);
+    /// The fingerprints of pages now, of all runs one after the other.
+    pub(crate) fn fingerprints(self, runs: &[Run]) -> Result<Vec<Fingerprint>> {
+        let count = runs.iter().map(|run| run.count as usize).sum();
         let mut fingerprints = vec![Fingerprint::default(); count];
-        let at = self.address(first, count);
-        // SAFETY: the list lives until the stream was synchronized, also after a failure to synchronize: then it leaks.
-        let scanned =
-            unsafe { self.replica.device.fingerprint_pages(self.stream, at, count, fingerprints.as_mut_ptr()) };
-        scanned.map_err(failed)?;
-        if let Err(e) = self.replica.device.synchronize(self.stream, WaitMode::Context) {
+        let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
+        let scanned = runs.iter().try_for_each(|run| {
+            let (first, count) = (run.first as usize, run.count as usize);
+            let out = list.wrapping_add(done);
+            done += count;
+            // SAFETY: `out` has room for the run's; the list lives until the stream was synchronized, also after a failure to synchronize: then it
+            // leaks.
+            unsafe { self.replica.device.fingerprint_pages(self.stream, self.address(first, count), count, out) }
+        });
+        let waited = self.replica.device.synchronize(self.stream, WaitMode::Context);
+        if let Err(e) = waited {
             std::mem::forget(fingerprints);
             return Err(failed(e));
         }
+        scanned.map_err(failed)?;
         Ok(fingerprints)
     }
 

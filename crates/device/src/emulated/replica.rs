@@ -31,6 +31,10 @@ impl ReplicaMemory for Emulated {
         self.free(addr)
     }
 
+    fn scan_gap(&self) -> u64 {
+        8
+    }
+
     unsafe fn fingerprint_pages(
         &self,
         stream: StreamId,
