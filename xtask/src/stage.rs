@@ -6,6 +6,7 @@
 //!   lib/libspinio.so             a link to it, for programs that are linked with it
 //!   lib/spinio/                  demo-reader and its libgpu.so: the compiled program of `spinio demo`
 //!   include/                     spinio.h, spinio_gaia.h, nvmmu.h, spinio/: headers of code that runs on a device
+//!   lib/systemd/                 units: a mount at boot, the daemon of leased files
 //!   share/doc/spinio/            README.md, CHANGELOG.md, docs/, licences
 //! ```
 //!
@@ -31,6 +32,11 @@ mod source {
     pub(super) const DEMO: &str = "examples/demo";
     pub(super) const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
     pub(super) const DOCS: &str = "docs";
+    pub(super) const UNITS: [(&str, &str); 3] = [
+        ("packaging/systemd/spinio-gaia@.service", "system"),
+        ("packaging/systemd/spinio-gaia-serve.service", "system"),
+        ("packaging/systemd/spinio-gaia-serve.service", "user"),
+    ];
 }
 
 /// The library's name after installation.
@@ -104,6 +110,11 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
         return fs::write(dir.join("lib/libspinio.so"), script).context("cannot write lib/libspinio.so");
     }
     symlink(SONAME, dir.join("lib/libspinio.so"))?;
+    for (unit, whose) in source::UNITS {
+        let units = dir.join("lib/systemd").join(whose);
+        fs::create_dir_all(&units)?;
+        place(&root.join(unit), &units.join(name(unit)), 0o644)?;
+    }
     let documents = dir.join("share/doc/spinio");
     fs::create_dir_all(&documents)?;
     for document in source::DOCUMENTS {
