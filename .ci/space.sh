@@ -26,7 +26,11 @@ enough() {
 
 # Removes builds that no run uses (a run holds the lock of its own), and what killed runs left.
 drop_unused() {
-  local build
+  local build memory
+  for memory in /run/spinio-ci.*; do
+    [[ -d $memory && ! -d /proc/${memory##*.} ]] || continue
+    free_memory "$memory"
+  done
   find "${TMPDIR%/*}" -mindepth 1 -maxdepth 1 -name 'spinio-ci.*' -mtime +0 -exec rm -rf --one-file-system {} + || true
   for build in "$TARGETS"/*/; do
     [[ -d $build && ${build%/} != "$CARGO_TARGET_DIR" ]] || continue

@@ -50,7 +50,8 @@ pub trait SharedMemory: Device {
     /// Changes what kernels may do with mapped chunks of `len` bytes in all.
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<(), DeviceError>;
 
-    /// Unmaps one chunk, as it was mapped. Work that uses it must have finished.
+    /// Unmaps one chunk, as it was mapped, after all work of the device that was queued before. An error leaves it
+    /// mapped: that work cannot be waited for, as while a stream is captured.
     fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError>;
 
     /// Gives the handle back; mappings of the chunk stay.

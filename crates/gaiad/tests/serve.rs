@@ -431,6 +431,57 @@ fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
     assert_eq!(bench.status().bytes, bytes.len() as u64);
 }
 
+/// Each takes longer than a client may: the first to come is taken, whoever it is. Else they would fill for each other
+/// for ever.
+#[test]
+fn clients_that_all_fill_too_slowly_finish() {
+    let mut bench = Bench::new(0);
+    bench.kill();
+    let mut command = role("daemon 0", &bench.socket());
+    command.env(FILL_WITHIN, "1");
+    bench.start_with(command);
+    let bytes = content(3 * CHUNK as usize, 15);
+    let path = bench.file("weights", &bytes);
+    let mut clients = [bench.client(), bench.client()];
+    for client in &mut clients {
+        assert_eq!(client.ask("slow 700"), "ok");
+        assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
+        client.order("acquire");
+    }
+    for client in &mut clients {
+        assert_eq!(client.answer(), bytes.len().to_string());
+        client.has(&bytes);
+        assert!(client.bytes().0 <= 2 * bytes.len() as u64);
+    }
+    assert_eq!(bench.status().bytes, bytes.len() as u64);
+}
+
+#[test]
+fn user_with_too_many_chunks_leaves_descriptors_for_others() {
+    let mut bench = Bench::new(0);
+    bench.kill();
+    let daemon = role("daemon 0", &bench.socket());
+    let mut limited = Command::new("prlimit");
+    limited.args(["--nofile=160:160", "--"]).arg(std::env::current_exe().unwrap()).args(daemon.get_args());
+    limited.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdout(Stdio::piped());
+    bench.start_with(limited);
+    // A quarter of the descriptors: 40 chunks.
+    let large = bench.file("large", &[]);
+    File::options().write(true).open(&large).unwrap().set_len(60 * CHUNK).unwrap();
+    let mut greedy = bench.client();
+    assert_eq!(greedy.ask(&format!("map {} 0 {}", large.display(), 60 * CHUNK)), "ok");
+    let refused = greedy.ask("acquire");
+    assert!(refused.starts_with(&format!("error {} ", Errno::NFILE.raw_os_error())), "{refused}");
+    assert_eq!(bench.status().files[0].chunks, 40);
+    greedy.kill();
+    bench.wait_for_maps(0);
+    let bytes = content(CHUNK as usize, 16);
+    let small = bench.file("small", &bytes);
+    let mut other = bench.client();
+    other.map(&small, bytes.len());
+    other.has(&bytes);
+}
+
 #[test]
 fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     let bench = Bench::new(0);

@@ -10,12 +10,23 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use spinio_sys::cuda::CuError;
 
-use super::device::Cuda;
+use super::capture::RelaxedCapture;
+use super::device::{ContextGuard, Cuda};
 use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
 impl Cuda {
+    /// Enters the context; `None` if it was destroyed. Its memory of this kind is not freed with it, and no work can use
+    /// that any more.
+    fn enter_or_lost(&self) -> Result<Option<ContextGuard>> {
+        match self.enter() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(e) if e.kind == ErrorKind::ContextLost => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
     fn failed(&self, operation: &'static str) -> impl Fn(CuError) -> DeviceError + '_ {
         move |e| self.driver_error(operation, e)
     }
@@ -44,7 +55,7 @@ impl SharedMemory for Cuda {
     }
 
     fn free_reservation(&self, addr: DeviceAddr, len: u64) -> Result<()> {
-        let _entered = self.enter()?;
+        let _entered = self.enter_or_lost()?;
         // SAFETY: from `reserve`, by the contract of the trait.
         unsafe { self.driver.free_addresses(addr.0, bytes(len)?) }.map_err(self.failed("cuMemAddressFree"))
     }
@@ -97,13 +108,18 @@ impl SharedMemory for Cuda {
     }
 
     fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<()> {
-        let _entered = self.enter()?;
-        // SAFETY: a mapped chunk that no work uses any more, by the contract of the trait.
+        let entered = self.enter_or_lost()?;
+        if entered.is_some() {
+            // cuMemUnmap does not wait, and a kernel that uses the memory then ends the context (error 700 on an H200).
+            let _relaxed = RelaxedCapture::enter(self.driver);
+            self.driver.synchronize().map_err(self.failed("cuCtxSynchronize"))?;
+        }
+        // SAFETY: a mapped chunk, by the contract of the trait; all work of the context is done.
         unsafe { self.driver.unmap_allocation(addr.0, bytes(len)?) }.map_err(self.failed("cuMemUnmap"))
     }
 
     fn release_chunk(&self, chunk: Chunk) -> Result<()> {
-        let _entered = self.enter()?;
+        let _entered = self.enter_or_lost()?;
         // SAFETY: a living handle, by the contract of the trait.
         unsafe { self.driver.release_allocation(chunk.0) }.map_err(self.failed("cuMemRelease"))
     }

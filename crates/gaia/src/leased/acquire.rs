@@ -91,7 +91,7 @@ impl Map {
             if content.id != last {
                 (last, contents) = (content.id, contents + 1);
                 if contents > CONTENTS {
-                    return Err(Error::new(Errno::TXTBSY, "The file was written again and again").into_refusal());
+                    return Err(Error::new(Errno::TXTBSY, "The file was written again and again"));
                 }
                 if state.chunks.has_others(content.id) {
                     // What is replaced now must not be in use.
@@ -160,12 +160,18 @@ impl Map {
     }
 
     /// Reads the file into new chunks, and hands them over.
-    fn fill_created(&self, state: &mut State, content: Content, chunks: Range<u64>, new: Vec<NewChunk>) -> Result<()> {
+    fn fill_created(
+        &self,
+        state: &mut State,
+        content: Content,
+        chunks: Range<u64>,
+        mut new: Vec<NewChunk>,
+    ) -> Result<()> {
         if chunks.is_empty() {
             return Ok(());
         }
-        let mut mapped = chunks.clone().zip(&new);
-        mapped.try_for_each(|(chunk, new)| state.chunks.map(content, chunk, new.handle, true))?;
+        let mut mapped = chunks.clone().zip(&mut new);
+        mapped.try_for_each(|(chunk, new)| state.chunks.map_new(content, chunk, new))?;
         let from = chunks.start * content.chunk_bytes();
         let end = (chunks.end * content.chunk_bytes()).min(content.size);
         let mut at = from;

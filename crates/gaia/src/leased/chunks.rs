@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use spinio_device::{Chunk, DeviceAddr, DeviceError, SharedMemory};
 use spinio_pagecache::leased_messages::{Content, ContentId, MAX_CHUNK, MIN_CHUNK};
 
+use spinio_sys::Errno;
+
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
 
@@ -32,8 +34,10 @@ pub(super) struct Chunks {
 
 /// A chunk that this process is filling.
 pub(super) struct NewChunk {
-    pub(super) handle: Chunk,
-    pub(super) fd: OwnedFd,
+    device: &'static dyn SharedMemory,
+    /// Until it is mapped.
+    handle: Option<Chunk>,
+    fd: OwnedFd,
 }
 
 impl Chunks {
@@ -62,7 +66,7 @@ impl Chunks {
     /// Allocates a chunk of the content.
     pub(super) fn create(&self, content: Content, chunk: u64) -> core::result::Result<NewChunk, DeviceError> {
         let (handle, fd) = self.device.create_chunk(content.len_of(chunk))?;
-        Ok(NewChunk { handle, fd: OwnedFd::from(fd) })
+        Ok(NewChunk { device: self.device, handle: Some(handle), fd: OwnedFd::from(fd) })
     }
 
     /// Maps a chunk that another process has filled.
@@ -72,8 +76,14 @@ impl Chunks {
         self.map(content, chunk, handle, false)
     }
 
+    /// Maps a new chunk, writable.
+    pub(super) fn map_new(&mut self, content: Content, chunk: u64, new: &mut NewChunk) -> Result<()> {
+        let handle = new.handle.take().ok_or_else(|| Error::of(Errno::INVAL, "map a chunk of the file"))?;
+        self.map(content, chunk, handle, true)
+    }
+
     /// Maps a chunk in place of what is there, and gives the handle back.
-    pub(super) fn map(&mut self, content: Content, chunk: u64, handle: Chunk, writable: bool) -> Result<()> {
+    fn map(&mut self, content: Content, chunk: u64, handle: Chunk, writable: bool) -> Result<()> {
         let at = chunk * content.chunk_bytes();
         let len = content.len_of(chunk);
         let mapped = if at < self.span.start || at + content.chunk_bytes() > self.span.end {
@@ -135,6 +145,7 @@ impl Chunks {
         let found = self.slots.range(..range.end).rev().take_while(|(at, _)| **at + MAX_CHUNK > range.start);
         let found: Vec<u64> = found.filter(|(at, slot)| overlaps(**at, slot)).map(|(at, _)| *at).collect();
         for at in found {
+            // What cannot be unmapped stays there, and so does the reservation.
             if let Some(slot) = self.slots.remove(&at) {
                 let _ = self.device.unmap_chunk(self.address(at), slot.len);
             }
@@ -145,6 +156,14 @@ impl Chunks {
 impl NewChunk {
     pub(super) fn raw_fd(&self) -> i32 {
         self.fd.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for NewChunk {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            let _ = self.device.release_chunk(handle);
+        }
     }
 }
 

@@ -24,16 +24,20 @@ pub(super) fn serve(store: &Store, socket: &OwnedFd) {
         return;
     }
     let Some(counted) = store.quotas.connect(user.as_raw()) else { return };
+    if !counted.is_within() {
+        // At once: a connection that says nothing takes the place of another user's.
+        let _ = send(socket, failed(Errno::USERS), &[]);
+        return;
+    }
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
     match receive(socket) {
         Some((Request::Hello { device }, Some(file))) => {
-            let opened = if counted.is_within() { LeasedFile::open(&file) } else { Err(Errno::USERS) };
+            let opened = LeasedFile::open(&file);
             // The client's descriptor may be open for writing: then no lease is granted while it is open here.
             drop(file);
-            match opened {
-                Ok(file) => {
+            match opened.and_then(|file| store.join(user.as_raw(), device, file)) {
+                Ok(client) => {
                     let _ = set_socket_timeout(socket, Timeout::Recv, None);
-                    let client = store.join(user.as_raw(), device, file);
                     if send(socket, Reply::Opened, &[]).is_ok() {
                         serve_map(&client, socket);
                     }

@@ -35,7 +35,7 @@ pub(super) struct FileKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exclusion {
     Lease(ChangeStamp),
-    Sealed,
+    Sealed(ChangeStamp),
     Immutable(ChangeStamp),
     ReadOnly(ChangeStamp),
 }
@@ -113,7 +113,8 @@ impl LeasedFile {
             Err(errno) => errno,
         };
         if linux::is_sealed(fd) {
-            return Ok((Exclusion::Sealed, stat.size));
+            let stamp = self.stamp()?;
+            return Ok((Exclusion::Sealed(stamp), stamp.size));
         }
         if refused == Errno::AGAIN {
             return Err(Errno::TXTBSY);
@@ -139,7 +140,8 @@ impl LeasedFile {
                 let same = |now: ChangeStamp| (now.modified, now.size) == (stamp.modified, stamp.size);
                 linux::has_read_lease(fd) && self.stamp().is_ok_and(same)
             }
-            Exclusion::Sealed => true,
+            // It may grow.
+            Exclusion::Sealed(stamp) => self.stamp().is_ok_and(|now| now.size == stamp.size),
             Exclusion::Immutable(stamp) => linux::is_immutable(fd) && unchanged(stamp),
             Exclusion::ReadOnly(stamp) => linux::is_superblock_read_only(fd) && unchanged(stamp),
         }

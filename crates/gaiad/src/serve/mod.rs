@@ -29,7 +29,7 @@ mod exclusion;
 mod query;
 mod store;
 
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
@@ -60,11 +60,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Daemon {
     path: PathBuf,
-    lock_path: PathBuf,
     socket: OwnedFd,
     limit: Option<u64>,
     fill_within: Duration,
-    _lock: File,
+    _lock: OwnedFd,
 }
 
 impl Daemon {
@@ -79,7 +78,10 @@ impl Daemon {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(directory);
             made.map_err(|e| error("cannot create its directory", &e))?;
         }
-        let lock = File::create(&lock_path).map_err(|e| error("cannot create its lock", &e))?;
+        // Another user may have put a link there. It is never removed: a daemon that waits for it would hold another one.
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| error("cannot create its lock", &e))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
             Errno::AGAIN => MountError::new(format!("{}: a daemon serves this socket already", path.display())),
             e => error("cannot lock it", &e),
@@ -87,7 +89,7 @@ impl Daemon {
         // Of a daemon that was killed.
         let _ = std::fs::remove_file(path);
         let socket = listen(path).map_err(|e| error("cannot make the socket", &e))?;
-        Ok(Daemon { path: path.to_owned(), lock_path, socket, limit, fill_within: FILL_WITHIN, _lock: lock })
+        Ok(Daemon { path: path.to_owned(), socket, limit, fill_within: FILL_WITHIN, _lock: lock })
     }
 
     /// Sets the time within which a client has to fill a chunk that others wait for; 20 s by default.
@@ -104,7 +106,9 @@ impl Daemon {
         let limit = rustix::process::getrlimit(Resource::Nofile);
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
-        let store = start_watcher(self.limit, self.fill_within, end).map_err(failed)?;
+        let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
+        let store = start_watcher(self.limit, descriptors, self.fill_within, end).map_err(failed)?;
         loop {
             match wait(&[self.socket.as_fd(), stop.as_fd(), ended.as_fd()]) {
                 Ok([_, false, false]) => {}
@@ -131,7 +135,6 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        let _ = std::fs::remove_file(&self.lock_path);
     }
 }
 
@@ -155,7 +158,12 @@ fn wait<const N: usize>(fds: &[BorrowedFd<'_>; N]) -> Result<[bool; N], Errno> {
 }
 
 /// The store, and the thread that gives broken leases back.
-fn start_watcher(limit: Option<u64>, fill_within: Duration, end: OwnedFd) -> Result<Arc<Store>, Errno> {
+fn start_watcher(
+    limit: Option<u64>,
+    descriptors: usize,
+    fill_within: Duration,
+    end: OwnedFd,
+) -> Result<Arc<Store>, Errno> {
     let (sender, started) = mpsc::channel();
     let (give, take) = mpsc::channel::<Arc<Store>>();
     let watch = move || {
@@ -169,7 +177,7 @@ fn start_watcher(limit: Option<u64>, fill_within: Duration, end: OwnedFd) -> Res
     };
     linux::spawn_signals_blocked("gaia-lease", 256 << 10, watch).map_err(|_| Errno::AGAIN)?;
     let watcher = started.recv().map_err(|_| Errno::AGAIN)?;
-    let store = Arc::new(Store::new(limit, fill_within, watcher, end));
+    let store = Arc::new(Store::new(limit, descriptors, fill_within, watcher, end));
     let _ = give.send(Arc::clone(&store));
     Ok(store)
 }

@@ -7,12 +7,14 @@
 //!             └──────────────<───── a writer opened the file: the content has ended ────────────┘
 //! ```
 //!
-//! One lock, under which nothing waits but a client for chunks that others fill. Descriptors are closed after it was
-//! released, since the last one of a chunk frees its memory.
+//! One lock for each user, under which clients wait only for chunks that others fill. Descriptors are closed after it was
+//! released, since the last one of a chunk frees its memory, and that of a hostile client may not return. So may a query
+//! of a file's size: whoever passes such a file stalls clients of the same user.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,8 +43,29 @@ type ClientId = u64;
 
 #[derive(Debug)]
 enum Chunk {
-    Filling { by: ClientId, since: Instant },
-    Present { fd: Arc<OwnedFd>, used: u64 },
+    /// `earlier`: clients that took too long, and whose bytes are as good if they come first.
+    Filling {
+        by: ClientId,
+        since: Instant,
+        earlier: Vec<ClientId>,
+    },
+    Present {
+        fd: Arc<OwnedFd>,
+        used: u64,
+    },
+}
+
+impl Chunk {
+    /// A client does not fill it; false: then no client does.
+    fn leave(&mut self, client: ClientId) -> bool {
+        let Chunk::Filling { by, earlier, .. } = self else { return true };
+        earlier.retain(|other| *other != client);
+        if *by == client {
+            let Some(other) = earlier.pop() else { return false };
+            *by = other;
+        }
+        true
+    }
 }
 
 /// A file of a user on a device.
@@ -67,10 +90,21 @@ struct State {
 /// Descriptors to be closed without the lock.
 type Closed = Vec<Arc<OwnedFd>>;
 
-#[derive(Debug)]
-pub(super) struct Store {
+/// The files of one user.
+#[derive(Debug, Default)]
+struct UserFiles {
     state: Mutex<State>,
     changed: Condvar,
+    /// A thread ends contents of this user, and whether it is to look again.
+    ending: AtomicBool,
+    again: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    users: Mutex<HashMap<u32, Arc<UserFiles>>>,
+    /// Chunks of a user at most: each has a descriptor here.
+    most_chunks: usize,
     pub(super) limit: Option<u64>,
     /// A client that does not fill its chunk within this time loses it to one that waits.
     fill_within: Duration,
@@ -104,72 +138,130 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub(super) struct Client<'a> {
     store: &'a Store,
+    files: Arc<UserFiles>,
     id: ClientId,
     key: Key,
 }
 
 impl Store {
-    pub(super) fn new(limit: Option<u64>, fill_within: Duration, watcher: u32, end: OwnedFd) -> Store {
-        let quotas = Quotas::new(Limits { connections: CONNECTIONS, pages: 0 });
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Store { state, changed, limit, fill_within, watcher, quotas, since: Instant::now(), end }
+    /// `descriptors`: how many this process may have.
+    pub(super) fn new(
+        limit: Option<u64>,
+        descriptors: usize,
+        fill_within: Duration,
+        watcher: u32,
+        end: OwnedFd,
+    ) -> Store {
+        let connections = CONNECTIONS.min(descriptors / 8).max(2);
+        let quotas = Quotas::new(Limits { connections, pages: 0 });
+        let most_chunks = (descriptors / 4).max(FILLS as usize);
+        let users = Mutex::default();
+        Store { users, most_chunks, limit, fill_within, watcher, quotas, since: Instant::now(), end }
     }
 
     /// A client with a map of a file.
-    pub(super) fn join(&self, user: u32, device: [u8; 16], file: LeasedFile) -> Client<'_> {
-        self.sweep();
-        // A file whose identity is unknown shares nothing.
-        let key = file.key().unwrap_or(FileKey { dev: 0, ino: 0 });
-        let key = Key { user, device, file: key };
-        let mut state = self.lock();
+    pub(super) fn join(&self, user: u32, device: [u8; 16], file: LeasedFile) -> Result<Client<'_>, Errno> {
+        let key = Key { user, device, file: file.key()? };
+        let files = {
+            let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(users.entry(user).or_default())
+        };
+        files.sweep();
+        // Declared before the lock: one that is not needed is closed after it.
+        let mut file = Some(file);
+        let mut state = files.lock();
         state.last_client += 1;
         let id = state.last_client;
-        let new = || Entry { file, content: None, chunks: BTreeMap::new(), clients: HashMap::new() };
-        state.entries.entry(key).or_insert_with(new).clients.insert(id, BTreeSet::new());
-        Client { store: self, id, key }
-    }
-
-    /// Ends contents whose file a process wants to write.
-    pub(super) fn end_written(&self) {
-        let mut closed = Closed::new();
-        let mut state = self.lock();
-        state.entries.values_mut().for_each(|entry| entry.end_if_written(&mut closed));
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Forgets files that no client has and that are of no use: without chunks, or deleted.
-    pub(super) fn sweep(&self) {
-        let mut useless = Vec::new();
-        let mut state = self.lock();
-        let of_use = |entry: &Entry| !entry.clients.is_empty() || !(entry.chunks.is_empty() || entry.file.is_deleted());
-        state.entries.retain(|_, entry| {
-            let keep = of_use(entry);
-            if !keep {
-                useless.append(&mut entry.end());
+        match state.entries.entry(key) {
+            MapEntry::Occupied(mut entry) => drop(entry.get_mut().clients.insert(id, BTreeSet::new())),
+            MapEntry::Vacant(entry) => {
+                let file = file.take().ok_or(Errno::INVAL)?;
+                let clients = HashMap::from([(id, BTreeSet::new())]);
+                entry.insert(Entry { file, content: None, chunks: BTreeMap::new(), clients });
             }
-            keep
-        });
+        }
         drop(state);
+        drop(file);
+        Ok(Client { store: self, files, id, key })
+    }
+
+    /// Ends contents whose file a process wants to write. A user whose files do not answer stalls no other.
+    pub(super) fn end_written(&self) {
+        for files in self.files(None) {
+            files.again.store(true, SeqCst);
+            if files.ending.swap(true, SeqCst) {
+                continue;
+            }
+            let ended = Arc::clone(&files);
+            let spawned = std::thread::Builder::new().name("gaia-end".into()).spawn(move || ended.end_written());
+            if spawned.is_err() {
+                files.end_written();
+            }
+        }
+    }
+
+    /// The files of a user, or of all.
+    fn files(&self, user: Option<u32>) -> Vec<Arc<UserFiles>> {
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = users.iter().filter(|(of, _)| user.is_none_or(|user| user == **of));
+        wanted.map(|(_, files)| Arc::clone(files)).collect()
     }
 
     /// Drops chunks that no client has mapped; their bytes.
     pub(super) fn drop_unused(&self, user: Option<u32>) -> u64 {
+        self.files(user).iter().map(|files| files.drop_unused()).sum()
+    }
+
+    /// What is held, for root's question or for a user's.
+    pub(super) fn held(&self, user: Option<u32>) -> Vec<Held> {
+        self.files(user).iter().flat_map(|files| files.held()).collect()
+    }
+
+    /// Makes the daemon end.
+    pub(super) fn end(&self) {
+        let _ = rustix::io::write(&self.end, &[0]);
+    }
+}
+
+impl UserFiles {
+    fn end_written(&self) {
+        while self.again.swap(false, SeqCst) {
+            let mut closed = Closed::new();
+            let mut state = self.lock();
+            state.entries.values_mut().for_each(|entry| entry.end_if_written(&mut closed));
+            drop(state);
+            self.changed.notify_all();
+        }
+        self.ending.store(false, SeqCst);
+        // One that came between the two lines above.
+        if self.again.load(SeqCst) && !self.ending.swap(true, SeqCst) {
+            self.end_written();
+        }
+    }
+
+    /// Forgets files that no client has and that are of no use: without chunks, or deleted.
+    fn sweep(&self) {
+        let of_use = |entry: &Entry| !entry.clients.is_empty() || !(entry.chunks.is_empty() || entry.file.is_deleted());
+        let mut state = self.lock();
+        let useless: Vec<_> = state.entries.extract_if(|_, entry| !of_use(entry)).collect();
+        drop(state);
+        drop(useless);
+    }
+
+    fn drop_unused(&self) -> u64 {
         let mut closed = Closed::new();
         let mut state = self.lock();
-        let freed = state.evict(|key| user.is_none_or(|user| user == key.user), u64::MAX, &mut closed);
+        let freed = state.evict(|_| true, u64::MAX, &mut closed);
         drop(state);
         drop(closed);
         self.sweep();
         freed
     }
 
-    /// What is held, for root's question or for a user's.
-    pub(super) fn held(&self, user: Option<u32>) -> Vec<Held> {
+    fn held(&self) -> Vec<Held> {
         self.sweep();
         let state = self.lock();
-        let seen = state.entries.iter().filter(|(key, _)| user.is_none_or(|user| user == key.user));
-        let held = seen.map(|(key, entry)| {
+        let held = state.entries.iter().map(|(key, entry)| {
             let present = entry.chunks.iter().filter(|(_, chunk)| matches!(chunk, Chunk::Present { .. }));
             let (mut chunks, mut bytes) = (0, 0);
             present.for_each(|(at, _)| (chunks, bytes) = (chunks + 1, bytes + entry.len_of(*at)));
@@ -179,11 +271,6 @@ impl Store {
             Held { key: *key, maps: entry.clients.len() as u32, chunks, bytes, size, path }
         });
         held.collect()
-    }
-
-    /// Makes the daemon end.
-    pub(super) fn end(&self) {
-        let _ = rustix::io::write(&self.end, &[0]);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -198,7 +285,7 @@ impl Client<'_> {
     /// ETXTBSY: a process has the file open for writing. ENOMEM: the limit. ENOTSUP, EPERM: nothing excludes writers.
     pub(super) fn next(&self, offset: u64, len: u64) -> Result<Next, Errno> {
         let mut closed = Closed::new();
-        let mut state = self.store.lock();
+        let mut state = self.files.lock();
         loop {
             let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
             let content = entry.content(self.store.watcher, &mut closed)?;
@@ -216,7 +303,7 @@ impl Client<'_> {
             });
             let Some(began) = began.min() else { return Ok(Next::Ready { content }) };
             let left = self.store.fill_within.saturating_sub(began.elapsed());
-            let waited = self.store.changed.wait_timeout(state, left.max(Duration::from_millis(1)));
+            let waited = self.files.changed.wait_timeout(state, left.max(Duration::from_millis(1)));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -257,16 +344,33 @@ impl Client<'_> {
         closed: &mut Closed,
     ) -> Result<Option<Next>, Errno> {
         let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
-        let late = |since: &Instant| since.elapsed() >= self.store.fill_within;
-        entry.chunks.retain(|_, chunk| {
-            // What this client was to fill, and asks for again, it has given up.
-            !matches!(chunk, Chunk::Filling { by, since } if *by == self.id || late(since))
-        });
-        let mut absent = needed.iter().copied().filter(|at| !entry.chunks.contains_key(at));
+        // What this client was to fill, and asks for again, it has given up.
+        entry.chunks.retain(|_, chunk| chunk.leave(self.id));
+        let is_late = |chunk: &Chunk| match chunk {
+            Chunk::Filling { since, .. } => since.elapsed() >= self.store.fill_within,
+            Chunk::Present { .. } => false,
+        };
+        let mut absent = needed.iter().copied().filter(|at| entry.chunks.get(at).is_none_or(is_late));
         let Some(first) = absent.next() else { return Ok(None) };
         let more = absent.zip(first + 1..).take_while(|(at, next)| at == next).count() as u64;
         let wanted = (first..first + (1 + more).min(FILLS)).map(|at| content.len_of(at)).collect::<Vec<_>>();
         let mut count = wanted.len();
+        // Of clients that take too long: their memory counts as that of this one.
+        let mut earlier: BTreeMap<u64, Vec<ClientId>> = BTreeMap::new();
+        for at in first..first + count as u64 {
+            if let Some(Chunk::Filling { by, earlier: mut before, .. }) = entry.chunks.remove(&at) {
+                before.push(by);
+                earlier.insert(at, before);
+            }
+        }
+        let all = |state: &State| state.entries.values().map(|entry| entry.chunks.len()).sum::<usize>();
+        if all(state) + count > self.store.most_chunks {
+            state.evict(|_| true, u64::MAX, closed);
+            count = count.min(self.store.most_chunks.saturating_sub(all(state)));
+            if count == 0 {
+                return Err(Errno::NFILE);
+            }
+        }
         if let Some(limit) = self.store.limit {
             let of_same = |key: &Key| (key.user, key.device) == (self.key.user, self.key.device);
             let used = state.used(of_same);
@@ -278,7 +382,8 @@ impl Client<'_> {
         let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
         let since = Instant::now();
         for at in first..first + count as u64 {
-            entry.chunks.insert(at, Chunk::Filling { by: self.id, since });
+            let earlier = earlier.remove(&at).unwrap_or_default();
+            entry.chunks.insert(at, Chunk::Filling { by: self.id, since, earlier });
         }
         Ok(Some(Next::Fill { content, first, count: count as u32 }))
     }
@@ -286,8 +391,9 @@ impl Client<'_> {
     /// The client has filled a chunk; false: of no use, because the file was written meanwhile, or another client
     /// filled it.
     pub(super) fn filled(&self, content: ContentId, chunk: u64, fd: OwnedFd) -> bool {
-        let mut closed = Closed::new();
-        let mut state = self.store.lock();
+        // Before the lock: what is not kept is closed after it.
+        let (mut closed, mut fd) = (Closed::new(), Some(fd));
+        let mut state = self.files.lock();
         state.clock += 1;
         let clock = state.clock;
         let kept = state.entries.get_mut(&self.key).is_some_and(|entry| {
@@ -295,12 +401,13 @@ impl Client<'_> {
             if !entry.is_filling(self.id, content, chunk) {
                 return false;
             }
+            let Some(fd) = fd.take() else { return false };
             entry.chunks.insert(chunk, Chunk::Present { fd: Arc::new(fd), used: clock });
             entry.clients.entry(self.id).or_default().insert(chunk);
             true
         });
         drop(state);
-        self.store.changed.notify_all();
+        self.files.changed.notify_all();
         kept
     }
 
@@ -308,35 +415,37 @@ impl Client<'_> {
     /// their bytes.
     pub(super) fn abandon(&self, content: ContentId, chunk: u64, no_memory: bool) -> u64 {
         let mut closed = Closed::new();
-        let mut state = self.store.lock();
+        let mut state = self.files.lock();
         let mut freed = 0;
         if let Some(entry) = state.entries.get_mut(&self.key)
             && entry.is_filling(self.id, content, chunk)
         {
             let len = entry.len_of(chunk);
-            entry.chunks.remove(&chunk);
+            if entry.chunks.get_mut(&chunk).is_some_and(|filling| !filling.leave(self.id)) {
+                entry.chunks.remove(&chunk);
+            }
             if no_memory {
                 let of_same = |key: &Key| (key.user, key.device) == (self.key.user, self.key.device);
                 freed = state.evict(of_same, len, &mut closed);
             }
         }
         drop(state);
-        self.store.changed.notify_all();
+        self.files.changed.notify_all();
         freed
     }
 }
 
 impl Drop for Client<'_> {
     fn drop(&mut self) {
-        let mut state = self.store.lock();
+        let mut state = self.files.lock();
         if let MapEntry::Occupied(mut entry) = state.entries.entry(self.key) {
             let entry = entry.get_mut();
             entry.clients.remove(&self.id);
-            entry.chunks.retain(|_, chunk| !matches!(chunk, Chunk::Filling { by, .. } if *by == self.id));
+            entry.chunks.retain(|_, chunk| chunk.leave(self.id));
         }
         drop(state);
-        self.store.changed.notify_all();
-        self.store.sweep();
+        self.files.changed.notify_all();
+        self.files.sweep();
     }
 }
 
@@ -428,6 +537,6 @@ impl Entry {
 
     fn is_filling(&self, client: ClientId, content: ContentId, chunk: u64) -> bool {
         self.content.as_ref().is_some_and(|(now, _)| now.id == content)
-            && matches!(self.chunks.get(&chunk), Some(Chunk::Filling { by, .. }) if *by == client)
+            && matches!(self.chunks.get(&chunk), Some(Chunk::Filling { by, earlier, .. }) if *by == client || earlier.contains(&client))
     }
 }

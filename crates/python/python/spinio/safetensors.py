@@ -124,6 +124,9 @@ def _map(f: gaia.File, maker: _arrays.Library, header: _Header) -> tuple[Any, in
     mapped, raw = maker.mapped(f, header.data - first, first + header.size)
     if mapped.acquire() != first + header.size:
         raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
+    # It was read before writers were excluded.
+    if _header(f) != header:
+        raise SafetensorsError(f"{_name(f)}: the file was written while it was read")
     return raw, first
 
 
