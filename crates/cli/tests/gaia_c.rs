@@ -256,3 +256,33 @@ fn c_programs_share_a_leased_file() {
     assert!(!done && text.contains("no daemon"), "{text}");
     assert!(!daemon.socket().exists());
 }
+
+/// Its driver is a fake one; what a GPU does is tested there.
+#[test]
+fn c_program_maps_files_into_cuda_memory() {
+    let (daemon, mount, dir) = (Daemon::new(), Mount::new(), common::folder());
+    let source = include_str!("../../preload/tests/c/gaia_cuda.c");
+    let Some(program) = build(dir.path(), "gaia_cuda", source) else { return };
+    let driver = dir.path().join("libcuda.so.1");
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");
+    let flags = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"];
+    assert!(Command::new("cc").args(flags).arg(&driver).arg(fake).status().unwrap().success());
+    let bytes: Vec<u8> = (0..(5 << 20) + 100).map(|n| (n % 251) as u8).collect();
+    let leased = dir.path().join("leased");
+    std::fs::write(&leased, &bytes).unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "120"]).arg(&program).arg(&driver).arg(&leased).current_dir(dir.path());
+    let shared = mount.as_ref().map(|mount| mount.dir().join("shared"));
+    if let Some(shared) = &shared {
+        std::fs::write(shared, &bytes).unwrap();
+        command.arg(shared);
+    }
+    let done = command.env_remove("LD_LIBRARY_PATH").env("SPINIO_GAIA_SOCKET", daemon.socket()).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && text.is_empty(), "{}: {text}", done.status);
+    if let Some(shared) = shared {
+        let now = std::fs::read(shared).unwrap();
+        let at = 3 << 20;
+        assert!(now[..at] == bytes[..at] && &now[at..at + 6] == b"stored" && now[at + 6..] == bytes[at + 6..]);
+    }
+}

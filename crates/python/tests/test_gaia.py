@@ -142,8 +142,8 @@ def test_offset_default_device_and_types(mount):
         assert m.readonly and m.nbytes == 2 * PAGE and m.acquire() == 2 * PAGE
         assert m.view("uint16").shape == (PAGE,) and m.view("uint16")[1:2].tobytes() == b"\2\3"
         on_gpu = m.device == "cuda:0"  # that of an earlier test
-            assert m.view().readonly and m.__dlpack_device__() == ((2, 0) if on_gpu else (12, 0))
-            assert hasattr(m, "__cuda_array_interface__") == on_gpu
+        assert m.view().readonly and m.__dlpack_device__() == ((2, 0) if on_gpu else (12, 0))
+        assert hasattr(m, "__cuda_array_interface__") == on_gpu
         assert spinio.describe(m)["address"] == m.address and spinio.describe(m)["bytes"] == m.nbytes
         # Other calls of the module take the map as an array.
         copy = os.path.join(mount.folder, "copy")

@@ -27,7 +27,10 @@ impl FileReader for Routes {
 impl OpenFile for Opened {
     fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let allocation = registry::find(to.0 as *const u8, len)
+        let at = to.0 as *const u8;
+        // The second: in a program whose driver has not been seen yet, or where the address was one of the host before.
+        let allocation = registry::find(at, len)
+            .or_else(|| registry::find_after_fault(at, len))
             .ok_or_else(|| Error::new(Errno::FAULT, "The memory of the map is not known as a device's"))?;
         let read = runtime().read(self.0.fd(), Some(offset), Target { allocation, addr: to }, len);
         read.map(|got| got as u64).map_err(|e| Error::new(e.kind.errno(), e.to_string()))
