@@ -35,7 +35,10 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use spinio_plan::readahead::{
@@ -235,8 +238,12 @@ impl ReadaheadCache {
         if runs.is_empty() || !self.is_enabled() {
             return;
         }
-        let file = Arc::clone(file);
-        self.run_on_worker(file.storage, move |cache, shadow| cache.commit(shadow, &file, runs));
+        let (file, advices) = (Arc::clone(file), file.advices.load(SeqCst));
+        self.run_on_worker(file.storage, move |cache, shadow| {
+            // Advice that came since has made the pages the program's.
+            let runs = if file.advices.load(SeqCst) == advices { runs } else { Vec::new() };
+            cache.commit(shadow, &file, runs);
+        });
     }
 
     /// Queues work on a shadow worker, in the share of a file system.
@@ -251,6 +258,8 @@ impl ReadaheadCache {
 
     /// Adds the passed pages, and `more`, to the set, unless another process has opened the file. On a shadow worker.
     fn commit(&self, workers: &WorkerPool, file: &Arc<FileState>, mut more: Vec<Range<u64>>) {
+        // Before pages are taken over: advice that comes in between counts.
+        let advices = file.advices.load(SeqCst);
         let Some(others) = self.watch_file(workers, file) else { return self.ignore(file.key()) };
         self.drain_inotify();
         let streams = self.file_streams(file.key());
@@ -265,7 +274,7 @@ impl ReadaheadCache {
             more.append(&mut state.consumed);
             state.worker_queued = false;
         }
-        self.insert_and_trim(file, more);
+        self.insert_and_trim(file, advices, more);
     }
 
     /// A file that cannot be managed: its readers check again only after [`UNMANAGED_CHECK_BYTES`].
@@ -279,10 +288,13 @@ impl ReadaheadCache {
     }
 
     /// Adds runs to the set, and drops what is over the limit.
-    fn insert_and_trim(&self, file: &Arc<FileState>, runs: Vec<Range<u64>>) {
+    fn insert_and_trim(&self, file: &Arc<FileState>, advices: u64, runs: Vec<Range<u64>>) {
         let (excess, bytes) = {
             let mut owned = lock(&self.owned);
-            runs.into_iter().for_each(|run| owned.add(file.key(), run));
+            // `forget` counts before it takes this lock.
+            if file.advices.load(SeqCst) == advices {
+                runs.into_iter().for_each(|run| owned.add(file.key(), run));
+            }
             (owned.pop_over_limit(), owned.bytes())
         };
         for (key, run) in excess {
@@ -370,6 +382,7 @@ impl ReadaheadCache {
 
     /// The program has given advice on a range: it is no longer managed.
     fn forget(&self, file: &FileState, range: &Range<u64>) {
+        file.advices.fetch_add(1, SeqCst);
         lock(&self.owned).remove(file.key(), range);
         for stream in self.file_streams(file.key()) {
             let mut state = lock(&stream.state);

@@ -72,6 +72,8 @@ pub struct FileState {
     pub residency_access: ResidencyAccess,
     /// Consecutive requests that were served by the page cache alone.
     hit_streak: AtomicU64,
+    /// How often the program has given advice that makes pages its own.
+    pub(crate) advices: AtomicU64,
     /// The driver refused to register its pages.
     pub pin_refused: AtomicBool,
     mapping: Mutex<Option<Arc<Mapping>>>,
@@ -157,6 +159,7 @@ impl FileState {
             mappable: magic != OVERLAYFS && !in_memory && stat.kind == FileKind::Regular,
             residency_access,
             hit_streak: AtomicU64::new(0),
+            advices: AtomicU64::new(0),
             pin_refused: AtomicBool::new(false),
             mapping: Mutex::default(),
             prefault: PrefaultState::default(),
