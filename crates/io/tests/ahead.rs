@@ -20,7 +20,7 @@ use spinio_sys::linux::{self, Advice, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::file::{self, EvictionDetector};
 use spinio_testkit::mount_fixture::{self, MountFixture};
-use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually};
+use spinio_testkit::{AdviceLog, Buffer, Call, Effect, FaultySyscalls, eventually};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -58,15 +58,23 @@ impl Subject {
         linux::cachestat(self.file.as_raw_fd(), range.start, range.end - range.start).ok().map(|c| c.cached)
     }
 
-    /// Asserts that all of a range is cached. False if the kernel evicted pages by itself, so that the test proves
-    /// nothing.
-    fn stays_cached(&self, range: std::ops::Range<u64>, what: &str) -> bool {
-        let (cached, all) = (self.cached(range.clone()), (range.end - range.start) / PAGE);
-        if cached == Some(all) {
-            return true;
+    /// The absent pages of a range: how many the runtime dropped, and how many Linux evicted by itself.
+    fn absent(&self, range: std::ops::Range<u64>, log: &AdviceLog) -> (usize, usize) {
+        let pages = range.step_by(PAGE as usize);
+        let absent: Vec<u64> = pages.filter(|at| self.cached(*at..at + PAGE) == Some(0)).collect();
+        let dropped = absent.iter().filter(|at| log.is_dropped(&self.file, **at)).count();
+        (dropped, absent.len() - dropped)
+    }
+
+    /// Asserts that the runtime dropped no page of a range, and that what it read there is cached.
+    fn stays_cached(&self, range: std::ops::Range<u64>, what: &str, log: &AdviceLog) {
+        let pages = (range.end - range.start) / PAGE;
+        let (dropped, evicted) = self.absent(range, log);
+        assert_eq!(dropped, 0, "{what}: of {pages} pages so many were dropped");
+        if evicted > 0 {
+            println!("{what}: Linux evicted {evicted} of {pages} pages by itself");
         }
-        assert!(self.eviction_detector.pages_were_evicted(), "{what}: {cached:?} of {all} pages are cached");
-        false
+        assert!((evicted as u64) < pages, "{what}: no page is cached");
     }
 
     /// Reads a range block by block, and compares a part of it.
@@ -118,7 +126,8 @@ fn sequential_reads_leave_bounded_pages() {
 #[test]
 fn previously_cached_pages_stay() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(settings());
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(settings(), kernel);
     // Runs of four pages, the folio size of a small read-ahead. Their distance is larger than a folio of a large one.
     let cached_before: Vec<u64> =
         (0..SIZE / (8 * MIB)).flat_map(|i| (0..16).map(move |p| i * 2048 + 1024 + p)).collect();
@@ -132,16 +141,16 @@ fn previously_cached_pages_stay() {
         subject.cached(0..SIZE).unwrap() <= limit + cached_before.len() as u64 * 4
     });
     for page in before {
-        if !subject.stays_cached(page * PAGE..(page + 1) * PAGE, "a page cached before") {
-            return;
-        }
+        let (dropped, _) = subject.absent(page * PAGE..(page + 1) * PAGE, kernel.advice());
+        assert_eq!(dropped, 0, "page {page} was cached before");
     }
 }
 
 #[test]
 fn mapped_pages_stay() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(settings());
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(settings(), kernel);
     // This range is in the read-ahead set now, and will soon be its oldest entry.
     let (at, len) = (8 * MIB, MIB / 4);
     subject.read_sequentially(&runtime, 0, at + len, BLOCK);
@@ -159,7 +168,7 @@ fn mapped_pages_stay() {
     // The kernel drops a folio as a whole or not at all.
     let limit = subject.max_pages_left(&runtime, 512) + (len + 4 * MIB) / PAGE;
     eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
-    subject.stays_cached(at..at + len, "the mapped range");
+    subject.stays_cached(at..at + len, "the mapped range", kernel.advice());
     // SAFETY: the mapping made above, which is not used any more.
     unsafe { linux::munmap(mapped, len as usize) }.unwrap();
 }
@@ -167,24 +176,19 @@ fn mapped_pages_stay() {
 #[test]
 fn open_by_other_stops_dropping() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(settings());
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(settings(), kernel);
     subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
     eventually("the file has pages in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
     let other = open_as_other(&subject.path);
+    kernel.advice().clear();
     let mut bytes = vec![0; (SIZE / 2) as usize];
     other.read_exact_at(&mut bytes, 0).unwrap();
-    if !subject.stays_cached(0..SIZE / 2, "the range that another opener reads") {
-        return;
-    }
     subject.read_sequentially(&runtime, SIZE / 4, SIZE, BLOCK);
     eventually("the set is empty", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
     // A drop that was under way is undone a moment later.
-    eventually("what another opener has read is cached", || {
-        subject.cached(0..SIZE / 2) == Some(SIZE / 2 / PAGE) || subject.eviction_detector.pages_were_evicted()
-    });
-    if !subject.stays_cached(0..SIZE / 2, "the range that another opener has read") {
-        return;
-    }
+    eventually("what was dropped is read in again", || subject.absent(0..SIZE / 2, kernel.advice()).0 == 0);
+    subject.stays_cached(0..SIZE / 2, "the range that another opener has read", kernel.advice());
     // Once the other opener has closed the file, a new sequential stream is bounded again.
     drop(other);
     file::evict(&subject.file);
@@ -196,20 +200,20 @@ fn open_by_other_stops_dropping() {
 #[test]
 fn pages_read_by_other_stay_when_set_is_full() {
     let (Some(other_subject), Some(subject)) = (Subject::new(), Subject::new()) else { return };
-    let runtime = Runtime::new(settings());
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(settings(), kernel);
     other_subject.read_sequentially(&runtime, 0, 4 * MIB, BLOCK);
     eventually("the file has pages in the set", || runtime.stats().gauge(Gauge::ReadaheadPages).0 > 0);
     let other = open_as_other(&other_subject.path);
+    kernel.advice().clear();
     other.read_exact_at(&mut vec![0; 4 << 20], 0).unwrap();
     // The runtime does not read that file any more. A sequential stream of another file evicts its pages from the set.
     let limit = subject.max_pages_left(&runtime, 512);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
     eventually("the other pages are dropped", || subject.cached(0..SIZE).unwrap() <= limit);
     // Pages that were being dropped when the other opener opened the file are read in again.
-    let all = Some(4 * MIB / PAGE);
-    eventually("the range that another opener has read is cached", || {
-        other_subject.cached(0..4 * MIB) == all || other_subject.eviction_detector.pages_were_evicted()
-    });
+    eventually("what was dropped is read in again", || other_subject.absent(0..4 * MIB, kernel.advice()).0 == 0);
+    other_subject.stays_cached(0..4 * MIB, "the range that another opener has read", kernel.advice());
 }
 
 /// Opens a file and reads it when SPIN has the kernel drop pages: after the last check whether another process has it
@@ -219,6 +223,7 @@ struct OpensDuringDrop {
     range: std::ops::Range<u64>,
     opened: OnceLock<File>,
     drops: AtomicU64,
+    log: AdviceLog,
 }
 
 impl Syscalls for OpensDuringDrop {
@@ -232,7 +237,9 @@ impl Syscalls for OpensDuringDrop {
                 file
             });
         }
-        LinuxSyscalls.advise(fd, offset, len, advice)
+        LinuxSyscalls.advise(fd, offset, len, advice)?;
+        self.log.record(fd, offset, len, advice);
+        Ok(())
     }
 }
 
@@ -241,29 +248,26 @@ fn range_dropped_during_open_is_read_in_again() {
     let Some(subject) = Subject::new() else { return };
     let range = 0..16 * MIB;
     let path = subject.path.clone();
-    let opens = OpensDuringDrop { path, range: range.clone(), opened: OnceLock::new(), drops: AtomicU64::new(0) };
-    let kernel: &'static OpensDuringDrop = Box::leak(Box::new(opens));
+    let (opened, drops, log) = (OnceLock::new(), AtomicU64::new(0), AdviceLog::default());
+    let kernel: &'static OpensDuringDrop =
+        Box::leak(Box::new(OpensDuringDrop { path, range: range.clone(), opened, drops, log }));
     let runtime = Runtime::with_kernel(settings(), kernel);
     subject.read_sequentially(&runtime, 0, range.end, BLOCK);
     eventually("pages are dropped", || kernel.opened.get().is_some());
-    let all = Some(range.end / PAGE);
-    eventually("the range that another opener has read is cached", || {
-        subject.cached(range.clone()) == all || subject.eviction_detector.pages_were_evicted()
-    });
+    eventually("what was dropped is read in again", || subject.absent(range.clone(), &kernel.log).0 == 0);
     subject.read_sequentially(&runtime, range.end, SIZE, BLOCK);
     eventually("the set is empty", || runtime.stats().gauge(Gauge::ReadaheadPages).0 == 0);
     assert_eq!(kernel.drops.load(Relaxed), 1, "pages were dropped while another opener had the file open");
-    subject.stays_cached(range, "the range that another opener has read");
+    subject.stays_cached(range, "the range that another opener has read", &kernel.log);
 }
 
 #[test]
 fn keep_and_drop_policies() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(Settings { readahead_keep: CachePolicy::Keep, ..settings() });
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(Settings { readahead_keep: CachePolicy::Keep, ..settings() }, kernel);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    if !subject.stays_cached(0..SIZE, "policy keep") {
-        return;
-    }
+    subject.stays_cached(0..SIZE, "policy keep", kernel.advice());
     assert_eq!(runtime.stats().gauge(Gauge::ReadaheadPages).1, 0);
     drop(runtime);
     file::evict(&subject.file);
@@ -277,13 +281,12 @@ fn keep_and_drop_policies() {
 #[test]
 fn advice_is_followed() {
     let Some(subject) = Subject::new() else { return };
-    let runtime = Runtime::new(settings());
+    let kernel = FaultySyscalls::with_ring();
+    let runtime = Runtime::with_kernel(settings(), kernel);
     let fd = subject.file.as_raw_fd();
     spinio_io::record_advice(fd, Advice::Random);
     subject.read_sequentially(&runtime, 0, SIZE, BLOCK);
-    if !subject.stays_cached(0..SIZE, "a file with POSIX_FADV_RANDOM") {
-        return;
-    }
+    subject.stays_cached(0..SIZE, "a file with POSIX_FADV_RANDOM", kernel.advice());
     file::evict(&subject.file);
     subject.read_sequentially(&runtime, 0, SIZE / 4, 128 << 10);
     let copied = bytes_by(&runtime, |l| l.route == Route::Direct);
@@ -460,9 +463,7 @@ fn missing_syscalls_disable_dropping() {
         kernel.inject_always(call, Effect::Fail(errno));
         let runtime = Runtime::with_kernel(settings(), kernel);
         subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
-        if !subject.stays_cached(0..SIZE / 4, &format!("{call:?}")) {
-            return;
-        }
+        subject.stays_cached(0..SIZE / 4, &format!("{call:?}"), kernel.advice());
     }
 }
 
@@ -474,5 +475,5 @@ fn lost_inotify_events_stop_dropping() {
     kernel.inject(Call::Inotify, 3, u64::MAX, Effect::Fail(Errno::IO));
     let runtime = Runtime::with_kernel(settings(), kernel);
     subject.read_sequentially(&runtime, 0, SIZE / 4, BLOCK);
-    subject.stays_cached(0..SIZE / 4, "with inotify events lost");
+    subject.stays_cached(0..SIZE / 4, "with inotify events lost", kernel.advice());
 }

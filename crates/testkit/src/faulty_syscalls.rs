@@ -13,6 +13,8 @@ use spinio_sys::linux::{
     Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing, Stat,
 };
 
+use crate::AdviceLog;
+
 type Result<T> = core::result::Result<T, Errno>;
 
 /// A call that can be made to fail.
@@ -81,6 +83,7 @@ pub struct FaultySyscalls {
     faults: Mutex<Vec<Fault>>,
     injected: Mutex<u64>,
     calls: Mutex<Vec<(Call, u64)>>,
+    advice: AdviceLog,
     has_ring: bool,
 }
 
@@ -124,6 +127,11 @@ impl FaultySyscalls {
     pub fn calls(&self, call: Call) -> u64 {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.iter().find(|c| c.0 == call).map_or(0, |c| c.1)
+    }
+
+    /// The advice on files that the kernel has followed.
+    pub fn advice(&self) -> &AdviceLog {
+        &self.advice
     }
 
     fn count(&self, call: Call) {
@@ -309,7 +317,9 @@ impl Syscalls for FaultySyscalls {
 
     fn advise(&self, fd: Fd, offset: u64, len: u64, advice: Advice) -> Result<()> {
         self.check(Call::Advise)?;
-        LinuxSyscalls.advise(fd, offset, len, advice)
+        LinuxSyscalls.advise(fd, offset, len, advice)?;
+        self.advice.record(fd, offset, len, advice);
+        Ok(())
     }
 
     fn inotify_init(&self) -> Result<Fd> {

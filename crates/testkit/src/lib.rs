@@ -5,6 +5,7 @@
 //!   file           holes, unwritten extents, and which pages are in the page cache
 //!   buffer         memory of an emulated device, and its contents
 //!   oracle         which bytes a read concurrent with a writer may have returned
+//!   advice_log     which pages a runtime has had the kernel drop
 //!   faulty_*       a device, or system calls, that fail the n-th call of an operation
 //!   leak_check     descriptors of every table, mappings
 //!   child          a forked child, and its exit status
@@ -14,6 +15,7 @@
 //!
 //! Nothing here is linked into what users run, and nothing here is timed: a deadline only turns a hang into a failure.
 
+mod advice_log;
 pub mod as_user;
 pub mod buffer;
 pub mod child;
@@ -30,6 +32,7 @@ pub mod mount_fixture;
 pub mod oracle;
 pub mod rng;
 
+pub use advice_log::AdviceLog;
 pub use buffer::Buffer;
 pub use child::in_child;
 pub use deadline::{eventually, with_deadline};
