@@ -368,10 +368,8 @@ impl<'a> Resolver<'a> {
     fn find_range(&mut self, address: u64, len: u64) -> DestRange {
         let inside = |a: &&Allocation| a.start.0 <= address && address < a.start.0 + a.len;
         let want = usize::try_from(len).unwrap_or(usize::MAX);
-        let found = self.known.iter().find(inside).copied().or_else(|| {
-            let at = address as *const u8;
-            registry::find(at, want).or_else(|| registry::find_after_fault(at, want))
-        });
+        let known = self.known.iter().find(inside).copied();
+        let found = known.or_else(|| registry::find_or_query(address as *const u8, want));
         let Some(allocation) = found else {
             // Host memory, which the Linux kernel validates.
             let end = address.saturating_add(want as u64);

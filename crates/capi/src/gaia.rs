@@ -150,46 +150,14 @@ unsafe extern "C" fn spinio_gaia_info(address: *const c_void, out: *mut c_void, 
         if out.is_null() {
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the result: out is NULL".into()));
         }
-        let fields = fields(&spinio_gaia::with_map(address as u64, |map, _| Ok(map.info()))?);
-        let known = size.min(size_of_val(&fields));
-        // SAFETY: the header requires `size` bytes at `out`.
+        let info: Info = spinio_gaia::with_map(address as u64, |map, _| Ok(map.info()))?;
+        let known = size.min(size_of_val(&info));
+        // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
         unsafe {
-            core::ptr::copy_nonoverlapping(fields.as_ptr().cast::<u8>(), out.cast::<u8>(), known);
+            core::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), out.cast::<u8>(), known);
             core::ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
         }
         Ok(())
     });
     done.map_or(-1, |()| 0)
-}
-
-/// `struct spinio_gaia_info`, field by field.
-fn fields(info: &Info) -> [u64; 12] {
-    let Info {
-        file_size,
-        acquires,
-        releases,
-        bytes_from_file,
-        bytes_from_snapshots,
-        pages_patched,
-        bytes_published,
-        pages_committed,
-        pages_merged,
-        reattached,
-        releases_recovered,
-        bytes_shared,
-    } = *info;
-    [
-        file_size,
-        acquires,
-        releases,
-        bytes_from_file,
-        bytes_from_snapshots,
-        pages_patched,
-        bytes_published,
-        pages_committed,
-        pages_merged,
-        reattached,
-        releases_recovered,
-        bytes_shared,
-    ]
 }

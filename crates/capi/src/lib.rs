@@ -52,7 +52,7 @@ static spinio_runtime_v1: spinio_runtime::Table = spinio_runtime::TABLE;
 /// The device memory at `address`; the devices themselves are queried before it counts as host memory.
 fn target_of(address: *const u8, wanted: usize) -> Option<Target> {
     let target = |allocation: Allocation| Target { allocation, addr: DeviceAddr(address as u64) };
-    registry::find(address, wanted).or_else(|| registry::find_after_fault(address, wanted)).map(target)
+    registry::find_or_query(address, wanted).map(target)
 }
 
 /// A part of a call, moved in one step.

@@ -73,9 +73,7 @@ impl Buffer {
         }
         let made = registry::alloc(id.kind, id.ordinal, bytes, host_mapped);
         let addr = made.map_err(|e| missing(&e))?;
-        let pointer = addr.0 as *const u8;
-        let allocation = registry::find(pointer, bytes)
-            .or_else(|| registry::find_after_fault(pointer, bytes))
+        let allocation = registry::find_or_query(addr.0 as *const u8, bytes)
             .with_context(|| format!("{id} does not know the memory it has just given"))?;
         Ok(Buffer { target: Target { allocation, addr }, addr })
     }

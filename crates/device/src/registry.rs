@@ -79,6 +79,12 @@ pub fn find_after_fault(addr: *const u8, wanted: usize) -> Option<Allocation> {
     found
 }
 
+/// [`find`], and if it finds none, the devices themselves are queried before the address counts as the host's: for
+/// calls that say that it is device memory.
+pub fn find_or_query(addr: *const u8, wanted: usize) -> Option<Allocation> {
+    find(addr, wanted).or_else(|| find_after_fault(addr, wanted))
+}
+
 fn query_owner(arena: DeviceRange, addr: *const u8, wanted: usize) -> Option<Allocation> {
     OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), wanted as u64)
 }

@@ -12,7 +12,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::Result;
 use crate::connection::Connection;
-use crate::leased::FileReader;
+use crate::file_reader::FileReader;
 use crate::link::{Attached, Link, LinkState};
 use crate::state::State;
 use crate::window::Window;

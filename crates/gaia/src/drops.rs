@@ -1,4 +1,4 @@
-//! Dropping pages of the replica: the stores of an epoch, or copies that nobody stores to.
+//! Dropping pages of the replica: the stores of an epoch, or copies in no epoch for writing.
 //!
 //! A dropped page is absent at the server, so that the next acquire fetches it, whatever bytes the replica has.
 
@@ -13,7 +13,7 @@ use crate::page_states::Epoch;
 use crate::state::State;
 
 impl Map {
-    /// Ends the epoch of the pages of `len` bytes from `offset` without a release: nobody sees its stores. An epoch
+    /// Ends the epoch of the pages of `len` bytes from `offset` without a release: no program sees its stores. An epoch
     /// that was lost ends too; pages that are in no epoch for writing stay as they are.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let range = self.pages_of(offset, len)?;

@@ -16,7 +16,7 @@ use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
 use spinio_sys::Errno;
 
-use crate::leased::OpenFile;
+use crate::file_reader::OpenFile;
 use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
@@ -102,10 +102,7 @@ impl Map {
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
-        let by_window = |fill: &&Fill| {
-            let small = u64::from(fill.run.count) <= SMALL_READ || state.backing.is_none();
-            fill.source == Source::File && small
-        };
+        let by_window = |fill: &&Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
         let small: Vec<Run> = fills.iter().filter(by_window).map(|fill| fill.run).collect();
         if !small.is_empty() {
             self.link.run(move |link| small.into_iter().try_for_each(|run| link.read_into_window(run)))?;
@@ -117,8 +114,8 @@ impl Map {
                 match fill.source {
                     Source::File => {
                         state.info.bytes_from_file += bytes;
-                        if let Some(file) = state.backing.as_ref().filter(|_| u64::from(fill.run.count) > SMALL_READ) {
-                            self.read_file(file.as_ref(), window, copies, fill.run)?;
+                        if let Some(file) = direct(&state.backing, fill.run) {
+                            self.read_file(file, window, copies, fill.run)?;
                             state.pages.forget(pages);
                             continue;
                         }
@@ -226,6 +223,11 @@ impl Map {
         let start = self.spec.first * PAGE_BYTES as u64 + offset;
         size.saturating_sub(start).min(len)
     }
+}
+
+/// The file, if a run of its pages is read straight into the device's memory.
+fn direct(backing: &Option<Box<dyn OpenFile>>, run: Run) -> Option<&dyn OpenFile> {
+    backing.as_deref().filter(|_| u64::from(run.count) > SMALL_READ)
 }
 
 /// A number that no other release has, of this or of any other client.

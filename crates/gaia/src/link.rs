@@ -63,7 +63,7 @@ pub(crate) struct Committed {
 
 impl Link {
     /// Starts the thread; `open` runs there. An error of a call other than a refusal ends the connection, because
-    /// nobody knows what the server thinks of the pages.
+    /// this side does not know what the server thinks of the pages.
     pub(crate) fn start(
         spec: Spec,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,

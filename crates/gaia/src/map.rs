@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::attach::attach;
-use crate::leased::FileReader;
+use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
 use crate::page_states::PageStates;

@@ -8,7 +8,8 @@ use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
-use crate::leased::{self, FileReader};
+use crate::file_reader::FileReader;
+use crate::leased;
 use crate::{Access, Advice, Error, Info, Map, Result, ranges};
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::leased::OpenFile;
+use crate::file_reader::OpenFile;
 use crate::page_states::PageStates;
 use crate::window::Window;
 
-/// What a map has done.
+/// What a map has done: `struct spinio_gaia_info`, which only grows at its end.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Info {
     /// Bytes of the file when it was last acquired.

@@ -73,7 +73,7 @@ impl Backing {
     }
 
     /// A descriptor of a node. It does not wait for another process: clients get descriptors of files, and may take
-    /// leases on them, with which they hold up whoever opens the file for writing.
+    /// leases on them, with which they hold up programs that open the file for writing.
     ///
     /// # Errors
     /// ESTALE: there is no such node or inode. EAGAIN: the file has a lease, which is being broken (45 s).

@@ -37,7 +37,7 @@ const STEP: u64 = 1024;
 pub(crate) enum Failure {
     /// It changed nothing.
     Refused(Errno),
-    /// Now nobody knows what the client has of its pages: it is told why, and the connection ends.
+    /// Now the server does not know what the client has of its pages: it is told why, and the connection ends.
     Broken(Errno),
     /// The connection ends, as if the server had died.
     Ended,

@@ -244,13 +244,13 @@ impl Files {
         written
     }
 
-    /// Writes out files with pages that were released before this age, or all; drops tables that nobody needs.
+    /// Writes out files with pages that were released before this age, or all; drops tables that no client needs.
     pub(crate) fn write_out_older(&self, age: Duration) {
         self.write_out_where(|file| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age));
         for file in self.all() {
             if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
                 let mut shard = write(self.shard(file.node));
-                // Nobody can enter while the shard is locked, and no request can make it busy: only releases do.
+                // No thread can enter while the shard is locked, and no request can make it busy: only releases do.
                 if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
                     shard.remove(&file.node);
                 }

@@ -1,4 +1,4 @@
-//! Clients that the library would never be: what they ask for costs them, and nobody else.
+//! Clients that the library would never be: what they ask for costs them, and no other client.
 
 mod common;
 

@@ -19,8 +19,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, registry};
-use spinio_gaia::leased::{FileReader, Map, OpenFile};
-use spinio_gaia::{Access, Error};
+use spinio_gaia::leased::Map;
+use spinio_gaia::{Access, Error, FileReader, OpenFile};
 use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
 use spinio_sys::cuda::Driver;
 
@@ -431,8 +431,8 @@ fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
     assert_eq!(bench.status().bytes, bytes.len() as u64);
 }
 
-/// Each takes longer than a client may: the first to come is taken, whoever it is. Else they would fill for each other
-/// for ever.
+/// Each takes longer than a client may: the first to come is taken, the slowest too. Else they would fill for each
+/// other for ever.
 #[test]
 fn clients_that_all_fill_too_slowly_finish() {
     let mut bench = Bench::new(0);

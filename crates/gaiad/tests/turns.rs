@@ -195,7 +195,7 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
     drop(killer);
     eprintln!("{} servers, {released} releases, {discarded} discards, {stale} stale epochs", mount.servers());
     drop(gpus);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: no code uses it any more.
     unsafe { rustix::mm::munmap(turns.mapping.cast(), LEN) }.unwrap();
     let Turns { file, bytes, .. } = turns;
     drop(file);

@@ -296,8 +296,9 @@ fn is_same_file(first: &Path, second: &Path) -> bool {
 fn device_memory(address: *mut c_void, len: u64) -> Result<Target, String> {
     let at = address.cast_const().cast::<u8>();
     let want = usize::try_from(len).unwrap_or(usize::MAX);
-    let found = registry::find(at, want).or_else(|| registry::find_after_fault(at, want));
-    let Some(allocation) = found else { return Err(format!("{address:p} is no device memory")) };
+    let Some(allocation) = registry::find_or_query(at, want) else {
+        return Err(format!("{address:p} is no device memory"));
+    };
     let addr = DeviceAddr(address as u64);
     match allocation.bytes_left(addr) {
         room if room < len => Err(format!("the device memory at {address:p} ends after {room} bytes")),

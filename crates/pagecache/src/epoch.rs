@@ -37,7 +37,7 @@ pub struct Fill {
 pub enum Ended {
     /// The scan found no store in them.
     Unchanged,
-    /// They may have stores, which nobody will see: the pages are fetched again.
+    /// They may have stores, which no reader will see: the pages are fetched again.
     Abandoned,
 }
 

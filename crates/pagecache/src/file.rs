@@ -264,7 +264,7 @@ impl FilePages {
         self.tidy(page);
     }
 
-    /// Drops what nobody needs of a page: bytes of old versions, and the entry.
+    /// Drops what no owner needs of a page: bytes of old versions, and the entry.
     pub(crate) fn tidy(&mut self, page: u64) {
         let Some(entry) = self.entries.get(&page) else { return };
         if !entry.old.is_empty() {
@@ -304,7 +304,7 @@ impl FilePages {
         dirty.into_iter().try_for_each(|page| self.write_out(backing, page))
     }
 
-    /// Forgets everything, also for recovery: the file was deleted and nobody has it open.
+    /// Forgets everything, also for recovery: the file was deleted and no process has it open.
     pub fn discard(mut self) {
         for entry in self.entries.values_mut() {
             if let Source::Slot(slot) = &entry.head {

@@ -19,7 +19,7 @@
 //!
 //! The **window** is a memory file of two pages for each page of the map: page `i` of the map is at page `i`, and if a
 //! fill says [`Source::Patch`], its base is at page `pages + i`. So no message names a place in it. It is sparse, and
-//! whoever has read pages frees them.
+//! the side that has read pages frees them.
 //!
 //! All numbers are little-endian. A message has a header of 8 bytes (kind, version of the protocol, number of runs, or
 //! of bytes of a path) and a body whose length follows from the kind and that number: any other length is refused.

@@ -99,7 +99,7 @@ impl Slots {
         Ok(self.slot(index))
     }
 
-    /// A reference to a slot that is in use and that nobody refers to yet.
+    /// A reference to a slot that is in use and that no page refers to yet.
     pub(crate) fn slot(self: &Arc<Slots>, index: u32) -> SlotRef {
         SlotRef(Arc::new(Slot { slots: Arc::clone(self), index }))
     }

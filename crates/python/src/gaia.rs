@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_runtime::client::gaia::{GaiaInfo, Map};
+use spinio_runtime::client::gaia::{Info, Map};
 
 use crate::device_memory::MapSlot;
 use crate::emulated::Memory;
@@ -70,7 +70,7 @@ impl GaiaMap {
 
     /// What it has done.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let info: GaiaInfo = self.with_map(py, Map::info)?;
+        let info: Info = self.with_map(py, Map::info)?;
         let dict = PyDict::new(py);
         for (name, value) in [
             ("file_size", info.file_size),

@@ -211,41 +211,11 @@ pub struct Table {
     gaia_unmap: unsafe extern "C" fn(address: u64, report: Report) -> i64,
     gaia_acquire: unsafe extern "C" fn(address: u64, len: u64, access: u32, report: Report) -> i64,
     gaia_release: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
-    gaia_info: unsafe extern "C" fn(address: u64, out: *mut GaiaInfo, report: Report) -> i64,
+    gaia_info: unsafe extern "C" fn(address: u64, out: *mut spinio_gaia::Info, report: Report) -> i64,
     gaia_discard: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
     gaia_sync: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
     // The report is the device's name.
     gaia_device: unsafe extern "C" fn(address: u64, report: Report),
-}
-
-/// What a map of a file has done: `struct spinio_gaia_info`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GaiaInfo {
-    /// Bytes of the file when it was last acquired.
-    pub file_size: u64,
-    /// Acquires that returned.
-    pub acquires: u64,
-    /// Releases that were committed.
-    pub releases: u64,
-    /// Bytes that came from the file below the mount.
-    pub bytes_from_file: u64,
-    /// Bytes that came from released pages which were not in the file yet.
-    pub bytes_from_snapshots: u64,
-    /// Pages that got bytes of other writers inside an epoch.
-    pub pages_patched: u64,
-    /// Bytes that releases have published.
-    pub bytes_published: u64,
-    /// Released pages whose bytes were new.
-    pub pages_committed: u64,
-    /// Among them, pages that others had changed meanwhile.
-    pub pages_merged: u64,
-    /// Times that the map was attached to a new server.
-    pub reattached: u64,
-    /// Releases that a server had committed before it ended.
-    pub releases_recovered: u64,
-    /// Bytes of chunks that other processes have filled.
-    pub bytes_shared: u64,
 }
 
 /// A move of a session.

@@ -1,20 +1,15 @@
 //! The connection to the daemon, on the map's thread.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use spinio_pagecache::leased_messages::{Content, ContentId, MAX_DESCRIPTORS, MESSAGE, Reply, Request, parse_reply};
+use spinio_pagecache::leased_messages::{Content, ContentId, MESSAGE, Reply, Request, parse_reply};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::owned_fd::OwnedFd;
+use crate::socket::Socket;
 use crate::{Error, Result};
 
 /// What the thread owns.
@@ -22,7 +17,7 @@ pub(super) struct Connection {
     file: OwnedFd,
     device: [u8; 16],
     sockets: Vec<PathBuf>,
-    socket: Option<OwnedFd>,
+    socket: Option<Socket>,
     /// What came with the last reply.
     received: Vec<OwnedFd>,
 }
@@ -75,17 +70,14 @@ impl Connection {
         for path in &self.sockets {
             match dial(path) {
                 Ok(socket) => {
-                    self.socket = Some(socket);
-                    let (hello, file) = (Request::Hello { device: self.device }, self.file.get());
-                    let opened = match self.call(hello, Some(file)) {
-                        Ok(Reply::Opened) => Ok(()),
-                        Ok(other) => Err(unexpected(other)),
-                        Err(e) => Err(e),
+                    let hello = Request::Hello { device: self.device };
+                    return match exchange(&socket, &mut self.received, hello, Some(self.file.as_fd()))? {
+                        Reply::Opened => {
+                            self.socket = Some(socket);
+                            Ok(())
+                        }
+                        other => Err(unexpected(other)),
                     };
-                    if opened.is_err() {
-                        self.disconnect();
-                    }
-                    return opened;
                 }
                 Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => {}
                 Err(e) => return Err(Error::of(e, &format!("connect to the GAIA daemon at {}", path.display()))),
@@ -109,7 +101,7 @@ impl Connection {
     /// Hands a chunk over, by its descriptor in the table of thread `tid`. False: it is of no use.
     pub(super) fn filled(&mut self, content: ContentId, chunk: u64, tid: u32, fd: Fd) -> Result<bool> {
         let fd = dup_from(tid, fd)?;
-        match self.call(Request::Filled { content, chunk }, Some(fd.get()))? {
+        match self.call(Request::Filled { content, chunk }, Some(fd.as_fd()))? {
             Reply::Kept { kept } => Ok(kept),
             other => Err(unexpected(other)),
         }
@@ -123,11 +115,9 @@ impl Connection {
         }
     }
 
-    fn call(&mut self, request: Request, fd: Option<Fd>) -> Result<Reply<'static>> {
-        self.received.clear();
+    fn call(&mut self, request: Request, fd: Option<BorrowedFd<'_>>) -> Result<Reply<'static>> {
         let socket = self.socket.as_ref().ok_or_else(Error::disconnected)?;
-        send(socket, request, fd)?;
-        receive(socket, &mut self.received)
+        exchange(socket, &mut self.received, request, fd)
     }
 }
 
@@ -142,57 +132,26 @@ pub(super) fn no_daemon() -> Error {
     Error::new(Errno::NOTSUP, sentence)
 }
 
-fn dial(path: &Path) -> core::result::Result<OwnedFd, Errno> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let socket = OwnedFd::from(socket);
-    rustix::net::connect(&socket, &address)?;
+fn dial(path: &Path) -> core::result::Result<Socket, Errno> {
+    let socket = Socket::connect(path, "the GAIA daemon")?;
     // It decides which bytes kernels load: root's, or this user's own.
-    let peer = socket_peercred(&socket)?.uid;
+    let peer = socket_peercred(socket.fd())?.uid;
     if peer.is_root() || peer == rustix::process::geteuid() { Ok(socket) } else { Err(Errno::PERM) }
 }
 
-fn send(socket: &OwnedFd, request: Request, fd: Option<Fd>) -> Result<()> {
-    let mut bytes = Vec::with_capacity(MESSAGE);
-    request.encode(&mut bytes);
-    let fd = fd.map(BorrowedRaw);
-    let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    loop {
-        match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN) => return Err(Error::disconnected()),
-            Err(e) => return Err(Error::of(e, "send to the GAIA daemon")),
-        }
-    }
-}
-
-fn receive(socket: &OwnedFd, descriptors: &mut Vec<OwnedFd>) -> Result<Reply<'static>> {
+/// Sends a request and waits for its reply; what comes with that is put into `received`.
+fn exchange(
+    socket: &Socket,
+    received: &mut Vec<OwnedFd>,
+    request: Request,
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<Reply<'static>> {
+    received.clear();
+    let mut message = Vec::with_capacity(MESSAGE);
+    request.encode(&mut message);
+    socket.send(&message, fd)?;
     let mut bytes = [0; MESSAGE + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        match rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::disconnected()),
-            Err(e) => return Err(Error::of(e, "receive from the GAIA daemon")),
-            Ok(got) => break got,
-        }
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            descriptors.extend(fds.map(OwnedFd::from));
-        }
-    }
-    if got.bytes == 0 {
-        return Err(Error::disconnected());
-    }
+    let got = socket.receive(&mut bytes, received)?;
     let sent = |words: &dyn std::fmt::Display| Error::new(Errno::PROTO, format!("The GAIA daemon sent {words}"));
     match parse_reply(&bytes[..got.bytes]).map_err(|bad| sent(&bad))? {
         Reply::Failed { errno } => Err(refused(errno)),
@@ -230,15 +189,4 @@ fn refused(errno: u32) -> Error {
         _ => return error,
     };
     error.with_sentence(sentence)
-}
-
-/// A descriptor of this thread's table, for the time of a call.
-struct BorrowedRaw(Fd);
-
-impl AsFd for BorrowedRaw {
-    #[expect(unsafe_code, reason = "borrows a raw descriptor")]
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        // SAFETY: its owner outlives the call that this was made for.
-        unsafe { std::os::fd::BorrowedFd::borrow_raw(self.0) }
-    }
 }

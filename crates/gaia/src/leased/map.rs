@@ -14,7 +14,7 @@ use spinio_sys::linux::{self, Fd};
 
 use super::chunks::Chunks;
 use super::connection::{Connection, dup_from};
-use super::{FileReader, OpenFile};
+use crate::file_reader::{FileReader, OpenFile};
 use crate::state::Info;
 use crate::table_thread::TableThread;
 use crate::{Access, Error, Result};

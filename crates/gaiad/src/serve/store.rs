@@ -9,7 +9,7 @@
 //!
 //! One lock for each user, under which clients wait only for chunks that others fill. Descriptors are closed after it was
 //! released, since the last one of a chunk frees its memory, and that of a hostile client may not return. So may a query
-//! of a file's size: whoever passes such a file stalls clients of the same user.
+//! of a file's size: a client that passes such a file stalls clients of the same user.
 
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -335,7 +335,7 @@ impl Client<'_> {
         Some(Next::Map { content, first, chunks })
     }
 
-    /// Chunks that nobody fills: this client does.
+    /// Chunks that no client fills: this one does.
     fn fill_next(
         &self,
         state: &mut State,
@@ -411,8 +411,8 @@ impl Client<'_> {
         kept
     }
 
-    /// The client does not fill a chunk. If the device has no memory for it, chunks that nobody has mapped make room:
-    /// their bytes.
+    /// The client does not fill a chunk. If the device has no memory for it, chunks that no client has mapped make
+    /// room: their bytes.
     pub(super) fn abandon(&self, content: ContentId, chunk: u64, no_memory: bool) -> u64 {
         let mut closed = Closed::new();
         let mut state = self.files.lock();

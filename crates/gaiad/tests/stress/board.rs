@@ -60,7 +60,7 @@ impl Board {
 
     pub(crate) fn open(path: &Path) -> Board {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        // SAFETY: `create` gave it this length, and nobody cuts it.
+        // SAFETY: `create` gave it this length, and no process cuts it.
         Board(unsafe { SharedWords::map(file.as_fd(), HEADER + WORKERS * LIVES * LIFE) }.unwrap())
     }
 

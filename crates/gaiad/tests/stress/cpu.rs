@@ -30,7 +30,7 @@ impl Mapping {
         Mapping(at.unwrap().cast())
     }
 
-    /// Of the pages that nobody cuts.
+    /// Of the pages that no program cuts.
     pub(crate) fn get(&self, at: usize) -> u8 {
         assert!(at < CUT_FROM);
         // SAFETY: inside the mapping, and inside the file.
@@ -187,7 +187,7 @@ pub(crate) fn truncater(life: &Life, board: &Board, file: &File, mut random: Ran
     }
 }
 
-/// Writes bytes of its own, and makes holes: it knows each of its bytes where nobody cuts, and past that the holes.
+/// Writes bytes of its own, and makes holes: it knows each of its bytes where no program cuts, and past that the holes.
 ///
 /// Except in pages that a program stores to through a mapping: the Linux kernel does not exclude page faults while FUSE
 /// makes a hole (Linux 6.18, `fuse_file_fallocate`). A store in between makes the page dirty with the bytes from before,

@@ -217,7 +217,7 @@ impl Chapter<'_> {
         }
     }
 
-    /// A client that does not go on in the middle of anything keeps nobody else from it.
+    /// A client that does not go on in the middle of anything keeps no other program from it.
     fn stall_worker(&mut self) {
         let pid = self.workers[self.random.range(0, WRITERS as u64) as usize].id();
         send(pid, Signal::STOP);

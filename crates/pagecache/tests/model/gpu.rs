@@ -301,7 +301,7 @@ impl World {
         for &page in &pages {
             of.epoch[page] = None;
             if !open {
-                // Whoever gets these bytes was not given others.
+                // The owner that gets these bytes was not given others.
                 of.replica[page] = [251; PAGE];
                 of.prints[page] = of.replica[page];
             }

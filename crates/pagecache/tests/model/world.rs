@@ -332,7 +332,7 @@ impl World {
         let (wait, over): (Vec<Reply>, Vec<Reply>) = self.replies.drain(..).partition(waits);
         self.replies = wait;
         for reply in over {
-            // If the client died, whoever looks for its release waits as it would have.
+            // If the client died, a program that looks for its release waits as it would have.
             let owner = reply.gpu.map(|gpu| self.gpus[gpu].owner);
             let pages = &mut self.server().pages;
             let busy = match (owner, reply.release) {

@@ -25,4 +25,17 @@
         CHECK((call) == -1 && errno == (number));                                                            \
     } while (0)
 
+/* The call fails with this errno, and with a sentence that has these words. */
+#define REFUSED(call, number, words)                                                                         \
+    do {                                                                                                     \
+        FAILS((intptr_t)(call), number);                                                                     \
+        if (!strstr(spinio_last_error(), words)) {                                                           \
+            fprintf(stderr, "%s:%d: %s: no \"%s\" in \"%s\"\n", __FILE__, __LINE__, #call, words,             \
+                    spinio_last_error());                                                                    \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+/* The call returns no map. */
+#define NO_MAP(call, number, words) REFUSED((call) ? 0 : -1, number, words)
+
 #endif

@@ -16,18 +16,6 @@
 
 enum { PAGE = 4096, LEN = 3 * PAGE + 100, R = SPINIO_GAIA_READ, W = SPINIO_GAIA_WRITE };
 
-/* The call fails with this errno, and with a sentence that has these words. */
-#define REFUSED(call, number, words)                                                                         \
-    do {                                                                                                     \
-        FAILS((intptr_t)(call), number);                                                                     \
-        if (!strstr(spinio_last_error(), words)) {                                                           \
-            fprintf(stderr, "%s:%d: %s: no \"%s\" in \"%s\"\n", __FILE__, __LINE__, #call, words,             \
-                    spinio_last_error());                                                                    \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define NO_MAP(call, number, words) REFUSED((call) ? 0 : -1, number, words)
-
 struct job {
     unsigned char *at, value;
 };

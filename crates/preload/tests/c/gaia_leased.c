@@ -13,17 +13,6 @@
 
 enum { PAGE = 4096, LEN = (5 << 20) + 100, R = SPINIO_GAIA_READ, W = SPINIO_GAIA_WRITE };
 
-#define REFUSED(call, number, words)                                                                         \
-    do {                                                                                                     \
-        FAILS((intptr_t)(call), number);                                                                     \
-        if (!strstr(spinio_last_error(), words)) {                                                           \
-            fprintf(stderr, "%s:%d: %s: no \"%s\" in \"%s\"\n", __FILE__, __LINE__, #call, words,             \
-                    spinio_last_error());                                                                    \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define NO_MAP(call, number, words) REFUSED((call) ? 0 : -1, number, words)
-
 struct check {
     const unsigned char *at;
     size_t first, size, wrong;

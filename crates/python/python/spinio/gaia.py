@@ -164,7 +164,7 @@ class Map:
         return self._call(self._mapped.release, *self._range(offset, nbytes))
 
     def discard(self, offset: int = 0, nbytes: int | None = None) -> None:
-        """Drops the stores to a range that were not released, and ends its epoch: nobody sees them.
+        """Drops the stores to a range that were not released, and ends its epoch: no program sees them.
 
         The range is extended to whole pages; the next acquire fetches them again. Pages that were not acquired for
         writing stay as they are, and an epoch that was lost just ends.

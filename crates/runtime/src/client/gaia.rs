@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::ptr::null;
 
 use super::{Error, call_for_count, missing_report, table, with_report};
-pub use crate::GaiaInfo;
 use crate::{GAIA_READ, GAIA_WRITE};
+pub use spinio_gaia::Info;
 
 /// A range of a file in device memory. It is unmapped when dropped; stores that were not released are dropped with it.
 #[derive(Debug)]
@@ -77,8 +77,8 @@ impl Map {
     }
 
     /// What it has done.
-    pub fn info(&self) -> Result<GaiaInfo, Error> {
-        let mut info = GaiaInfo::default();
+    pub fn info(&self) -> Result<Info, Error> {
+        let mut info = Info::default();
         // SAFETY: there is room for it.
         call_for_count(|report| unsafe { (table().gaia_info)(self.address, &mut info, report) })?;
         Ok(info)

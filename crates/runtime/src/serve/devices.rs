@@ -12,9 +12,7 @@ use super::{Failure, answer, count};
 use crate::{Memory, Report};
 
 pub(super) unsafe extern "C" fn find(address: u64, len: usize, memory: *mut Memory) -> c_int {
-    let at = address as *const u8;
-    // The devices themselves are queried before the address counts as unknown.
-    match registry::find(at, len).or_else(|| registry::find_after_fault(at, len)) {
+    match registry::find_or_query(address as *const u8, len) {
         Some(allocation) => {
             // SAFETY: the caller passes a place for it.
             unsafe { memory.write(Memory::of(&allocation)) };

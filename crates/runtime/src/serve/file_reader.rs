@@ -3,8 +3,7 @@
 use std::ffi::CString;
 
 use spinio_device::{DeviceAddr, Target, registry};
-use spinio_gaia::Error;
-use spinio_gaia::leased::{FileReader, OpenFile};
+use spinio_gaia::{Error, FileReader, OpenFile};
 use spinio_io::{ShadowFile, runtime};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
@@ -27,10 +26,8 @@ impl FileReader for Routes {
 impl OpenFile for Opened {
     fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let at = to.0 as *const u8;
-        // The second: in a program whose driver has not been seen yet, or where the address was one of the host before.
-        let allocation = registry::find(at, len)
-            .or_else(|| registry::find_after_fault(at, len))
+        // Queried: the driver may not have been seen yet, or the address have been one of the host before.
+        let allocation = registry::find_or_query(to.0 as *const u8, len)
             .ok_or_else(|| Error::new(Errno::FAULT, "The memory of the map is not known as a device's"))?;
         let read = runtime().read(self.0.fd(), Some(offset), Target { allocation, addr: to }, len);
         read.map(|got| got as u64).map_err(|e| Error::new(e.kind.errno(), e.to_string()))

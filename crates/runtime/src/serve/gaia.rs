@@ -9,7 +9,7 @@ use spinio_gaia::{Access, Info};
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
-use crate::{GAIA_READ, GAIA_WRITE, GaiaInfo, Report};
+use crate::{GAIA_READ, GAIA_WRITE, Report};
 
 fn access(access: u32) -> Result<Access, Failure> {
     match access {
@@ -85,11 +85,11 @@ pub(super) unsafe extern "C" fn sync(address: u64, len: u64, report: Report) -> 
     unsafe { count(report, sync) }
 }
 
-pub(super) unsafe extern "C" fn info(address: u64, out: *mut GaiaInfo, report: Report) -> i64 {
+pub(super) unsafe extern "C" fn info(address: u64, out: *mut Info, report: Report) -> i64 {
     let info = || {
         let info = spinio_gaia::with_map(address, |map, _| Ok(map.info()))?;
         // SAFETY: the caller passes a place for it.
-        unsafe { out.write(info.into()) };
+        unsafe { out.write(info) };
         Ok(0)
     };
     // SAFETY: the report is the caller's.
@@ -100,38 +100,5 @@ pub(super) unsafe extern "C" fn device_of(address: u64, report: Report) {
     if let Ok(id) = spinio_gaia::with_map(address, |map, _| Ok(map.device())) {
         // SAFETY: the report is the caller's.
         unsafe { report.send(0, &id.to_string(), None) }
-    }
-}
-
-impl From<Info> for GaiaInfo {
-    fn from(info: Info) -> GaiaInfo {
-        let Info {
-            file_size,
-            acquires,
-            releases,
-            bytes_from_file,
-            bytes_from_snapshots,
-            pages_patched,
-            bytes_published,
-            pages_committed,
-            pages_merged,
-            reattached,
-            releases_recovered,
-            bytes_shared,
-        } = info;
-        GaiaInfo {
-            file_size,
-            acquires,
-            releases,
-            bytes_from_file,
-            bytes_from_snapshots,
-            pages_patched,
-            bytes_published,
-            pages_committed,
-            pages_merged,
-            reattached,
-            releases_recovered,
-            bytes_shared,
-        }
     }
 }

@@ -1,0 +1,20 @@
+//! How the bytes of files get into the memory of maps. The routes are SPIN's, in a higher layer, or a test's.
+
+use spinio_device::DeviceAddr;
+use spinio_sys::linux::Fd;
+
+use crate::Result;
+
+/// What opens files for maps: SPIN's reads, or a test's.
+pub trait FileReader: Send + Sync {
+    /// Opens the file of descriptor `fd` of thread `tid` of this process once more, to be read until the result is
+    /// dropped.
+    fn open(&self, tid: u32, fd: Fd) -> Result<Box<dyn OpenFile>>;
+}
+
+/// An open file.
+pub trait OpenFile: Send + Sync {
+    /// Reads bytes into device memory, after the work that this thread has queued; when it returns, they are there.
+    /// Fewer than `len` only at the end of the file.
+    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64>;
+}
