@@ -66,7 +66,7 @@ impl Map {
             Access::Write => state.pages.set_epoch(range, Epoch::Open),
             // An epoch for writing goes on; a lost one was reported, or is now forgotten.
             Access::Read if state.pages.epoch_of(range.clone()) == Epoch::Lost => {
-                range.for_each(|page| state.pages.settle(page));
+                state.pages.settle(range);
             }
             Access::Read => {}
         }
@@ -94,8 +94,11 @@ impl Map {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
             let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
             let fingerprints = if runs.is_empty() { Vec::new() } else { scan(&runs)? };
-            for (page, fingerprint) in runs.into_iter().flat_map(pages_of_run).zip(fingerprints) {
-                state.pages.complete_fingerprint(page, fingerprint);
+            let mut rest = &fingerprints[..];
+            for run in runs {
+                let (now, after) = rest.split_at(run.count as usize);
+                state.pages.complete_fingerprints(run.first as usize, now);
+                rest = after;
             }
         }
         known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)

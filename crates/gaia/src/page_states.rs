@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use spinio_device::Fingerprint;
 use spinio_pagecache::messages::Run;
+use spinio_pagecache::page_runs::PageRuns;
 
 /// Whether a page is in an epoch for writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,90 +18,102 @@ pub(crate) enum Epoch {
     Lost,
 }
 
-/// The pages.
+/// The pages. What concerns all pages of a map costs by runs of pages, but for the comparison of fingerprints.
 #[derive(Debug)]
 pub(crate) struct PageStates {
-    epochs: Vec<Epoch>,
-    /// The fingerprint of head when the replica was last brought up to date.
-    fingerprints: Vec<Option<Fingerprint>>,
-    open: usize,
+    pages: usize,
+    epochs: PageRuns<Epoch>,
+    /// The fingerprint of head when the replica was last brought up to date, where it is known.
+    fingerprints: Vec<Fingerprint>,
+    known: PageRuns<bool>,
 }
 
 impl PageStates {
     pub(crate) fn new(pages: usize) -> PageStates {
-        PageStates { epochs: vec![Epoch::Closed; pages], fingerprints: vec![None; pages], open: 0 }
+        PageStates {
+            pages,
+            epochs: PageRuns::new(Epoch::Closed),
+            fingerprints: vec![Fingerprint::default(); pages],
+            known: PageRuns::new(false),
+        }
+    }
+
+    fn epochs(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, Epoch)> + '_ {
+        self.epochs.runs(wide(range)).map(|(run, epoch)| (narrow(run), epoch))
+    }
+
+    fn known(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> + '_ {
+        self.known.runs(wide(range)).map(|(run, known)| (narrow(run), known))
     }
 
     /// The least favourable state of a range: lost, then closed, then open.
     pub(crate) fn epoch_of(&self, range: Range<usize>) -> Epoch {
-        let epochs = &self.epochs[range];
-        let any = |wanted| epochs.contains(&wanted);
-        if any(Epoch::Lost) {
-            Epoch::Lost
-        } else if any(Epoch::Closed) {
-            Epoch::Closed
-        } else {
-            Epoch::Open
-        }
+        let worse = |a: Epoch, b: Epoch| match (a, b) {
+            (Epoch::Lost, _) | (_, Epoch::Lost) => Epoch::Lost,
+            (Epoch::Closed, _) | (_, Epoch::Closed) => Epoch::Closed,
+            (Epoch::Open, Epoch::Open) => Epoch::Open,
+        };
+        self.epochs(range).fold(Epoch::Open, |worst, (_, epoch)| worse(worst, epoch))
     }
 
     pub(crate) fn set_epoch(&mut self, range: Range<usize>, epoch: Epoch) {
-        for page in &mut self.epochs[range] {
-            self.open -= usize::from(*page == Epoch::Open);
-            self.open += usize::from(epoch == Epoch::Open);
-            *page = epoch;
-        }
+        self.epochs.set(wide(range), epoch);
     }
 
     /// Whether a page of the range is in an epoch.
     pub(crate) fn has_open(&self, range: Range<usize>) -> bool {
-        self.epochs[range].contains(&Epoch::Open)
+        self.epochs(range).any(|(_, epoch)| epoch == Epoch::Open)
     }
 
     /// The stores of open pages were dropped, as those of lost ones are.
     pub(crate) fn discard(&mut self, range: Range<usize>) {
-        for page in range {
-            if self.epochs[page] != Epoch::Closed {
-                self.fingerprints[page] = None;
-                self.set_epoch(page..page + 1, Epoch::Closed);
-            }
+        let runs: Vec<_> = self.epochs(range).filter(|(_, epoch)| *epoch != Epoch::Closed).collect();
+        for (run, _) in runs {
+            self.forget(run.clone());
+            self.set_epoch(run, Epoch::Closed);
         }
     }
 
-    /// Forgets that an epoch was lost.
-    pub(crate) fn settle(&mut self, page: usize) {
-        if self.epochs[page] == Epoch::Lost {
-            self.epochs[page] = Epoch::Closed;
-        }
+    /// Forgets that epochs were lost.
+    pub(crate) fn settle(&mut self, range: Range<usize>) {
+        let lost: Vec<_> = self.epochs(range).filter(|(_, epoch)| *epoch == Epoch::Lost).collect();
+        lost.into_iter().for_each(|(run, _)| self.set_epoch(run, Epoch::Closed));
     }
 
     /// Ends all epochs without a release: no base is known any more. Returns whether there was one.
     pub(crate) fn lose_all(&mut self) -> bool {
-        self.fingerprints.fill(None);
-        let any = self.open > 0;
-        self.open = 0;
-        self.epochs.iter_mut().filter(|e| **e == Epoch::Open).for_each(|e| *e = Epoch::Lost);
+        self.forget(0..self.pages);
+        let open: Vec<_> = self.epochs(0..self.pages).filter(|(_, epoch)| *epoch == Epoch::Open).collect();
+        let any = !open.is_empty();
+        open.into_iter().for_each(|(run, _)| self.set_epoch(run, Epoch::Lost));
         any
     }
 
     pub(crate) fn forget(&mut self, range: Range<usize>) {
-        self.fingerprints[range].fill(None);
+        self.known.set(wide(range), false);
     }
 
     pub(crate) fn set_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
-        self.fingerprints[page] = Some(fingerprint);
+        self.fingerprints[page] = fingerprint;
+        self.known.set(wide(page..page + 1), true);
     }
 
-    /// Sets the fingerprint of a page whose fingerprint is not known.
-    pub(crate) fn complete_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
-        self.fingerprints[page].get_or_insert(fingerprint);
+    /// Sets the fingerprints of the pages of a run that are not known.
+    pub(crate) fn complete_fingerprints(&mut self, first: usize, now: &[Fingerprint]) {
+        let range = first..first + now.len();
+        let unknown: Vec<_> = self.known(range.clone()).filter(|(_, known)| !known).collect();
+        for (run, _) in unknown {
+            self.fingerprints[run.clone()].copy_from_slice(&now[run.start - first..run.end - first]);
+        }
+        self.known.set(wide(range), true);
     }
 
     /// Runs that contain the pages of the range whose fingerprint is not known, and gaps of at most `gap` pages between
     /// them.
     pub(crate) fn without_fingerprint(&self, range: Range<usize>, gap: u64) -> Vec<Run> {
         let mut joined: Vec<Run> = Vec::new();
-        for run in runs(range.filter(|&page| self.fingerprints[page].is_none())) {
+        for (run, _) in self.known(range).filter(|(_, known)| !known) {
+            let run = Run { first: run.start as u64, count: run.len() as u32 };
             match joined.last_mut() {
                 Some(last) if run.first - (last.first + u64::from(last.count)) <= gap => {
                     last.count = (run.first + u64::from(run.count) - last.first) as u32;
@@ -113,9 +126,21 @@ impl PageStates {
 
     /// Runs of pages whose fingerprints differ from `now`, which begins at page `first`.
     pub(crate) fn changed(&self, first: usize, now: &[Fingerprint]) -> Vec<Run> {
-        let changed = |&page: &usize| self.fingerprints[page] != Some(now[page - first]);
-        runs((first..first + now.len()).filter(changed))
+        let known = self.known(first..first + now.len());
+        runs(
+            known.flat_map(|(run, known)| {
+                run.filter(move |&page| !known || self.fingerprints[page] != now[page - first])
+            }),
+        )
     }
+}
+
+fn wide(range: Range<usize>) -> Range<u64> {
+    range.start as u64..range.end as u64
+}
+
+fn narrow(range: Range<u64>) -> Range<usize> {
+    range.start as usize..range.end as usize
 }
 
 /// Ascending pages as runs.
@@ -144,7 +169,7 @@ mod tests {
         assert_eq!(pages.without_fingerprint(0..10, 0), [run(0, 1), run(3, 2), run(9, 1)]);
         assert_eq!(pages.without_fingerprint(0..10, 2), [run(0, 5), run(9, 1)]);
         assert_eq!(pages.without_fingerprint(0..10, 4), [run(0, 10)]);
-        (0..10).for_each(|page| pages.complete_fingerprint(page, Fingerprint { low: 100, high: 0 }));
+        pages.complete_fingerprints(0, &[Fingerprint { low: 100, high: 0 }; 10]);
         assert_eq!(pages.changed(0, &[Fingerprint { low: 100, high: 0 }; 10]), [run(1, 2), run(5, 4)]);
     }
 

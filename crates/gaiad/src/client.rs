@@ -28,10 +28,11 @@ use crate::status;
 
 /// Pages in the window for one reply.
 const BATCH: u64 = 2048;
-/// Pages in one reply: the client holds all of them in host memory.
-const REPLY: u64 = 16 << 10;
-/// Pages that are planned while the lock of the file is held. The server holds two copies of each at most.
-const STEP: u64 = 1024;
+/// Pages in one reply. The client reads long runs of the file straight into device memory.
+const REPLY: u64 = 64 << 10;
+/// Runs of pages, and pages that have changed, that are planned while the lock of the file is held. The server holds two
+/// copies of each of the latter at most.
+const STEP: usize = 1024;
 
 /// Why a request is not answered.
 pub(crate) enum Failure {
@@ -265,9 +266,12 @@ impl<'a> Client<'a> {
         if self.rest.is_empty() {
             return Ok(false);
         }
-        let step = self.rest.start..self.rest.end.min(self.rest.start + STEP);
-        self.rest.start = step.end;
-        let opened = self.file.pages().open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing);
+        let opened = {
+            let mut pages = self.file.pages();
+            let step = self.rest.start..pages.part(self.owner, self.rest.clone(), STEP);
+            self.rest.start = step.end;
+            pages.open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing)
+        };
         self.queue.extend(opened.map_err(|e| self.refusal(&e))?);
         // Handlers want the lock too.
         std::thread::yield_now();
@@ -279,7 +283,7 @@ impl<'a> Client<'a> {
         let mut list: Vec<Fill> = Vec::new();
         let (mut pages, mut in_window) = (0, 0);
         while pages < REPLY && in_window < BATCH && list.len() < MAX_RUNS {
-            let Some(fill) = self.queue.front() else {
+            let Some(fill) = self.queue.front_mut() else {
                 if self.plan()? {
                     continue;
                 }
@@ -290,8 +294,11 @@ impl<'a> Client<'a> {
             if list.last().is_some_and(|Fill { run, .. }| run.first + u64::from(run.count) > first) {
                 break;
             }
-            let Some(fill) = self.queue.pop_front() else { break };
-            // At most `STEP`.
+            let part = fill.split_to(REPLY - pages);
+            if fill.pages.is_empty() {
+                self.queue.pop_front();
+            }
+            let fill = part;
             let count = (fill.pages.end - fill.pages.start) as u32;
             let source = self.put(first, &fill)?;
             pages += u64::from(count);

@@ -18,7 +18,7 @@ pub enum Access {
 }
 
 /// Pages that the client must fetch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Fill {
     /// One page, unless the bytes are in the backing file.
     pub pages: Range<u64>,
@@ -30,6 +30,16 @@ pub struct Fill {
     /// replica equals the base, the client replaces it by `source`; the other bytes are its own stores, and stay. It
     /// takes the fingerprint of `source`. Such a page is open at once; [`FilePages::filled`] ignores it.
     pub base: Option<Source>,
+}
+
+impl Fill {
+    /// Splits off the first pages, at most so many.
+    pub fn split_to(&mut self, most: u64) -> Fill {
+        let end = self.pages.end.min(self.pages.start + most);
+        let first = Fill { pages: self.pages.start..end, ..self.clone() };
+        self.pages.start = end;
+        first
+    }
 }
 
 /// What becomes of open pages that were not committed.
@@ -76,42 +86,84 @@ impl FilePages {
             return Err(Error::NotOpen);
         }
         let mut fills = Vec::new();
-        for page in pages {
-            match self.replica(owner, page) {
-                Replica::Valid(stamp) if self.is_current(page, stamp) => {
-                    if access == Access::Write {
-                        self.set_replica(owner, page, Replica::Open(stamp));
+        for (run, replica) in self.runs(owner, pages) {
+            match replica {
+                Replica::Valid(stamp) | Replica::Open(stamp) => {
+                    let mut current = run.start;
+                    for page in self.stale(run.clone(), stamp) {
+                        self.keep_copies(owner, current..page, replica, access);
+                        current = page + 1;
+                        if let Replica::Open(_) = replica {
+                            let fill = self.patch(backing, owner, page, stamp)?;
+                            fills.push(fill);
+                        } else {
+                            self.plan_fills(&mut fills, owner, page..current, access == Access::Write);
+                        }
                     }
+                    self.keep_copies(owner, current..run.end, replica, access);
                 }
-                Replica::Open(stamp) if self.is_current(page, stamp) => {}
-                Replica::Open(stamp) => {
-                    let fill = self.patch(backing, owner, page, stamp)?;
-                    fills.push(fill);
-                }
-                Replica::Absent | Replica::Valid(_) => {
-                    self.plan_fill(&mut fills, owner, page, access == Access::Write);
-                }
+                Replica::Absent => self.plan_fills(&mut fills, owner, run, access == Access::Write),
                 Replica::Filling { writing, .. } => {
-                    self.plan_fill(&mut fills, owner, page, writing || access == Access::Write);
+                    self.plan_fills(&mut fills, owner, run, writing || access == Access::Write);
                 }
             }
         }
         Ok(fills)
     }
 
-    fn plan_fill(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, page: u64, writing: bool) {
-        let (version, source) = (self.clock, self.head(page));
-        let backing = matches!(source, Source::Backing);
-        self.counters.refreshed += u64::from(self.version(page) != 0);
-        self.set_replica(owner, page, Replica::Filling { stamp: version, writing, backing });
-        if let Some(last) = fills.last_mut()
-            && backing
-            && matches!(last.source, Source::Backing)
-            && (last.pages.end, last.version) == (page, version)
-        {
-            last.pages.end += 1;
-        } else {
-            fills.push(Fill { pages: page..page + 1, version, source, base: None });
+    /// Where a part of these pages ends whose [`FilePages::open`] takes about `most` steps: runs of pages of which the
+    /// owner has the same, and pages with an entry.
+    pub fn part(&self, owner: OwnerId, pages: Range<u64>, most: usize) -> u64 {
+        let entry = self.entries.range(pages.clone()).nth(most).map_or(pages.end, |(page, _)| *page);
+        let run = self.owners.get(&owner).and_then(|owner| owner.runs(pages.start..entry).nth(most));
+        run.map_or(entry, |(run, _)| run.start)
+    }
+
+    /// Copies that are head.
+    fn keep_copies(&mut self, owner: OwnerId, pages: Range<u64>, replica: Replica, access: Access) {
+        if let (Replica::Valid(stamp), Access::Write) = (replica, access) {
+            self.set_replicas(owner, pages, Replica::Open(stamp));
+        }
+    }
+
+    /// Pages of which a copy with this stamp is not head.
+    fn stale(&self, pages: Range<u64>, stamp: u64) -> Vec<u64> {
+        // A page without an entry has not changed.
+        self.entries.range(pages).filter(|(_, entry)| entry.version > stamp).map(|(page, _)| *page).collect()
+    }
+
+    /// Plans to fetch pages. Those without an entry are in the backing file.
+    fn plan_fills(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, writing: bool) {
+        let entries: Vec<(u64, Source, bool)> = {
+            let entries = self.entries.range(pages.clone());
+            entries.map(|(page, entry)| (*page, entry.head.clone(), entry.version != 0)).collect()
+        };
+        let mut start = pages.start;
+        for (page, source, changed) in entries {
+            self.plan_fill(fills, owner, start..page, Source::Backing, writing);
+            self.counters.refreshed += u64::from(changed);
+            self.plan_fill(fills, owner, page..page + 1, source, writing);
+            start = page + 1;
+        }
+        self.plan_fill(fills, owner, start..pages.end, Source::Backing, writing);
+    }
+
+    /// The source is the same for all.
+    fn plan_fill(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, source: Source, writing: bool) {
+        if pages.is_empty() {
+            return;
+        }
+        let (version, backing) = (self.clock, matches!(source, Source::Backing));
+        self.set_replicas(owner, pages.clone(), Replica::Filling { stamp: version, writing, backing });
+        match fills.last_mut() {
+            Some(last)
+                if backing
+                    && matches!(last.source, Source::Backing)
+                    && (last.pages.end, last.version) == (pages.start, version) =>
+            {
+                last.pages.end = pages.end;
+            }
+            _ => fills.push(Fill { pages, version, source, base: None }),
         }
     }
 
@@ -141,16 +193,24 @@ impl FilePages {
     pub fn filled(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<Vec<Fill>> {
         self.owners.get(&owner).ok_or(Error::NotOpen)?;
         let mut again = Vec::new();
-        for page in pages {
-            let Replica::Filling { stamp, writing, backing } = self.replica(owner, page) else { continue };
-            let overwritten = self.entries.get(&page).is_some_and(|entry| entry.overwritten > stamp);
-            if backing && overwritten && keep(Rule::CheckFill) {
-                self.plan_fill(&mut again, owner, page, writing);
+        for (run, replica) in self.runs(owner, pages) {
+            let Replica::Filling { stamp, writing, backing } = replica else { continue };
+            let overwritten: Vec<u64> = match backing && keep(Rule::CheckFill) {
+                true => {
+                    let entries = self.entries.range(run.clone());
+                    entries.filter(|(_, entry)| entry.overwritten > stamp).map(|(page, _)| *page).collect()
+                }
+                false => Vec::new(),
+            };
+            let replica = if writing { Replica::Open(stamp) } else { Replica::Valid(stamp) };
+            let mut fetched = run.start;
+            for page in overwritten {
+                self.set_replicas(owner, fetched..page, replica);
+                fetched = page + 1;
+                self.plan_fills(&mut again, owner, page..fetched, writing);
                 self.tidy(page);
-            } else {
-                let replica = if writing { Replica::Open(stamp) } else { Replica::Valid(stamp) };
-                self.set_replica(owner, page, replica);
             }
+            self.set_replicas(owner, fetched..run.end, replica);
         }
         Ok(again)
     }
@@ -161,35 +221,45 @@ impl FilePages {
     /// release of one of them is not invalidated yet. This owner may have seen it, and the CPU must not see less once
     /// this release has returned: the caller waits for the other one and calls again.
     pub fn end_epoch(&mut self, owner: OwnerId, pages: Range<u64>, ended: Ended) -> Result<()> {
-        let range = self.owners.get(&owner).ok_or(Error::NotOpen)?.pages();
+        self.owners.get(&owner).ok_or(Error::NotOpen)?;
         let mut entries = self.entries.range(pages.clone());
         let waits = ended == Ended::Unchanged && keep(Rule::WaitForOthers);
         if waits && entries.any(|(_, entry)| entry.twin.is_some()) {
             return Err(Error::Busy);
         }
-        for page in pages.start.max(range.start)..pages.end.min(range.end) {
-            let after = match self.replica(owner, page) {
+        for (run, replica) in self.runs(owner, pages) {
+            let after = match replica {
                 Replica::Open(stamp) if ended == Ended::Unchanged => Replica::Valid(stamp),
                 Replica::Open(stamp) if !keep(Rule::FetchAbandoned) => Replica::Valid(stamp),
                 Replica::Open(_) | Replica::Filling { .. } => Replica::Absent,
                 _ => continue,
             };
-            self.set_replica(owner, page, after);
-            self.tidy(page);
+            self.set_replicas(owner, run.clone(), after);
+            self.tidy_all(run);
         }
         Ok(())
     }
 
     /// Forgets the owner's copies of pages that are not open: they are fetched again. Open pages stay as they are.
     pub fn drop_copies(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<()> {
-        let range = self.owners.get(&owner).ok_or(Error::NotOpen)?.pages();
-        for page in pages.start.max(range.start)..pages.end.min(range.end) {
-            if matches!(self.replica(owner, page), Replica::Valid(_)) {
-                self.set_replica(owner, page, Replica::Absent);
-                self.tidy(page);
+        self.owners.get(&owner).ok_or(Error::NotOpen)?;
+        for (run, replica) in self.runs(owner, pages) {
+            if let Replica::Valid(_) = replica {
+                self.set_replicas(owner, run.clone(), Replica::Absent);
+                self.tidy_all(run);
             }
         }
         Ok(())
+    }
+
+    /// What the owner has of these pages, now.
+    fn runs(&self, owner: OwnerId, pages: Range<u64>) -> Vec<(Range<u64>, Replica)> {
+        self.owners.get(&owner).map_or_else(Vec::new, |owner| owner.runs(pages).collect())
+    }
+
+    fn tidy_all(&mut self, pages: Range<u64>) {
+        let entries: Vec<u64> = self.entries.range(pages).map(|(page, _)| *page).collect();
+        entries.into_iter().for_each(|page| self.tidy(page));
     }
 
     pub(crate) fn replica(&self, owner: OwnerId, page: u64) -> Replica {
@@ -197,8 +267,12 @@ impl FilePages {
     }
 
     pub(crate) fn set_replica(&mut self, owner: OwnerId, page: u64, replica: Replica) {
+        self.set_replicas(owner, page..page + 1, replica);
+    }
+
+    fn set_replicas(&mut self, owner: OwnerId, pages: Range<u64>, replica: Replica) {
         if let Some(owner) = self.owners.get_mut(&owner) {
-            owner.set(page, replica);
+            owner.set(pages, replica);
         }
     }
 }

@@ -61,7 +61,7 @@
 //! `invalidated`.
 //!
 //! Known flaws:
-//! - An owner's copies need 8 bytes a page, and a page that changed while an owner has a copy keeps its entry.
+//! - An owner's copies need up to 8 bytes a page, and a page that changed while an owner has a copy keeps its entry.
 //! - A page that was past the end when the file was first seen costs one twin and one INVAL at its first commit.
 //! - A GPU that stores the value it loaded stores nothing. While a hole waits for its reply, the CPU may therefore
 //!   still load the bytes from before, although a GPU that had seen the zeros has released.
@@ -83,6 +83,7 @@ pub mod messages;
 mod model;
 mod owner;
 mod page;
+pub mod page_runs;
 mod page_set;
 mod recover;
 mod rules;

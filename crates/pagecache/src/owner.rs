@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Pages of one chunk of the table.
-const CHUNK: u64 = 512;
+use crate::page_runs::PageRuns;
 
 /// What an owner has of a page. A stamp is the file's version counter when the copy was planned: the copy is the
 /// version that was head then.
@@ -56,16 +55,17 @@ impl Replica {
     }
 }
 
-/// One write replica: 8 bytes for each page of the chunks that were acquired.
+/// One write replica.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pages: Range<u64>,
-    chunks: Vec<Option<Box<[u64; CHUNK as usize]>>>,
+    /// [`Replica::word`] of its pages, counted from the first.
+    words: PageRuns<u64>,
 }
 
 impl Owner {
     pub(crate) fn new(pages: Range<u64>) -> Owner {
-        Owner { pages, chunks: Vec::new() }
+        Owner { pages, words: PageRuns::new(Replica::Absent.word()) }
     }
 
     pub(crate) fn pages(&self) -> Range<u64> {
@@ -77,41 +77,28 @@ impl Owner {
         if !self.pages.contains(&page) {
             return Replica::Absent;
         }
-        let at = page - self.pages.start;
-        match self.chunks.get((at / CHUNK) as usize) {
-            Some(Some(chunk)) => Replica::parse(chunk[(at % CHUNK) as usize]),
-            _ => Replica::Absent,
-        }
+        Replica::parse(self.words.get(page - self.pages.start))
     }
 
-    /// Sets a page of its range.
-    pub(crate) fn set(&mut self, page: u64, replica: Replica) {
-        debug_assert!(self.pages.contains(&page));
-        let at = page - self.pages.start;
-        let chunk = (at / CHUNK) as usize;
-        if chunk >= self.chunks.len() {
-            if replica == Replica::Absent {
-                return;
-            }
-            self.chunks.resize(chunk + 1, None);
-        }
-        let chunk = self.chunks[chunk].get_or_insert_with(|| Box::new([0; CHUNK as usize]));
-        chunk[(at % CHUNK) as usize] = replica.word();
+    /// Sets pages of its range.
+    pub(crate) fn set(&mut self, pages: Range<u64>, replica: Replica) {
+        debug_assert!(self.pages.start <= pages.start && pages.end <= self.pages.end);
+        let start = self.pages.start;
+        self.words.set(pages.start - start..pages.end - start, replica.word());
+    }
+
+    /// What it has of the pages of a range that are its own, as runs.
+    pub(crate) fn runs(&self, pages: Range<u64>) -> impl Iterator<Item = (Range<u64>, Replica)> + '_ {
+        let start = self.pages.start;
+        let begin = pages.start.clamp(start, self.pages.end);
+        let end = pages.end.clamp(begin, self.pages.end);
+        let runs = self.words.runs(begin - start..end - start);
+        runs.map(move |(run, word)| (run.start + start..run.end + start, Replica::parse(word)))
     }
 
     /// The pages of a range of which it has a copy, or a part of one.
     pub(crate) fn copies(&self, pages: Range<u64>) -> impl Iterator<Item = u64> + '_ {
-        let pages = pages.start.max(self.pages.start)..pages.end.min(self.pages.end);
-        let first = (pages.start - self.pages.start) / CHUNK;
-        let chunks = self.chunks.iter().enumerate().skip(first as usize).filter(|(_, chunk)| chunk.is_some());
-        let begins = chunks.map(|(chunk, _)| self.pages.start + chunk as u64 * CHUNK);
-        begins
-            .take_while({
-                let end = pages.end;
-                move |begin| *begin < end
-            })
-            .flat_map(move |begin| begin.max(pages.start)..(begin + CHUNK).min(pages.end))
-            .filter(|page| self.get(*page) != Replica::Absent)
+        self.runs(pages).filter(|(_, replica)| *replica != Replica::Absent).flat_map(|(run, _)| run)
     }
 }
 
@@ -137,12 +124,16 @@ mod tests {
     #[test]
     fn owner_lists_pages_it_has() {
         let mut owner = Owner::new(10..3000);
-        owner.set(10, Replica::Valid(1));
-        owner.set(2999, Replica::Open(1));
-        owner.set(11, Replica::Absent);
+        owner.set(10..11, Replica::Valid(1));
+        owner.set(2999..3000, Replica::Open(1));
+        owner.set(11..12, Replica::Absent);
         assert_eq!(owner.get(5), Replica::Absent);
         assert_eq!(owner.copies(0..u64::MAX).collect::<Vec<_>>(), [10, 2999]);
         assert_eq!(owner.copies(11..2999).count(), 0);
+        assert_eq!(
+            owner.runs(2998..9000).collect::<Vec<_>>(),
+            [(2998..2999, Replica::Absent), (2999..3000, Replica::Open(1))]
+        );
         assert_eq!(owner.copies(0..5).count() + owner.copies(4000..5000).count(), 0);
     }
 }
