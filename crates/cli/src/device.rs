@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use spinio_device::cuda::standalone;
-use spinio_device::{DeviceAddr, DeviceId, DeviceKind, registry};
+use spinio_device::{Device, DeviceAddr, DeviceId, DeviceKind, registry};
 use spinio_io::{Target, runtime};
 
 use crate::exit::{self, Exit};
@@ -39,6 +39,22 @@ impl fmt::Display for DeviceName {
 pub fn preferred() -> DeviceName {
     let kind = if standalone::count().is_ok_and(|n| n > 0) { DeviceKind::Cuda } else { DeviceKind::Emulated };
     DeviceName(DeviceId { kind, ordinal: 0 })
+}
+
+/// A device, for this process. The settings (`SPINIO_EMULATED`) describe the emulated one.
+pub fn open(device: DeviceName) -> anyhow::Result<&'static dyn Device> {
+    let DeviceName(id) = device;
+    let missing =
+        |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("Cannot use {id}: {e}. `spinio doctor` has details"));
+    match id.kind {
+        DeviceKind::Cuda => standalone::open(id.ordinal).map_err(|e| missing(&e)),
+        DeviceKind::Emulated if id.ordinal == 0 => {
+            configure()?;
+            let device = registry::emulated().map_err(|e| missing(&e))?;
+            Ok(device)
+        }
+        _ => Err(missing(&"files cannot be mapped there")),
+    }
 }
 
 /// Memory on a device, freed when dropped.

@@ -3,11 +3,12 @@
 //! ```text
 //!   spinio gaia demo      ──> a mount, CPU programs and GPU kernels that write one file, a killed server
 //!   spinio gaia mount DIR ──> supervisor (checks, mount) ──> spinio gaia server, replaced when it dies
-//!   spinio gaia serve     ──> the daemon of leased files: no mount
+//!   spinio gaia serve     ──> the daemon of leased files: no mount  <── spinio gaia cache FILE
 //! ```
 //!
 //! The daemon (crates/gaiad) has no program of its own: supervisor and server are this program, started again.
 
+mod cache;
 mod demo;
 mod mount;
 mod serve;
@@ -38,6 +39,9 @@ enum Command {
     /// Share local files in GPU memory between processes, read-only, without a mount
     #[command(after_help = exit::CODES)]
     Serve(serve::Serve),
+    /// Put files into GPU memory, for programs that will map them without a mount
+    #[command(after_help = exit::CODES)]
+    Cache(cache::Cache),
     /// Drop what the daemon of leased files holds and no program has mapped
     #[command(after_help = exit::CODES)]
     Drop(serve::Drop),
@@ -56,6 +60,7 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Mount(mount) => mount::mount(mount).map(|exit| exit as u8),
         Command::Umount(umount) => mount::umount(umount).map(|exit| exit as u8),
         Command::Serve(serve) => serve::run(serve).map(|exit| exit as u8),
+        Command::Cache(cache) => cache::run(cache).map(|exit| exit as u8),
         Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
         Command::Server => {

@@ -1,0 +1,94 @@
+//! `spinio gaia cache`: a file in the memory that the daemon of leased files keeps.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use common::PROGRAM;
+
+const LEN: usize = (5 << 20) + 100;
+
+/// A daemon of its own, which ends when this is dropped.
+struct Daemon(PathBuf);
+
+impl Daemon {
+    fn start(dir: &Path) -> Daemon {
+        let daemon = Daemon(dir.join("serve.sock"));
+        let started = daemon.gaia(&["serve"], &[]);
+        assert!(started.status.success(), "{started:?}");
+        daemon
+    }
+
+    fn gaia(&self, words: &[&str], files: &[&Path]) -> Output {
+        let mut command = Command::new("timeout");
+        command.args(["120", PROGRAM, "gaia"]).args(words).args(files).env("SPINIO_GAIA_SOCKET", &self.0);
+        command.env("SPINIO_EMULATED", "size=64M").output().unwrap()
+    }
+
+    fn cache(&self, files: &[&Path]) -> Output {
+        self.gaia(&["cache", "--device", "emulated"], files)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.gaia(&["serve", "--stop"], &[]);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn cached_file_is_read_once_and_dropped_on_request() {
+    let dir = common::folder();
+    let daemon = Daemon::start(dir.path());
+    let (model, other) = (dir.path().join("model"), dir.path().join("other"));
+    std::fs::write(&model, vec![7; LEN]).unwrap();
+    std::fs::write(&other, vec![8; 4096]).unwrap();
+    let first = daemon.cache(&[&model, &other]);
+    assert!(first.status.success(), "{first:?}");
+    let lines: Vec<String> = text(&first.stdout).lines().map(str::to_owned).collect();
+    assert!(lines[0].contains("model: 5.0 MiB on emulated:0, 5.0 MiB read in "), "{lines:?}");
+    assert!(lines[1].contains("other: 4 KiB on emulated:0, 4 KiB read in "), "{lines:?}");
+    // Another process: the bytes outlived the first.
+    let second = text(&daemon.cache(&[&model]).stdout);
+    assert!(second.ends_with("on emulated:0, was there already\n"), "{second}");
+    let dropped = text(&daemon.gaia(&["drop"], &[]).stdout);
+    assert!(dropped.starts_with("dropped ") && !dropped.starts_with("dropped 0 B"), "{dropped}");
+    let third = text(&daemon.cache(&[&model]).stdout);
+    assert!(third.contains("5.0 MiB read in "), "{third}");
+}
+
+#[test]
+fn what_cannot_be_cached_is_named() {
+    let dir = common::folder();
+    let file = dir.path().join("file");
+    std::fs::write(&file, [1; 100]).unwrap();
+    let none = Daemon(dir.path().join("none.sock"));
+    let refused = none.cache(&[&file]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains("file: ") && text(&refused.stderr).contains("`spinio gaia serve` starts one")
+    );
+    let daemon = Daemon::start(dir.path());
+    let (empty, missing) = (dir.path().join("empty"), dir.path().join("missing"));
+    std::fs::write(&empty, []).unwrap();
+    for (path, words) in [(dir.path(), "is not a file"), (&empty, "is empty"), (&missing, "No such file")] {
+        let refused = daemon.cache(&[path]);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(text(&refused.stderr).contains(words), "{refused:?}");
+    }
+    let writer = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    let refused = daemon.cache(&[&file]);
+    assert!(text(&refused.stderr).contains("open for writing"), "{refused:?}");
+    drop(writer);
+    // A child of another test has a copy of the descriptor until it executes its program.
+    let begun = Instant::now();
+    while !daemon.cache(&[&file]).status.success() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no program has the file open for writing any more");
+    }
+}
