@@ -82,8 +82,8 @@ pub fn advise(file: &File, at: u64, len: u64, advice: i32) {
 /// Writes everything to storage, and drops all pages that Linux can drop.
 pub fn evict(file: &File) {
     file.sync_all().expect("sync");
-    // Linux skips pages that are being read ahead: they are unlocked soon.
-    for _ in 0..20 {
+    // Linux skips pages that are being read ahead: they are unlocked soon, but for those of a slow disk.
+    for _ in 0..100 {
         advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
         if !spinio_sys::linux::cachestat(file.as_raw_fd(), 0, 0).is_ok_and(|pages| pages.cached > 0) {
             break;

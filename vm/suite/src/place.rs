@@ -1,12 +1,11 @@
 //! Where the guest's files are: the directory that `vm/guest/disks` and `vm/guest/arrays` created.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use linux_raw_sys::general as k;
-use spinio_sys::linux;
+use spinio_testkit::file::evict;
 
 use crate::as_user;
 use crate::case::CaseError;
@@ -193,10 +192,10 @@ impl Guest {
     }
 }
 
-/// Writes back what is dirty and drops the file's pages from the cache.
+/// Writes back what is dirty and drops the file's pages from the cache, those too that are being read ahead.
 pub(crate) fn drop_cache(file: &File) -> Result<(), CaseError> {
     file.sync_all()?;
-    linux::fadvise(file.as_raw_fd(), 0, 0, linux::Advice::DontNeed)?;
+    evict(file);
     Ok(())
 }
 
