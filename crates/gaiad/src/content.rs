@@ -144,9 +144,13 @@ impl Content {
     ///
     /// # Errors
     /// Of the call.
-    pub fn set_times(&self, node: u64, call: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
-        let _lock = self.files.times().lock(node);
-        call()
+    pub fn set_times(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        call: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.files.times().set(node, file, call)
     }
 
     /// What was written or released before is on storage afterwards.

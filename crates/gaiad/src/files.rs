@@ -4,8 +4,8 @@
 //! every page as one that the kernel may have, and no request of it may be half done: requests hold the lock of the
 //! file's shard.
 //!
-//! Locks, in this order: shard > release of a file > times (times.rs) > pages of a file. The last two are
-//! never held across an invalidation, nor while a client is waited for. A handler takes all but the second.
+//! Locks, in this order: shard > release of a file > pages of a file. The last is never held across an invalidation, nor
+//! while a client is waited for. A handler takes all but the second. That of times.rs is held for its own calls only.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

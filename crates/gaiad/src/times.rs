@@ -6,12 +6,14 @@
 //! what the server writes to a file leaves the time as it was.
 //!
 //! ```text
-//!   WRITE, FALLOCATE, released pages: lock ── time? ── write ── set that time ── unlock
-//!   SETATTR(times):                   lock ── set the kernel's time ── unlock
+//!   WRITE, FALLOCATE, released pages:  first of a file: time? ── write ── last of it: set that time
+//!                                                        others: write
+//!   SETATTR(times):                    set the kernel's time, which is then the one that the last sets
 //! ```
 //!
 //! Known flaws: the change time (ctime) cannot be set, so it is that of the last WRITE once the kernel has forgotten the
-//! file. A server that is killed between both calls leaves the time of the WRITE.
+//! file. A server that is killed between both calls leaves the time of a WRITE, as does one that is killed while several
+//! threads write without a pause.
 
 use std::array;
 use std::os::fd::BorrowedFd;
@@ -20,12 +22,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
-/// Writes of two files wait for each other if they share a lock.
-const LOCKS: usize = 1024;
+/// Files of one shard wait for each other while a time is read or set, not while they are written.
+const SHARDS: usize = 1024;
 
-/// The locks.
+/// The files that are written now.
 #[derive(Debug)]
-pub(crate) struct Times([Mutex<()>; LOCKS]);
+pub(crate) struct Times([Mutex<Vec<Written>>; SHARDS]);
+
+/// A file that is written now.
+#[derive(Debug)]
+struct Written {
+    node: u64,
+    writers: usize,
+    modified: Timespec,
+}
+
+/// A call that writes to a file.
+struct Writing<'a> {
+    times: &'a Times,
+    node: u64,
+    file: BorrowedFd<'a>,
+}
 
 impl Default for Times {
     fn default() -> Times {
@@ -34,25 +51,91 @@ impl Default for Times {
 }
 
 impl Times {
-    /// While this is held, no other thread changes a time of the node. The lock of its pages may be taken meanwhile.
-    pub(crate) fn lock(&self, node: u64) -> MutexGuard<'_, ()> {
-        self.0[node as usize % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, node: u64) -> MutexGuard<'_, Vec<Written>> {
+        self.0[node as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that writes to the file, and sets its modification time back.
+    /// Runs a call that writes to the file, and sets its modification time back. The lock of its pages may be taken
+    /// meanwhile.
     pub(crate) fn keep<T>(
         &self,
         node: u64,
         file: BorrowedFd<'_>,
         call: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let _lock = self.lock(node);
-        let before = rustix::fs::fstat(file)?;
-        let result = call();
-        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-        let modified = Timespec { tv_sec: before.st_mtime as _, tv_nsec: before.st_mtime_nsec as _ };
-        // A file whose time cannot be set is written all the same.
-        let _ = rustix::fs::futimens(file, &Timestamps { last_access: omit, last_modification: modified });
-        result
+        let mut shard = self.shard(node);
+        match shard.iter_mut().find(|written| written.node == node) {
+            Some(written) => written.writers += 1,
+            None => shard.push(Written { node, writers: 1, modified: modified(file)? }),
+        }
+        drop(shard);
+        let _writing = Writing { times: self, node, file };
+        call()
+    }
+
+    /// Runs a call that sets times of the file.
+    pub(crate) fn set(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        call: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut shard = self.shard(node);
+        call()?;
+        if let Some(written) = shard.iter_mut().find(|written| written.node == node) {
+            written.modified = modified(file)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut shard = self.times.shard(self.node);
+        let Some(at) = shard.iter().position(|written| written.node == self.node) else { return };
+        shard[at].writers -= 1;
+        if shard[at].writers == 0 {
+            let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let times = Timestamps { last_access: omit, last_modification: shard.swap_remove(at).modified };
+            // A file whose time cannot be set is written all the same.
+            let _ = rustix::fs::futimens(self.file, &times);
+        }
+    }
+}
+
+fn modified(file: BorrowedFd<'_>) -> Result<Timespec, Errno> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn time_is_that_from_before_all_writers_or_the_one_that_was_set_meanwhile() {
+        let file = tempfile::tempfile().unwrap();
+        let (old, new) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1000), SystemTime::UNIX_EPOCH);
+        file.set_modified(old).unwrap();
+        let times = Times::default();
+        let write = || rustix::io::pwrite(&file, b"bytes", 0).map(drop);
+        let modified = || file.metadata().unwrap().modified().unwrap();
+        let two = |between: &dyn Fn()| {
+            times.keep(1, file.as_fd(), || {
+                times.keep(1, file.as_fd(), write)?;
+                assert!(modified() > old, "the first sets no time while the second writes");
+                between();
+                write()
+            })
+        };
+        two(&|| {}).unwrap();
+        assert_eq!(modified(), old);
+        let set = || file.set_modified(new).map_err(|e| Errno::from_io_error(&e).unwrap());
+        two(&|| times.set(1, file.as_fd(), set).unwrap()).unwrap();
+        assert_eq!(modified(), new);
+        assert_eq!(times.keep(1, file.as_fd(), || Err::<(), _>(Errno::IO)), Err(Errno::IO));
+        assert!(times.0.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is left");
     }
 }

@@ -186,10 +186,21 @@ impl FilePages {
     /// The bytes of a version.
     pub(crate) fn fetch(&self, backing: &dyn Backing, page: u64, source: &Source) -> Result<PageBytes> {
         let mut bytes = ZEROS;
-        if !source.copy(&mut bytes) {
-            backing.read(offset_of(page), &mut bytes)?;
-        }
+        self.fetch_into(backing, page, source, &mut bytes)?;
         Ok(bytes)
+    }
+
+    pub(crate) fn fetch_into(
+        &self,
+        backing: &dyn Backing,
+        page: u64,
+        source: &Source,
+        bytes: &mut PageBytes,
+    ) -> Result<()> {
+        if !source.copy(bytes) {
+            backing.read(offset_of(page), bytes)?;
+        }
+        Ok(())
     }
 
     /// Whether some owner has a copy of one of these pages, or is fetching one.

@@ -117,23 +117,32 @@ impl FilePages {
 
     fn write_page(&mut self, backing: &dyn Backing, page: u64, at: usize, bytes: &[u8], from: WriteFrom) -> Result<()> {
         let region = at..at + bytes.len();
-        let head = self.fetch(backing, page, &self.head(page))?;
-        let mut new = head;
-        match self.entries.get(&page).and_then(|entry| entry.twin.as_ref()) {
-            Some(twin) if from == WriteFrom::PageCache => {
+        let (mut head, mut merged) = (ZEROS, ZEROS);
+        self.fetch_into(backing, page, &self.head(page), &mut head)?;
+        let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
+        let new = match (twin.filter(|_| from == WriteFrom::PageCache), <&PageBytes>::try_from(bytes)) {
+            (Some(twin), _) => {
                 let mut base = ZEROS;
                 twin.slot.read(&mut base);
-                merge(&mut new[region.clone()], &base[region.clone()], bytes);
+                merged.copy_from_slice(&head);
+                merge(&mut merged[region.clone()], &base[region.clone()], bytes);
                 self.counters.cpu_merged += 1;
+                &merged
             }
-            _ => new[region.clone()].copy_from_slice(bytes),
-        }
+            // Without a copy: most pages of a write-back are whole.
+            (None, Ok(whole)) => whole,
+            (None, Err(_)) => {
+                merged.copy_from_slice(&head);
+                merged[region.clone()].copy_from_slice(bytes);
+                &merged
+            }
+        };
         if !keep(Rule::HeadBeforeTwin) {
-            self.follow(page, at, bytes, from, &new);
+            self.follow(page, at, bytes, from, new);
         }
-        self.store(backing, page, &head, &new, region.end)?;
+        self.store(backing, page, &head, new, region.end)?;
         if keep(Rule::HeadBeforeTwin) {
-            self.follow(page, at, bytes, from, &new);
+            self.follow(page, at, bytes, from, new);
         }
         Ok(())
     }
@@ -160,8 +169,9 @@ impl FilePages {
 
     /// Makes `new` head, in the backing file; `end` is where the bytes of the WRITE end.
     fn store(&mut self, backing: &dyn Backing, page: u64, head: &[u8], new: &[u8], end: usize) -> Result<()> {
-        let inside = bytes_inside(page, backing.size()?);
         let changed = head != new;
+        // A page that is written to its end needs no question about the file's.
+        let inside = if changed && end == PAGE { PAGE } else { bytes_inside(page, backing.size()?) };
         if changed || end > inside {
             let saved = self.save_bases(backing, page)?;
             backing.write(offset_of(page), &new[..end.max(inside)])?;

@@ -69,7 +69,8 @@ impl Handlers {
                 last_access: time(setattr::ATIME, setattr::ATIME_NOW, args.atime, args.atime_nsec),
                 last_modification: time(setattr::MTIME, setattr::MTIME_NOW, args.mtime, args.mtime_nsec),
             };
-            self.content.set_times(node, || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH))?;
+            let set = || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH);
+            self.content.set_times(node, fd.as_fd(), set)?;
         }
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
         Ok(())
