@@ -115,9 +115,9 @@ impl Client<'_> {
     }
 
     /// A copy of a page of the file that the client has put into the window.
-    fn read_window(&self, page: u64) -> pagecache::Result<PageBytes> {
-        let mut bytes = ZEROS;
-        let got = file_backing::read(self.window.as_fd(), offset_of(page - self.pages.start), &mut bytes);
+    fn read_window(&self, page: u64) -> pagecache::Result<Box<PageBytes>> {
+        let mut bytes = Box::new(ZEROS);
+        let got = file_backing::read(self.window.as_fd(), offset_of(page - self.pages.start), &mut bytes[..]);
         match got.map_err(std::io::Error::from)? {
             PAGE => Ok(bytes),
             _ => Err(std::io::Error::from(Errno::PROTO).into()),

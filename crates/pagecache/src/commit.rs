@@ -146,8 +146,15 @@ impl FilePages {
             return Ok(Change { page, slots: None, same: false });
         }
         let clipped = bytes[inside..] != ZEROS[inside..];
-        let mut new = *bytes;
-        new[inside..].fill(0);
+        // Copied only where it must be: most pages are whole, and nothing else has changed them.
+        let (clip, merged);
+        let mut new = bytes;
+        if clipped {
+            let mut part = ZEROS;
+            part[..inside].copy_from_slice(&bytes[..inside]);
+            clip = part;
+            new = &clip;
+        }
         let current = self.is_current(page, stamp);
         let cached = self.cached.contains(page);
         let mut head = None;
@@ -158,15 +165,16 @@ impl FilePages {
         if let (false, Some(head)) = (current, &head) {
             let base = self.base(page, stamp).ok_or(Error::NotOpen)?;
             let base = self.fetch(backing, page, &base)?;
-            let mut merged = *head;
-            merge(&mut merged, &base, &new);
-            same &= merged == new || !keep(Rule::FetchMerged);
-            new = merged;
+            let mut both = *head;
+            merge(&mut both, &base, new);
+            merged = both;
+            same &= merged == *new || !keep(Rule::FetchMerged);
+            new = &merged;
         }
-        if head.as_ref() == Some(&new) {
+        if head.as_ref() == Some(new) {
             return Ok(Change { page, slots: None, same });
         }
-        let snapshot = draft.slot(Kind::Snapshot, page, &new)?;
+        let snapshot = draft.slot(Kind::Snapshot, page, new)?;
         let mut slots = (snapshot, None);
         if let (true, Some(head), true) = (cached, &head, keep(Rule::CpuTwin)) {
             match draft.slot(Kind::Twin, page, head) {
