@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use rustix::process::Signal;
+use spinio_testkit::{continue_process, stop_process};
 
 use crate::common::gpu::{Client, Gpu, PAGE, open};
-use crate::common::{TestMount, gpu, signal, stop_process, unavailable};
+use crate::common::{TestMount, gpu, unavailable};
 
 #[test]
 fn server_role() {
@@ -279,14 +279,14 @@ fn client_that_is_stopped_delays_nobody() {
     stop_process(client.id());
     others(20);
     assert_eq!(byte(&file, 1), 0, "not released yet");
-    signal(client.id(), Signal::CONT);
+    continue_process(client.id());
     // Anywhere, also between the messages of an acquire and of a release.
     for round in 0..20 {
         client.go_on();
         std::thread::sleep(Duration::from_micros(round * 100));
         stop_process(client.id());
         others(3);
-        signal(client.id(), Signal::CONT);
+        continue_process(client.id());
         assert_eq!(client.says(), "open");
         assert_eq!(u64::from(byte(&file, 1)), round + 1);
     }

@@ -23,6 +23,7 @@ use spinio_gaia::leased::Map;
 use spinio_gaia::{Access, Error, FileReader, OpenFile};
 use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
 use spinio_sys::cuda::Driver;
+use spinio_testkit::{continue_process, stop_process};
 
 const CHUNK: u64 = 2 << 20;
 /// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
@@ -419,12 +420,11 @@ fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
     assert_eq!(stopped.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
     stopped.order("acquire");
     std::thread::sleep(Duration::from_millis(200));
-    let pid = rustix::process::Pid::from_child(&stopped.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    stop_process(stopped.child.id());
     waiting.map(&path, bytes.len());
     waiting.has(&bytes);
     assert_eq!(waiting.bytes(), (bytes.len() as u64, 0));
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    continue_process(stopped.child.id());
     assert_eq!(stopped.answer(), bytes.len().to_string());
     stopped.has(&bytes);
     assert_eq!(stopped.bytes().1, bytes.len() as u64);

@@ -9,6 +9,7 @@
 //!   faulty_*       a device, or system calls, that fail the n-th call of an operation
 //!   leak_check     descriptors of every table, mappings
 //!   child          a forked child, and its exit status
+//!   stop           a process stopped by a signal
 //!   exclusive      waits until no child of another test has a file open
 //!   as_user        the same tests once more as an ordinary user
 //! ```
@@ -31,6 +32,7 @@ pub mod leak_check;
 pub mod mount_fixture;
 pub mod oracle;
 pub mod rng;
+mod stop;
 
 pub use advice_log::AdviceLog;
 pub use buffer::Buffer;
@@ -40,3 +42,4 @@ pub use exclusive::wait_exclusive;
 pub use faulty_device::{FaultyDevice, Operation};
 pub use faulty_syscalls::{Call, Effect, FaultySyscalls};
 pub use rng::Rng;
+pub use stop::{continue_process, stop_process};

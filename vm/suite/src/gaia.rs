@@ -16,6 +16,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use spinio_gaia::Access;
 use spinio_sys::Errno;
+use spinio_testkit::{continue_process, stop_process};
 
 use crate::case::{Case, CaseError, Outcome, expect, expect_bytes, fail};
 use crate::memory::{MapMemory, store_through_mapping};
@@ -111,13 +112,13 @@ fn server_dies(guest: &Guest) -> Outcome {
     map.put(5 * PAGE, b"released");
     release(&map)?;
 
-    kill_process(mount.server, Signal::STOP)?;
+    stop_process(mount.server.as_raw_pid() as u32);
     let (sender, answered) = mpsc::channel();
     let asked = dir.clone();
     // The Linux kernel answers this call from no cache.
     std::thread::spawn(move || sender.send(rustix::fs::statvfs(&asked).map(drop)));
     let early = answered.recv_timeout(STOPPED);
-    kill_process(mount.server, Signal::CONT)?;
+    continue_process(mount.server.as_raw_pid() as u32);
     expect("the answer of a stopped server", early, Err(mpsc::RecvTimeoutError::Timeout))?;
     expect("the answer after it went on", answered.recv_timeout(Duration::from_secs(20)), Ok(Ok(())))?;
 

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use spinio_fuse::mount;
 use spinio_gaiad::{Ended, Supervisor};
+use spinio_testkit::{continue_process, stop_process};
 
 /// Set in the environment of a server process, and of a supervisor process to the directory.
 const SERVER: &str = "SPINIO_GAIAD_TEST_SERVER";
@@ -29,7 +30,7 @@ pub const FAILURES: &str = "SPINIO_GAIAD_TEST_FAILURES";
 /// Begins a line of a supervisor process.
 const MARK: &str = "gaia-test:";
 /// A mount that is still there after this hangs: it is aborted, so that the test fails.
-const LONGEST: Duration = Duration::from_secs(240);
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// A mount. `dir` is the mount, `reference` an ordinary directory of the same file system. Its supervisor is a process
 /// of its own, because this one has files of the mount open.
@@ -193,7 +194,7 @@ impl TestMount {
 
     /// Lets it go on.
     pub fn continue_server(&self) {
-        signal(self.server(), Signal::CONT);
+        continue_process(self.server());
     }
 
     /// Kills the server and waits for the next one.
@@ -256,24 +257,6 @@ impl TestMount {
     /// Waits for the end of the supervisor after an unmount.
     pub fn ended(&mut self) {
         assert!(self.supervisor.wait().unwrap().success());
-    }
-}
-
-/// Sends a signal to a process of the test.
-pub fn signal(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
-}
-
-/// Stops a process, and waits until all its threads are stopped.
-pub fn stop_process(pid: u32) {
-    signal(pid, Signal::STOP);
-    let stopped = |task: std::fs::DirEntry| {
-        // A thread that has ended is not there any more.
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_else(|_| ") T".to_owned());
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| stopped(task.unwrap())) {
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
