@@ -222,8 +222,9 @@ def measure(table, program, mount, plain, below, size):
         work = f"first acquire of {mib} MiB, cached"
         table.time("first", work, seen["median_us"], "0.95 of spinio_pread", seen["limit_us"])
     for what, work, goal in [
-        ("unchanged", f"acquire of {mib} MiB, unchanged", "1 us"),
-        ("writer", f"the same, a CPU program has a mapping", "40 us (64 MiB)"),
+        ("reader", f"acquire of {mib} MiB, no writer, to read", "1 us"),
+        ("unchanged", f"acquire of {mib} MiB, unchanged, to write", "40 us (64 MiB)"),
+        ("writer", "the same, a CPU program has a mapping", "40 us (64 MiB)"),
     ]:
         if table.wants(what):
             table.time(what, work, maps(program, what, file)["median_us"], goal)

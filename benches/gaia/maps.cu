@@ -1,7 +1,8 @@
 // What acquire and release of a GAIA map cost. One measurement per call; gaia.py makes the table.
 //
 //     maps first FILE                    the first acquire of a whole file, and spinio_pread of it into device memory
-//     maps unchanged FILE                acquire of a whole file in which no other writer changed anything
+//     maps reader FILE                   acquire of a whole file that no program has open for writing, for reading
+//     maps unchanged FILE                acquire of a whole file in which no other writer changed anything, for writing
 //     maps writer FILE                   the same, while a CPU program has a mapping of the file and has stored to it before
 //     maps scattered FILE PAGES          acquire after the CPU has stored to this many pages, spread over the file
 //     maps release-unchanged FILE        release of a whole file in which no kernel stored anything
@@ -50,14 +51,15 @@ static double now()
 }
 
 struct Map {
+    unsigned access;
     int fd;
     size_t size;
     unsigned char *gpu;
 
-    explicit Map(const char *path)
+    explicit Map(const char *path, unsigned access = SPINIO_GAIA_WRITE) : access(access)
     {
         struct stat st;
-        fd = open(path, O_RDWR);
+        fd = open(path, access == SPINIO_GAIA_READ ? O_RDONLY : O_RDWR);
         if (fd < 0 || fstat(fd, &st) != 0) {
             std::perror(path);
             std::exit(1);
@@ -65,7 +67,7 @@ struct Map {
         size = st.st_size;
         // The first call of a program puts the device to use.
         check(cudaDeviceSynchronize() == cudaSuccess, "device");
-        gpu = static_cast<unsigned char *>(spinio_gaia_map(fd, 0, size, SPINIO_GAIA_WRITE));
+        gpu = static_cast<unsigned char *>(spinio_gaia_map(fd, 0, size, access));
         check(gpu != nullptr, "map");
     }
 
@@ -77,7 +79,7 @@ struct Map {
 
     void acquire(size_t bytes)
     {
-        check(spinio_gaia_acquire(gpu, bytes, SPINIO_GAIA_WRITE) >= 0, "acquire");
+        check(spinio_gaia_acquire(gpu, bytes, access) >= 0, "acquire");
     }
 
     void release(size_t bytes)
@@ -143,13 +145,13 @@ static void first(const char *path)
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 4) {
-        std::fprintf(stderr, "usage: %s first|unchanged|writer|scattered|release-... FILE [PAGES]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES]\n", argv[0]);
         return 2;
     }
     std::string what = argv[1];
     if (what == "first")
         return first(argv[2]), 0;
-    Map map(argv[2]);
+    Map map(argv[2], what == "reader" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);
     size_t all = map.size / PAGE, pages = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : all;
     if (pages == 0 || pages > all) {
         std::fprintf(stderr, "%s has %zu pages\n", argv[2], all);
@@ -158,7 +160,11 @@ int main(int argc, char **argv)
     auto nothing = [] {};
     auto acquire = [&] { map.acquire(map.size); };
     auto release = [&] { map.release(map.size); };
-    if (what == "unchanged" || what == "writer") {
+    if (what == "reader") {
+        // The second: the first may have found a writer that was about to close the file.
+        acquire();
+        measure(map.size, 2001, nothing, acquire, nothing);
+    } else if (what == "unchanged" || what == "writer") {
         if (what == "writer")
             map.cpu()[0]++;
         measure(map.size, 201, nothing, acquire, release);

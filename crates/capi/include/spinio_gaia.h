@@ -131,6 +131,7 @@ struct spinio_gaia_info {
     uint64_t reattached;           /* times that the map was attached to a new server */
     uint64_t releases_recovered;   /* releases that a server had committed before it ended */
     uint64_t bytes_shared;         /* of leased files: brought to the device by other processes */
+    uint64_t acquires_unchanged;   /* of the acquires: sent no message, because nothing had changed */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -12,6 +12,7 @@ use spinio_sys::linux::{self, Fd};
 
 use crate::Result;
 use crate::connection::Connection;
+use crate::counters::Counters;
 use crate::file_reader::FileReader;
 use crate::link::{Attached, Link, LinkState};
 use crate::state::State;
@@ -23,19 +24,21 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 impl LinkState {
     /// Says hello to a server.
-    fn attach(&mut self) -> Result<(Arc<Window>, u64, Fd)> {
+    fn attach(&mut self) -> Result<(Arc<Window>, Counters, u64, Fd)> {
         self.attached = None;
         let ticket = self.file.ticket()?;
         let mut connection = Connection::dial(&ticket)?;
         let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
         let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
+        let [changes, servers] = &sent.counters;
+        let counters = Counters::map(changes, servers)?;
         if let Some(order) = self.order {
             let _ = linux::fadvise(sent.file.get(), 0, 0, order);
         }
         let backing = sent.file.get();
         self.attached = Some(Attached { connection, backing: sent.file, window: Arc::clone(&window) });
-        Ok((window, size, backing))
+        Ok((window, counters, size, backing))
     }
 }
 
@@ -44,8 +47,9 @@ pub(crate) fn attach(link: &Link, reader: Option<&'static dyn FileReader>, state
     let give_up = linux::monotonic_ns() + PATIENCE.as_nanos() as u64;
     loop {
         match link.run(LinkState::attach) {
-            Ok((window, size, backing)) => {
+            Ok((window, counters, size, backing)) => {
                 state.window = Some(window);
+                state.counters = Some(counters);
                 // A program that has lost the right to open the file has the descriptor, through which the link reads.
                 state.backing = reader.and_then(|reader| reader.open(link.tid(), backing).ok());
                 state.info.file_size = size;

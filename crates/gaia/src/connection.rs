@@ -23,6 +23,8 @@ pub(crate) struct Descriptors {
     pub(crate) window: OwnedFd,
     /// The file below the mount, read-only.
     pub(crate) file: OwnedFd,
+    /// Memory of counters: of the file, and of servers.
+    pub(crate) counters: [OwnedFd; 2],
 }
 
 impl Connection {
@@ -51,10 +53,11 @@ impl Connection {
             Reply::Mapped { size, .. } => size,
             other => return Err(unexpected(&other)),
         };
-        let mut descriptors = descriptors.into_iter();
-        match (descriptors.next(), descriptors.next(), descriptors.next()) {
-            (Some(window), Some(file), None) => Ok((size, Descriptors { window, file })),
-            _ => Err(Error::new(Errno::PROTO, "The GAIA server did not send two descriptors")),
+        match <[OwnedFd; 4]>::try_from(descriptors) {
+            Ok([window, file, changes, servers]) => {
+                Ok((size, Descriptors { window, file, counters: [changes, servers] }))
+            }
+            Err(_) => Err(Error::new(Errno::PROTO, "The GAIA server did not send four descriptors")),
         }
     }
 

@@ -36,6 +36,7 @@ impl Map {
     }
 
     fn drop_pages(&self, state: &mut State, range: Range<usize>, open: bool) -> Result<()> {
+        state.current.forget();
         let run = Run { first: range.start as u64, count: range.len() as u32 };
         match self.link.run(move |link| link.drop_pages(run, open)) {
             Err(e) if !e.is_refused() => {

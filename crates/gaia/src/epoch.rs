@@ -1,7 +1,7 @@
 //! Epochs: acquire and release.
 //!
 //! ```text
-//!   acquire   flush CPU pages ─ fills ─ copy to the device ─ fills again, until none ─ fingerprints of new pages
+//!   acquire   counters as before? done ─ flush CPU pages ─ fills ─ copy to the device ─ fills again, until none ─ fingerprints of new pages
 //!   release   scan ─ pages whose fingerprint differs ─ copy to the window ─ commit
 //! ```
 //!
@@ -13,9 +13,11 @@ use std::ops::Range;
 
 use spinio_device::{Fingerprint, PAGE_BYTES};
 use spinio_host::lock;
+use spinio_pagecache::change_counters::Unwritten;
 use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
 use spinio_sys::Errno;
 
+use crate::counters::Counters;
 use crate::file_reader::OpenFile;
 use crate::link::Begun;
 use crate::map::Map;
@@ -38,8 +40,14 @@ impl Map {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
         }
         let mut state = lock(&self.state);
-        let size = loop {
+        if access == Access::Read && state.current.has(self.now(&state), &range) {
+            state.info.acquires += 1;
+            state.info.acquires_unchanged += 1;
+            return Ok(self.bytes_in_file(offset, len, state.info.file_size));
+        }
+        let (size, began) = loop {
             let window = self.attached(&mut state)?;
+            let began = self.now(&state);
             let (first, count) = (range.start, range.len());
             // In one call: where nothing has changed, there is no other.
             let begun = self.link.run(move |link| {
@@ -47,7 +55,7 @@ impl Map {
                 Ok(link.begin_acquire(first, count, access))
             })?;
             match begun.and_then(|begun| self.refresh(&mut state, &window, begun, range.clone(), access)) {
-                Ok(size) => break size,
+                Ok(size) => break (size, began),
                 Err(e) if e.is_refused() => return Err(e),
                 Err(e) => {
                     let lost = self.detach(&mut state);
@@ -62,6 +70,7 @@ impl Map {
         };
         state.info.acquires += 1;
         state.info.file_size = size;
+        state.current.add(began, range.clone());
         match access {
             Access::Write => state.pages.set_epoch(range, Epoch::Open),
             // An epoch for writing goes on; a lost one was reported, or is now forgotten.
@@ -71,6 +80,11 @@ impl Map {
             Access::Read => {}
         }
         Ok(self.bytes_in_file(offset, len, size))
+    }
+
+    /// The counters now; `None`: a program may write to the file, or no server is attached.
+    fn now(&self, state: &State) -> Option<Unwritten> {
+        state.counters.as_ref().and_then(Counters::read)
     }
 
     /// Brings the replica up to date; returns the size of the file.
@@ -169,6 +183,8 @@ impl Map {
             }
             Epoch::Closed => return Err(Error::new(Errno::INVAL, "The range was not acquired for writing")),
         }
+        // Stores past the end of the file are dropped.
+        state.current.forget();
         let window = self.attached(&mut state)?;
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
         let (fingerprints, changed) = self.replica.on_stream(|copies| {

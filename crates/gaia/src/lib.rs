@@ -27,6 +27,8 @@
 mod advice;
 mod attach;
 mod connection;
+mod counters;
+mod current;
 mod drops;
 mod epoch;
 mod error;

@@ -11,6 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::attach::attach;
+use crate::current::Current;
 use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
@@ -84,7 +85,14 @@ impl Map {
         let pages = pages as usize;
         let spec = Spec { access, first, pages };
         let link = Link::start(spec, open)?;
-        let mut state = State { window: None, backing: None, pages: PageStates::new(0), info: Info::default() };
+        let mut state = State {
+            window: None,
+            backing: None,
+            counters: None,
+            current: Current::default(),
+            pages: PageStates::new(0),
+            info: Info::default(),
+        };
         attach(&link, reader, &mut state)?;
         // After the server has agreed: memory of a device is scarce.
         let replica = Replica::new(memory, pages)?;

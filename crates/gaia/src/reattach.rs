@@ -16,6 +16,8 @@ impl Map {
     /// Ends the connection. Epochs are lost; returns whether there was one.
     pub(crate) fn detach(&self, state: &mut State) -> bool {
         state.window = None;
+        state.counters = None;
+        state.current.forget();
         state.backing = None;
         let _ = self.link.run(|link| {
             link.attached = None;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::counters::Counters;
+use crate::current::Current;
 use crate::file_reader::OpenFile;
 use crate::page_states::PageStates;
 use crate::window::Window;
@@ -34,6 +36,8 @@ pub struct Info {
     pub releases_recovered: u64,
     /// Bytes of chunks that other processes have filled.
     pub bytes_shared: u64,
+    /// Acquires, of [`Info::acquires`], that sent no message: nothing had changed.
+    pub acquires_unchanged: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.
@@ -42,6 +46,9 @@ pub(crate) struct State {
     pub(crate) window: Option<Arc<Window>>,
     /// The file below the mount, if it can be read into the device's memory.
     pub(crate) backing: Option<Box<dyn OpenFile>>,
+    /// Present with the window.
+    pub(crate) counters: Option<Counters>,
+    pub(crate) current: Current,
     pub(crate) pages: PageStates,
     pub(crate) info: Info,
 }

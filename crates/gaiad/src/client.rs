@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 use spinio_pagecache::messages::{self, Access, Fill, MAX_MESSAGE, MAX_RUNS, Reply, Request, Run, Source, Ticket};
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 
@@ -156,6 +157,8 @@ impl<'a> Client<'a> {
         let files = all.content.files();
         let (file, owner) = (files.enter(node), files.new_owner());
         let pages = first..first + pages;
+        file.counters()?;
+        all.writers.tell(&file);
         file.pages().add_owner(owner, pages.clone());
         let (queue, told) = (VecDeque::new(), Vec::new());
         let (rest, writing) = (0..0, pagecache::Access::Read);
@@ -169,8 +172,9 @@ impl<'a> Client<'a> {
     fn say_hello(&self, socket: &OwnedFd) -> std::result::Result<(), Errno> {
         let mut out = Vec::new();
         Reply::Mapped { owner: self.owner.0, size: self.size()? }.encode(&mut out);
-        let descriptors = [self.window.as_fd(), self.backing.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let counters = self.file.counters()?.as_fd();
+        let descriptors = [self.window.as_fd(), self.backing.as_fd(), counters, self.all.servers.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(Errno::NOBUFS);

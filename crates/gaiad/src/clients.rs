@@ -20,7 +20,9 @@ use crate::backing::Backing;
 use crate::content::Content;
 use crate::invalidator::Invalidator;
 use crate::quotas::{Limits, Quotas};
+use crate::state::StateMemory;
 use crate::tickets::{Grant, Tickets};
+use crate::writers::Writers;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -34,6 +36,9 @@ pub(crate) struct Clients {
     pub(crate) content: Arc<Content>,
     pub(crate) backing: Arc<Backing>,
     pub(crate) kernel: Invalidator,
+    pub(crate) writers: Writers,
+    /// The supervisor's counter of servers, for clients.
+    pub(crate) servers: OwnedFd,
 }
 
 impl Clients {
@@ -44,12 +49,16 @@ impl Clients {
         backing: Arc<Backing>,
         kernel: Invalidator,
         limits: Limits,
-        waits_for_writeback: bool,
+        state: &StateMemory,
+        servers: OwnedFd,
     ) -> Result<Clients, Errno> {
         let address = SocketAddrUnix::try_from(rustix::net::getsockname(listener)?).map_err(|_| Errno::INVAL)?;
         let path = address.path_bytes().ok_or(Errno::INVAL)?.to_vec();
         let (tickets, quotas) = (Tickets::default(), Quotas::new(limits));
-        Ok(Clients { path, tickets, waits_for_writeback, quotas, since: Instant::now(), content, backing, kernel })
+        let since = Instant::now();
+        let writers = Writers::new(state.is_first_server());
+        let waits_for_writeback = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
+        Ok(Clients { path, tickets, waits_for_writeback, quotas, since, content, backing, kernel, writers, servers })
     }
 
     /// A ticket for a client with an open file.

@@ -8,18 +8,21 @@
 //! while a client is waited for. A handler takes all but the second. That of times.rs is held for its own calls only.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use spinio_pagecache::change_counters::{self, FILE_WORDS};
 use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots};
 
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
 use crate::report::report;
+use crate::shared_counters::SharedCounters;
 use crate::times::Times;
 
 /// Files of one shard wait for each other only while a table is made.
@@ -44,6 +47,39 @@ pub(crate) struct File {
     dirty_since: Mutex<Option<Instant>>,
     /// The last attempt to write out released pages has failed.
     stuck: AtomicBool,
+    /// Once a client has it mapped.
+    counters: OnceLock<SharedCounters>,
+}
+
+/// The page table while it is locked. Clients are told of changes before the lock is released.
+pub(crate) struct Pages<'a> {
+    file: &'a File,
+    pages: MutexGuard<'a, FilePages>,
+    before: u64,
+}
+
+impl Deref for Pages<'_> {
+    type Target = FilePages;
+
+    fn deref(&self) -> &FilePages {
+        &self.pages
+    }
+}
+
+impl DerefMut for Pages<'_> {
+    fn deref_mut(&mut self) -> &mut FilePages {
+        &mut self.pages
+    }
+}
+
+impl Drop for Pages<'_> {
+    fn drop(&mut self) {
+        if self.pages.changes() != self.before
+            && let Some(counters) = self.file.counters.get()
+        {
+            change_counters::count_change(counters.words());
+        }
+    }
 }
 
 impl File {
@@ -56,12 +92,32 @@ impl File {
             gone: AtomicBool::new(false),
             dirty_since: Mutex::default(),
             stuck: AtomicBool::new(false),
+            counters: OnceLock::new(),
         }
     }
 
     /// The page table.
-    pub(crate) fn pages(&self) -> MutexGuard<'_, FilePages> {
-        lock(&self.pages)
+    pub(crate) fn pages(&self) -> Pages<'_> {
+        let pages = lock(&self.pages);
+        Pages { file: self, before: pages.changes(), pages }
+    }
+
+    /// The counters for clients. After the first call [`Writers::tell`](crate::writers::Writers::tell) is due.
+    pub(crate) fn counters(&self) -> Result<&SharedCounters, Errno> {
+        if let Some(counters) = self.counters.get() {
+            return Ok(counters);
+        }
+        let counters = SharedCounters::new(FILE_WORDS)?;
+        // Until it is known.
+        change_counters::set_writers(counters.words(), true);
+        Ok(self.counters.get_or_init(|| counters))
+    }
+
+    /// Tells clients whether a program may have it open for writing.
+    pub(crate) fn tell_writers(&self, any: bool) {
+        if let Some(counters) = self.counters.get() {
+            change_counters::set_writers(counters.words(), any);
+        }
     }
 
     /// Serializes releases.

@@ -32,6 +32,8 @@
 //! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
 //! | `client.rs`, `draft.rs`, `release.rs` | one map: acquire, release |
 //! | `seek.rs` | holes of files that have dirty pages |
+//! | `writers.rs` | which files a program may have open for writing |
+//! | `shared_counters.rs` | memory by which clients know that nothing has changed |
 //! | `times.rs` | why writes leave modification times as they were |
 //! | `report.rs` | messages to the user |
 //! | `buffer.rs` | why the pages of buffers exist before they are used |
@@ -74,6 +76,7 @@ mod report;
 mod seek;
 mod serve;
 mod server;
+mod shared_counters;
 mod slot_memory;
 mod state;
 mod status;
@@ -81,6 +84,7 @@ mod supervisor;
 mod tickets;
 mod times;
 mod unmount;
+mod writers;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! ```text
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
-//!                        invalidator) ───────────────────────────────────────────────────────> server
+//!                        invalidator, counter of servers) ───────────────────────────────────> server
 //!              ── Orphan(node) + descriptor, for each ──────────────────────────────────────>
 //!              ── Go ───────────────────────────────────────────────────────────────────────>
 //!              <───────────────────────────────────────── Keep(node) + descriptor, Drop(node)
@@ -28,7 +28,7 @@ const BYTES: usize = 16;
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// To a server, with five descriptors.
+    /// To a server, with six descriptors.
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,

@@ -6,14 +6,11 @@
 //! ```
 //!
 //! A handler may not wait for INVAL, which waits for handlers of WRITE; so another thread does, and answers the request.
-//! When the last writer closes a file the kernel has written back its pages. Writers are counted in ordinary memory: a
-//! server that replaces another one knows nothing of those that it did not see, so it takes every file for written.
 //!
 //! The alternative, ENOSYS, means for the life of the mount that files have no holes: copies of sparse files are not.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
@@ -29,45 +26,6 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 /// To INVAL, a length of zero means to the end.
 const WHOLE_FILE: std::ops::Range<u64> = 0..0;
-
-/// Descriptors that are open for writing, by node.
-#[derive(Debug)]
-pub(crate) struct Writers {
-    counts: Mutex<HashMap<u64, u32>>,
-    /// No server was there before, so none is missing.
-    complete: bool,
-}
-
-impl Writers {
-    pub(crate) fn new(complete: bool) -> Writers {
-        Writers { counts: Mutex::default(), complete }
-    }
-
-    /// A file was opened for writing.
-    pub(crate) fn add(&self, node: u64) {
-        *self.lock().entry(node).or_default() += 1;
-    }
-
-    /// It was closed, and the kernel has written back its pages.
-    pub(crate) fn remove(&self, node: u64) {
-        let mut counts = self.lock();
-        if let Some(count) = counts.get_mut(&node) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&node);
-            }
-        }
-    }
-
-    /// Whether the kernel may have dirty pages of the node.
-    pub(crate) fn may_write(&self, node: u64) -> bool {
-        !self.complete || self.lock().contains_key(&node)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A request that waits for INVAL.
 #[derive(Debug)]

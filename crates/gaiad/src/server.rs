@@ -35,7 +35,7 @@ use crate::link::{Link, Message};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
 use crate::report::report;
-use crate::seek::{Seeker, Writers};
+use crate::seek::Seeker;
 use crate::state::StateMemory;
 
 /// Descriptors that the process may have, where there is no limit.
@@ -78,7 +78,8 @@ type Attached = (Arc<Connection>, Handlers, Arc<Clients>, OwnedFd);
 
 /// Takes what the supervisor keeps.
 fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
-    let [device, state, directory, listener, invalidator] = <[OwnedFd; 5]>::try_from(fds).map_err(|_| Errno::PROTO)?;
+    let [device, state, directory, listener, invalidator, servers] =
+        <[OwnedFd; 6]>::try_from(fds).map_err(|_| Errno::PROTO)?;
     let state = Arc::new(StateMemory::attach(state)?);
     let nodes = Arc::new(Nodes::attach(state.clone()));
     nodes.set_root(&identity(&directory, &stat(&directory)?)?);
@@ -98,13 +99,11 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let content = Arc::new(Content::attach(state.clone(), backing.clone())?);
     // The tables of maps may need a quarter of the memory, at 8 bytes a page.
     let limits = Limits { connections: (fds / 16).min(CLIENTS) as usize, pages: linux::total_memory() / 32 };
-    let waits = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
-    let clients = Clients::new(&listener, content.clone(), backing.clone(), invalidator, limits, waits)?;
+    let clients = Clients::new(&listener, content.clone(), backing.clone(), invalidator, limits, &state, servers)?;
     let clients = Arc::new(clients);
     let seeker = Seeker::start(connection.clone(), clients.clone())?;
-    let writers = Writers::new(state.is_first_server());
     let journal = Journal::attach(state);
-    let handlers = Handlers::new(nodes, backing, content, journal, clients.clone(), writers, seeker);
+    let handlers = Handlers::new(nodes, backing, content, journal, clients.clone(), seeker);
     Ok((connection, handlers, clients, listener))
 }
 

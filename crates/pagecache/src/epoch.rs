@@ -66,6 +66,8 @@ impl FilePages {
     /// Forgets a replica: unmapped, or its client died. What it did not release is lost.
     pub fn drop_owner(&mut self, owner: OwnerId) {
         if let Some(gone) = self.owners.remove(&owner) {
+            // Changes of its pages are not counted from now on: it must not take its copies for head.
+            self.tick();
             let pages: Vec<u64> = self.entries.range(gone.pages()).map(|(page, _)| *page).collect();
             pages.into_iter().for_each(|page| self.tidy(page));
         }

@@ -76,7 +76,7 @@ pub struct FilePages {
     pub(crate) owners: BTreeMap<OwnerId, Owner>,
     /// Releases committed but not settled, and their pages.
     pub(crate) releases: BTreeMap<Release, Vec<u64>>,
-    /// Counts versions and overwritten backing pages of this file.
+    /// Counts versions, overwritten backing pages and lost owners of this file.
     pub(crate) clock: u64,
     /// The counter when an entry was last removed.
     pub(crate) forgotten: u64,
@@ -142,6 +142,12 @@ impl FilePages {
     /// Numbers since this server attached.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// A number that rises with every change of the file's pages of which an owner has copies, of its size, and of the
+    /// owners that are known. While it stays, and the CPU has stored nothing, the copies of an owner are head.
+    pub fn changes(&self) -> u64 {
+        if keep(Rule::CountChanges) { self.clock } else { 0 }
     }
 
     /// Whether nothing would be lost or waited for if this were dropped: no snapshot, no twin, no owner.

@@ -182,6 +182,7 @@ impl FilePages {
 
     /// SETATTR(size).
     pub fn truncate(&mut self, backing: &dyn Backing, size: u64) -> Result<()> {
+        self.tick();
         if size > backing.size()? {
             return Ok(backing.set_size(size)?);
         }

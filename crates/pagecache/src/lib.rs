@@ -70,6 +70,7 @@
 //! - Every new version asks each owner of the file, so hundreds of owners of one file cost microseconds a page.
 #![forbid(unsafe_code)]
 
+pub mod change_counters;
 mod commit;
 mod epoch;
 mod error;

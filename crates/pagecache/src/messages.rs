@@ -5,7 +5,8 @@
 //!   ioctl TICKET on its descriptor of the mounted file ────────> handler of that open file
 //!          <──────────────────────────────────────────────────── one-time ticket, path of the socket
 //!   Hello { ticket, pages of the file } ───────────────────────> one connection = one map = one owner
-//!          <─────────── Mapped + descriptors of the window and of the file (read-only)
+//!          <─────────── Mapped + descriptors of the window, of the file (read-only), and of counters of changes and of
+//!                       servers (change_counters.rs)
 //!   Acquire ───────────────────────────────────────────────────> which pages are absent or stale?
 //!          <──────────────────────────────────────────────────── Fills: runs of pages, each with its source
 //!   Filled ────────────────────────────────────────────────────> did head advance meanwhile?
@@ -27,7 +28,7 @@
 //! any run.
 
 /// The version of the protocol. Client and server are of one build, or at least of one version.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 8 + 32 + MAX_RUNS * RUN;
@@ -195,7 +196,7 @@ pub enum Request<'a> {
 /// From the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// To [`Request::Hello`]; the descriptors of the window and of the file come with it.
+    /// To [`Request::Hello`]; the descriptors of the window, of the file and of two memories of counters come with it.
     Mapped {
         /// The owner, for people.
         owner: u64,

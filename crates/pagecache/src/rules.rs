@@ -43,6 +43,8 @@ pub(crate) enum Rule {
     PagesPastTheEnd,
     /// A page whose stores were dropped is fetched again.
     FetchAbandoned,
+    /// An acquire that asks the server nothing knows of every change since the last one.
+    CountChanges,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
     #[cfg(test)]
     FingerprintOfHead,
@@ -50,7 +52,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 21] = [
+    pub(crate) const ALL: [Rule; 22] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -71,6 +73,7 @@ impl Rule {
         Rule::WaitForOthers,
         Rule::PagesPastTheEnd,
         Rule::FetchAbandoned,
+        Rule::CountChanges,
         Rule::FingerprintOfHead,
     ];
 }

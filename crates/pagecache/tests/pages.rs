@@ -258,8 +258,11 @@ fn owner_whose_bases_need_too_much_memory_is_forgotten() {
     // One copy serves both owners of page 0; there is none for page 1.
     pages.write(&file, 5, b"x", WriteFrom::Program).unwrap();
     assert!(pages.is_owner(A) && pages.is_owner(B));
+    let changes = pages.changes();
     pages.write(&file, PAGE as u64, b"y", WriteFrom::Program).unwrap();
     assert!(!pages.is_owner(A) && pages.is_owner(B));
+    // Nothing counts the changes of A's pages any more.
+    assert!(pages.changes() > changes);
     assert!(matches!(pages.commit(&file, A, 1, [(0, &ZEROS)]), Err(Error::NotOpen)));
     assert_eq!((pages.counters().bases_copied, pages.counters().owners_lost), (1, 1));
     // Owner B has its base still: only its own store is released.

@@ -85,6 +85,7 @@ impl GaiaMap {
             ("reattached", info.reattached),
             ("releases_recovered", info.releases_recovered),
             ("bytes_shared", info.bytes_shared),
+            ("acquires_unchanged", info.acquires_unchanged),
         ] {
             dict.set_item(name, value)?;
         }

@@ -115,7 +115,11 @@ impl Server {
                     let memory = memory_file(&self.window_name(), len);
                     let file = OwnedFd::from(File::open(&self.path).unwrap());
                     Reply::Mapped { owner: 1, size: file_len(&self.path) }.encode(&mut out);
-                    send_descriptors(socket, &out, &[memory.as_fd(), file.as_fd()]);
+                    let counters = memory_file(&self.window_name(), PAGE as u64);
+                    // The second word: a program may have it open for writing.
+                    rustix::io::pwrite(&counters, &1u64.to_ne_bytes(), 8).unwrap();
+                    let descriptors = [memory.as_fd(), file.as_fd(), counters.as_fd(), counters.as_fd()];
+                    send_descriptors(socket, &out, &descriptors);
                     window = Some(File::from(memory));
                     continue;
                 }
@@ -226,7 +230,7 @@ fn memory_file(name: &str, len: u64) -> OwnedFd {
 }
 
 fn send_descriptors(socket: &OwnedFd, bytes: &[u8], descriptors: &[std::os::fd::BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
     sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();

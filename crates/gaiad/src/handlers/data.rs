@@ -29,10 +29,18 @@ impl Handlers {
     /// coherent.
     pub(super) fn opened(&self, node: u64, flags: u32, reply: &mut Reply) {
         if may_write(flags) {
-            self.writers.add(node);
+            self.clients.writers.add(node);
+            self.tell_writers(node);
         }
         let (fh, open_flags) = ((flags & ACCESS_MODE).into(), open::KEEP_CACHE);
         reply.push(&OpenOut { fh, open_flags, ..OpenOut::default() });
+    }
+
+    /// Before the program that has opened or closed the file goes on.
+    pub(super) fn tell_writers(&self, node: u64) {
+        if let Some(file) = self.content.files().hold(node).file() {
+            self.clients.writers.tell(file);
+        }
     }
 
     /// OPEN.

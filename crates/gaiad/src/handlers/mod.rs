@@ -32,7 +32,7 @@ use crate::clients::Clients;
 use crate::content::Content;
 use crate::journal::{Journal, Past};
 use crate::nodes::Nodes;
-use crate::seek::{self, Seek, Seeker, Writers};
+use crate::seek::{self, Seek, Seeker};
 
 pub(crate) use lookup::{identity, stat};
 
@@ -51,7 +51,6 @@ pub struct Handlers {
     content: Arc<Content>,
     journal: Journal,
     clients: Arc<Clients>,
-    writers: Writers,
     seeker: Seeker,
     directory_locks: Box<[Mutex<()>]>,
 }
@@ -102,11 +101,10 @@ impl Handlers {
         content: Arc<Content>,
         journal: Journal,
         clients: Arc<Clients>,
-        writers: Writers,
         seeker: Seeker,
     ) -> Handlers {
         let directory_locks = (0..DIRECTORY_LOCKS).map(|_| Mutex::default()).collect();
-        Handlers { nodes, backing, content, journal, clients, writers, seeker, directory_locks }
+        Handlers { nodes, backing, content, journal, clients, seeker, directory_locks }
     }
 
     /// The journal.
@@ -127,7 +125,7 @@ impl Handlers {
             let result = match request.operation {
                 // What is being written back would look like a hole; without an answer, all is data.
                 Operation::Lseek(_) if !self.clients.waits_for_writeback => Err(Errno::NOSYS),
-                Operation::Lseek(args) if self.writers.may_write(request.header.node) => {
+                Operation::Lseek(args) if self.clients.writers.may_write(request.header.node) => {
                     let (unique, node) = (request.header.unique, request.header.node);
                     match self.seeker.answer(Seek { unique, node, args }) {
                         Ok(()) => return,
@@ -204,7 +202,8 @@ impl Handlers {
             Operation::Release(args) => {
                 // One that is sent again was perhaps counted. A count may be too high, not too low.
                 if data::may_write(args.flags) && !request.is_resent() {
-                    self.writers.remove(node);
+                    self.clients.writers.remove(node);
+                    self.tell_writers(node);
                 }
                 Ok(())
             }

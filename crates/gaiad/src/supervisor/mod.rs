@@ -28,9 +28,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
 use spinio_fuse::{Connection, mount, negotiate};
+use spinio_pagecache::change_counters::{self, SERVER_WORDS};
 
 use crate::link::{Link, Message};
 use crate::report::report;
+use crate::shared_counters::SharedCounters;
 use crate::state::StateMemory;
 
 pub use checks::{NAME, connection_of};
@@ -81,6 +83,8 @@ pub struct Supervisor {
     state: StateMemory,
     claim: Claim,
     orphans: HashMap<u64, OwnedFd>,
+    /// Counts servers, for clients.
+    servers: SharedCounters,
     /// The process that waits for the kernel, and the socket of its requests.
     invalidator: Option<(Child, OwnedFd)>,
 }
@@ -134,7 +138,9 @@ impl Supervisor {
         // Descriptors of files without a name are kept here.
         let limit = rustix::process::getrlimit(Resource::Nofile);
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-        Ok(Supervisor { mounted, connection, directory, state, claim, orphans: HashMap::new(), invalidator: None })
+        let servers = SharedCounters::new(SERVER_WORDS).map_err(|e| failed("no memory for a counter", e))?;
+        let orphans = HashMap::new();
+        Ok(Supervisor { mounted, connection, directory, state, claim, orphans, servers, invalidator: None })
     }
 
     /// Where it is mounted.
@@ -236,10 +242,17 @@ impl Supervisor {
     }
 
     fn hand_over(&self, link: &Link) -> Result<(), Errno> {
-        let everything =
-            [self.connection.as_fd(), self.state.as_fd(), self.directory.as_fd(), self.claim.listener().as_fd()];
         let requests = self.invalidator.as_ref().map(|(_, requests)| requests.as_fd());
-        let everything = [everything[0], everything[1], everything[2], everything[3], requests.ok_or(Errno::PIPE)?];
+        let everything = [
+            self.connection.as_fd(),
+            self.state.as_fd(),
+            self.directory.as_fd(),
+            self.claim.listener().as_fd(),
+            requests.ok_or(Errno::PIPE)?,
+            self.servers.as_fd(),
+        ];
+        // The server before it is dead, and this one has answered nothing.
+        change_counters::count_server(self.servers.words());
         link.send(Message::Start, &everything)?;
         for (node, fd) in &self.orphans {
             link.send(Message::Orphan(*node), &[fd.as_fd()])?;

@@ -37,6 +37,13 @@ struct Fetch {
     source: Source,
 }
 
+/// Pages whose copies were head while these were so: until one of them changes they are.
+struct Current {
+    changes: u64,
+    stores: u64,
+    pages: Range<u64>,
+}
+
 pub(super) struct Gpu {
     index: usize,
     pub(super) owner: OwnerId,
@@ -51,6 +58,9 @@ pub(super) struct Gpu {
     seen: Vec<StoreId>,
     /// The release whose commit was asked for, and not answered.
     attempt: Option<(u64, Vec<StoreId>)>,
+    /// As the last acquire began, if no program could write then.
+    asked: Option<Current>,
+    current: Option<Current>,
 }
 
 impl Gpu {
@@ -65,6 +75,8 @@ impl Gpu {
             stores: Vec::new(),
             seen: Vec::new(),
             attempt: None,
+            asked: None,
+            current: None,
         }
     }
 
@@ -106,6 +118,20 @@ impl World {
         let range = first as u64..(first + 1 + self.below(PAGES - first)) as u64;
         let access = if self.below(5) == 0 { Access::Read } else { Access::Write };
         note!(self, "gpu {gpu}: acquire {range:?} {access:?}");
+        let (changes, stores) = (self.server().pages.changes(), self.kernel.stores);
+        let is_current = |current: &Current| {
+            (current.changes, current.stores) == (changes, stores)
+                && current.pages.start <= range.start
+                && range.end <= current.pages.end
+        };
+        if access == Access::Read && self.gpus[gpu].current.as_ref().is_some_and(is_current) {
+            note!(self, "gpu {gpu}: current");
+            self.begin_epoch(gpu, range, access, self.now);
+            return true;
+        }
+        let without_writers = self.kernel.is_without_writers();
+        self.gpus[gpu].current = None;
+        self.gpus[gpu].asked = without_writers.then(|| Current { changes, stores, pages: range.clone() });
         let pages = range.clone().map(|page| (page as usize, false)).collect();
         self.gpus[gpu].state = State::Flushing { pages, range, access, begin: self.now };
         true
@@ -172,16 +198,21 @@ impl World {
         note!(self, "gpu {gpu}: filled {range:?}, again {again:?}");
         let again = self.take(gpu, again);
         if again.is_empty() {
-            for page in range {
-                let epoch = &mut self.gpus[gpu].epoch[page as usize];
-                let writing = access == Access::Write || epoch.is_some_and(|(_, writing)| writing);
-                *epoch = Some((begin, writing));
-            }
+            self.begin_epoch(gpu, range, access, begin);
+            self.gpus[gpu].current = self.gpus[gpu].asked.take();
             self.gpus[gpu].state = State::Ready;
         } else {
             self.gpus[gpu].state = State::Fetching { fetch: again, range, access, begin };
         }
         true
+    }
+
+    fn begin_epoch(&mut self, gpu: usize, range: Range<u64>, access: Access, begin: u64) {
+        for page in range {
+            let epoch = &mut self.gpus[gpu].epoch[page as usize];
+            let writing = access == Access::Write || epoch.is_some_and(|(_, writing)| writing);
+            *epoch = Some((begin, writing));
+        }
     }
 
     fn fetch_half(&mut self, gpu: usize, fetch: &Fetch) {
@@ -235,6 +266,7 @@ impl World {
         let id = self.next_id;
         let released = self.gpus[gpu].stores.iter().filter(|store| open.contains(&page_of(store))).copied().collect();
         let size = self.disk.len();
+        self.gpus[gpu].current = None;
         self.gpus[gpu].attempt = Some((id, released));
         note!(self, "gpu {gpu}: release {open:?}, changed {changed:?}");
         let commit = self.call(|home, disk| {
@@ -282,6 +314,7 @@ impl World {
     /// Drops the stores of the epoch, or the copies outside of it.
     fn drop_pages(&mut self, gpu: usize) -> bool {
         let (range, open) = (self.below(PAGES) as u64..PAGES as u64, self.below(2) == 0);
+        self.gpus[gpu].current = None;
         let owner = self.gpus[gpu].owner;
         note!(self, "gpu {gpu}: drop {range:?}, open: {open}");
         let asked = range.clone();

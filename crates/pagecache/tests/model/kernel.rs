@@ -57,13 +57,15 @@ struct Change {
 
 pub(super) struct Kernel {
     size: u64,
+    /// Stores, holes and direct writes: what takes a descriptor that is open for writing.
+    pub(super) stores: u64,
     pages: [Page; PAGES],
     change: Option<Change>,
 }
 
 impl Kernel {
     pub(super) fn new(size: u64) -> Kernel {
-        Kernel { size, pages: Default::default(), change: None }
+        Kernel { size, stores: 0, pages: Default::default(), change: None }
     }
 
     pub(super) fn clean_page(&self, page: usize) -> Option<&PageBytes> {
@@ -82,6 +84,13 @@ impl Kernel {
             _ => return false,
         };
         bytes.start < Self::start(page + 1) && Self::start(page) < bytes.end
+    }
+
+    /// Whether no program may have the file open for writing: the last close has written back its pages.
+    pub(super) fn is_without_writers(&self) -> bool {
+        let at_rest = |page: &Page| !page.dirty && page.write.is_none();
+        let change = self.change.as_ref().map(|change| &change.what);
+        self.pages.iter().all(at_rest) && matches!(change, None | Some(What::Size(_)))
     }
 
     fn holds_write_back(&self) -> bool {
@@ -203,6 +212,7 @@ impl World {
         let copy = self.kernel.pages[page].copy.as_mut().expect("it is there");
         let old = std::mem::replace(&mut copy[POSITIONS[position]], value);
         self.kernel.pages[page].dirty = true;
+        self.kernel.stores += 1;
         note!(self, "cpu: page {page} byte {position}: {old} -> {value}");
         let loaded = (!self.vague).then_some(old);
         self.cpu_check("cpu load before store", byte, old);
@@ -244,6 +254,7 @@ impl World {
         note!(self, "cpu: page {page} overwritten: {:?}", POSITIONS.map(|at| bytes[at]));
         self.kernel.pages[page].copy = Some(bytes);
         self.kernel.pages[page].dirty = true;
+        self.kernel.stores += 1;
         self.kernel.size = self.kernel.size.max(Kernel::start(page + 1));
         true
     }
@@ -268,6 +279,7 @@ impl World {
         self.oracle.store(byte(page, position), Agent::Cpu, self.now, self.now, value, None);
         self.kernel.pages[page].copy.as_mut().expect("it is there")[POSITIONS[position]] = value;
         self.kernel.pages[page].dirty = true;
+        self.kernel.stores += 1;
         self.kernel.size = offset(byte(page, position)) + 1;
         note!(self, "cpu: page {page} byte {position} appended: {value}, size {}", self.kernel.size);
         true
@@ -346,6 +358,7 @@ impl World {
         let zeroed = (0..PAGES * BYTES_OF_PAGE).filter(|byte| inside.contains(&offset(*byte)));
         let stores = zeroed.map(|byte| self.oracle.request(byte, self.now, 0)).collect();
         note!(self, "cpu: {what:?}");
+        self.kernel.stores += u64::from(matches!(what, What::Hole(_)));
         self.kernel.change = Some(Change { what, stores, done: false });
     }
 
@@ -393,6 +406,7 @@ impl World {
         let store = self.oracle.request(byte, self.now, value);
         note!(self, "cpu: page {page} byte {position}: {value}, a direct write");
         let what = What::Direct(offset(byte), vec![value]);
+        self.kernel.stores += 1;
         self.kernel.change = Some(Change { what, stores: vec![store], done: false });
         true
     }

@@ -96,6 +96,7 @@ class _GaiaInfo(TypedDict):
     reattached: int
     releases_recovered: int
     bytes_shared: int
+    acquires_unchanged: int
 
 @final
 class GaiaMap:

@@ -48,7 +48,7 @@ pub use read_dir::read_dir;
 pub use residency::*;
 pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
 pub use shared_fd::*;
-pub use shared_words::SharedWords;
+pub use shared_words::{ReadOnlyWords, SharedWords};
 pub use signals::SignalGuard;
 pub use types::*;
 pub use uring::{Ring, SharedRing};

@@ -28,11 +28,41 @@ impl SharedWords {
     /// # Safety
     /// The file must have that length, and must never shrink while it is mapped (for a memfd: F_SEAL_SHRINK).
     pub unsafe fn map(file: BorrowedFd<'_>, words: usize) -> Result<SharedWords, Errno> {
-        let len = words.checked_mul(8).filter(|l| *l > 0).ok_or(Errno::INVAL)?;
-        // SAFETY: the Linux kernel chooses the address.
-        let at = unsafe { mmap(std::ptr::null_mut(), len, PROT_READ | PROT_WRITE, MAP_SHARED, file.as_raw_fd(), 0) }?;
-        Ok(SharedWords { address: at.cast_const().cast(), words })
+        // SAFETY: the caller's promise.
+        unsafe { map_words(file, words, PROT_READ | PROT_WRITE) }
     }
+}
+
+/// The same of a file that this process may only read.
+#[derive(Debug)]
+pub struct ReadOnlyWords(SharedWords);
+
+impl ReadOnlyWords {
+    /// Maps `words` words from the beginning of a memory file.
+    ///
+    /// # Safety
+    /// As of [`SharedWords::map`]. Words are only loaded: a store to one of them ends the process by SIGSEGV.
+    pub unsafe fn map(file: BorrowedFd<'_>, words: usize) -> Result<ReadOnlyWords, Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { map_words(file, words, PROT_READ) }.map(ReadOnlyWords)
+    }
+}
+
+impl Deref for ReadOnlyWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+/// # Safety
+/// The file has that length, and never shrinks.
+unsafe fn map_words(file: BorrowedFd<'_>, words: usize, protection: u32) -> Result<SharedWords, Errno> {
+    let len = words.checked_mul(8).filter(|l| *l > 0).ok_or(Errno::INVAL)?;
+    // SAFETY: the Linux kernel chooses the address.
+    let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MAP_SHARED, file.as_raw_fd(), 0) }?;
+    Ok(SharedWords { address: at.cast_const().cast(), words })
 }
 
 impl Deref for SharedWords {
