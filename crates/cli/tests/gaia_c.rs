@@ -6,36 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::PROGRAM;
-
-/// A mount, which is gone when this is dropped.
-struct Mount(tempfile::TempDir);
-
-impl Mount {
-    fn new() -> Option<Mount> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: not root, or no /dev/fuse");
-            return None;
-        }
-        let mount = Mount(tempfile::Builder::new().prefix("spinio-gaia-c-").tempdir().unwrap());
-        std::fs::create_dir(mount.dir()).unwrap();
-        let mut command = Command::new("timeout");
-        // With pipes: the command must end, and its daemon must not keep them open.
-        let done = command.args(["60", PROGRAM, "gaia", "mount"]).arg(mount.dir()).output().unwrap();
-        assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
-        Some(mount)
-    }
-
-    fn dir(&self) -> PathBuf {
-        self.0.path().join("mount")
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = Command::new("timeout").args(["20", PROGRAM, "gaia", "umount"]).arg(self.dir()).status();
-        let _ = Command::new("umount").arg("-l").arg(self.dir()).stderr(Stdio::null()).status();
-    }
-}
+use common::mount::Mount;
 
 /// Compiles a program with the headers and the library that cargo built next to this test.
 fn build(dir: &Path, name: &str, source: &str) -> Option<PathBuf> {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   accept ──> first message ── Hello ───> client.rs    a map
-//!                           └── Status ──> status.rs    what the server holds
+//!                           ├── Status ──> status.rs    what the server holds
+//!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
 //! ```
@@ -19,6 +20,8 @@ use spinio_pagecache::messages::{self, MAX_MESSAGE, Request};
 use crate::channel::receive;
 use crate::client::{self, Hello};
 use crate::clients::{Clients, spawn};
+use crate::explain;
+use crate::files::Peer;
 use crate::report::report;
 use crate::status;
 
@@ -60,15 +63,19 @@ fn accept(all: &Arc<Clients>, listener: &OwnedFd) {
 }
 
 fn serve(all: &Clients, socket: &OwnedFd) {
-    let user = socket_peercred(socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+    let credentials = socket_peercred(socket).ok();
+    let user = credentials.map_or(u32::MAX, |peer| peer.uid.as_raw());
+    let pid = credentials.map_or(0, |peer| peer.pid.as_raw_pid() as u32);
     let Some(counted) = all.quotas.connect(user) else { return };
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     match receive(socket, &mut buffer).map(messages::parse_request) {
         Some(Ok(Request::Hello { ticket, access, first, pages })) => {
-            client::serve(all, socket, &Hello { ticket, access, first, pages }, counted);
+            let peer = Peer { pid, user };
+            client::serve(all, socket, &Hello { ticket, access, first, pages, peer }, counted);
         }
         Some(Ok(Request::Status)) => status::serve(all, socket),
+        Some(Ok(Request::Explain { ticket })) => explain::serve(all, socket, &ticket),
         _ => {}
     }
 }

@@ -23,7 +23,7 @@ use crate::channel::{receive, refuse, send};
 use crate::clients::Clients;
 use crate::draft::Draft;
 use crate::file_backing::{self, FileBacking, errno};
-use crate::files::{self, Use};
+use crate::files::{self, Peer, Use};
 use crate::quotas::Counted;
 use crate::status;
 
@@ -62,11 +62,12 @@ pub(crate) struct Hello {
     /// Pages of the file.
     pub(crate) first: u64,
     pub(crate) pages: u64,
+    pub(crate) peer: Peer,
 }
 
 /// Serves a client until it ends the connection, or sends what no client sends.
 pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted: Counted<'_>) {
-    let Hello { ticket, access, first, pages } = *hello;
+    let Hello { ticket, access, first, pages, peer } = *hello;
     let Some(grant) = all.tickets().take(&ticket) else {
         // Of a server that has ended, or used twice: the client asks for another.
         let _ = send(socket, |out| refuse(out, Errno::STALE));
@@ -79,7 +80,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     } else if !counted.map(pages) {
         Err(Errno::NOMEM)
     } else {
-        Client::new(all, grant.node, access, first, pages)
+        Client::new(all, grant.node, access, first..first + pages, peer)
     };
     let mut client = match client {
         Ok(client) => client,
@@ -139,6 +140,7 @@ impl Drop for Client<'_> {
     fn drop(&mut self) {
         self.queue.clear();
         self.file.pages().drop_owner(self.owner);
+        self.file.holders().remove(&self.owner);
     }
 }
 
@@ -147,18 +149,18 @@ impl<'a> Client<'a> {
         all: &'a Clients,
         node: u64,
         access: Access,
-        first: u64,
-        pages: u64,
+        pages: Range<u64>,
+        peer: Peer,
     ) -> std::result::Result<Client<'a>, Errno> {
-        let window = window(pages)?;
+        let window = window(pages.end - pages.start)?;
         // A new open file, because the client may change the flags of what it gets. For the owner's own reads too.
         let opened = all.backing.open(node, Open::Read)?;
         let backing = reopen(&opened, OFlags::RDONLY)?;
         let files = all.content.files();
         let (file, owner) = (files.enter(node), files.new_owner());
-        let pages = first..first + pages;
         file.counters()?;
         all.writers.tell(&file);
+        file.holders().insert(owner, peer);
         file.pages().add_owner(owner, pages.clone());
         let (queue, told) = (VecDeque::new(), Vec::new());
         let (rest, writing) = (0..0, pagecache::Access::Read);
@@ -194,7 +196,7 @@ impl<'a> Client<'a> {
             return Err(Failure::Ended);
         }
         match request {
-            Request::Hello { .. } | Request::Status => Err(Failure::Refused(Errno::PROTO)),
+            Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
             Request::Acquire { first, pages, access } => {
                 self.acquire(first, pages, access)?;
                 self.tell(out).map_err(broken)

@@ -30,6 +30,13 @@ const SHARDS: usize = 64;
 /// Pages written out while the lock of a file is held.
 const WRITE_OUT: usize = 64;
 
+/// The process at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) pid: u32,
+    pub(crate) user: u32,
+}
+
 type Shard = HashMap<u64, Arc<File>>;
 
 /// A file with a page table.
@@ -41,6 +48,7 @@ pub(crate) struct File {
     pages: Mutex<FilePages>,
     /// Clients that have it mapped.
     users: AtomicUsize,
+    holders: Mutex<HashMap<OwnerId, Peer>>,
     /// The kernel has forgotten the node; its number may mean another file.
     gone: AtomicBool,
     /// When the oldest page was released that may not be written out.
@@ -89,6 +97,7 @@ impl File {
             release: Mutex::default(),
             pages: Mutex::new(pages),
             users: AtomicUsize::new(0),
+            holders: Mutex::default(),
             gone: AtomicBool::new(false),
             dirty_since: Mutex::default(),
             stuck: AtomicBool::new(false),
@@ -123,6 +132,11 @@ impl File {
     /// Serializes releases.
     pub(crate) fn lock_release(&self) -> MutexGuard<'_, ()> {
         lock(&self.release)
+    }
+
+    /// The processes of its owners.
+    pub(crate) fn holders(&self) -> MutexGuard<'_, HashMap<OwnerId, Peer>> {
+        lock(&self.holders)
     }
 
     /// Clients that have it mapped.

@@ -41,6 +41,7 @@
 //! | `unmount.rs` | `spinio gaia umount` |
 //! | `serve/` | the daemon of leased files, a process of its own: no mount, no server |
 //! | `status.rs` | what the server holds, for `spinio gaia status` |
+//! | `explain.rs` | where the pages of a file are, for `spinio gaia explain` |
 //!
 //! **A server is replaced, not restarted**: nothing in its ordinary memory matters. The kernel keeps requests until
 //! they are answered and sends them again to the next server (FUSE_NOTIFY_RESEND, Linux 6.9); dirty pages are in the
@@ -62,6 +63,7 @@ mod client;
 mod clients;
 mod content;
 mod draft;
+mod explain;
 mod file_backing;
 mod files;
 mod handlers;
@@ -95,9 +97,10 @@ use crate::link::{Link, Message};
 use crate::report::report;
 
 pub use content::Content;
+pub use explain::{ExplainedFile, ExplainedRange, explain};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
-pub use spinio_pagecache::messages::{ServerStatus, Stats};
+pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};
 pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};

@@ -39,62 +39,17 @@ pub const MAX_RUNS: usize = 1024;
 /// The most pages in one map: 64 TiB.
 pub const MAX_PAGES: u64 = 1 << 34;
 
-/// `_IOR('S', 1, struct { u8 ticket[16]; char path[112]; })`
-pub const TICKET_IOCTL: u32 = 2 << 30 | (TICKET_REPLY as u32) << 16 | (b'S' as u32) << 8 | 1;
-
-/// Bytes of the reply to [`TICKET_IOCTL`].
-pub const TICKET_REPLY: usize = 128;
-
-/// A one-time proof that the client had a descriptor of a file of the mount.
-pub type Ticket = [u8; 16];
-
 /// The identity of a release: a random number, not 0.
 pub type ReleaseId = u64;
 
+mod holders;
+mod ticket;
+
+pub use holders::{Holder, RangeState};
+pub use ticket::{TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
+
 const HEADER: usize = 8;
 const RUN: usize = 16;
-
-/// The reply to the ticket ioctl.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct TicketReply {
-    /// For [`Request::Hello`].
-    pub ticket: Ticket,
-    path: [u8; TICKET_REPLY - 16],
-}
-
-impl TicketReply {
-    /// With the path of the server's socket; `None` if it is too long for a socket address (107 bytes).
-    pub fn new(ticket: Ticket, path: &[u8]) -> Option<TicketReply> {
-        if path.len() > 107 || path.contains(&0) {
-            return None;
-        }
-        let mut padded = [0; TICKET_REPLY - 16];
-        padded[..path.len()].copy_from_slice(path);
-        Some(TicketReply { ticket, path: padded })
-    }
-
-    /// The path of the socket.
-    pub fn path(&self) -> &[u8] {
-        let len = self.path.iter().position(|&b| b == 0).unwrap_or(self.path.len());
-        &self.path[..len]
-    }
-
-    /// As the ioctl returns it.
-    pub fn to_bytes(&self) -> [u8; TICKET_REPLY] {
-        let mut bytes = [0; TICKET_REPLY];
-        bytes[..16].copy_from_slice(&self.ticket);
-        bytes[16..].copy_from_slice(&self.path);
-        bytes
-    }
-
-    /// Parses what the ioctl returned.
-    pub fn from_bytes(bytes: &[u8; TICKET_REPLY]) -> Option<TicketReply> {
-        let mut reply = TicketReply { ticket: [0; 16], path: [0; TICKET_REPLY - 16] };
-        reply.ticket.copy_from_slice(&bytes[..16]);
-        reply.path.copy_from_slice(&bytes[16..]);
-        (!reply.path().is_empty() && reply.path().len() <= 107).then_some(reply)
-    }
-}
 
 /// What a map or an epoch may do with its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +146,11 @@ pub enum Request<'a> {
     Stats,
     /// Instead of [`Request::Hello`]: what the server holds, for root and the daemon's own user.
     Status,
+    /// Instead of [`Request::Hello`]: where the pages of a file are, and who has copies.
+    Explain {
+        /// From the ioctl.
+        ticket: Ticket,
+    },
 }
 
 /// From the server.
@@ -232,6 +192,14 @@ pub enum Reply<'a> {
     ServerStatus(ServerStatus),
     /// A file with a page table.
     FileStatus(FileStatus<'a>),
+    /// To [`Request::Explain`], one or more, for the file from its begin to its end; then a [`Reply::Holder`] for each
+    /// map, and the end.
+    Explained {
+        /// The ranges.
+        ranges: Ranges<'a>,
+    },
+    /// A map of the file.
+    Holder(Holder),
     /// To any request: an errno. After [`Request::Release`] nothing was committed, and the epoch goes on.
     Failed {
         /// The errno.
@@ -280,6 +248,20 @@ pub struct FileStatus<'a> {
     pub stats: Stats,
     /// Its path below the mount, at most [`MAX_RUNS`] bytes of it.
     pub path: &'a [u8],
+}
+
+/// A parsed list of ranges and how they are, as [`Runs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranges<'a>(&'a [u8]);
+
+impl<'a> Ranges<'a> {
+    /// In order.
+    pub fn iter(self) -> impl Iterator<Item = (Run, RangeState)> + 'a {
+        self.0.chunks_exact(RUN).map(|bytes| {
+            let (run, flags) = parse_run(bytes);
+            (run, RangeState::from_flags(flags).unwrap_or_default())
+        })
+    }
 }
 
 /// A parsed list of runs: ascending, disjoint, none empty, none beyond [`MAX_PAGES`].
@@ -351,6 +333,7 @@ const WAS: u16 = 5;
 const STATS: u16 = 6;
 const STATUS: u16 = 7;
 const DROP: u16 = 8;
+const EXPLAIN: u16 = 9;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
 const COMMITTED: u16 = 0x84;
@@ -359,6 +342,8 @@ const STATS_REPLY: u16 = 0x86;
 const SERVER_STATUS: u16 = 0x87;
 const FILE_STATUS: u16 = 0x88;
 const DROPPED: u16 = 0x89;
+const EXPLAINED: u16 = 0x8a;
+const HOLDER: u16 = 0x8b;
 const FAILED: u16 = 0xff;
 
 impl Request<'_> {
@@ -389,6 +374,10 @@ impl Request<'_> {
             }
             Request::Stats => start(out, STATS, 0),
             Request::Status => start(out, STATUS, 0),
+            Request::Explain { ticket } => {
+                start(out, EXPLAIN, 0);
+                out.extend(ticket);
+            }
         }
     }
 }
@@ -415,8 +404,16 @@ pub fn fills(out: &mut Vec<u8>, size: u64, fills: &[Fill]) {
     }
 }
 
+/// Appends a [`Reply::Explained`] to an empty buffer.
+pub fn explained(out: &mut Vec<u8>, ranges: &[(Run, RangeState)]) {
+    start(out, EXPLAINED, ranges.len());
+    for (run, state) in ranges {
+        encode_run(out, *run, state.to_flags());
+    }
+}
+
 impl Reply<'_> {
-    /// Appends the message to an empty buffer; the list of [`Reply::Fills`] comes from [`fills`].
+    /// Appends the message to an empty buffer; the lists come from [`fills`] and [`explained`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
             Reply::Mapped { owner, size } => {
@@ -451,6 +448,14 @@ impl Reply<'_> {
                 start(out, FILE_STATUS, path.len());
                 numbers(out, &[maps, dirty, commits, merged, unchanged, twins]);
                 out.extend(path);
+            }
+            Reply::Explained { ranges } => {
+                start(out, EXPLAINED, ranges.0.len() / RUN);
+                out.extend(ranges.0);
+            }
+            Reply::Holder(Holder { pid, user, first, pages, current, stale, open }) => {
+                start(out, HOLDER, 0);
+                numbers(out, &[pid, user, first, pages, current, stale, open]);
             }
             Reply::Failed { errno } => {
                 start(out, FAILED, 0);
@@ -490,6 +495,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
         WAS => Request::Was { id: at.number()? },
         STATS => Request::Stats,
         STATUS => Request::Status,
+        EXPLAIN => Request::Explain { ticket: at.take()? },
         _ => return Err(BadMessage::Kind),
     };
     at.end()?;
@@ -525,6 +531,16 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             dirty: at.number()?,
             stats: at.stats()?,
             path: at.path()?,
+        }),
+        EXPLAINED => Reply::Explained { ranges: Ranges(at.runs(|flags| RangeState::from_flags(flags).is_some())?) },
+        HOLDER => Reply::Holder(Holder {
+            pid: at.number()?,
+            user: at.number()?,
+            first: at.number()?,
+            pages: at.number()?,
+            current: at.number()?,
+            stale: at.number()?,
+            open: at.number()?,
         }),
         FAILED => Reply::Failed { errno: u32::try_from(at.number()?).map_err(|_| BadMessage::Kind)? },
         _ => return Err(BadMessage::Kind),

@@ -338,3 +338,55 @@ fn what_no_server_has_written_is_not_recovered() {
         assert_eq!(pages.dirty().collect::<Vec<_>>(), [0, 1]);
     }
 }
+
+#[test]
+fn pages_are_explained_in_runs() {
+    let (_slots, mut pages, file) = start(64 * PAGE, 8);
+    const WRITER: OwnerId = OwnerId(8);
+    pages.add_owner(OwnerId(7), 8..32);
+    pages.add_owner(WRITER, 0..64);
+    let fetch = |pages: &mut FilePages, range: Range<u64>, access| {
+        pages.open(&file, OwnerId(7), range.clone(), access).unwrap();
+        pages.filled(OwnerId(7), range).unwrap();
+    };
+    fetch(&mut pages, 8..24, Access::Read);
+    fetch(&mut pages, 16..20, Access::Write);
+    acquire(&mut pages, &file, WRITER, 9);
+    release(&mut pages, &file, WRITER, 9, &[1; PAGE]);
+    let info = |unwritten, copies: &[(OwnerId, CopyState)]| PageInfo {
+        unwritten,
+        invalidating: false,
+        copies: copies.iter().copied().filter(|(id, _)| *id == OwnerId(7)).collect(),
+    };
+    let expected = vec![
+        (0..8, info(false, &[])),
+        (8..9, info(false, &[(OwnerId(7), CopyState::Current)])),
+        (9..10, info(true, &[(OwnerId(7), CopyState::Stale)])),
+        (10..16, info(false, &[(OwnerId(7), CopyState::Current)])),
+        (16..20, info(false, &[(OwnerId(7), CopyState::Open)])),
+        (20..24, info(false, &[(OwnerId(7), CopyState::Current)])),
+        (24..64, info(false, &[])),
+    ];
+    let of_7 = |runs: Vec<(Range<u64>, PageInfo)>| -> Vec<(Range<u64>, PageInfo)> {
+        let mut joined: Vec<(Range<u64>, PageInfo)> = Vec::new();
+        for (run, seen) in runs {
+            let seen = info(seen.unwritten, &seen.copies);
+            match joined.last_mut() {
+                Some((last, same)) if *same == seen => last.end = run.end,
+                _ => joined.push((run, seen)),
+            }
+        }
+        joined
+    };
+    let (runs, end) = pages.explain(0..64, 1000);
+    assert_eq!((of_7(runs), end), (expected.clone(), 64));
+    // In steps.
+    let (mut at, mut runs) = (0, Vec::new());
+    while at < 64 {
+        let (more, end) = pages.explain(at..64, 1);
+        assert!(end > at && more.len() == 1);
+        runs.extend(more);
+        at = end;
+    }
+    assert_eq!(of_7(runs), expected);
+}

@@ -10,6 +10,7 @@
 
 mod cache;
 mod demo;
+mod explain;
 mod mount;
 mod serve;
 mod status;
@@ -48,6 +49,9 @@ enum Command {
     /// Show what mounts and the daemon of leased files hold: maps, released bytes, merges, shared chunks
     #[command(after_help = exit::CODES)]
     Status(status::Status),
+    /// Show where the pages of a file of a mount are, and which programs have copies
+    #[command(after_help = exit::CODES)]
+    Explain(explain::Explain),
     /// The server process; only its supervisor can start it
     #[command(hide = true)]
     Server,
@@ -63,6 +67,7 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Cache(cache) => cache::run(cache).map(|exit| exit as u8),
         Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
+        Command::Explain(explain) => explain::run(explain).map(|exit| exit as u8),
         Command::Server => {
             let served = spinio_gaiad::server_role();
             Ok(if served == std::process::ExitCode::SUCCESS { Exit::Ok } else { Exit::Failed } as u8)

@@ -1,6 +1,8 @@
 //! Shared by the tests of the command.
 #![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod mount;
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;

@@ -5,7 +5,7 @@ const TICKET: Ticket = [7; 16];
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 10];
+    let mut all = vec![Vec::new(); 11];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -16,13 +16,14 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Status.encode(&mut all[7]);
     Request::Drop { first: 1, pages: u32::MAX, open: true }.encode(&mut all[8]);
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
+    Request::Explain { ticket: TICKET }.encode(&mut all[10]);
     all
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
     let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
-    let mut all = vec![Vec::new(); 9];
+    let mut all = vec![Vec::new(); 11];
     Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
@@ -34,6 +35,10 @@ fn replies() -> Vec<Vec<u8>> {
     let stats = Stats { commits: 1, ..Stats::default() };
     Reply::FileStatus(FileStatus { maps: 1, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
     Reply::Dropped.encode(&mut all[8]);
+    let state = RangeState { unwritten: true, invalidating: true, current: 255, stale: 2, open: 3 };
+    explained(&mut all[9], &[(Run { first: 0, count: 7 }, state), (Run { first: 7, count: 1 }, RangeState::default())]);
+    let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7 };
+    Reply::Holder(holder).encode(&mut all[10]);
     all
 }
 
@@ -61,6 +66,9 @@ fn replies_survive_encoding() {
     let all = replies();
     let Ok(Reply::Fills { size, fills }) = parse_reply(&all[1]) else { panic!() };
     assert_eq!(size, 12345);
+    let Ok(Reply::Explained { ranges }) = parse_reply(&all[9]) else { panic!() };
+    let states: Vec<_> = ranges.iter().map(|(run, state)| (run.count, state.current, state.unwritten)).collect();
+    assert_eq!(states, [(7, 255, true), (1, 0, false)]);
     let sources: Vec<_> = fills.iter().map(|f| f.source).collect();
     assert_eq!(sources, [Source::File, Source::Window, Source::Patch]);
 }
