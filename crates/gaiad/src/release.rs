@@ -1,20 +1,21 @@
 //! A release of a client: collected from messages, then committed and made visible. And its opposite, a discard.
 //!
 //! Nothing is copied that was only declared: pages past the end of the file are left out, a release of more pages than
-//! there are slots is refused, and the others are read one by one while they are committed.
+//! there are slots is refused, and the others are read a few at a time while they are committed.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, ReleaseId, Reply};
-use spinio_pagecache::{self as pagecache, Ended, PAGE, PageBytes, ZEROS, offset_of};
+use spinio_pagecache::{self as pagecache, Ended, PAGE, offset_of};
 
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
 use crate::draft::Draft;
-use crate::file_backing::{self, FileBacking};
+use crate::file_backing::FileBacking;
 use crate::files;
+use crate::window_pages::WindowPages;
 
 /// Pages whose epoch ends while the lock of the file is held.
 const END: u64 = 1 << 14;
@@ -83,7 +84,7 @@ impl Client<'_> {
 
     fn commit(&self, draft: &Draft) -> pagecache::Result<pagecache::Commit> {
         let backing = FileBacking(self.backing.as_fd());
-        let pages = draft.runs.iter().cloned().flatten().map(|page| Ok((page, self.read_window(page)?)));
+        let pages = WindowPages::new(self.window.as_fd(), self.pages.start, &draft.runs);
         self.file.pages().commit_each(&backing, self.owner, draft.id, pages)
     }
 
@@ -112,15 +113,5 @@ impl Client<'_> {
             forgotten.map_err(|e| self.refusal(&e))?;
         }
         Ok(())
-    }
-
-    /// A copy of a page of the file that the client has put into the window.
-    fn read_window(&self, page: u64) -> pagecache::Result<Box<PageBytes>> {
-        let mut bytes = Box::new(ZEROS);
-        let got = file_backing::read(self.window.as_fd(), offset_of(page - self.pages.start), &mut bytes[..]);
-        match got.map_err(std::io::Error::from)? {
-            PAGE => Ok(bytes),
-            _ => Err(std::io::Error::from(Errno::PROTO).into()),
-        }
     }
 }
