@@ -35,6 +35,19 @@ impl Map {
     /// Makes the replica of `len` bytes from `offset` as new as the file is now, and begins an epoch. Returns the bytes
     /// of the range that are in the file.
     pub fn acquire(&self, offset: u64, len: u64, access: Access) -> Result<u64> {
+        self.begin_epoch(offset, len, access, 0..0)
+    }
+
+    /// [`Map::acquire`] for writing, of bytes that the program will overwrite: pages that lie wholly in the range are
+    /// not fetched, and all of their bytes are released, whatever they are then.
+    pub fn overwrite(&self, offset: u64, len: u64) -> Result<u64> {
+        let page = PAGE_BYTES as u64;
+        let (start, end) = (offset.div_ceil(page), offset.saturating_add(len) / page);
+        self.begin_epoch(offset, len, Access::Write, start as usize..end.max(start) as usize)
+    }
+
+    /// `kept`: pages that are not fetched.
+    fn begin_epoch(&self, offset: u64, len: u64, access: Access, kept: Range<usize>) -> Result<u64> {
         let range = self.pages_of(offset, len)?;
         if access == Access::Write && self.spec.access == Access::Read {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
@@ -48,13 +61,24 @@ impl Map {
         let (size, began) = loop {
             let window = self.attached(&mut state)?;
             let began = self.now(&state);
-            let (first, count) = (range.start, range.len());
-            // In one call: where nothing has changed, there is no other.
-            let begun = self.link.run(move |link| {
-                link.flush(first, count)?;
-                Ok(link.begin_acquire(first, count, access))
-            })?;
-            match begun.and_then(|begun| self.refresh(&mut state, &window, begun, range.clone(), access)) {
+            let parts = match kept.is_empty() {
+                true => [(range.clone(), true), (0..0, true), (0..0, true)],
+                false => [(range.start..kept.start, true), (kept.clone(), false), (kept.end..range.end, true)],
+            };
+            let mut done = Ok(0);
+            for (part, fetch) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
+                let asked = part.clone();
+                // In one call: where nothing has changed, there is no other.
+                let begun = self.link.run(move |link| {
+                    link.flush(asked.start, asked.len())?;
+                    Ok(link.begin_acquire(asked, access, fetch))
+                })?;
+                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch));
+                if done.is_err() {
+                    break;
+                }
+            }
+            match done {
                 Ok(size) => break (size, began),
                 Err(e) if e.is_refused() => return Err(e),
                 Err(e) => {
@@ -70,7 +94,11 @@ impl Map {
         };
         state.info.acquires += 1;
         state.info.file_size = size;
-        state.current.add(began, range.clone());
+        match kept.is_empty() {
+            true => state.current.add(began, range.clone()),
+            // Pages that were open already are not brought up to date.
+            false => state.current.forget(),
+        }
         match access {
             Access::Write => state.pages.set_epoch(range, Epoch::Open),
             // An epoch for writing goes on; a lost one was reported, or is now forgotten.
@@ -95,6 +123,7 @@ impl Map {
         begun: Begun,
         range: Range<usize>,
         access: Access,
+        fetch: bool,
     ) -> Result<u64> {
         let (mut fills, known) = match begun {
             Begun::Current { size } => (Vec::new(), Some(size)),
@@ -104,7 +133,7 @@ impl Map {
             self.copy_to_device(state, window, &fills)?;
             fills = self.link.run(|link| link.filled())?;
         }
-        if access == Access::Write {
+        if access == Access::Write && fetch {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
             let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
             let fingerprints = if runs.is_empty() { Vec::new() } else { scan(&runs)? };
@@ -136,6 +165,10 @@ impl Map {
                             state.pages.forget(pages);
                             continue;
                         }
+                    }
+                    Source::Kept => {
+                        state.pages.keep(pages);
+                        continue;
                     }
                     Source::Window => state.info.bytes_from_snapshots += bytes,
                     Source::Patch => {

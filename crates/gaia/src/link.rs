@@ -2,6 +2,7 @@
 //!
 //! Device calls never run there: a driver's descriptors are in the program's table.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
@@ -89,8 +90,10 @@ impl LinkState {
     }
 
     /// Asks which pages of the range are absent or stale.
-    pub(crate) fn begin_acquire(&mut self, first: usize, pages: usize, access: Access) -> Result<Begun> {
-        let request = Request::Acquire { first: first as u64, pages: pages as u64, access };
+    ///
+    /// `fetch` false: the program overwrites them, and none is.
+    pub(crate) fn begin_acquire(&mut self, part: Range<usize>, access: Access, fetch: bool) -> Result<Begun> {
+        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch };
         let fills = self.fill(|out| request.encode(out))?;
         if fills.is_empty() { Ok(Begun::Current { size: self.sync_size()? }) } else { Ok(Begun::Fills(fills)) }
     }

@@ -26,6 +26,8 @@ pub(crate) struct PageStates {
     /// The fingerprint of head when the replica was last brought up to date, where it is known.
     fingerprints: Vec<Fingerprint>,
     known: PageRuns<bool>,
+    /// Pages of an epoch that were not fetched: changed, whatever their bytes are.
+    kept: PageRuns<bool>,
 }
 
 impl PageStates {
@@ -35,6 +37,7 @@ impl PageStates {
             epochs: PageRuns::new(Epoch::Closed),
             fingerprints: vec![Fingerprint::default(); pages],
             known: PageRuns::new(false),
+            kept: PageRuns::new(false),
         }
     }
 
@@ -57,6 +60,9 @@ impl PageStates {
     }
 
     pub(crate) fn set_epoch(&mut self, range: Range<usize>, epoch: Epoch) {
+        if epoch != Epoch::Open {
+            self.kept.set(wide(range.clone()), false);
+        }
         self.epochs.set(wide(range), epoch);
     }
 
@@ -93,6 +99,12 @@ impl PageStates {
         self.known.set(wide(range), false);
     }
 
+    /// The epoch begins with whatever bytes these pages have.
+    pub(crate) fn keep(&mut self, range: Range<usize>) {
+        self.forget(range.clone());
+        self.kept.set(wide(range), true);
+    }
+
     pub(crate) fn set_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
         self.fingerprints[page] = fingerprint;
         self.known.set(wide(page..page + 1), true);
@@ -126,12 +138,13 @@ impl PageStates {
 
     /// Runs of pages whose fingerprints differ from `now`, which begins at page `first`.
     pub(crate) fn changed(&self, first: usize, now: &[Fingerprint]) -> Vec<Run> {
-        let known = self.known(first..first + now.len());
-        runs(
-            known.flat_map(|(run, known)| {
-                run.filter(move |&page| !known || self.fingerprints[page] != now[page - first])
-            }),
-        )
+        let range = first..first + now.len();
+        let kept = self.kept.runs(wide(range.clone())).flat_map(|(run, kept)| narrow(run).map(move |_| kept));
+        let known = self.known(range).flat_map(|(run, known)| run.map(move |page| (page, known)));
+        let pages = known.zip(kept);
+        runs(pages.filter_map(|((page, known), kept)| {
+            (kept || !known || self.fingerprints[page] != now[page - first]).then_some(page)
+        }))
     }
 }
 
@@ -189,6 +202,24 @@ mod tests {
         assert_eq!(pages.changed(1, &[print(1), print(9), print(3)]), [Run { first: 2, count: 1 }]);
         pages.forget(3..4);
         assert_eq!(pages.changed(2, &[print(2), print(3)]), [Run { first: 3, count: 1 }]);
+    }
+
+    #[test]
+    fn kept_page_is_changed_until_its_epoch_ends() {
+        let mut pages = PageStates::new(4);
+        let prints = [Fingerprint { low: 5, high: 0 }; 4];
+        pages.complete_fingerprints(0, &prints);
+        pages.set_epoch(0..4, Epoch::Open);
+        pages.keep(1..3);
+        // An acquire inside the epoch.
+        pages.complete_fingerprints(0, &prints);
+        assert_eq!(pages.changed(0, &prints), [Run { first: 1, count: 2 }]);
+        assert_eq!(pages.changed(2, &prints[2..]), [Run { first: 2, count: 1 }]);
+        pages.set_epoch(1..2, Epoch::Closed);
+        assert_eq!(pages.changed(0, &prints), [Run { first: 2, count: 1 }]);
+        pages.discard(2..3);
+        pages.complete_fingerprints(0, &prints);
+        assert_eq!(pages.changed(0, &prints), []);
     }
 
     #[test]

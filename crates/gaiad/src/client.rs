@@ -129,6 +129,8 @@ pub(crate) struct Client<'a> {
     /// What the acquire has not planned yet.
     rest: Range<u64>,
     writing: pagecache::Access,
+    /// False: the client overwrites what it has not.
+    fetch: bool,
     /// What the client must fetch and was not told yet.
     queue: VecDeque<pagecache::Fill>,
     /// What it was told and has not confirmed.
@@ -164,7 +166,8 @@ impl<'a> Client<'a> {
         file.pages().add_owner(owner, pages.clone());
         let (queue, told) = (VecDeque::new(), Vec::new());
         let (rest, writing) = (0..0, pagecache::Access::Read);
-        Ok(Client { all, file, owner, access, pages, backing, window, rest, writing, queue, told, release: None })
+        let (fetch, release) = (true, None);
+        Ok(Client { all, file, owner, access, pages, backing, window, rest, writing, fetch, queue, told, release })
     }
 
     pub(crate) fn size(&self) -> std::result::Result<u64, Errno> {
@@ -197,8 +200,8 @@ impl<'a> Client<'a> {
         }
         match request {
             Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
-            Request::Acquire { first, pages, access } => {
-                self.acquire(first, pages, access)?;
+            Request::Acquire { first, pages, access, fetch } => {
+                self.acquire(first, pages, access, fetch)?;
                 self.tell(out).map_err(broken)
             }
             Request::Filled => self.filled().and_then(|()| self.tell(out)).map_err(broken),
@@ -238,7 +241,7 @@ impl<'a> Client<'a> {
         if self.file.pages().is_owner(self.owner) { Failure::Refused(errno(error)) } else { Failure::Ended }
     }
 
-    fn acquire(&mut self, first: u64, pages: u64, access: Access) -> Result<()> {
+    fn acquire(&mut self, first: u64, pages: u64, access: Access, fetch: bool) -> Result<()> {
         let range = self.file_pages(first, pages)?;
         if access == Access::Write && self.access == Access::Read {
             return Err(Failure::Refused(Errno::ACCESS));
@@ -247,7 +250,7 @@ impl<'a> Client<'a> {
             Access::Read => pagecache::Access::Read,
             Access::Write => pagecache::Access::Write,
         };
-        self.rest = range;
+        (self.rest, self.fetch) = (range, fetch);
         // Those of an acquire that the client has not completed are planned again.
         self.queue.clear();
         self.told.clear();
@@ -278,7 +281,10 @@ impl<'a> Client<'a> {
             let mut pages = self.file.pages();
             let step = self.rest.start..pages.part(self.owner, self.rest.clone(), STEP);
             self.rest.start = step.end;
-            pages.open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing)
+            match self.fetch {
+                true => pages.open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing),
+                false => pages.open_overwritten(self.owner, step),
+            }
         };
         self.queue.extend(opened.map_err(|e| self.refusal(&e))?);
         // Handlers want the lock too.
@@ -310,9 +316,9 @@ impl<'a> Client<'a> {
             let count = (fill.pages.end - fill.pages.start) as u32;
             let source = self.put(first, &fill)?;
             pages += u64::from(count);
-            in_window += if source == Source::File { 0 } else { u64::from(count) };
-            // A page with a base is open at once: it needs no confirmation.
-            if source != Source::Patch {
+            in_window += if matches!(source, Source::File | Source::Kept) { 0 } else { u64::from(count) };
+            // A page with a base is open at once, as one that is not fetched: it needs no confirmation.
+            if !matches!(source, Source::Patch | Source::Kept) {
                 match self.told.last_mut() {
                     Some(run) if run.end == fill.pages.start => run.end = fill.pages.end,
                     _ => self.told.push(fill.pages.clone()),
@@ -331,6 +337,9 @@ impl<'a> Client<'a> {
 
     /// Puts the bytes of a fill into the window, if the client cannot read them itself.
     fn put(&self, first: u64, fill: &pagecache::Fill) -> Result<Source> {
+        if !fill.fetch {
+            return Ok(Source::Kept);
+        }
         let mut bytes = [0; PAGE];
         if !fill.source.copy(&mut bytes) {
             return Ok(Source::File);

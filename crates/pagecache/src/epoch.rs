@@ -30,6 +30,8 @@ pub struct Fill {
     /// replica equals the base, the client replaces it by `source`; the other bytes are its own stores, and stay. It
     /// takes the fingerprint of `source`. Such a page is open at once; [`FilePages::filled`] ignores it.
     pub base: Option<Source>,
+    /// False: the client fetches nothing. The bytes of the replica stay, and all of them are its own stores.
+    pub fetch: bool,
 }
 
 impl Fill {
@@ -113,6 +115,42 @@ impl FilePages {
         Ok(fills)
     }
 
+    /// Acquire for writing of pages that the client will overwrite: as [`FilePages::open`], but nothing is fetched.
+    /// Pages of the list are open at once, and have to be committed whatever the client has there.
+    pub fn open_overwritten(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<Vec<Fill>> {
+        let range = self.owners.get(&owner).ok_or(Error::NotOpen)?.pages();
+        if pages.start < range.start || pages.end > range.end {
+            return Err(Error::NotOpen);
+        }
+        let mut fills = Vec::new();
+        for (run, replica) in self.runs(owner, pages) {
+            match replica {
+                Replica::Open(_) => {}
+                Replica::Valid(stamp) => {
+                    let mut current = run.start;
+                    for page in self.stale(run.clone(), stamp) {
+                        self.keep_copies(owner, current..page, replica, Access::Write);
+                        current = page + 1;
+                        self.open_unfetched(&mut fills, owner, page..current);
+                    }
+                    self.keep_copies(owner, current..run.end, replica, Access::Write);
+                }
+                Replica::Absent | Replica::Filling { .. } => self.open_unfetched(&mut fills, owner, run),
+            }
+        }
+        Ok(fills)
+    }
+
+    /// The base of these pages is head: of a page that no other writer changes meanwhile, all bytes count.
+    fn open_unfetched(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>) {
+        let version = self.clock;
+        self.set_replicas(owner, pages.clone(), Replica::Open(version));
+        match fills.last_mut() {
+            Some(last) if last.pages.end == pages.start => last.pages.end = pages.end,
+            _ => fills.push(Fill { pages, version, source: Source::Backing, base: None, fetch: false }),
+        }
+    }
+
     /// Where a part of these pages ends whose [`FilePages::open`] takes about `most` steps: runs of pages of which the
     /// owner has the same, and pages with an entry.
     pub fn part(&self, owner: OwnerId, pages: Range<u64>, most: usize) -> u64 {
@@ -165,7 +203,7 @@ impl FilePages {
             {
                 last.pages.end = pages.end;
             }
-            _ => fills.push(Fill { pages, version, source, base: None }),
+            _ => fills.push(Fill { pages, version, source, base: None, fetch: true }),
         }
     }
 
@@ -180,7 +218,7 @@ impl FilePages {
             self.set_replica(owner, page, Replica::Open(version));
             self.tidy(page);
         }
-        Ok(Fill { pages: page..page + 1, version, source, base: Some(base) })
+        Ok(Fill { pages: page..page + 1, version, source, base: Some(base), fetch: true })
     }
 
     fn in_memory(&self, backing: &dyn Backing, page: u64, source: Source) -> Result<Source> {

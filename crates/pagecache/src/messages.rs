@@ -76,6 +76,8 @@ pub enum Source {
     File,
     /// In the window.
     Window,
+    /// In the replica: they stay, and are released as new bytes.
+    Kept,
     /// In the window, its base too: only bytes that differ between the two are stored, because the page has
     /// unreleased stores of this epoch.
     Patch,
@@ -112,6 +114,8 @@ pub enum Request<'a> {
         pages: u64,
         /// What the epoch may do.
         access: Access,
+        /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched.
+        fetch: bool,
     },
     /// The pages of the last [`Reply::Fills`] are in the replica.
     Filled,
@@ -325,6 +329,9 @@ impl std::fmt::Display for BadMessage {
 
 impl std::error::Error for BadMessage {}
 
+/// Added to the number of an access: nothing is fetched.
+const KEPT: u64 = 4;
+
 const HELLO: u16 = 1;
 const ACQUIRE: u16 = 2;
 const FILLED: u16 = 3;
@@ -355,9 +362,10 @@ impl Request<'_> {
                 out.extend(ticket);
                 numbers(out, &[first, pages, access_number(access)]);
             }
-            Request::Acquire { first, pages, access } => {
+            Request::Acquire { first, pages, access, fetch } => {
                 start(out, ACQUIRE, 0);
-                numbers(out, &[first, pages, access_number(access)]);
+                let kept = if fetch { 0 } else { KEPT };
+                numbers(out, &[first, pages, access_number(access) | kept]);
             }
             Request::Filled => start(out, FILLED, 0),
             Request::Release { id, first, pages, last, runs } => {
@@ -477,7 +485,11 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
         ACQUIRE => {
             let (first, pages) = (at.number()?, at.number()?);
             check_range(first, pages)?;
-            Request::Acquire { first, pages, access: at.access()? }
+            let (access, fetch) = match at.number()? {
+                number if number == access_number(Access::Write) | KEPT => (Access::Write, false),
+                number => (access_of(number)?, true),
+            };
+            Request::Acquire { first, pages, access, fetch }
         }
         FILLED => Request::Filled,
         RELEASE => {
@@ -574,13 +586,21 @@ fn parse_run(bytes: &[u8]) -> (Run, u32) {
 }
 
 fn source_of(flags: u32) -> Option<Source> {
-    [Source::File, Source::Window, Source::Patch].into_iter().find(|s| *s as u32 == flags)
+    [Source::File, Source::Window, Source::Kept, Source::Patch].into_iter().find(|s| *s as u32 == flags)
 }
 
 fn access_number(access: Access) -> u64 {
     match access {
         Access::Read => 1,
         Access::Write => 3,
+    }
+}
+
+fn access_of(number: u64) -> Result<Access, BadMessage> {
+    match number {
+        1 => Ok(Access::Read),
+        3 => Ok(Access::Write),
+        _ => Err(BadMessage::Kind),
     }
 }
 
@@ -621,11 +641,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn access(&mut self) -> Result<Access, BadMessage> {
-        match self.number()? {
-            1 => Ok(Access::Read),
-            3 => Ok(Access::Write),
-            _ => Err(BadMessage::Kind),
-        }
+        access_of(self.number()?)
     }
 
     fn stats(&mut self) -> Result<Stats, BadMessage> {

@@ -123,7 +123,7 @@ impl Server {
                     window = Some(File::from(memory));
                     continue;
                 }
-                Request::Acquire { first, pages, access } => {
+                Request::Acquire { first, pages, access, .. } => {
                     if self.take(Fault::CloseOnAcquire) {
                         return None;
                     }

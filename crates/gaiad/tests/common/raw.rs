@@ -105,7 +105,7 @@ impl Raw {
 
     /// A whole acquire, of which no page is fetched.
     pub fn acquire(&mut self, first: u64, pages: u64, access: Access) {
-        let mut fills = self.fills(Request::Acquire { first, pages, access });
+        let mut fills = self.fills(Request::Acquire { first, pages, access, fetch: true });
         while !fills.is_empty() {
             fills = self.fills(Request::Filled);
         }

@@ -5,9 +5,9 @@ const TICKET: Ticket = [7; 16];
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 11];
+    let mut all = vec![Vec::new(); 12];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
-    Request::Acquire { first: 1, pages: 2, access: Access::Read }.encode(&mut all[1]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
     release(&mut all[3], ID, Run { first: 0, count: 100 }, true, &runs);
     Request::Was { id: ID }.encode(&mut all[4]);
@@ -17,6 +17,7 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Drop { first: 1, pages: u32::MAX, open: true }.encode(&mut all[8]);
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
     Request::Explain { ticket: TICKET }.encode(&mut all[10]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
     all
 }
 
@@ -135,7 +136,7 @@ fn lists_out_of_order_or_bounds_are_refused() {
     assert_eq!(parse(&[run(MAX_PAGES, 1)]), Err(BadMessage::Run));
     for (first, pages) in [(0, 0), (1, MAX_PAGES), (u64::MAX, 2)] {
         let mut bytes = Vec::new();
-        Request::Acquire { first, pages, access: Access::Read }.encode(&mut bytes);
+        Request::Acquire { first, pages, access: Access::Read, fetch: true }.encode(&mut bytes);
         assert_eq!(parse_request(&bytes), Err(BadMessage::Run));
     }
     for (first, pages) in [(0, 0), (MAX_PAGES, 1), (u64::MAX, 2)] {

@@ -19,6 +19,7 @@ enum State {
         pages: Vec<(usize, bool)>,
         range: Range<u64>,
         access: Access,
+        overwrite: bool,
         begin: u64,
     },
     Fetching {
@@ -50,6 +51,8 @@ pub(super) struct Gpu {
     state: State,
     replica: Vec<PageBytes>,
     prints: Vec<PageBytes>,
+    /// Pages to be released whatever their fingerprint is.
+    overwritten: [bool; PAGES],
     /// Of each page, when the epoch's last acquire of it began; and whether it may be stored to.
     epoch: [Option<(u64, bool)>; PAGES],
     /// Stores that are not released.
@@ -71,6 +74,7 @@ impl Gpu {
             state: State::Ready,
             replica: vec![ZEROS; PAGES],
             prints: vec![ZEROS; PAGES],
+            overwritten: [false; PAGES],
             epoch: [None; PAGES],
             stores: Vec::new(),
             seen: Vec::new(),
@@ -117,7 +121,8 @@ impl World {
         let first = self.page();
         let range = first as u64..(first + 1 + self.below(PAGES - first)) as u64;
         let access = if self.below(5) == 0 { Access::Read } else { Access::Write };
-        note!(self, "gpu {gpu}: acquire {range:?} {access:?}");
+        let overwrite = access == Access::Write && self.below(5) == 0;
+        note!(self, "gpu {gpu}: acquire {range:?} {access:?}, overwrite: {overwrite}");
         let (changes, stores) = (self.server().pages.changes(), self.kernel.stores);
         let is_current = |current: &Current| {
             (current.changes, current.stores) == (changes, stores)
@@ -133,12 +138,14 @@ impl World {
         self.gpus[gpu].current = None;
         self.gpus[gpu].asked = without_writers.then(|| Current { changes, stores, pages: range.clone() });
         let pages = range.clone().map(|page| (page as usize, false)).collect();
-        self.gpus[gpu].state = State::Flushing { pages, range, access, begin: self.now };
+        self.gpus[gpu].state = State::Flushing { pages, range, access, overwrite, begin: self.now };
         true
     }
 
     fn flush(&mut self, gpu: usize) -> bool {
-        let State::Flushing { pages, range, access, begin } = &mut self.gpus[gpu].state else { return false };
+        let State::Flushing { pages, range, access, overwrite, begin } = &mut self.gpus[gpu].state else {
+            return false;
+        };
         let kernel = &mut self.kernel;
         pages.retain_mut(|(page, begun)| {
             if kernel.is_under_write_back(*page) {
@@ -153,13 +160,43 @@ impl World {
         if !pages.is_empty() {
             return false;
         }
-        let (range, access, begin) = (range.clone(), *access, *begin);
+        let (range, access, overwrite, begin) = (range.clone(), *access, *overwrite, *begin);
         let owner = self.gpus[gpu].owner;
         let asked = range.clone();
+        if overwrite {
+            return self.open_overwritten(gpu, range, begin);
+        }
         let Some(fills) = self.call(|home, disk| home.open(disk, owner, asked, access).unwrap()) else { return true };
         note!(self, "gpu {gpu}: open {range:?}: {fills:?}");
         let fetch = self.take(gpu, fills);
         self.gpus[gpu].state = State::Fetching { fetch, range, access, begin };
+        true
+    }
+
+    /// Kernels will store to all of these pages: they begin with whatever the replica has.
+    fn open_overwritten(&mut self, gpu: usize, range: Range<u64>, begin: u64) -> bool {
+        let (owner, asked) = (self.gpus[gpu].owner, range.clone());
+        let Some(kept) = self.call(|home, _| home.open_overwritten(owner, asked).unwrap()) else { return true };
+        note!(self, "gpu {gpu}: opened without a fetch: {kept:?}");
+        // A page that was open is not brought up to date.
+        for page in range {
+            let epoch = &mut self.gpus[gpu].epoch[page as usize];
+            *epoch = epoch.filter(|(_, writing)| *writing).or(Some((begin, true)));
+        }
+        for page in kept.into_iter().flat_map(|fill| fill.pages) {
+            let page = page as usize;
+            self.gpus[gpu].epoch[page] = Some((begin, true));
+            self.gpus[gpu].overwritten[page] = true;
+            self.gpus[gpu].replica[page] = ZEROS;
+            for (position, at) in POSITIONS.into_iter().enumerate() {
+                let value = self.value();
+                self.gpus[gpu].replica[page][at] = value;
+                let id = self.oracle.store(byte(page, position), Agent::Gpu(gpu), begin, self.now, value, None);
+                self.gpus[gpu].stores.push(id);
+            }
+        }
+        self.gpus[gpu].current = None;
+        self.gpus[gpu].state = State::Ready;
         true
     }
 
@@ -259,7 +296,8 @@ impl World {
         if open.is_empty() {
             return false;
         }
-        let changed: Vec<usize> = open.iter().copied().filter(|page| of.replica[*page] != of.prints[*page]).collect();
+        let is_changed = |page: &usize| of.overwritten[*page] || of.replica[*page] != of.prints[*page];
+        let changed: Vec<usize> = open.iter().copied().filter(is_changed).collect();
         let bytes: Vec<(u64, PageBytes)> = changed.iter().map(|page| (*page as u64, of.replica[*page])).collect();
         let owner = of.owner;
         self.next_id += 1;
@@ -292,6 +330,7 @@ impl World {
         let of = &mut self.gpus[gpu];
         for page in open {
             of.epoch[page] = None;
+            of.overwritten[page] = false;
             if !merged.contains(&page) {
                 of.prints[page] = of.replica[page];
             }
@@ -333,6 +372,7 @@ impl World {
         let pages: Vec<usize> = (0..PAGES).filter(|page| is_dropped(*page)).collect();
         for &page in &pages {
             of.epoch[page] = None;
+            of.overwritten[page] = false;
             if !open {
                 // The owner that gets these bytes was not given others.
                 of.replica[page] = [251; PAGE];
