@@ -24,6 +24,7 @@ pub mod registry;
 mod replica_memory;
 mod shared_memory;
 mod stream;
+mod stream_stop;
 mod target;
 mod thread_stream;
 mod traits;
@@ -33,6 +34,7 @@ pub use fingerprint::{Fingerprint, PAGE_BYTES};
 pub use replica_memory::ReplicaMemory;
 pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};
+pub use stream_stop::StreamStop;
 pub use target::Target;
 pub use thread_stream::{set_thread_stream, thread_stream};
 pub use traits::{

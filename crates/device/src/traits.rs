@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::{AppStream, DeviceError, ReplicaMemory, SharedMemory};
+use crate::{AppStream, DeviceError, ReplicaMemory, SharedMemory, StreamStop};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -269,6 +269,25 @@ pub trait Device: Send + Sync + 'static {
     ) -> Result<()> {
         let _ = (stream, function, argument);
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "call of a host function"))
+    }
+
+    /// Stops a stream: once earlier work is done, `reached` is called, and later work waits until the [`StreamStop`]
+    /// that it gets is dropped. `reached` may run on a thread of the driver: it must not call a device, and not wait.
+    /// Until the stop is dropped, only work on a stream of [`Device::acquire_stream_beside_stops`] is sure to run.
+    /// After an error of the device it is neither called nor dropped: see [`Device::is_lost`].
+    fn stop_stream(&self, stream: StreamId, reached: Box<dyn FnOnce(StreamStop) + Send>) -> Result<()> {
+        let _ = (stream, reached);
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "stop of a stream"))
+    }
+
+    /// An internal stream whose work runs while streams of the program are stopped. It is for the life of the process.
+    fn acquire_stream_beside_stops(&self) -> Result<StreamId> {
+        self.acquire_stream()
+    }
+
+    /// Whether no work runs any more: the context was destroyed, or a GPU kernel has failed.
+    fn is_lost(&self) -> bool {
+        false
     }
 
     /// Unregisters the pages. Every copy from the pin must be done.

@@ -13,10 +13,11 @@ use super::events::EventPools;
 use super::kernel::LazyKernel;
 use super::lookup;
 use super::registered::{MAX_PIN, PinSupport};
+use super::stops::Stops;
 use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, WaitMode,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop, WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -32,6 +33,7 @@ pub(super) struct Cuda {
     pub(super) pin_support: PinSupport,
     pub(super) streams: StreamPool,
     pub(super) events: EventPools,
+    pub(super) stops: Stops,
     pub(super) gather_kernel: LazyKernel,
     pub(super) fingerprint_kernel: LazyKernel,
     /// The device uses the host's addresses for registered memory.
@@ -64,6 +66,7 @@ impl Cuda {
             pin_support: PinSupport::default(),
             streams: StreamPool::new(),
             events: EventPools::new(),
+            stops: Stops::default(),
             gather_kernel: LazyKernel::default(),
             fingerprint_kernel: LazyKernel::default(),
             host_addresses_valid: false,
@@ -221,6 +224,19 @@ impl Device for Cuda {
         // SAFETY: the caller guarantees the function; the stream belongs to this context, which lives.
         unsafe { self.driver.launch_host_func(Cuda::raw_stream(stream), function, argument) }
             .map_err(|e| self.driver_error("cuLaunchHostFunc", e))
+    }
+
+    fn stop_stream(&self, stream: StreamId, reached: Box<dyn FnOnce(StreamStop) + Send>) -> Result<()> {
+        self.enqueue_stop(stream, reached)
+    }
+
+    fn acquire_stream_beside_stops(&self) -> Result<StreamId> {
+        let _entered = self.enter()?;
+        self.new_stream_beside_stops()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_dead() || self.has_failed()
     }
 
     fn fence(&self, stream: StreamId) -> Result<Fence> {

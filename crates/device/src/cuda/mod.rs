@@ -56,6 +56,7 @@ mod registered;
 mod replica;
 mod shared_memory;
 pub mod standalone;
+mod stops;
 mod streams;
 
 use crate::Allocation;

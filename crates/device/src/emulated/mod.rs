@@ -47,7 +47,7 @@ use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, WaitMode, registry,
+    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop, WaitMode, registry,
     thread_stream,
 };
 
@@ -290,6 +290,17 @@ impl Device for Emulated {
         self.check()?;
         self.engine
             .submit(stream.0, Operation::Kernel(Kernel { function, argument: argument as u64, maps_memory: false }))
+    }
+
+    fn stop_stream(&self, stream: StreamId, reached: Box<dyn FnOnce(StreamStop) + Send>) -> Result<()> {
+        self.check()?;
+        let engine = Arc::clone(&self.engine);
+        let stop = move |at| reached(StreamStop::new(move || engine.go_on(at)));
+        self.engine.submit_stop(stream.0, Box::new(stop))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.check().is_err()
     }
 
     fn fence(&self, stream: StreamId) -> Result<Fence> {

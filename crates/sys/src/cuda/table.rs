@@ -211,6 +211,9 @@ table! {
         fn module_function(*mut usize, usize, *const c_char) = "cuModuleGetFunction";
         fn launch(usize, u32, u32, u32, u32, u32, u32, u32, usize, *mut *mut c_void, *mut *mut c_void) = "cuLaunchKernel";
         fn host_function(usize, HostFunction, *mut c_void) = "cuLaunchHostFunc";
+        fn stream_wait_value(usize, u64, u32, u32) = "cuStreamWaitValue32_v2";
+        fn stream_create_with_priority(*mut usize, u32, c_int) = "cuStreamCreateWithPriority";
+        fn stream_priorities(*mut c_int, *mut c_int) = "cuCtxGetStreamPriorityRange";
         fn device_uuid(*mut c_char, c_int) = "cuDeviceGetUuid_v2";
         fn allocation_granularity(*mut usize, *const AllocationProperties, c_int) = "cuMemGetAllocationGranularity";
         fn address_reserve(*mut u64, usize, usize, u64, u64) = "cuMemAddressReserve";

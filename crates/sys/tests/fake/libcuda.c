@@ -47,6 +47,8 @@ static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the gr
 static int nodes;
 static int capturing, invalidated, fail_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
+static _Atomic int stopped; /* streams that wait for the CPU */
+static int no_stream_wait;
 
 static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
 static struct stat identity;
@@ -55,6 +57,8 @@ static context *current(void) { return depth ? stack[depth - 1] : NULL; }
 static int need(void) { context *c = current(); return in_callback ? DENIED : !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
 #define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
 static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
+/* Such a call may wait for all work of the device, with the driver's locks. */
+static void no_stop(const char *call) { if (stopped) { fprintf(stderr, "fake driver: %s ", call); die("while a stream waits for the CPU"); } }
 static void touch(handle *h, char kind) {
     if (h && (uintptr_t)h > 2 && (h->kind != kind || !h->ctx->alive || h->ctx->id != h->id)) die(kind == 's' ? "dead stream" : kind == 'e' ? "dead event" : "dead module");
 }
@@ -97,6 +101,7 @@ int fake_invalidated(void) { return invalidated; }
 void fake_fail_register(int code) { fail_register = code; }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }
+void fake_no_stream_wait(int on) { no_stream_wait = on; }
 int fake_queries(void) { return queries; }
 void fake_schedule(int flags) { sched = flags; }
 int fake_live_pins(void) { return live_pins; }
@@ -209,6 +214,7 @@ int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return OK; }
 
 int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     at_home();
+    no_stop("cuMemHostRegister");
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_register) return fail_register;
@@ -221,6 +227,7 @@ int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
 }
 int cuMemHostUnregister(void *p) {
     at_home();
+    no_stop("cuMemHostUnregister");
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     pthread_mutex_lock(&lock);
@@ -230,14 +237,16 @@ int cuMemHostUnregister(void *p) {
     pthread_mutex_unlock(&lock);
     return e;
 }
-int cuMemAlloc_v2(uint64_t *a, size_t n) { at_home(); NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
-int cuMemFree_v2(uint64_t a) { at_home(); NEED(); fake_free(a); return OK; }
+int cuMemAlloc_v2(uint64_t *a, size_t n) { at_home(); no_stop("cuMemAlloc"); NEED(); if (unsafe_in_capture()) return CAPTURE; *a = fake_alloc(0, n, 0); return *a ? OK : NOMEM; }
+int cuMemFree_v2(uint64_t a) { at_home(); no_stop("cuMemFree"); NEED(); fake_free(a); return OK; }
 static int copy(uint64_t device, handle *s) { at_home(); NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
 int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!accessible(d, n, 1)) return INVALID; memcpy(at(d), p, n); return OK; }
 int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(p, at(d), n); return OK; }
 
 static handle *new_handle(char kind, int flags) { handle *h = malloc(sizeof *h); *h = (handle){ kind, current(), current()->id, flags }; return h; }
-int cuStreamCreate(handle **s, unsigned f) { at_home(); NEED(); *s = new_handle('s', f); live_streams++; return OK; }
+int cuStreamCreate(handle **s, unsigned f) { at_home(); no_stop("cuStreamCreate"); NEED(); *s = new_handle('s', f); live_streams++; return OK; }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEED(); *least = 0, *greatest = -5; return OK; }
+int cuStreamCreateWithPriority(handle **s, unsigned f, int priority) { if (!(f & 1)) die("a blocking stream beside stops"); (void)priority; return cuStreamCreate(s, f); }
 int cuStreamDestroy_v2(handle *s) { touch(s, 's'); live_streams--; free(s); return OK; }
 int cuStreamSynchronize(handle *s) { at_home(); NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
 int cuStreamQuery(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
@@ -255,6 +264,7 @@ int cuEventSynchronize(handle *e) { at_home(); NEED(); touch(e, 'e'); return uns
 int cuMemHostGetDevicePointer_v2(uint64_t *a, void *p, unsigned f) { (void)f; NEED(); if (!pin_at((uint64_t)p)) return INVALID; *a = (uint64_t)p; return OK; }
 int cuModuleLoadData(void **m, const void *code) {
     at_home();
+    no_stop("cuModuleLoadData");
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_module) return fail_module;
@@ -342,7 +352,27 @@ int cuGraphInstantiateWithFlags(void **run, void *graph, unsigned long long f) {
 int cuGraphLaunch(void *run, handle *s) { (void)run; for (int i = 0; i < nodes; i++) cuMemsetD8Async(node[i].at, node[i].byte, node[i].n, s); return OK; }
 int cuGraphExecDestroy(void *run) { (void)run; return OK; }
 int cuGraphDestroy(void *graph) { (void)graph; return OK; }
-int cuLaunchHostFunc(handle *s, void (*f)(void *), void *with) { NEED(); touch(s, 's'); in_callback = 1; f(with); in_callback = 0; return OK; }
+int cuLaunchHostFunc(handle *s, void (*f)(void *), void *with) {
+    NEED();
+    touch(s, 's');
+    in_callback = 1;
+    f(with);
+    in_callback = 0;
+    return OK;
+}
+/* The streams of this fake are never behind: the call itself waits. */
+int cuStreamWaitValue32_v2(handle *s, uint64_t a, uint32_t value, unsigned flags) {
+    at_home();
+    NEED();
+    touch(s, 's');
+    if (spoils(s)) return IMPLICIT;
+    if (no_stream_wait) return 801;
+    if (flags || a % 4 || !pin_at(a)) return INVALID;
+    stopped++;
+    while ((int32_t)(__atomic_load_n((uint32_t *)a, __ATOMIC_ACQUIRE) - value) < 0) usleep(50);
+    stopped--;
+    return OK;
+}
 
 /* virtual memory: chunks are memory files, which other processes map too */
 int cuDeviceGetUuid_v2(char *uuid, int d) { memcpy(uuid, "fake GPU number ", 16); uuid[15] = (char)('0' + d); return OK; }

@@ -14,6 +14,8 @@
 //! Time: a copy begins `latency` after it was enqueued or when the one before it ends, whichever is later, and ends
 //! bytes / bandwidth after that; the next copy makes up for oversleeping.
 //!
+//! A stop occupies its stream only, neither of the two threads: what ends it may copy and scan on other streams.
+//!
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
 //! allows happens at its beginning, not evenly over its time. GPU kernels run one at a time, whatever their streams.
 
@@ -52,7 +54,12 @@ pub(super) enum Operation {
     Gather { list: u64, count: usize },
     /// A GPU kernel.
     Kernel(Kernel),
+    /// A stop: its [`Stop`], boxed.
+    Stop(u64),
 }
+
+/// What is called when a stream has come to a stop, with the number of the stream. It must not wait.
+pub(super) type Stop = Box<dyn FnOnce(usize) + Send>;
 
 /// A host function, called in stream order.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +76,7 @@ impl Operation {
             Operation::Bytes { len, .. } | Operation::Pinned { len, .. } => len,
             // SAFETY: the caller that enqueued the gather keeps the list until it is done.
             Operation::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
-            Operation::Kernel(_) => 0,
+            Operation::Kernel(_) | Operation::Stop(_) => 0,
         }
     }
 }
@@ -117,6 +124,28 @@ impl Engine {
     /// Enqueues a copy.
     pub(super) fn submit(&self, stream: u64, copy: Operation) -> Result<()> {
         self.push(stream, Some(copy), Vec::new())
+    }
+
+    /// Enqueues a stop, which [`Engine::go_on`] ends.
+    pub(super) fn submit_stop(&self, stream: u64, stop: Stop) -> Result<()> {
+        let stop = Box::into_raw(Box::new(stop));
+        self.submit(stream, Operation::Stop(stop as u64)).inspect_err(|_| {
+            // SAFETY: made above, and not enqueued.
+            drop(unsafe { Box::from_raw(stop) });
+        })
+    }
+
+    /// Ends the stop at which a stream is.
+    pub(super) fn go_on(&self, stream: usize) {
+        let mut state = self.state();
+        let queue = &mut state.streams[stream];
+        debug_assert!(queue.stopped, "the stream is not stopped");
+        queue.stopped = false;
+        queue.running = None;
+        queue.done += 1;
+        drop(state);
+        self.progress.notify_all();
+        self.work.notify_one();
     }
 
     /// Work enqueued from now on waits for the mark.
@@ -210,11 +239,11 @@ impl Engine {
         }
     }
 
-    /// No copy and no GPU kernel starts any more; the running one has ended when this returns.
+    /// No copy and no GPU kernel starts any more; the running one has ended when this returns. A stop may go on.
     pub(super) fn pause(&self) {
         let mut state = self.state();
         state.pauses += 1;
-        while state.busy || state.streams.iter().any(|q| q.running.is_some()) {
+        while state.busy || state.streams.iter().any(|q| q.running.is_some() && !q.stopped) {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -249,6 +278,16 @@ impl Engine {
                 state.streams[at].running = Some(command.order);
                 state.kernels.push_back((at, kernel));
                 self.kernel_work.notify_one();
+                continue;
+            }
+            if let Some(Operation::Stop(stop)) = command.copy {
+                state.streams[at].running = Some(command.order);
+                state.streams[at].stopped = true;
+                drop(state);
+                // SAFETY: from `submit_stop`, and taken out of the queue once.
+                let stop = unsafe { Box::from_raw(stop as *mut Stop) };
+                stop(at);
+                state = self.state();
                 continue;
             }
             let mut outcome = Ok(());
@@ -332,7 +371,9 @@ unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins) -> Result<()> {
         }
         // SAFETY: guaranteed by the caller.
         Operation::Gather { list, count } => unsafe { gather::run_gather(list, count, memory, pins) },
-        Operation::Kernel(_) => Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread")),
+        Operation::Kernel(_) | Operation::Stop(_) => {
+            Err(DeviceError::new(ErrorKind::Unsupported, "kernel on the copying thread"))
+        }
         // SAFETY: guaranteed by the caller.
         Operation::Pinned { dst, pin, offset, len } => unsafe { pins.read(pin, offset, dst as *mut u8, len) },
     }

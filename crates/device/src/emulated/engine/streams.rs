@@ -39,14 +39,16 @@ pub(super) struct StreamState {
     pub(super) pending: VecDeque<Command>,
     pub(super) queued: u64,
     pub(super) done: u64,
-    /// The position in the global order of the running kernel.
+    /// The position in the global order of the running kernel or stop.
     pub(super) running: Option<u64>,
+    /// It is a stop.
+    pub(super) stopped: bool,
     pub(super) failed: Option<(u64, DeviceError)>,
 }
 
 impl StreamState {
     fn new(role: Role) -> StreamState {
-        StreamState { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, failed: None }
+        StreamState { role, pending: VecDeque::new(), queued: 0, done: 0, running: None, stopped: false, failed: None }
     }
 }
 

@@ -205,3 +205,47 @@ fn gather_copies_from_pinned_blocks_and_pins() {
     drop(file);
     assert_eq!(device.resources_in_use(), ResourceCounts::default());
 }
+
+#[test]
+fn stop_holds_its_stream_and_no_other() {
+    let device = device("size=1M");
+    let at = device.alloc(4096, false).unwrap();
+    let (stream, other) = (device.new_stream().unwrap(), device.acquire_stream().unwrap());
+    let (sender, stops) = std::sync::mpsc::channel();
+    let byte = |n: u8| vec![n].leak().as_ptr();
+    // SAFETY: the bytes are never freed.
+    let copy = |stream, n| unsafe { device.copy_in(stream, at, byte(n), 1) }.unwrap();
+    device.pause();
+    copy(stream, 1);
+    for _ in 0..2 {
+        let sender = sender.clone();
+        device.stop_stream(stream, Box::new(move |stop| sender.send(stop).unwrap())).unwrap();
+    }
+    copy(stream, 2);
+    copy(DEFAULT_STREAM, 3);
+    let after = device.fence(DEFAULT_STREAM).unwrap();
+    assert!(stops.try_recv().is_err(), "earlier work has not run");
+    device.resume();
+    let first = stops.recv().unwrap();
+    let load = |stream| {
+        let mut byte = 0;
+        // SAFETY: waited for in the next line.
+        unsafe { device.copy_out(stream, &mut byte, at, 1) }.unwrap();
+        device.synchronize(stream, WaitMode::Block).unwrap();
+        byte
+    };
+    assert_eq!((load(other), device.query(&after)), (1, Ok(false)));
+    // A stopped stream does not keep the engine from being paused; and the second stop comes after the first.
+    device.pause();
+    drop(first);
+    device.resume();
+    let second = stops.recv().unwrap();
+    assert_eq!((load(other), device.query(&after)), (1, Ok(false)));
+    drop(second);
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
+    assert_eq!(load(other), 3, "the default stream waits for the program's streams");
+    device.release_fence(after);
+    device.release_stream(other);
+    assert!(device.stop_stream(StreamId(99), Box::new(drop)).is_err());
+    assert_eq!(device.resources_in_use(), ResourceCounts { allocations: 1, ..Default::default() });
+}

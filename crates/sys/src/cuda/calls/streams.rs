@@ -15,6 +15,26 @@ impl Driver {
         unsafe { cu!(self.stream_create(&mut stream, flags)) }.map(|()| Stream(stream))
     }
 
+    /// A new stream of the highest priority of the current context.
+    pub fn stream_create_first(&self, flags: u32) -> Result<Stream> {
+        let (mut stream, mut least, mut greatest) = (0, 0, 0);
+        // SAFETY: both live across the call.
+        unsafe { cu!(self.stream_priorities?(&mut least, &mut greatest)) }?;
+        // SAFETY: `stream` lives across the call.
+        unsafe { cu!(self.stream_create_with_priority?(&mut stream, flags, greatest)) }.map(|()| Stream(stream))
+    }
+
+    /// Makes later work on the stream wait until the 32-bit word at a device address has reached `value`: until the
+    /// difference is not negative as a signed number.
+    ///
+    /// # Safety
+    /// The stream must be alive, and the word stay registered memory until the wait is over.
+    pub unsafe fn stream_wait_value(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
+        // 0: greater or equal, cyclic.
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.stream_wait_value?(stream.0, word, value, 0)) }
+    }
+
     /// Destroys a stream once its work is done.
     ///
     /// # Safety
