@@ -23,6 +23,7 @@ impl Map {
     /// Returns when what was released of the range before the call is on storage.
     pub fn sync(&self, offset: u64, len: u64) -> Result<()> {
         self.pages_of(offset, len)?;
+        let _turn = self.turn()?;
         self.link.run(|link| link.file.sync())
     }
 

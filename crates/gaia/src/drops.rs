@@ -17,6 +17,7 @@ impl Map {
     /// that was lost ends too; pages that are in no epoch for writing stay as they are.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let range = self.pages_of(offset, len)?;
+        let _turn = self.turn()?;
         let mut state = lock(&self.state);
         // A kernel that stores after the drop would store into the next epoch.
         self.replica.on_stream(|_| Ok(()))?;

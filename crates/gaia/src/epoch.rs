@@ -19,6 +19,7 @@ use spinio_sys::Errno;
 
 use crate::counters::Counters;
 use crate::file_reader::OpenFile;
+use crate::lane::Lane;
 use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
@@ -52,6 +53,7 @@ impl Map {
         if access == Access::Write && self.spec.access == Access::Read {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
         }
+        let _turn = self.turn()?;
         let mut state = lock(&self.state);
         if access == Access::Read && state.current.has(self.now(&state), &range) {
             state.info.acquires += 1;
@@ -207,6 +209,7 @@ impl Map {
     /// that were published.
     pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
         let range = self.pages_of(offset, len)?;
+        let _turn = self.turn()?;
         let mut state = lock(&self.state);
         match state.pages.epoch_of(range.clone()) {
             Epoch::Open => {}
@@ -279,7 +282,7 @@ impl Map {
 
 /// The file, if a run of its pages is read straight into the device's memory.
 fn direct(backing: &Option<Box<dyn OpenFile>>, run: Run) -> Option<&dyn OpenFile> {
-    backing.as_deref().filter(|_| u64::from(run.count) > SMALL_READ)
+    backing.as_deref().filter(|_| u64::from(run.count) > SMALL_READ && Lane::current().is_none())
 }
 
 /// A number that no other release has, of this or of any other client.

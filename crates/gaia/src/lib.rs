@@ -33,6 +33,7 @@ mod drops;
 mod epoch;
 mod error;
 mod file_reader;
+mod lane;
 pub mod leased;
 mod link;
 mod map;
@@ -45,6 +46,7 @@ mod reattach;
 mod replica;
 mod socket;
 mod state;
+mod stream_order;
 mod table_thread;
 mod window;
 

@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use spinio_device::{Device, PAGE_BYTES};
 use spinio_host::lock;
@@ -18,6 +18,7 @@ use crate::mounted_file::{FuseFile, MountedFile};
 use crate::page_states::PageStates;
 use crate::replica::Replica;
 use crate::state::{Info, State};
+use crate::stream_order::Queue;
 use crate::{Error, Result};
 
 /// A range of a file in device memory. It is unmapped when dropped; unreleased stores are dropped with it.
@@ -29,6 +30,7 @@ pub struct Map {
     pub(crate) state: ManuallyDrop<Mutex<State>>,
     pub(crate) replica: ManuallyDrop<Replica>,
     pub(crate) link: ManuallyDrop<Link>,
+    pub(crate) queue: Arc<Queue>,
 }
 
 impl Map {
@@ -106,6 +108,7 @@ impl Map {
             state: ManuallyDrop::new(Mutex::new(state)),
             replica: ManuallyDrop::new(replica),
             link: ManuallyDrop::new(link),
+            queue: Arc::default(),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinio_device::{Device, DeviceId, PAGE_BYTES};
+use spinio_device::{Device, DeviceId, PAGE_BYTES, StreamId};
 use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
@@ -22,7 +22,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub enum FileMap {
     /// Of a file below a GAIA mount.
-    Mounted(Map),
+    Mounted(Arc<Map>),
     /// Of another file, which no process writes.
     Leased(leased::Map),
 }
@@ -38,7 +38,8 @@ impl FileMap {
     ) -> Result<FileMap> {
         let file_system = linux::file_system_magic(fd).map_err(|e| Error::of(e, "query the descriptor"))?;
         if file_system == fs_magic::FUSE {
-            return Map::with_reader(fd, offset, len, access, device, Some(reader)).map(FileMap::Mounted);
+            return Map::with_reader(fd, offset, len, access, device, Some(reader))
+                .map(|map| FileMap::Mounted(Arc::new(map)));
         }
         leased::Map::new(fd, offset, len, access, device, reader, leased::sockets()).map(FileMap::Leased)
     }
@@ -80,6 +81,29 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release(offset, len),
             FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to release")),
+        }
+    }
+
+    /// [`FileMap::acquire`] in the order of a stream: see [`Map::acquire_async`].
+    pub fn acquire_async(&self, offset: u64, len: u64, access: Access, stream: StreamId) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.acquire_async(offset, len, access, stream),
+            FileMap::Leased(_) => Err(leased_in_stream_order()),
+        }
+    }
+
+    /// A release in the order of a stream: see [`Map::release_async`].
+    pub fn release_async(
+        &self,
+        offset: u64,
+        len: u64,
+        discard: bool,
+        stream: StreamId,
+        published: impl FnOnce(&Result<u64>) + Send + 'static,
+    ) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.release_async(offset, len, discard, stream, published),
+            FileMap::Leased(_) => Err(leased_in_stream_order()),
         }
     }
 
@@ -137,7 +161,8 @@ pub fn map(
     Ok(address)
 }
 
-/// Unmaps it. Unreleased stores are dropped. GPU kernels that use the map must have finished.
+/// Unmaps it, after the calls in stream order that are queued on it. Unreleased stores are dropped. GPU kernels that use
+/// the map must have finished.
 pub fn unmap(address: u64) -> Result<()> {
     let mut maps = lock_own()?;
     let at = maps.iter().position(|map| map.address() == address);
@@ -146,6 +171,9 @@ pub fn unmap(address: u64) -> Result<()> {
     // Before the device has the addresses back.
     ranges::remove(address);
     drop(maps);
+    if let FileMap::Mounted(map) = &*removed {
+        map.wait_for_queued();
+    }
     drop(removed);
     Ok(())
 }
@@ -161,6 +189,11 @@ pub fn unmap_range(at: u64, len: u64) -> Option<Result<()>> {
         return Some(Err(Error::new(Errno::INVAL, "A map is unmapped as a whole, and alone")));
     }
     Some(unmap(at))
+}
+
+fn leased_in_stream_order() -> Error {
+    let sentence = "Files that are not below a GAIA mount are not acquired in stream order: use spinio_gaia_acquire";
+    Error::new(Errno::NOTSUP, sentence)
 }
 
 /// The end of its last page.

@@ -8,6 +8,7 @@ use spinio_device::{
 use spinio_pagecache::messages::Run;
 use spinio_sys::Errno;
 
+use crate::lane::{Lane, free_between_stops};
 use crate::window::Window;
 use crate::{Error, Result};
 
@@ -27,6 +28,16 @@ impl Replica {
     }
 
     /// Whose memory it is.
+    pub(crate) fn device(&self) -> &'static dyn ReplicaMemory {
+        self.device
+    }
+
+    /// Whether the device runs no work any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.device.is_lost()
+    }
+
+    /// Its name.
     pub(crate) fn device_id(&self) -> DeviceId {
         self.device.id()
     }
@@ -51,6 +62,10 @@ impl Replica {
             }
         };
         let result = body(Copies { replica: self, stream });
+        if Lane::current().is_some() {
+            // Each copy was waited for.
+            return result;
+        }
         // Also after a failure: no copy may use the window later.
         let waited = self.device.synchronize(stream, WaitMode::Context).map_err(failed);
         let result = result?;
@@ -60,7 +75,9 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        let _ = self.device.free_replica(self.start);
+        free_between_stops(self.device, || {
+            let _ = self.device.free_replica(self.start);
+        });
     }
 }
 
@@ -88,7 +105,7 @@ impl Copies<'_> {
         window.zero(run.first as usize, at as usize, len);
         let from = window.page(run.first as usize).wrapping_add(at as usize);
         // SAFETY: as in `store`; the rest of the run is in the window.
-        unsafe { self.replica.device.copy_in(self.stream, self.byte(run, at), from, len) }.map_err(failed)
+        unsafe { self.copy_in(self.byte(run, at), from, len) }
     }
 
     /// Enqueues copies of pages from the window.
@@ -97,7 +114,7 @@ impl Copies<'_> {
         let to = self.address(first, count);
         // SAFETY: `on_stream` waits for the copy before the window may be unmapped or freed; the last page is checked
         // by `address`, and a window has as many pages as the replica.
-        unsafe { self.replica.device.copy_in(self.stream, to, window.page(first), count * PAGE_BYTES) }.map_err(failed)
+        unsafe { self.copy_in(to, window.page(first), count * PAGE_BYTES) }
     }
 
     /// Enqueues copies of pages to the window.
@@ -105,13 +122,48 @@ impl Copies<'_> {
         let (first, count) = (run.first as usize, run.count as usize);
         let from = self.address(first, count);
         // SAFETY: as in `store`.
-        unsafe { self.replica.device.copy_out(self.stream, window.page(first), from, count * PAGE_BYTES) }
-            .map_err(failed)
+        unsafe { self.copy_out(window.page(first), from, count * PAGE_BYTES) }
+    }
+
+    /// # Safety
+    /// As [`spinio_device::Device::copy_in`].
+    unsafe fn copy_in(self, to: DeviceAddr, from: *const u8, len: usize) -> Result<()> {
+        match Lane::current() {
+            // SAFETY: the caller's.
+            Some(lane) => unsafe { lane.copy_in(to, from, len) },
+            // SAFETY: the caller's.
+            None => unsafe { self.replica.device.copy_in(self.stream, to, from, len) }.map_err(failed),
+        }
+    }
+
+    /// # Safety
+    /// As [`spinio_device::Device::copy_out`].
+    unsafe fn copy_out(self, to: *mut u8, from: DeviceAddr, len: usize) -> Result<()> {
+        match Lane::current() {
+            // SAFETY: the caller's.
+            Some(lane) => unsafe { lane.copy_out(to, from, len) },
+            // SAFETY: the caller's.
+            None => unsafe { self.replica.device.copy_out(self.stream, to, from, len) }.map_err(failed),
+        }
+    }
+
+    fn wait(self) -> Result<()> {
+        match Lane::current() {
+            Some(_) => Ok(()),
+            None => self.replica.device.synchronize(self.stream, WaitMode::Context).map_err(failed),
+        }
     }
 
     /// The fingerprints of pages now, of all runs one after the other.
     pub(crate) fn fingerprints(self, runs: &[Run]) -> Result<Vec<Fingerprint>> {
         let count = runs.iter().map(|run| run.count as usize).sum();
+        if let Some(lane) = Lane::current() {
+            let mut fingerprints = Vec::with_capacity(count);
+            for run in runs {
+                lane.fingerprints(self.address(run.first as usize, run.count as usize), *run, &mut fingerprints)?;
+            }
+            return Ok(fingerprints);
+        }
         let mut fingerprints = vec![Fingerprint::default(); count];
         let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
         let scanned = runs.iter().try_for_each(|run| {
@@ -135,19 +187,17 @@ impl Copies<'_> {
     pub(crate) fn patch(self, page: usize, base: &[u8; PAGE_BYTES], head: &[u8; PAGE_BYTES]) -> Result<()> {
         let mut bytes = Box::new([0u8; PAGE_BYTES]);
         let at = self.address(page, 1);
-        let device = self.replica.device;
-        let wait = || device.synchronize(self.stream, WaitMode::Context);
         // SAFETY: waited for below, before the bytes are used; after a failure they leak.
-        let loaded = unsafe { device.copy_out(self.stream, bytes.as_mut_ptr(), at, PAGE_BYTES) }.and_then(|()| wait());
+        let loaded = unsafe { self.copy_out(bytes.as_mut_ptr(), at, PAGE_BYTES) }.and_then(|()| self.wait());
         let stored = loaded.and_then(|()| {
             let pages = base.iter().zip(head).zip(bytes.iter_mut());
             pages.filter(|((base, _), byte)| base == byte).for_each(|((_, head), byte)| *byte = *head);
             // SAFETY: as above.
-            unsafe { device.copy_in(self.stream, at, bytes.as_ptr(), PAGE_BYTES) }.and_then(|()| wait())
+            unsafe { self.copy_in(at, bytes.as_ptr(), PAGE_BYTES) }.and_then(|()| self.wait())
         });
         if let Err(e) = stored {
             std::mem::forget(bytes);
-            return Err(failed(e));
+            return Err(e);
         }
         Ok(())
     }

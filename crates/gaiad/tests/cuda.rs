@@ -12,6 +12,7 @@ mod fake;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, mpsc};
 
 use rustix::io::Errno;
 use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
@@ -116,4 +117,74 @@ fn map_of_a_destroyed_context_fails_and_can_be_unmapped() {
     let mut byte = [0];
     file.read_exact_at(&mut byte, 0).unwrap();
     assert_eq!(byte, [1]);
+}
+
+/// Stops of streams, with the driver's waits and, as on a driver that has none, in host functions. The fake driver dies
+/// if anything is made, registered or freed while a stream waits.
+#[test]
+fn calls_in_stream_order_run_beside_the_stopped_stream() {
+    // In a process of its own: the other tests make and free memory meanwhile.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_STOPS";
+    let Some(waits) = std::env::var_os(CHILD) else {
+        for waits in ["1", "0"] {
+            let test = std::env::current_exe().unwrap();
+            let name = "calls_in_stream_order_run_beside_the_stopped_stream";
+            let mut command = std::process::Command::new(test);
+            assert!(command.args(["--exact", name, "--nocapture"]).env(CHILD, waits).status().unwrap().success());
+        }
+        return;
+    };
+    let Some(device) = gpu() else { return };
+    fake::open().unwrap().no_stream_wait(i32::from(waits == "0"));
+    const PAGES: usize = 700;
+    let before: Vec<u8> = (0..PAGES * PAGE).map(|i| (i * 7 % 251) as u8).collect();
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), &before).unwrap()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = || Arc::new(Map::new(file.as_raw_fd(), 0, before.len() as u64, Access::Write, device).unwrap());
+    let (one, two) = (map(), map());
+    let (whole, stream) = (one.len(), device.acquire_stream().unwrap());
+    let (sender, published) = mpsc::channel();
+    for round in 0..10_u8 {
+        for (map, stream, at) in [(&one, StreamId(0), 3), (&two, stream, 5)] {
+            map.acquire_async(0, whole, Access::Write, stream).unwrap();
+            // Many pages: ten are what the memory of a mount of the tests has room for.
+            let stores = vec![round; if round == 4 { 10 * PAGE } else { 1 }];
+            let to = DeviceAddr(map.address() + at);
+            // SAFETY: the fake driver copies at once.
+            unsafe { device.copy_in(stream, to, stores.as_ptr(), stores.len()) }.unwrap();
+            // Of a CPU program meanwhile, in the same page.
+            file.write_all_at(&[round, 77], 9).unwrap();
+            let sender = sender.clone();
+            let report = move |result: &Result<u64, _>| sender.send(result.is_ok()).unwrap();
+            map.release_async(0, whole, false, stream, report).unwrap();
+        }
+    }
+    assert_eq!(published.iter().take(20).filter(|done| *done).count(), 20);
+    let mut now = vec![0; before.len()];
+    file.read_exact_at(&mut now, 0).unwrap();
+    let mut wanted = before;
+    wanted[3..5 + 10 * PAGE].fill(4);
+    wanted[3] = 9;
+    wanted[5] = 9;
+    wanted[9..11].copy_from_slice(&[9, 77]);
+    assert!(now == wanted);
+    one.acquire(0, whole, Access::Read).unwrap();
+    assert_eq!(load(device, &one, 0, now.len()), now);
+    // What the driver refuses is reported by the next call.
+    let fake = fake::open().unwrap();
+    two.acquire_async(0, whole, Access::Write, stream).unwrap();
+    fake.fail_copy(700);
+    two.release_async(0, whole, false, stream, |_| ()).unwrap();
+    fake.fail_copy(0);
+    assert_eq!(two.sync(0, whole).unwrap_err().errno, Errno::IO);
+    two.sync(0, whole).unwrap();
+    fake.capture(1);
+    assert_eq!(two.acquire_async(0, whole, Access::Write, StreamId(0)).unwrap_err().errno, Errno::BUSY);
+    fake.capture(0);
+    assert_eq!(fake.invalidated(), 0);
+    device.release_stream(stream);
+    drop(two);
+    // A map of a context that was destroyed.
+    fake.reset(0);
+    assert!(one.acquire_async(0, whole, Access::Write, StreamId(0)).is_err());
 }
