@@ -99,6 +99,31 @@ ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
  * just ends: neither EINVAL for that nor ESTALE. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
 
+/* The same in the order of a stream (CUDA: a cudaStream_t; NULL is the default stream): both return 0 without waiting,
+ * begin when the work that was queued on the stream before is done, and work that is queued on it afterwards waits until
+ * they are done. So acquire_async, kernels and release_async need no wait on the CPU between them:
+ *
+ *     spinio_gaia_acquire_async(gpu, size, SPINIO_GAIA_WRITE, stream);
+ *     kernel<<<grid, block, 0, stream>>>(gpu);
+ *     spinio_gaia_release_async(gpu, size, 0, stream, &published);
+ *
+ * *published, unless published is NULL, is set to the bytes published or to a negative errno before the stream goes on.
+ * EINVAL, EACCES: as above, as far as it can be seen at once. EBUSY: the stream is being captured into a graph. ENOTSUP:
+ * the device has no such calls, or the file is not below a mount.
+ *
+ * What fails later (ESTALE, EIO, EINVAL for a release without an acquire, ...) is reported once: by the next acquire,
+ * release or sync of the map, of either kind, which does nothing else. Until then no call that is queued on the map runs,
+ * nor one that was queued before the report: *published is set to the errno of the failure. Kernels between them do run.
+ * So after a failure wait for the stream, discard the epoch (SPINIO_GAIA_DISCARD), acquire again, and redo it.
+ *
+ * spinio_gaia_acquire(), _release(), _sync() and _unmap() wait for all calls that are queued on the map. While calls are
+ * queued, memory of CUDA should not be freed or registered (cudaFree, cudaHostRegister): that may wait for the stream
+ * with a lock of the driver. If a call gets no answer from the GPU for 60 s, it fails with EDEADLK, and the stream goes
+ * on. Calls on all maps of a GPU run one after another. An acquire copies the bytes of the file through the CPU, so that
+ * a large first acquire is faster with spinio_gaia_acquire(). */
+int spinio_gaia_acquire_async(void *address, size_t size, unsigned access, void *stream);
+int spinio_gaia_release_async(void *address, size_t size, unsigned flags, void *stream, ssize_t *published);
+
 /* Returns when all that was released of the range before the call is on storage, as after fsync(): bytes that CPU
  * programs have written, too. Stores that were not released are not included. Any program may call fsync() instead.
  * EINVAL: the range is not within one map. EIO, ENOSPC, EDQUOT: of the file system below the mount. */

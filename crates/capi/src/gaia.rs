@@ -3,8 +3,9 @@
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicIsize, Ordering::Release};
 
-use spinio_device::registry;
+use spinio_device::{StreamId, registry};
 use spinio_gaia::{Access, Advice, Error, Info};
 
 use crate::ffi_guard::{self as guard, Failure};
@@ -33,6 +34,15 @@ fn parse_access(access: c_uint) -> Result<Access, Failure> {
         READ => Ok(Access::Read),
         WRITE | 3 => Ok(Access::Write),
         _ => Err(Failure::Message(libc::EINVAL, format!("{access:#x} is no access: read is {READ}, write {WRITE}"))),
+    }
+}
+
+/// Whether a release discards.
+fn parse_release_flags(flags: c_uint) -> Result<bool, Failure> {
+    match flags {
+        0 => Ok(false),
+        DISCARD => Ok(true),
+        _ => Err(invalid("The flags of a release are 0 or SPINIO_GAIA_DISCARD")),
     }
 }
 
@@ -111,15 +121,63 @@ extern "C-unwind" fn spinio_gaia_acquire(address: *mut c_void, size: usize, acce
 extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flags: c_uint) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        let release = |map: &spinio_gaia::FileMap, offset| match flags {
-            DISCARD => map.discard(offset, size as u64).map(|()| 0),
-            _ => map.release(offset, size as u64),
+        let discard = parse_release_flags(flags)?;
+        let release = |map: &spinio_gaia::FileMap, offset| match discard {
+            true => map.discard(offset, size as u64).map(|()| 0),
+            false => map.release(offset, size as u64),
         };
-        match flags {
-            0 | DISCARD => Ok(spinio_gaia::with_map(address as u64, release)? as usize),
-            _ => Err(invalid("The flags of a release are 0 or SPINIO_GAIA_DISCARD")),
-        }
+        Ok(spinio_gaia::with_map(address as u64, release)? as usize)
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn spinio_gaia_acquire_async(
+    address: *mut c_void,
+    size: usize,
+    access: c_uint,
+    stream: *mut c_void,
+) -> c_int {
+    let queued = guard::run(|| {
+        let (access, stream) = (parse_access(access)?, StreamId(stream as u64));
+        let acquire = |map: &spinio_gaia::FileMap, offset| map.acquire_async(offset, size as u64, access, stream);
+        Ok(spinio_gaia::with_map(address as u64, acquire)?)
+    });
+    queued.map_or(-1, |()| 0)
+}
+
+/// Where to store the result of a release: bytes published, or a negative errno.
+struct Published(*const AtomicIsize);
+
+// SAFETY: it points to an atomic word, which the program keeps until the result is stored.
+unsafe impl Send for Published {}
+
+impl Published {
+    fn store(&self, result: &Result<u64, Error>) {
+        if !self.0.is_null() {
+            let value = result.as_ref().map_or_else(|e| -(e.errno.raw_os_error() as isize), |bytes| *bytes as isize);
+            // SAFETY: not null, and the header requires the program to keep the word.
+            unsafe { &*self.0 }.store(value, Release);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_gaia_release_async(
+    address: *mut c_void,
+    size: usize,
+    flags: c_uint,
+    stream: *mut c_void,
+    published: *mut isize,
+) -> c_int {
+    let published = Published(published.cast::<AtomicIsize>().cast_const());
+    let queued = guard::run(|| {
+        let (discard, stream) = (parse_release_flags(flags)?, StreamId(stream as u64));
+        let release = |map: &spinio_gaia::FileMap, offset| {
+            map.release_async(offset, size as u64, discard, stream, move |result| published.store(result))
+        };
+        Ok(spinio_gaia::with_map(address as u64, release)?)
+    });
+    queued.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
