@@ -103,9 +103,9 @@ ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
  * begin when the work that was queued on the stream before is done, and work that is queued on it afterwards waits until
  * they are done. So acquire_async, kernels and release_async need no wait on the CPU between them:
  *
- *     spinio_gaia_acquire_async(gpu, size, SPINIO_GAIA_WRITE, stream);
- *     kernel<<<grid, block, 0, stream>>>(gpu);
- *     spinio_gaia_release_async(gpu, size, 0, stream, &published);
+ *    spinio_gaia_acquire_async(gpu, size, SPINIO_GAIA_WRITE, stream);
+ *    kernel<<<grid, block, 0, stream>>>(gpu);
+ *    spinio_gaia_release_async(gpu, size, 0, stream, &published);
  *
  * *published, unless published is NULL, is set to the bytes published or to a negative errno before the stream goes on.
  * EINVAL, EACCES: as above, as far as it can be seen at once. EBUSY: the stream is being captured into a graph. ENOTSUP:
@@ -118,9 +118,10 @@ ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
  *
  * spinio_gaia_acquire(), _release(), _sync() and _unmap() wait for all calls that are queued on the map. While calls are
  * queued, memory of CUDA should not be freed or registered (cudaFree, cudaHostRegister): that may wait for the stream
- * with a lock of the driver. If a call gets no answer from the GPU for 60 s, it fails with EDEADLK, and the stream goes
- * on. Calls on all maps of a GPU run one after another. An acquire copies the bytes of the file through the CPU, so that
- * a large first acquire is faster with spinio_gaia_acquire(). */
+ * with a lock of the driver. If the GPU does not run the copies of a call for 60 s, the call fails with EDEADLK, and the
+ * stream goes on. Calls on all maps of a GPU run one after another; at most 32 of them are queued, the next one waits.
+ * An acquire copies the bytes of the file through the CPU, so that a large first acquire is faster with
+ * spinio_gaia_acquire(). */
 int spinio_gaia_acquire_async(void *address, size_t size, unsigned access, void *stream);
 int spinio_gaia_release_async(void *address, size_t size, unsigned flags, void *stream, ssize_t *published);
 

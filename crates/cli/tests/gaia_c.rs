@@ -228,16 +228,42 @@ fn c_programs_share_a_leased_file() {
     assert!(!daemon.socket().exists());
 }
 
+/// Compiled into this directory.
+fn fake_driver(dir: &Path) -> PathBuf {
+    let driver = dir.join("libcuda.so.1");
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");
+    let flags = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"];
+    assert!(Command::new("cc").args(flags).arg(&driver).arg(fake).status().unwrap().success());
+    driver
+}
+
+/// The program of the GPU suite, so that it is right when it comes to a GPU.
+#[test]
+fn maps_in_stream_order_of_the_gpu_suite_pass_on_the_fake_driver() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let (source, program) = (concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/gpu/maps.c"), dir.path().join("maps"));
+    let headers = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../capi/include");
+    let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", headers, "-o"];
+    let Ok(built) = Command::new("cc").args(flags).arg(&program).arg(source).arg("-ldl").status() else {
+        return eprintln!("skipped: no cc");
+    };
+    assert!(built.success());
+    fake_driver(dir.path());
+    let library = std::env::current_exe().unwrap().with_file_name("libspinio.so");
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "120"]).arg(&program).arg(mount.dir().join("file"));
+    let done = command.env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", dir.path()).output().unwrap();
+    let text = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}: {}", done.status, String::from_utf8_lossy(&text));
+}
+
 /// Its driver is a fake one; what a GPU does is tested there.
 #[test]
 fn c_program_maps_files_into_cuda_memory() {
     let (daemon, mount, dir) = (Daemon::new(), Mount::new(), common::folder());
     let source = include_str!("../../preload/tests/c/gaia_cuda.c");
     let Some(program) = build(dir.path(), "gaia_cuda", source) else { return };
-    let driver = dir.path().join("libcuda.so.1");
-    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");
-    let flags = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"];
-    assert!(Command::new("cc").args(flags).arg(&driver).arg(fake).status().unwrap().success());
+    let driver = fake_driver(dir.path());
     let bytes: Vec<u8> = (0..(5 << 20) + 100).map(|n| (n % 251) as u8).collect();
     let leased = dir.path().join("leased");
     std::fs::write(&leased, &bytes).unwrap();

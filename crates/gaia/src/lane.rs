@@ -19,7 +19,7 @@
 #![expect(unsafe_code, reason = "copies between the device and pinned memory")]
 
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use spinio_device::{
@@ -38,6 +38,9 @@ const BUFFER: usize = 2 << 20;
 const STACK: usize = 512 << 10;
 /// A copy of a [`BUFFER`] or a scan takes milliseconds; if it takes this long, it waits for the stopped stream.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Stops of a device. A channel of a GPU has room for about a thousand pieces of work; then the driver lets threads wait
+/// for it, also those that use other streams (seen by others with 57 host functions and events).
+const MOST: usize = 32;
 /// Between looks whether the device still works.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -126,14 +129,23 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Announces a stop, after those who free memory.
+    /// Announces a stop, after those who free memory, and when there are not too many.
     pub(crate) fn announce(&'static self) -> Pending {
-        let mut gate = lock(&self.gate);
-        while gate.freeing > 0 {
-            gate = self.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut gate = self.wait_while(lock(&self.gate), |gate| gate.freeing > 0 || gate.pending >= MOST);
         gate.pending += 1;
         Pending(self)
+    }
+
+    /// Waits, but not for stops of a device that runs no work any more: they never come.
+    fn wait_while<'a>(&self, mut gate: MutexGuard<'a, Gate>, must: impl Fn(&Gate) -> bool) -> MutexGuard<'a, Gate> {
+        while must(&gate) {
+            let waited = self.changed.wait_timeout(gate, LOOK).unwrap_or_else(PoisonError::into_inner);
+            gate = waited.0;
+            if waited.1.timed_out() && self.device.is_lost() {
+                break;
+            }
+        }
+        gate
     }
 
     /// For a thread that must not wait: runs a job on the lane's thread.
@@ -232,15 +244,7 @@ pub(crate) fn free_between_stops(device: &'static dyn ReplicaMemory, free: impl 
     let Some(lane) = lane else { return free() };
     let mut gate = lock(&lane.gate);
     gate.freeing += 1;
-    while gate.pending > 0 {
-        let waited = lane.changed.wait_timeout(gate, LOOK).unwrap_or_else(PoisonError::into_inner);
-        gate = waited.0;
-        // Its stops never come.
-        if waited.1.timed_out() && device.is_lost() {
-            break;
-        }
-    }
-    drop(gate);
+    drop(lane.wait_while(gate, |gate| gate.pending > 0));
     free();
     lock(&lane.gate).freeing -= 1;
     lane.changed.notify_all();
@@ -335,5 +339,50 @@ impl Watch {
                 state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use spinio_device::emulated::{Config, Emulated};
+    use spinio_device::{Device, StreamId, WaitMode};
+
+    use super::*;
+
+    #[test]
+    fn stop_of_a_late_call_is_ended_and_the_next_job_starts_afresh() {
+        let device = Emulated::start(Config::parse("size=1M").unwrap()).unwrap();
+        let watch: &Watch = Box::leak(Box::new(Watch::new(Duration::from_millis(400))));
+        std::thread::spawn(|| watch.run());
+        let (sender, stops) = mpsc::channel();
+        let mut next = || {
+            let sender = sender.clone();
+            device.stop_stream(StreamId(0), Box::new(move |stop| sender.send(stop).unwrap())).unwrap();
+            stops.recv().unwrap()
+        };
+        watch.begin(next());
+        for _ in 0..10 {
+            // Calls in time, together longer than the limit.
+            assert!(watch.arm());
+            std::thread::sleep(Duration::from_millis(60));
+            assert!(watch.disarm());
+        }
+        assert!(watch.arm());
+        // The call ends because the stream went on.
+        device.synchronize(StreamId(0), WaitMode::Block).unwrap();
+        assert!(!watch.disarm() && !watch.arm());
+        watch.end();
+        watch.begin(next());
+        assert!(watch.arm() && watch.disarm());
+        std::thread::sleep(Duration::from_millis(500));
+        let fence = device.fence(StreamId(0)).unwrap();
+        assert_eq!(device.query(&fence), Ok(false), "no call was late");
+        let started = Instant::now();
+        watch.end();
+        device.wait(&fence, WaitMode::Block).unwrap();
+        device.release_fence(fence);
+        assert!(started.elapsed() < Duration::from_secs(20));
     }
 }

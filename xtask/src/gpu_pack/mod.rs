@@ -5,7 +5,7 @@
 //!         ── suite, many, two, frameworks.py       the GPU suite (tests/gpu); two: with two GPUs
 //!         ── hooks/                                the programs of crates/preload/tests, on CUDA memory
 //!         ── reads, writes, batch, parts, registering, host_call, device_call, benches/: the benchmarks
-//!         ── nvmmu                                 moves on a GPU
+//!         ── nvmmu, maps                           moves, and maps in stream order, on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── benches/gaia                          what maps of files cost
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
@@ -87,6 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("tests/gpu/two.c", "two"),
         ("tests/gpu/many.c", "many"),
         ("tests/gpu/nvmmu.c", "nvmmu"),
+        ("tests/gpu/maps.c", "maps"),
         ("benches/gpu/reads.c", "reads"),
         ("benches/gpu/writes.c", "writes"),
         ("benches/gpu/batch.c", "batch"),

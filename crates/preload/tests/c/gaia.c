@@ -152,6 +152,33 @@ static void sync_and_advice(unsigned char *gpu, char *elsewhere)
     REFUSED(spinio_gaia_advise(elsewhere, 1, SPINIO_GAIA_WILLNEED), EINVAL, "no map");
 }
 
+static void stream_order(int fd, unsigned char *gpu, unsigned char *read_only)
+{
+    static ssize_t published = -1000;
+    void *stream = spinio_emulated_stream();
+    struct job one = {gpu + 11, 33};
+    char elsewhere;
+    CHECK(spinio_gaia_acquire_async(gpu, LEN, W, stream) == 0 && spinio_emulated_launch(store, &one, stream) == 0);
+    CHECK(spinio_gaia_release_async(gpu, LEN, 0, stream, &published) == 0 && spinio_emulated_wait(stream) == 0);
+    CHECK(published == PAGE && pread(fd, &elsewhere, 1, 11) == 1 && elsewhere == 33);
+    CHECK(spinio_gaia_acquire_async(read_only, PAGE, R, NULL) == 0);
+    struct job two = {read_only + 11, 0};
+    CHECK(spinio_emulated_launch(load, &two, NULL) == 0 && spinio_emulated_wait(NULL) == 0 && two.value == 33);
+    CHECK(spinio_gaia_acquire_async(gpu, LEN, W, stream) == 0);
+    CHECK(spinio_gaia_release_async(gpu, LEN, SPINIO_GAIA_DISCARD, stream, NULL) == 0);
+    /* A release without an acquire: reported by the next call, once. */
+    CHECK(spinio_gaia_release_async(gpu, PAGE, 0, stream, &published) == 0 && spinio_emulated_wait(stream) == 0);
+    CHECK(published == -EINVAL);
+    REFUSED(spinio_gaia_acquire(gpu, PAGE, R), EINVAL, "earlier release in stream order");
+    CHECK(spinio_gaia_acquire(gpu, PAGE, R) == PAGE);
+    REFUSED(spinio_gaia_acquire_async(gpu, LEN + 1, W, stream), EINVAL, "not within one map");
+    REFUSED(spinio_gaia_acquire_async(gpu, PAGE, 8, stream), EINVAL, "no access");
+    REFUSED(spinio_gaia_acquire_async(&elsewhere, PAGE, R, stream), EINVAL, "no map");
+    REFUSED(spinio_gaia_acquire_async(read_only, PAGE, W, stream), EACCES, "read-only");
+    REFUSED(spinio_gaia_release_async(read_only, PAGE, 0, stream, NULL), EINVAL, "read-only");
+    REFUSED(spinio_gaia_release_async(gpu, PAGE, 16, stream, NULL), EINVAL, "flags");
+}
+
 static void wrong_calls(unsigned char *gpu, unsigned char *read_only)
 {
     char elsewhere;
@@ -195,6 +222,7 @@ int main(int argc, char **argv)
     names_of_the_paper(fd, reader, other, cpu);
     cpu[6] = cpu[10] = 7;
     sync_and_advice(gpu, (char *)&fd);
+    stream_order(fd, gpu, read_only);
 
     /* Descriptors are not needed any more; stores of both sides meet in one page. */
     CHECK(close(reader) == 0);
@@ -243,6 +271,8 @@ int main(int argc, char **argv)
             alarm(20);
             REFUSED(spinio_gaia_acquire(gpu, PAGE, W), EINVAL, "forked child");
             REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "forked child");
+            REFUSED(spinio_gaia_acquire_async(gpu, PAGE, W, NULL), EINVAL, "forked child");
+            REFUSED(spinio_gaia_release_async(gpu, PAGE, 0, NULL, NULL), EINVAL, "forked child");
             REFUSED(spinio_gaia_unmap(gpu), EINVAL, "forked child");
             REFUSED(spinio_gaia_sync(gpu, PAGE), EINVAL, "forked child");
             CHECK(munmap(gpu, PAGE) == 0);
@@ -257,7 +287,7 @@ int main(int argc, char **argv)
 
     struct spinio_gaia_info info = {0};
     uint64_t one[2] = {0, 99};
-    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 56);
+    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 57);
     CHECK(spinio_gaia_info(gpu, (struct spinio_gaia_info *)one, 8) == 0 && one[0] == LEN && one[1] == 99);
 
     /* Stores that were not released are dropped. */

@@ -56,6 +56,8 @@ int main(int argc, char **argv)
         REFUSED(spinio_gaia_acquire(gpu, LEN, R), ETXTBSY, "open for writing");
         close(writer);
     }
+    REFUSED(spinio_gaia_acquire_async(gpu, LEN, R, NULL), ENOTSUP, "stream order");
+    REFUSED(spinio_gaia_release_async(gpu, LEN, 0, NULL, NULL), ENOTSUP, "stream order");
     CHECK(spinio_gaia_acquire(gpu, LEN, R) == LEN);
     CHECK(wrong_bytes(gpu, 0, LEN, 0) == 0);
 

@@ -246,12 +246,12 @@ int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = cop
 static handle *new_handle(char kind, int flags) { handle *h = malloc(sizeof *h); *h = (handle){ kind, current(), current()->id, flags }; return h; }
 int cuStreamCreate(handle **s, unsigned f) { at_home(); no_stop("cuStreamCreate"); NEED(); *s = new_handle('s', f); live_streams++; return OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { NEED(); *least = 0, *greatest = -5; return OK; }
-int cuStreamCreateWithPriority(handle **s, unsigned f, int priority) { if (!(f & 1)) die("a blocking stream beside stops"); (void)priority; return cuStreamCreate(s, f); }
+int cuStreamCreateWithPriority(handle **s, unsigned f, int priority) { if (!(f & 1) && priority < -4) die("a blocking stream beside stops"); return cuStreamCreate(s, f); }
 int cuStreamDestroy_v2(handle *s) { touch(s, 's'); live_streams--; free(s); return OK; }
 int cuStreamSynchronize(handle *s) { at_home(); NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
 int cuStreamQuery(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
 int cuStreamWaitEvent(handle *s, handle *e, unsigned f) { (void)f; at_home(); NEED(); touch(s, 's'); touch(e, 'e'); return spoils(s) ? IMPLICIT : OK; }
-int cuStreamIsCapturing(handle *s, int *status) { NEED(); touch(s, 's'); if (capturing && legacy(s)) return IMPLICIT; *status = 0; return OK; }
+int cuStreamIsCapturing(handle *s, int *status) { NEED(); touch(s, 's'); if (capturing && legacy(s)) return IMPLICIT; *status = s && s == captured; return OK; }
 int cuStreamGetCtx(handle *s, context **c) { NEED(); touch(s, 's'); if (spoils(s)) return IMPLICIT; *c = s && (uintptr_t)s > 2 ? s->ctx : current(); return OK; }
 int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned old = capture_mode; capture_mode = *m; *m = old; return OK; }
 int cuEventCreate(handle **e, unsigned f) { at_home(); NEED(); *e = new_handle('e', f); live_events++; return OK; }

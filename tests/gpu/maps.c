@@ -1,0 +1,187 @@
+/* Maps of a file in the order of streams: acquire, GPU work and release without a wait of the CPU between them.
+ *
+ *     LD_PRELOAD=libspinio.so maps FILE      below a GAIA mount; it is replaced
+ *
+ * Copies and memsets take the place of GPU kernels: this is built without nvcc. A hang ends after two minutes. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <spinio.h>
+#include <spinio_gaia.h>
+
+#define GPU_MORE(F)                                                                                                    \
+    F(cuMemcpyDtoHAsync_v2, (void *, gpu_ptr, size_t, void *))                                                         \
+    F(cuStreamCreateWithPriority, (void **, unsigned, int))
+#include "../../benches/common/gpu.h"
+
+#define FIND(name) ((__typeof__(&name))find(#name))
+
+static void *find(const char *name)
+{
+    void *found = dlsym(RTLD_DEFAULT, name);
+    if (!found) {
+        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
+        exit(1);
+    }
+    return found;
+}
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            printf("%s:%d: check failed: %s (%s; %s)\n", __FILE__, __LINE__, #condition, strerror(errno),              \
+                   FIND(spinio_last_error)());                                                                         \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* More streams than a GPU has channels. */
+enum { PAGE = 4096, PAGES = 512, SIZE = PAGES * PAGE, STREAMS = 24, ROUNDS = 30, COPY = 256 << 10, BIG = 64 << 20 };
+
+static int fd;
+static unsigned char *map, *pinned;
+static gpu_ptr base, big;
+static int is_fake;
+
+static gpu_ptr at(size_t offset) { return base + offset; }
+static int acquire(size_t offset, size_t size, void *stream)
+{
+    return FIND(spinio_gaia_acquire_async)(map + offset, size, SPINIO_GAIA_WRITE, stream);
+}
+static int release(size_t offset, size_t size, void *stream, ssize_t *published)
+{
+    return FIND(spinio_gaia_release_async)(map + offset, size, 0, stream, published);
+}
+
+static unsigned char byte(off_t offset)
+{
+    unsigned char byte;
+    CHECK(pread(fd, &byte, 1, offset) == 1);
+    return byte;
+}
+
+static void write_later(void *unused)
+{
+    (void)unused;
+    usleep(100000);
+    if (pwrite(fd, "\x32", 1, 1) != 1)
+        abort();
+}
+
+/* The acquire sees what was written while the stream was not there yet, the release what earlier work has stored. */
+static void order(void *stream)
+{
+    static volatile ssize_t published;
+    CHECK(pwrite(fd, "\7\7\7", 3, 0) == 3);
+    published = -1000;
+    pinned[0] = 0;
+    GPU(cuLaunchHostFunc(stream, write_later, NULL));
+    CHECK(acquire(0, SIZE, stream) == 0);
+    GPU(cuMemcpyDtoHAsync_v2(pinned, at(1), 1, stream));
+    for (int i = 0; i < 20; i++)
+        GPU(cuMemsetD8Async(big, i, BIG, stream));
+    GPU(cuMemsetD8Async(at(0), 100, 1, stream));
+    CHECK(release(0, SIZE, stream, (ssize_t *)&published) == 0);
+    GPU(cuMemsetD8Async(at(2), 9, 1, stream));
+    CHECK(is_fake || published == -1000);
+    GPU(cuStreamSynchronize(stream));
+    CHECK(pinned[0] == 50 && published == PAGE && byte(0) == 100 && byte(1) == 50 && byte(2) == 7);
+    CHECK(FIND(spinio_gaia_acquire)(map, SIZE, SPINIO_GAIA_WRITE) == SIZE);
+    CHECK(FIND(spinio_gaia_release)(map, SIZE, SPINIO_GAIA_DISCARD) == 0);
+}
+
+/* Each stream has a page of its own, and copies that wait behind its stops, as the GPU's copy engines do. */
+static void many(void **streams)
+{
+    for (int round = 1; round <= ROUNDS; round++)
+        for (int i = 0; i < STREAMS; i++) {
+            CHECK(acquire((size_t)i * PAGE, PAGE, streams[i]) == 0);
+            GPU(cuMemcpyHtoDAsync_v2(big + (size_t)i * COPY, pinned, COPY, streams[i]));
+            GPU(cuMemsetD8Async(at((size_t)i * PAGE + 10), round, 3, streams[i]));
+            GPU(cuMemcpyDtoHAsync_v2(pinned + COPY + i, at((size_t)i * PAGE + 10), 1, streams[i]));
+            CHECK(release((size_t)i * PAGE, PAGE, streams[i], NULL) == 0);
+        }
+    for (int i = 0; i < STREAMS; i++) {
+        GPU(cuStreamSynchronize(streams[i]));
+        CHECK(pinned[COPY + i] == ROUNDS && byte(i * PAGE + 10) == ROUNDS && byte(i * PAGE + 13) == 0);
+    }
+    CHECK(FIND(spinio_gaia_sync)(map, SIZE) == 0);
+}
+
+static void failures(void *stream)
+{
+    ssize_t first = 0, second = 0, third = 0;
+    CHECK(release(0, PAGE, stream, &first) == 0);
+    GPU(cuStreamSynchronize(stream));
+    CHECK(first == -EINVAL);
+    CHECK(acquire(0, PAGE, stream) == -1 && errno == EINVAL && strstr(FIND(spinio_last_error)(), "earlier release"));
+    CHECK(acquire(0, PAGE, stream) == 0 && release(0, PAGE, stream, &second) == 0);
+    GPU(cuStreamSynchronize(stream));
+    CHECK(second == 0);
+    CHECK(acquire(0, SIZE + 1, stream) == -1 && errno == EINVAL);
+
+    void *graph, *captured;
+    GPU(cuStreamCreate(&captured, 1));
+    GPU(cuStreamBeginCapture_v2(captured, 2));
+    CHECK(acquire(0, PAGE, captured) == -1 && errno == EBUSY);
+    CHECK(release(0, PAGE, captured, &third) == -1 && errno == EBUSY && third == 0);
+    GPU(cuStreamEndCapture(captured, &graph));
+    GPU(cuGraphDestroy(graph));
+}
+
+/* Unmapping, which frees memory, waits for what is queued on this map and on others. */
+static void unmap(void **streams, int other)
+{
+    ssize_t published[STREAMS], in_other = 0;
+    unsigned char *second = FIND(spinio_gaia_map)(other, 0, PAGE, SPINIO_GAIA_WRITE);
+    CHECK(second);
+    for (int i = 0; i < STREAMS; i++) {
+        CHECK(acquire((size_t)i * PAGE, PAGE, streams[i]) == 0);
+        GPU(cuMemsetD8Async(big, 1, BIG, streams[i]));
+        GPU(cuMemsetD8Async(at((size_t)i * PAGE), 200, 1, streams[i]));
+        CHECK(release((size_t)i * PAGE, PAGE, streams[i], &published[i]) == 0);
+    }
+    CHECK(FIND(spinio_gaia_acquire_async)(second, PAGE, SPINIO_GAIA_WRITE, streams[0]) == 0);
+    CHECK(FIND(spinio_gaia_release_async)(second, PAGE, 0, streams[0], &in_other) == 0);
+    CHECK(FIND(spinio_gaia_unmap)(map) == 0);
+    for (int i = 0; i < STREAMS; i++)
+        CHECK(published[i] == PAGE && byte(i * PAGE) == 200);
+    CHECK(FIND(spinio_gaia_unmap)(second) == 0 && in_other == 0);
+}
+
+int main(int argc, char **argv)
+{
+    char name[100] = "";
+    void *streams[STREAMS];
+    if (argc != 2)
+        return fprintf(stderr, "%s FILE\n", argv[0]), 2;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    alarm(120);
+    gpu_open();
+    GPU(cuDeviceGetName(name, sizeof name, gpu.device));
+    is_fake = strncmp(name, "Fake", 4) == 0;
+    fd = open(argv[1], O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(fd >= 0 && ftruncate(fd, SIZE) == 0);
+    map = FIND(spinio_gaia_map)(fd, 0, SIZE, SPINIO_GAIA_WRITE);
+    CHECK(map);
+    base = (gpu_ptr)(uintptr_t)map;
+    GPU(cuMemAlloc_v2(&big, BIG));
+    GPU(cuMemHostAlloc((void **)&pinned, COPY + PAGE, 0));
+    /* Streams that wait for the default stream, that do not, and of the highest priority; and the default streams. */
+    for (int i = 2; i < STREAMS; i++)
+        GPU(cuStreamCreateWithPriority(&streams[i], i == 2 || i % 2, i == 2 ? -100 : 0));
+    streams[0] = NULL, streams[1] = (void *)2;
+    for (int i = 0; i < 4; i++)
+        order(streams[i]);
+    puts("ok    order");
+    many(streams);
+    puts("ok    many streams");
+    failures(streams[3]);
+    puts("ok    failures");
+    unmap(streams, fd);
+    puts("ok    unmap");
+    return 0;
+}
