@@ -58,6 +58,7 @@ extern "C" {
 enum {
     SPINIO_GAIA_READ = 1,    /* load */
     SPINIO_GAIA_WRITE = 2,   /* load and store */
+    SPINIO_GAIA_OVERWRITE = 4, /* acquire: store to all of the range; its bytes are not fetched */
     SPINIO_GAIA_DISCARD = 32 /* release: end the epoch and publish nothing */
 };
 
@@ -86,6 +87,11 @@ int spinio_gaia_unmap(void *address);
  * another user's; ENOMEM, the device or the daemon's limit has no room; EIO, the daemon has ended. After any other error,
  * as EIO from the disk, an epoch of the map that was open may be lost too. */
 ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
+
+/* With SPINIO_GAIA_OVERWRITE, alone or with WRITE, the program says that it will store to every byte of the range before it
+ * releases: pages that lie wholly in it are not fetched, what the memory has there is not defined, and release publishes
+ * all of them. For files that are written from the GPU, as checkpoints. Make the file as long as needed before
+ * (ftruncate): a map does not extend it. Pages that are in an epoch for writing already stay as they are. */
 
 /* Publishes the stores to the pages of a range, and ends their epoch, with flags 0. It starts after the work queued
  * on the thread's stream. When it returns, loads and reads of CPU programs return the new bytes, also through mappings

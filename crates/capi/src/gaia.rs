@@ -13,6 +13,7 @@ use crate::ffi_guard::{self as guard, Failure};
 /// `SPINIO_GAIA_READ`, `SPINIO_GAIA_WRITE`
 const READ: c_uint = 1;
 const WRITE: c_uint = 2;
+const OVERWRITE: c_uint = 4;
 /// `SPINIO_GAIA_DISCARD`
 const DISCARD: c_uint = 32;
 /// `SPINIO_GAIA_RANDOM`, `SPINIO_GAIA_SEQUENTIAL`, `SPINIO_GAIA_WILLNEED`, `SPINIO_GAIA_DONTNEED`
@@ -34,6 +35,15 @@ fn parse_access(access: c_uint) -> Result<Access, Failure> {
         READ => Ok(Access::Read),
         WRITE | 3 => Ok(Access::Write),
         _ => Err(Failure::Message(libc::EINVAL, format!("{access:#x} is no access: read is {READ}, write {WRITE}"))),
+    }
+}
+
+/// What an acquire is for: `None` is to overwrite the range.
+fn parse_purpose(access: c_uint) -> Result<Option<Access>, Failure> {
+    if access & OVERWRITE != 0 && access & !(OVERWRITE | READ | WRITE) == 0 {
+        Ok(None)
+    } else {
+        parse_access(access).map(Some)
     }
 }
 
@@ -111,8 +121,11 @@ extern "C-unwind" fn spinio_gaia_unmap(address: *mut c_void) -> c_int {
 extern "C-unwind" fn spinio_gaia_acquire(address: *mut c_void, size: usize, access: c_uint) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        let access = parse_access(access)?;
-        let acquire = |map: &spinio_gaia::FileMap, offset| map.acquire(offset, size as u64, access);
+        let purpose = parse_purpose(access)?;
+        let acquire = |map: &spinio_gaia::FileMap, offset| match purpose {
+            Some(access) => map.acquire(offset, size as u64, access),
+            None => map.overwrite(offset, size as u64),
+        };
         Ok(spinio_gaia::with_map(address as u64, acquire)? as usize)
     })
 }
@@ -138,8 +151,11 @@ extern "C" fn spinio_gaia_acquire_async(
     stream: *mut c_void,
 ) -> c_int {
     let queued = guard::run(|| {
-        let (access, stream) = (parse_access(access)?, StreamId(stream as u64));
-        let acquire = |map: &spinio_gaia::FileMap, offset| map.acquire_async(offset, size as u64, access, stream);
+        let (purpose, stream) = (parse_purpose(access)?, StreamId(stream as u64));
+        let acquire = |map: &spinio_gaia::FileMap, offset| match purpose {
+            Some(access) => map.acquire_async(offset, size as u64, access, stream),
+            None => map.overwrite_async(offset, size as u64, stream),
+        };
         Ok(spinio_gaia::with_map(address as u64, acquire)?)
     });
     queued.map_or(-1, |()| 0)

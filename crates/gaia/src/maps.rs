@@ -24,7 +24,7 @@ pub enum FileMap {
     /// Of a file below a GAIA mount.
     Mounted(Arc<Map>),
     /// Of another file, which no process writes.
-    Leased(leased::Map),
+    Leased(Box<leased::Map>),
 }
 
 impl FileMap {
@@ -41,7 +41,8 @@ impl FileMap {
             return Map::with_reader(fd, offset, len, access, device, Some(reader))
                 .map(|map| FileMap::Mounted(Arc::new(map)));
         }
-        leased::Map::new(fd, offset, len, access, device, reader, leased::sockets()).map(FileMap::Leased)
+        leased::Map::new(fd, offset, len, access, device, reader, leased::sockets())
+            .map(|map| FileMap::Leased(Box::new(map)))
     }
 
     /// Whose memory it is in.
@@ -76,6 +77,14 @@ impl FileMap {
         }
     }
 
+    /// [`FileMap::acquire`] for writing, of bytes that the program will overwrite: see [`Map::overwrite`].
+    pub fn overwrite(&self, offset: u64, len: u64) -> Result<u64> {
+        match self {
+            FileMap::Mounted(map) => map.overwrite(offset, len),
+            FileMap::Leased(map) => map.acquire(offset, len, Access::Write),
+        }
+    }
+
     /// Publishes the stores to a range; the bytes that were published.
     pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
         match self {
@@ -88,6 +97,14 @@ impl FileMap {
     pub fn acquire_async(&self, offset: u64, len: u64, access: Access, stream: StreamId) -> Result<()> {
         match self {
             FileMap::Mounted(map) => map.acquire_async(offset, len, access, stream),
+            FileMap::Leased(_) => Err(leased_in_stream_order()),
+        }
+    }
+
+    /// [`FileMap::overwrite`] in the order of a stream: see [`Map::overwrite_async`].
+    pub fn overwrite_async(&self, offset: u64, len: u64, stream: StreamId) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.overwrite_async(offset, len, stream),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
         }
     }

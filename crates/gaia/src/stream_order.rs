@@ -138,6 +138,15 @@ impl Map {
         self.enqueue(stream, "acquire", acquire, |_| ())
     }
 
+    /// [`Map::overwrite`] in the order of a stream.
+    pub fn overwrite_async(self: &Arc<Map>, offset: u64, len: u64, stream: StreamId) -> Result<()> {
+        self.pages_of(offset, len)?;
+        if self.spec.access == Access::Read {
+            return Err(Error::new(Errno::ACCESS, "The map is read-only"));
+        }
+        self.enqueue(stream, "acquire", move |map: &Map| map.overwrite(offset, len), |_| ())
+    }
+
     /// [`Map::release`], or with `discard` [`Map::discard`], in the order of a stream. `published` gets the result before
     /// the stream goes on; not if this call fails.
     pub fn release_async(

@@ -83,7 +83,9 @@ fn loaded(device: &Emulated, stream: StreamId, at: u64) -> mpsc::Receiver<u8> {
 /// A kernel that runs until it is told to end.
 fn busy(device: &Emulated, stream: StreamId) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel::<()>();
-    launch(device, stream, move || drop(receiver.recv()));
+    launch(device, stream, move || {
+        let _ = receiver.recv();
+    });
     sender
 }
 

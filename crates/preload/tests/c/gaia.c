@@ -179,6 +179,26 @@ static void stream_order(int fd, unsigned char *gpu, unsigned char *read_only)
     REFUSED(spinio_gaia_release_async(gpu, PAGE, 16, stream, NULL), EINVAL, "flags");
 }
 
+static void overwrite(int fd, unsigned char *gpu, unsigned char *read_only)
+{
+    char byte;
+    struct spinio_gaia_info before, after;
+    CHECK(spinio_gaia_acquire(gpu, LEN, W) == LEN && spinio_gaia_release(gpu, LEN, SPINIO_GAIA_DISCARD) == 0);
+    CHECK(spinio_gaia_info(gpu, &before, sizeof before) == 0);
+    CHECK(spinio_gaia_acquire(gpu, PAGE, W | SPINIO_GAIA_OVERWRITE) == PAGE);
+    struct job one = {gpu + 11, 34};
+    CHECK(spinio_emulated_launch(store, &one, NULL) == 0 && spinio_emulated_wait(NULL) == 0);
+    CHECK(spinio_gaia_release(gpu, PAGE, 0) == PAGE);
+    CHECK(pread(fd, &byte, 1, 11) == 1 && byte == 34);
+    CHECK(spinio_gaia_info(gpu, &after, sizeof after) == 0);
+    CHECK(after.bytes_from_file == before.bytes_from_file && after.bytes_from_snapshots == before.bytes_from_snapshots);
+    CHECK(spinio_gaia_acquire_async(gpu, PAGE, SPINIO_GAIA_OVERWRITE, NULL) == 0);
+    CHECK(spinio_gaia_release_async(gpu, PAGE, SPINIO_GAIA_DISCARD, NULL, NULL) == 0);
+    REFUSED(spinio_gaia_acquire(gpu, PAGE, SPINIO_GAIA_OVERWRITE | 8), EINVAL, "no access");
+    REFUSED(spinio_gaia_acquire(read_only, PAGE, SPINIO_GAIA_OVERWRITE), EACCES, "read-only");
+    REFUSED(spinio_gaia_acquire_async(read_only, PAGE, SPINIO_GAIA_OVERWRITE, NULL), EACCES, "read-only");
+}
+
 static void wrong_calls(unsigned char *gpu, unsigned char *read_only)
 {
     char elsewhere;
@@ -223,6 +243,7 @@ int main(int argc, char **argv)
     cpu[6] = cpu[10] = 7;
     sync_and_advice(gpu, (char *)&fd);
     stream_order(fd, gpu, read_only);
+    overwrite(fd, gpu, read_only);
 
     /* Descriptors are not needed any more; stores of both sides meet in one page. */
     CHECK(close(reader) == 0);
