@@ -357,7 +357,7 @@ mod tests {
         let watch: &Watch = Box::leak(Box::new(Watch::new(Duration::from_millis(400))));
         std::thread::spawn(|| watch.run());
         let (sender, stops) = mpsc::channel();
-        let mut next = || {
+        let next = || {
             let sender = sender.clone();
             device.stop_stream(StreamId(0), Box::new(move |stop| sender.send(stop).unwrap())).unwrap();
             stops.recv().unwrap()

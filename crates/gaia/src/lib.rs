@@ -41,6 +41,7 @@ mod maps;
 mod mounted_file;
 mod owned_fd;
 mod page_states;
+mod queued_calls;
 mod ranges;
 mod reattach;
 mod replica;

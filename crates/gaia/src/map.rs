@@ -16,9 +16,9 @@ use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
 use crate::page_states::PageStates;
+use crate::queued_calls::Queue;
 use crate::replica::Replica;
 use crate::state::{Info, State};
-use crate::stream_order::Queue;
 use crate::{Error, Result};
 
 /// A range of a file in device memory. It is unmapped when dropped; unreleased stores are dropped with it.

@@ -11,121 +11,29 @@
 //! kernels have run without what they should have acquired, so what they stored is not published.
 //!
 //! **Locks**: a call that waits does so for the thread's stream, with the map's lock held, and a job needs that lock. So
-//! it first waits for the calls of its map that are queued, and none is queued until it ends ([`Turn`]).
+//! it first waits for the calls of its map that are queued, and none is queued until it ends (queued_calls.rs).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
 use spinio_device::StreamId;
-use spinio_host::lock;
 use spinio_pagecache::messages::Access;
 use spinio_sys::Errno;
 
 use crate::lane::Lane;
 use crate::map::Map;
+use crate::queued_calls::{Ticket, Turn};
 use crate::{Error, Result};
-
-/// Between looks whether the device still works.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// The calls of a map that are queued.
-#[derive(Default)]
-pub(crate) struct Queue {
-    /// Held while a call is queued, and during one that waits.
-    turn: Mutex<()>,
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    /// Calls so far.
-    queued: u64,
-    ended: u64,
-    /// Of the first call that failed, until it is reported.
-    failure: Option<Error>,
-    /// Calls up to this number do not run: a failure was reported after they were queued.
-    dropped: u64,
-    reported: Option<Error>,
-}
-
-/// While it lives, no call is queued on the map, and none runs.
-pub(crate) struct Turn<'a>(#[expect(dead_code, reason = "held")] Option<MutexGuard<'a, ()>>);
-
-/// A call that is queued; it has ended when this is dropped.
-struct Ticket {
-    queue: Arc<Queue>,
-    number: u64,
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        lock(&self.queue.state).ended += 1;
-        self.queue.changed.notify_all();
-    }
-}
-
-impl Queue {
-    /// The failure that no call has reported.
-    fn take_failure(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        match state.failure.take() {
-            Some(failure) => {
-                state.dropped = state.queued;
-                state.reported = Some(failure.clone());
-                Err(failure)
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn enter(self: &Arc<Queue>) -> Ticket {
-        let mut state = lock(&self.state);
-        state.queued += 1;
-        Ticket { queue: Arc::clone(self), number: state.queued }
-    }
-
-    /// Why a call does not run.
-    fn reason_to_drop(&self, number: u64) -> Option<Error> {
-        let state = lock(&self.state);
-        let earlier = state.reported.as_ref().filter(|_| number <= state.dropped);
-        state.failure.as_ref().or(earlier).cloned()
-    }
-
-    fn fail(&self, error: &Error, what: &str) {
-        let sentence = format!("An earlier {what} in stream order failed: {error}");
-        lock(&self.state).failure.get_or_insert_with(|| Error::new(error.errno, sentence));
-    }
-}
 
 impl Map {
     /// The turn of a call that waits.
     pub(crate) fn turn(&self) -> Result<Turn<'_>> {
-        if Lane::current().is_some() {
-            return Ok(Turn(None));
-        }
-        let turn = lock(&self.queue.turn);
-        self.wait_for_queued();
-        self.queue.take_failure().map(|()| Turn(Some(turn)))
+        if Lane::current().is_some() { Ok(Turn::of_lane()) } else { self.queue.turn(|| self.replica.is_lost()) }
     }
 
-    /// Waits until the calls that are queued now have ended, or the device runs none any more.
+    /// Waits until the calls that are queued have ended, or the device runs none any more.
     pub(crate) fn wait_for_queued(&self) {
-        let mut state = lock(&self.queue.state);
-        let last = state.queued;
-        while state.ended < last {
-            let waited = self.queue.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
-            if waited.1.timed_out() {
-                drop(waited.0);
-                if self.replica.is_lost() {
-                    return;
-                }
-                state = lock(&self.queue.state);
-            } else {
-                state = waited.0;
-            }
-        }
+        drop(self.queue.last_turn(|| self.replica.is_lost()));
     }
 
     /// [`Map::acquire`] in the order of a stream.
@@ -174,14 +82,13 @@ impl Map {
         call: impl FnOnce(&Map) -> Result<u64> + Send + 'static,
         report: impl FnOnce(&Result<u64>) + Send + 'static,
     ) -> Result<()> {
-        let _turn = lock(&self.queue.turn);
-        self.queue.take_failure()?;
+        let _turn = self.queue.turn_to_queue()?;
         let device = self.replica.device();
         if device.is_capturing(stream) {
             return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
         }
         let lane = Lane::of(device)?;
-        let (pending, ticket) = (lane.announce(), self.queue.enter());
+        let (pending, ticket) = (lane.announce(), self.queue.ticket());
         // Weak: if the device fails, the driver drops no call that it has taken.
         let map = Arc::downgrade(self);
         let reached = move |stop| {
@@ -203,13 +110,13 @@ fn run(
     call: impl FnOnce(&Map) -> Result<u64>,
     report: impl FnOnce(&Result<u64>),
 ) {
-    let done = match (ticket.queue.reason_to_drop(ticket.number), map) {
+    let done = match (ticket.reason_to_drop(), map) {
         (Some(failure), _) => Err(failure),
         (None, None) => Err(Error::new(Errno::INVAL, "The map was unmapped before")),
         (None, Some(map)) => {
             let panicked = |_| Err(Error::new(Errno::IO, "Internal error"));
             let done = catch_unwind(AssertUnwindSafe(|| call(map))).unwrap_or_else(panicked);
-            done.inspect_err(|e| ticket.queue.fail(e, what))
+            done.inspect_err(|e| ticket.fail(e, what))
         }
     };
     report(&done);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use spinio_runtime::client::Stream;
 use spinio_runtime::client::gaia::{Info, Map};
 
 use crate::device_memory::MapSlot;
@@ -56,6 +57,16 @@ impl GaiaMap {
     /// Publishes the stores to a range; the bytes that were published.
     fn release(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<u64> {
         self.with_map(py, |map| map.release(offset, bytes))
+    }
+
+    /// As `acquire`, in the order of a stream (a handle), and without waiting.
+    fn acquire_async(&self, py: Python<'_>, offset: u64, bytes: u64, write: bool, stream: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.acquire_async(offset, bytes, write, Stream(stream)))
+    }
+
+    /// As `release`, in the order of a stream (a handle), and without waiting.
+    fn release_async(&self, py: Python<'_>, offset: u64, bytes: u64, stream: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.release_async(offset, bytes, Stream(stream)))
     }
 
     /// Drops the stores to a range.

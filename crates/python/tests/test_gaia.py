@@ -56,6 +56,36 @@ def raises(number, path):
 # ---- on a mount
 
 
+def test_calls_in_stream_order_need_no_wait(mount, device):
+    path = mount.file("stream", bytes(2 * PAGE))
+    if device == "cuda":
+        torch = pytest.importorskip("torch")
+        streams = [torch.cuda.Stream() for _ in range(12)] + [torch.cuda.default_stream()]
+    else:
+        streams = [emulated.Stream(), None]
+    with gaia.open(path, "r+") as f, f.map(device=device) as m:
+        for n, stream in enumerate(streams * 5):
+            f.pwrite(bytes([n]), PAGE)
+            m.acquire_async(write=True, stream=stream)
+            if device == "cuda":
+                with torch.cuda.stream(stream):
+                    torch.as_tensor(m)[:PAGE].add_(1)
+            m.release_async(stream=stream)
+            # Streams share these pages: one epoch after the other.
+            m.sync()
+        assert plain(path)[PAGE] == n
+        assert plain(path)[0] == (5 * len(streams) if device == "cuda" else 0)
+        # A release without an acquire is reported by the next call, once.
+        m.release_async(0, PAGE, stream=streams[0])
+        with raises(errno.EINVAL, path):
+            m.sync()
+        m.sync()
+        with raises(errno.EINVAL, path):
+            m.acquire_async(0, 3 * PAGE)
+        with pytest.raises(TypeError):
+            m.acquire_async(stream="no stream")
+
+
 def test_epochs_and_plain_writes_agree_with_a_model(mount, device):
     size, chance = 9 * PAGE + 123, random.Random(7)
     model = bytearray(chance.randbytes(size))

@@ -216,6 +216,9 @@ pub struct Table {
     gaia_sync: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
     // The report is the device's name.
     gaia_device: unsafe extern "C" fn(address: u64, report: Report),
+    // In the order of a stream; the results of releases are not reported.
+    gaia_acquire_async: unsafe extern "C" fn(address: u64, len: u64, access: u32, stream: u64, report: Report) -> i64,
+    gaia_release_async: unsafe extern "C" fn(address: u64, len: u64, stream: u64, report: Report) -> i64,
 }
 
 /// A move of a session.

@@ -23,7 +23,7 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Generator, TypeVar
 
-from spinio import _dtypes, _file, _spinio, emulated
+from spinio import _dtypes, _file, _spinio, _stream, emulated
 
 if TYPE_CHECKING:
     from spinio._spinio import _GaiaInfo
@@ -163,6 +163,23 @@ class Map:
         """
         return self._call(self._mapped.release, *self._range(offset, nbytes))
 
+    def acquire_async(
+        self, offset: int = 0, nbytes: int | None = None, *, write: bool = False, stream: Any = None
+    ) -> None:
+        """As acquire, in the order of a stream: it returns at once, begins when the work queued there is done, and work
+        queued there afterwards waits for it.
+
+        stream: as of `spinio.set_stream`; None is this thread's stream. An error that comes later is raised by the next
+        acquire, release or sync of the map, which does nothing else; calls that are queued until then do not run. Maps
+        of files without a mount have no such calls: ENOTSUP.
+        """
+        offset, nbytes = self._range(offset, nbytes)
+        self._call(self._mapped.acquire_async, offset, nbytes, bool(write), _stream_handle(stream))
+
+    def release_async(self, offset: int = 0, nbytes: int | None = None, *, stream: Any = None) -> None:
+        """As release, in the order of a stream: see acquire_async. `sync` waits until it has published."""
+        self._call(self._mapped.release_async, *self._range(offset, nbytes), _stream_handle(stream))
+
     def discard(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Drops the stores to a range that were not released, and ends its epoch: no program sees them.
 
@@ -252,6 +269,13 @@ def open(
 ) -> File:
     """Opens a file as spinio.open does; returns a File, which can be mapped. Maps for writing need mode "r+"."""
     return File(path, mode, closefd, opener)
+
+
+def _stream_handle(stream: Any) -> int:
+    if stream is None:
+        return _stream.current_stream()
+    handle = _stream._handle(stream)
+    return 0 if handle == 1 else handle  # CUDA's second handle of the default stream
 
 
 def _number(name: str, value: Any) -> int:

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::null;
 
-use super::{Error, call_for_count, missing_report, table, with_report};
+use super::{Error, Stream, call_for_count, missing_report, table, with_report};
 use crate::{GAIA_READ, GAIA_WRITE};
 pub use spinio_gaia::Info;
 
@@ -53,6 +53,22 @@ impl Map {
         let address = self.address_of(offset, len)?;
         // SAFETY: takes numbers only.
         call_for_count(|report| unsafe { (table().gaia_release)(address, len, report) })
+    }
+
+    /// As [`Map::acquire`], in the order of a stream, and without waiting.
+    pub fn acquire_async(&self, offset: u64, len: u64, write: bool, stream: Stream) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        let access = access(write);
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_acquire_async)(address, len, access, stream.0, report) })
+            .map(drop)
+    }
+
+    /// As [`Map::release`], in the order of a stream, and without waiting.
+    pub fn release_async(&self, offset: u64, len: u64, stream: Stream) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_release_async)(address, len, stream.0, report) }).map(drop)
     }
 
     /// Drops the stores to a range, and ends its epoch.

@@ -4,8 +4,8 @@
 
 use std::ffi::c_int;
 
-use spinio_device::{Device, registry};
-use spinio_gaia::{Access, Info};
+use spinio_device::{Device, StreamId, registry};
+use spinio_gaia::{Access, FileMap, Info};
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
@@ -71,6 +71,22 @@ pub(super) unsafe extern "C" fn acquire(address: u64, len: u64, wanted: u32, rep
 pub(super) unsafe extern "C" fn release(address: u64, len: u64, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
     unsafe { count(report, || Ok(spinio_gaia::with_map(address, |map, offset| map.release(offset, len))?)) }
+}
+
+pub(super) unsafe extern "C" fn acquire_async(address: u64, len: u64, wanted: u32, stream: u64, report: Report) -> i64 {
+    let acquire = || {
+        let access = access(wanted)?;
+        let queue = |map: &FileMap, offset| map.acquire_async(offset, len, access, StreamId(stream));
+        Ok(spinio_gaia::with_map(address, queue).map(|()| 0)?)
+    };
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, acquire) }
+}
+
+pub(super) unsafe extern "C" fn release_async(address: u64, len: u64, stream: u64, report: Report) -> i64 {
+    let queue = |map: &FileMap, offset| map.release_async(offset, len, false, StreamId(stream), |_| ());
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(spinio_gaia::with_map(address, queue).map(|()| 0)?)) }
 }
 
 pub(super) unsafe extern "C" fn discard(address: u64, len: u64, report: Report) -> i64 {

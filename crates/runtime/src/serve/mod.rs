@@ -75,6 +75,8 @@ pub const TABLE: Table = Table {
     gaia_discard: gaia::discard,
     gaia_sync: gaia::sync,
     gaia_device: gaia::device_of,
+    gaia_acquire_async: gaia::acquire_async,
+    gaia_release_async: gaia::release_async,
 };
 
 extern "C" fn version() -> *const c_char {
