@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use spinio_runtime::client::Stream;
-use spinio_runtime::client::gaia::{Info, Map};
+use spinio_runtime::client::gaia::{Access, Info, Map};
 
 use crate::device_memory::MapSlot;
 use crate::emulated::Memory;
@@ -19,6 +19,14 @@ pub(crate) struct GaiaMap {
     device: String,
     address: u64,
     bytes: u64,
+}
+
+fn access(write: bool, overwrite: bool) -> Access {
+    match (write, overwrite) {
+        (_, true) => Access::Overwrite,
+        (true, false) => Access::Write,
+        (false, false) => Access::Read,
+    }
 }
 
 #[pymethods]
@@ -50,8 +58,8 @@ impl GaiaMap {
     }
 
     /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.
-    fn acquire(&self, py: Python<'_>, offset: u64, bytes: u64, write: bool) -> PyResult<u64> {
-        self.with_map(py, |map| map.acquire(offset, bytes, write))
+    fn acquire(&self, py: Python<'_>, offset: u64, bytes: u64, write: bool, overwrite: bool) -> PyResult<u64> {
+        self.with_map(py, |map| map.acquire(offset, bytes, access(write, overwrite)))
     }
 
     /// Publishes the stores to a range; the bytes that were published.
@@ -60,8 +68,16 @@ impl GaiaMap {
     }
 
     /// As `acquire`, in the order of a stream (a handle), and without waiting.
-    fn acquire_async(&self, py: Python<'_>, offset: u64, bytes: u64, write: bool, stream: u64) -> PyResult<()> {
-        self.with_map(py, |map| map.acquire_async(offset, bytes, write, Stream(stream)))
+    fn acquire_async(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        bytes: u64,
+        write: bool,
+        overwrite: bool,
+        stream: u64,
+    ) -> PyResult<()> {
+        self.with_map(py, |map| map.acquire_async(offset, bytes, access(write, overwrite), Stream(stream)))
     }
 
     /// As `release`, in the order of a stream (a handle), and without waiting.

@@ -86,6 +86,18 @@ def test_calls_in_stream_order_need_no_wait(mount, device):
             m.acquire_async(stream="no stream")
 
 
+def test_checkpoint_is_written_without_being_fetched(mount, device):
+    path = mount.file("checkpoint", bytes(8 * PAGE))
+    with gaia.open(path, "r+") as f, f.map(device=device) as m:
+        with m.writing(overwrite=True) as array:
+            array.set(bytes([7]) * 8 * PAGE)
+        info = m.info()
+        assert (info["bytes_from_file"], info["bytes_published"]) == (0, 8 * PAGE)
+        assert plain(path) == bytes([7]) * 8 * PAGE
+    with gaia.open(path) as f, f.map(device=device) as m, raises(errno.EACCES, path):
+        m.acquire(overwrite=True)
+
+
 def test_epochs_and_plain_writes_agree_with_a_model(mount, device):
     size, chance = 9 * PAGE + 123, random.Random(7)
     model = bytearray(chance.randbytes(size))

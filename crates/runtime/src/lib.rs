@@ -97,6 +97,8 @@ const UPLOAD: u32 = 0;
 const DOWNLOAD: u32 = 1;
 /// Access of maps.
 const GAIA_READ: u32 = 1;
+/// An acquire for writing that fetches nothing.
+const GAIA_OVERWRITE: u32 = 4;
 const GAIA_WRITE: u32 = 2;
 
 /// A read of many ranges of one file. Arrays have `count` elements.

@@ -147,13 +147,17 @@ class Map:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.view().__dlpack_device__()
 
-    def acquire(self, offset: int = 0, nbytes: int | None = None, *, write: bool = False) -> int:
+    def acquire(
+        self, offset: int = 0, nbytes: int | None = None, *, write: bool = False, overwrite: bool = False
+    ) -> int:
         """Begins an epoch for a range, or extends it; returns the bytes of the range that are in the file.
 
-        Bytes past the end of the file are 0. Inside an epoch the stores that were not released are kept.
+        Bytes past the end of the file are 0. Inside an epoch the stores that were not released are kept. With overwrite,
+        which includes write, the program stores to all of the range before it releases: nothing is fetched, the memory
+        has undefined bytes until then, and all of them are published.
         """
         offset, nbytes = self._range(offset, nbytes)
-        return self._call(self._mapped.acquire, offset, nbytes, bool(write))
+        return self._call(self._mapped.acquire, offset, nbytes, bool(write), bool(overwrite))
 
     def release(self, offset: int = 0, nbytes: int | None = None) -> int:
         """Publishes the stores to a range that was acquired for writing, and ends its epoch; all of it or nothing.
@@ -164,7 +168,13 @@ class Map:
         return self._call(self._mapped.release, *self._range(offset, nbytes))
 
     def acquire_async(
-        self, offset: int = 0, nbytes: int | None = None, *, write: bool = False, stream: Any = None
+        self,
+        offset: int = 0,
+        nbytes: int | None = None,
+        *,
+        write: bool = False,
+        overwrite: bool = False,
+        stream: Any = None,
     ) -> None:
         """As acquire, in the order of a stream: it returns at once, begins when the work queued there is done, and work
         queued there afterwards waits for it.
@@ -174,7 +184,8 @@ class Map:
         of files without a mount have no such calls: ENOTSUP.
         """
         offset, nbytes = self._range(offset, nbytes)
-        self._call(self._mapped.acquire_async, offset, nbytes, bool(write), _stream_handle(stream))
+        handle = _stream_handle(stream)
+        self._call(self._mapped.acquire_async, offset, nbytes, bool(write), bool(overwrite), handle)
 
     def release_async(self, offset: int = 0, nbytes: int | None = None, *, stream: Any = None) -> None:
         """As release, in the order of a stream: see acquire_async. `sync` waits until it has published."""
@@ -200,13 +211,15 @@ class Map:
         yield self._array(offset, nbytes, True)
 
     @contextlib.contextmanager
-    def writing(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
+    def writing(
+        self, offset: int = 0, nbytes: int | None = None, *, overwrite: bool = False
+    ) -> Generator[emulated.Array, None, None]:
         """Acquires a range for writing, as an array of bytes, and releases it at the end of the block.
 
         After an exception in the block its stores are discarded; those of a block around it to the same pages too.
         """
         offset, nbytes = self._range(offset, nbytes)
-        self.acquire(offset, nbytes, write=True)
+        self.acquire(offset, nbytes, write=True, overwrite=overwrite)
         try:
             yield self._array(offset, nbytes, False)
         except BaseException:

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr::null;
 
 use super::{Error, Stream, call_for_count, missing_report, table, with_report};
-use crate::{GAIA_READ, GAIA_WRITE};
+use crate::{GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE};
 pub use spinio_gaia::Info;
 
 /// A range of a file in device memory. It is unmapped when dropped; stores that were not released are dropped with it.
@@ -15,16 +15,34 @@ pub struct Map {
     process: u32,
 }
 
-fn access(write: bool) -> u32 {
-    if write { GAIA_WRITE } else { GAIA_READ }
+/// What an epoch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Load and store.
+    Write,
+    /// Store to all of the range: nothing is fetched.
+    Overwrite,
+}
+
+impl Access {
+    fn number(self) -> u32 {
+        match self {
+            Access::Read => GAIA_READ,
+            Access::Write => GAIA_WRITE,
+            Access::Overwrite => GAIA_OVERWRITE,
+        }
+    }
 }
 
 impl Map {
     /// Maps `len` bytes of a file on a device (`emulated`, `cuda:0`), or on the one in use.
     pub fn new(fd: c_int, offset: u64, len: u64, write: bool, device: Option<&str>) -> Result<Map, Error> {
         let (name, name_len) = device.map_or((null(), 0), |name| (name.as_ptr(), name.len()));
+        let access = if write { Access::Write } else { Access::Read }.number();
         // SAFETY: null, or a string of `name_len` bytes.
-        let map = |report| unsafe { (table().gaia_map)(fd, offset, len, access(write), name, name_len, report) };
+        let map = |report| unsafe { (table().gaia_map)(fd, offset, len, access, name, name_len, report) };
         match with_report(map) {
             (0, report) => Err(report.unwrap_or_else(missing_report)),
             (address, _) => Ok(Map { address, len, process: std::process::id() }),
@@ -42,10 +60,10 @@ impl Map {
     }
 
     /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.
-    pub fn acquire(&self, offset: u64, len: u64, write: bool) -> Result<u64, Error> {
+    pub fn acquire(&self, offset: u64, len: u64, access: Access) -> Result<u64, Error> {
         let address = self.address_of(offset, len)?;
         // SAFETY: takes numbers only.
-        call_for_count(|report| unsafe { (table().gaia_acquire)(address, len, access(write), report) })
+        call_for_count(|report| unsafe { (table().gaia_acquire)(address, len, access.number(), report) })
     }
 
     /// Publishes the stores to a range, and ends its epoch; the bytes that were published.
@@ -56,9 +74,9 @@ impl Map {
     }
 
     /// As [`Map::acquire`], in the order of a stream, and without waiting.
-    pub fn acquire_async(&self, offset: u64, len: u64, write: bool, stream: Stream) -> Result<(), Error> {
+    pub fn acquire_async(&self, offset: u64, len: u64, access: Access, stream: Stream) -> Result<(), Error> {
         let address = self.address_of(offset, len)?;
-        let access = access(write);
+        let access = access.number();
         // SAFETY: takes numbers only.
         call_for_count(|report| unsafe { (table().gaia_acquire_async)(address, len, access, stream.0, report) })
             .map(drop)

@@ -9,7 +9,7 @@ use spinio_gaia::{Access, FileMap, Info};
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
-use crate::{GAIA_READ, GAIA_WRITE, Report};
+use crate::{GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE, Report};
 
 fn access(access: u32) -> Result<Access, Failure> {
     match access {
@@ -17,6 +17,11 @@ fn access(access: u32) -> Result<Access, Failure> {
         GAIA_WRITE => Ok(Access::Write),
         _ => Err(Failure::new(libc::EINVAL, format!("{access:#x} is no access"))),
     }
+}
+
+/// What an acquire is for: `None` is to overwrite the range.
+fn purpose(wanted: u32) -> Result<Option<Access>, Failure> {
+    if wanted == GAIA_OVERWRITE { Ok(None) } else { access(wanted).map(Some) }
 }
 
 /// The device of a name, or the one in use.
@@ -61,8 +66,12 @@ pub(super) unsafe extern "C" fn unmap(address: u64, report: Report) -> i64 {
 
 pub(super) unsafe extern "C" fn acquire(address: u64, len: u64, wanted: u32, report: Report) -> i64 {
     let acquire = || {
-        let access = access(wanted)?;
-        Ok(spinio_gaia::with_map(address, |map, offset| map.acquire(offset, len, access))?)
+        let purpose = purpose(wanted)?;
+        let acquire = |map: &FileMap, offset| match purpose {
+            Some(access) => map.acquire(offset, len, access),
+            None => map.overwrite(offset, len),
+        };
+        Ok(spinio_gaia::with_map(address, acquire)?)
     };
     // SAFETY: the report is the caller's.
     unsafe { count(report, acquire) }
@@ -75,8 +84,11 @@ pub(super) unsafe extern "C" fn release(address: u64, len: u64, report: Report) 
 
 pub(super) unsafe extern "C" fn acquire_async(address: u64, len: u64, wanted: u32, stream: u64, report: Report) -> i64 {
     let acquire = || {
-        let access = access(wanted)?;
-        let queue = |map: &FileMap, offset| map.acquire_async(offset, len, access, StreamId(stream));
+        let purpose = purpose(wanted)?;
+        let queue = |map: &FileMap, offset| match purpose {
+            Some(access) => map.acquire_async(offset, len, access, StreamId(stream)),
+            None => map.overwrite_async(offset, len, StreamId(stream)),
+        };
         Ok(spinio_gaia::with_map(address, queue).map(|()| 0)?)
     };
     // SAFETY: the report is the caller's.
