@@ -13,6 +13,7 @@ use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
@@ -184,7 +185,17 @@ fn calls_in_stream_order_run_beside_the_stopped_stream() {
     assert_eq!(fake.invalidated(), 0);
     device.release_stream(stream);
     drop(two);
-    // A map of a context that was destroyed.
+    // The context is destroyed while calls are queued: no call waits for them.
+    fake.hang(1);
+    for _ in 0..3 {
+        one.acquire_async(0, whole, Access::Write, StreamId(0)).unwrap();
+    }
+    let syncing = Arc::clone(&one);
+    let synced = std::thread::spawn(move || syncing.sync(0, 1));
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!synced.is_finished());
     fake.reset(0);
-    assert!(one.acquire_async(0, whole, Access::Write, StreamId(0)).is_err());
+    assert!(synced.join().unwrap().is_ok(), "it uses no device");
+    assert_eq!(one.acquire_async(0, whole, Access::Write, StreamId(0)).unwrap_err().errno, Errno::IO);
+    assert_eq!(one.acquire(0, whole, Access::Write).unwrap_err().errno, Errno::IO);
 }

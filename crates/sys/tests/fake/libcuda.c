@@ -48,7 +48,7 @@ static int nodes;
 static int capturing, invalidated, fail_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 static _Atomic int stopped; /* streams that wait for the CPU */
-static int no_stream_wait;
+static int no_stream_wait, hang;
 
 static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
 static struct stat identity;
@@ -101,6 +101,7 @@ int fake_invalidated(void) { return invalidated; }
 void fake_fail_register(int code) { fail_register = code; }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }
+void fake_hang(int on) { hang = on; }
 void fake_no_stream_wait(int on) { no_stream_wait = on; }
 int fake_queries(void) { return queries; }
 void fake_schedule(int flags) { sched = flags; }
@@ -355,6 +356,7 @@ int cuGraphDestroy(void *graph) { (void)graph; return OK; }
 int cuLaunchHostFunc(handle *s, void (*f)(void *), void *with) {
     NEED();
     touch(s, 's');
+    if (hang) return OK;
     in_callback = 1;
     f(with);
     in_callback = 0;
@@ -369,7 +371,7 @@ int cuStreamWaitValue32_v2(handle *s, uint64_t a, uint32_t value, unsigned flags
     if (no_stream_wait) return 801;
     if (flags || a % 4 || !pin_at(a)) return INVALID;
     stopped++;
-    while ((int32_t)(__atomic_load_n((uint32_t *)a, __ATOMIC_ACQUIRE) - value) < 0) usleep(50);
+    while (!hang && (int32_t)(__atomic_load_n((uint32_t *)a, __ATOMIC_ACQUIRE) - value) < 0) usleep(50);
     stopped--;
     return OK;
 }

@@ -66,6 +66,8 @@ controls! {
     fn fail_copy(code: c_int);
     /// Code cannot be loaded from now on, with this code.
     fn fail_module(code: c_int);
+    /// Streams never come to host functions from now on.
+    fn hang(on: c_int);
     /// Streams cannot wait for words from now on.
     fn no_stream_wait(on: c_int);
     /// Pointer queries so far.
