@@ -1,7 +1,5 @@
 //! Epochs whose pages are overwritten by the device, and not fetched.
 
-#![expect(unsafe_code, reason = "device memory")]
-
 mod common;
 
 use std::os::unix::fs::FileExt;
