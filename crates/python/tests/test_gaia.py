@@ -459,7 +459,7 @@ lib.spinio_emulated_launch.argtypes = [ctypes.c_void_p] * 3
 with gaia.open(sys.argv[1], "r+") as f, f.map(device="emulated") as m:
     with m.writing(0, 100):
         assert lib.spinio_emulated_launch(ctypes.cast(mine.kernel, ctypes.c_void_p), m.address, None) == 0
-    info = (ctypes.c_uint64 * 12)()
+    info = (ctypes.c_uint64 * len(m.info()))()
     lib.spinio_gaia_info.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     # The map is one of the library's.
     assert lib.spinio_gaia_info(m.address, info, ctypes.sizeof(info)) == 0 and list(info) == list(m.info().values())
