@@ -152,10 +152,17 @@ static void unmap(void **streams, int other)
     CHECK(FIND(spinio_gaia_unmap)(second) == 0 && in_other == 0);
 }
 
+static void map_file(void)
+{
+    map = FIND(spinio_gaia_map)(fd, 0, SIZE, SPINIO_GAIA_WRITE);
+    CHECK(map);
+    base = (gpu_ptr)(uintptr_t)map;
+}
+
 int main(int argc, char **argv)
 {
     char name[100] = "";
-    void *streams[STREAMS];
+    void *streams[STREAMS], *highest;
     if (argc != 2)
         return fprintf(stderr, "%s FILE\n", argv[0]), 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -165,14 +172,13 @@ int main(int argc, char **argv)
     is_fake = strncmp(name, "Fake", 4) == 0;
     fd = open(argv[1], O_RDWR | O_CREAT | O_TRUNC, 0644);
     CHECK(fd >= 0 && ftruncate(fd, SIZE) == 0);
-    map = FIND(spinio_gaia_map)(fd, 0, SIZE, SPINIO_GAIA_WRITE);
-    CHECK(map);
-    base = (gpu_ptr)(uintptr_t)map;
+    map_file();
     GPU(cuMemAlloc_v2(&big, BIG));
     GPU(cuMemHostAlloc((void **)&pinned, COPY + PAGE, 0));
-    /* Streams that wait for the default stream, that do not, and of the highest priority; and the default streams. */
+    /* Streams that wait for the default stream, and that do not; and the default streams. */
     for (int i = 2; i < STREAMS; i++)
-        GPU(cuStreamCreateWithPriority(&streams[i], i == 2 || i % 2, i == 2 ? -100 : 0));
+        GPU(cuStreamCreate(&streams[i], i % 2));
+    GPU(cuStreamCreateWithPriority(&highest, 1, -100));
     streams[0] = NULL, streams[1] = (void *)2;
     for (int i = 0; i < 4; i++)
         order(streams[i]);
@@ -183,5 +189,11 @@ int main(int argc, char **argv)
     puts("ok    failures");
     unmap(streams, fd);
     puts("ok    unmap");
+    /* The library's own stream has this priority too. */
+    map_file();
+    for (int i = 0; i < 5; i++)
+        order(highest);
+    CHECK(FIND(spinio_gaia_unmap)(map) == 0);
+    puts("ok    highest priority");
     return 0;
 }

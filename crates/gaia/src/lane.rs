@@ -153,6 +153,11 @@ impl Lane {
         let _ = self.jobs.send(job);
     }
 
+    /// The stream of its copies.
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
     /// Runs `work`, which uses the device, on the lane's thread while a stream is stopped. Ends the stop.
     pub(crate) fn beside<T>(&self, stop: StreamStop, work: impl FnOnce() -> T) -> T {
         self.watch.begin(stop);

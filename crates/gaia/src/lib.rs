@@ -14,6 +14,8 @@
 //! that changed since then by their fingerprints, and has the server commit them: all or nothing. The server merges
 //! pages that others have changed meanwhile, byte by byte, and invalidates the Linux kernel's copies.
 //!
+//! Both can also be done in the order of a stream, by a thread of the device ([`stream_order`], [`lane`]).
+//!
 //! The server never calls a device. It trusts no bytes of a client but those that the client could write to the file
 //! anyway. A client that dies leaves nothing: its unreleased stores are dropped.
 //!

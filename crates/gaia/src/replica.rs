@@ -54,6 +54,10 @@ impl Replica {
 
     /// The work of one acquire or release: after what this thread's stream has queued, and complete when it returns.
     pub(crate) fn on_stream<T>(&self, body: impl FnOnce(Copies<'_>) -> Result<T>) -> Result<T> {
+        if let Some(lane) = Lane::current() {
+            // Each copy is waited for.
+            return body(Copies { replica: self, stream: lane.stream() });
+        }
         let stream = match self.device.app_stream() {
             AppStream::Named(stream) => stream,
             AppStream::Capturing(internal) => {
@@ -62,10 +66,6 @@ impl Replica {
             }
         };
         let result = body(Copies { replica: self, stream });
-        if Lane::current().is_some() {
-            // Each copy was waited for.
-            return result;
-        }
         // Also after a failure: no copy may use the window later.
         let waited = self.device.synchronize(stream, WaitMode::Context).map_err(failed);
         let result = result?;
