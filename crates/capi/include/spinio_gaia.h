@@ -125,7 +125,7 @@ ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
  * spinio_gaia_acquire(), _release(), _sync() and _unmap() wait for all calls that are queued on the map. While calls are
  * queued, memory of CUDA should not be freed or registered (cudaFree, cudaHostRegister): that may wait for the stream
  * with a lock of the driver. If the GPU does not run the copies of a call for 60 s, the call fails with EDEADLK, and the
- * stream goes on. Calls on all maps of a GPU run one after another; at most 32 of them are queued, the next one waits.
+ * stream goes on. Calls on all maps of a GPU run one after another; at most 4 of them are queued, the next one waits.
  * An acquire copies the bytes of the file through the CPU, so that a large first acquire is faster with
  * spinio_gaia_acquire(). */
 int spinio_gaia_acquire_async(void *address, size_t size, unsigned access, void *stream);

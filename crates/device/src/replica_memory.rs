@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
 use crate::fingerprint::Fingerprint;
-use crate::{Device, DeviceAddr, DeviceError, StreamId};
+use crate::{Device, DeviceAddr, DeviceError, GatherEntry, StreamId};
 
 /// A device whose memory can have replicas of file pages.
 pub trait ReplicaMemory: Device {
@@ -31,4 +31,54 @@ pub trait ReplicaMemory: Device {
         count: usize,
         out: *mut Fingerprint,
     ) -> Result<(), DeviceError>;
+
+    /// Enqueues a copy on a stream of [`Device::acquire_stream_beside_stops`], so that it runs while other streams are
+    /// stopped: their copies, which wait for the stops, may occupy the device's copy engines.
+    ///
+    /// # Safety
+    /// `copy.host` and `copy.list` must be in pinned memory of this device, `list` with room for an entry for each
+    /// [`KernelCopy::PIECE`] bytes; they and the device memory must stay valid, and be used by nothing else, until the
+    /// stream is synchronized.
+    unsafe fn copy_beside_stops(&self, stream: StreamId, copy: KernelCopy) -> Result<(), DeviceError> {
+        let KernelCopy { into_device, device, host, len, .. } = copy;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            if into_device { self.copy_in(stream, device, host, len) } else { self.copy_out(stream, host, device, len) }
+        }
+    }
+
+    /// [`ReplicaMemory::fingerprint_pages`] on such a stream.
+    ///
+    /// # Safety
+    /// As there; `out` must be in pinned memory of this device.
+    unsafe fn fingerprint_pages_beside_stops(
+        &self,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        out: *mut Fingerprint,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.fingerprint_pages(stream, addr, count, out) }
+    }
+}
+
+/// A copy between device memory and pinned memory.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelCopy {
+    /// Or out of it.
+    pub into_device: bool,
+    /// In device memory.
+    pub device: DeviceAddr,
+    /// In pinned memory.
+    pub host: *mut u8,
+    /// Bytes.
+    pub len: usize,
+    /// What the kernel gets to do, in pinned memory.
+    pub list: *mut GatherEntry,
+}
+
+impl KernelCopy {
+    /// Bytes of one entry of the list.
+    pub const PIECE: usize = 4096;
 }

@@ -2,7 +2,7 @@
 //!
 //! While such a call runs, a stream of the program is stopped ([`spinio_device::StreamStop`]), so what the call does on
 //! the device must not depend on anything that could wait for that stream. All is made before the first stop, and has
-//! run once: a stream of its own, pinned memory for its copies, and the scan. Files are read through host memory, not
+//! run once: a stream of its own, pinned memory, and the kernels that copy and scan. Files are read through host memory, not
 //! by SPIN's routes, which use other streams and register memory.
 //!
 //! ```text
@@ -23,8 +23,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use spinio_device::{
-    DeviceAddr, DeviceError, Fingerprint, PAGE_BYTES, PinnedBuffer, ReplicaMemory, StreamId, StreamStop, WaitMode,
-    set_thread_stream,
+    DeviceAddr, DeviceError, Fingerprint, GatherEntry, KernelCopy, PAGE_BYTES, PinnedBuffer, ReplicaMemory, StreamId,
+    StreamStop, WaitMode, set_thread_stream,
 };
 use spinio_host::lock;
 use spinio_pagecache::messages::Run;
@@ -35,12 +35,15 @@ use crate::{Error, Result};
 
 /// Pinned memory for copies.
 const BUFFER: usize = 2 << 20;
+/// The list of the kernel that copies, after the buffer.
+const LIST: usize = (BUFFER / KernelCopy::PIECE * size_of::<GatherEntry>()).next_multiple_of(PAGE_BYTES);
 const STACK: usize = 512 << 10;
 /// A copy of a [`BUFFER`] or a scan takes milliseconds; if it takes this long, it waits for the stopped stream.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Stops of a device. A channel of a GPU has room for about a thousand pieces of work; then the driver lets threads wait
-/// for it, also those that use other streams (seen by others with 57 host functions and events).
-const MOST: usize = 32;
+/// Stops of a device at a time. Streams share channels of a GPU, and a stopped one blocks those after it in its channel.
+/// On an H200 with 24 streams up to 8 stops at a time did not keep the lane's stream from running, 32 did, unless
+/// CUDA_DEVICE_MAX_CONNECTIONS was 32 instead of 8 (tests/gpu/maps.c).
+const MOST: usize = 4;
 /// Between looks whether the device still works.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -101,15 +104,16 @@ impl Lane {
     fn start(device: &'static dyn ReplicaMemory) -> Result<&'static Lane> {
         let failed = |e| Error::device(e, "prepare calls in stream order");
         let stream = device.acquire_stream_beside_stops().map_err(failed)?;
-        let buffer = device.alloc_pinned(BUFFER).map_err(failed)?;
+        let buffer = device.alloc_pinned(BUFFER + LIST).map_err(failed)?;
         // Never freed: that would wait for all work of the device.
         let page = device.alloc_replica(PAGE_BYTES as u64).map_err(failed)?;
         // SAFETY: the buffer and the page are the lane's, and stay.
         unsafe {
+            let copy = |into_device| copy_of(&buffer, into_device, page, PAGE_BYTES);
             device
-                .copy_in(stream, page, buffer.ptr, PAGE_BYTES)
-                .and_then(|()| device.fingerprint_pages(stream, page, 1, buffer.ptr.cast()))
-                .and_then(|()| device.copy_out(stream, buffer.ptr, page, PAGE_BYTES))
+                .copy_beside_stops(stream, copy(true))
+                .and_then(|()| device.fingerprint_pages_beside_stops(stream, page, 1, buffer.ptr.cast()))
+                .and_then(|()| device.copy_beside_stops(stream, copy(false)))
         }
         .map_err(failed)?;
         let no_thread = |_| Error::of(Errno::AGAIN, "start a thread");
@@ -198,7 +202,10 @@ impl Lane {
             unsafe { copy_shared(self.buffer.ptr, from.add(done), part) };
             self.watched(|| {
                 // SAFETY: waited for here; the rest is the caller's.
-                unsafe { self.device.copy_in(self.stream, to.offset(done as u64), self.buffer.ptr, part) }?;
+                unsafe {
+                    self.device
+                        .copy_beside_stops(self.stream, copy_of(&self.buffer, true, to.offset(done as u64), part))
+                }?;
                 self.wait()
             })?;
         }
@@ -214,7 +221,10 @@ impl Lane {
             let part = (len - done).min(BUFFER);
             self.watched(|| {
                 // SAFETY: waited for here; the rest is the caller's.
-                unsafe { self.device.copy_out(self.stream, self.buffer.ptr, from.offset(done as u64), part) }?;
+                unsafe {
+                    self.device
+                        .copy_beside_stops(self.stream, copy_of(&self.buffer, false, from.offset(done as u64), part))
+                }?;
                 self.wait()
             })?;
             // SAFETY: writable by the contract; the copy into the buffer is over.
@@ -233,7 +243,7 @@ impl Lane {
             self.watched(|| {
                 let from = at.offset((done * PAGE_BYTES) as u64);
                 // SAFETY: the buffer has room for them, and is used by nothing else until they are waited for.
-                unsafe { self.device.fingerprint_pages(self.stream, from, part, out) }?;
+                unsafe { self.device.fingerprint_pages_beside_stops(self.stream, from, part, out) }?;
                 self.wait()
             })?;
             // SAFETY: the device has stored them; the buffer is page-aligned.
@@ -241,6 +251,13 @@ impl Lane {
         }
         Ok(())
     }
+}
+
+/// A copy of `len` bytes from or to the begin of the buffer.
+fn copy_of(buffer: &PinnedBuffer, into_device: bool, device: DeviceAddr, len: usize) -> KernelCopy {
+    debug_assert!(len <= BUFFER);
+    let list = buffer.ptr.wrapping_add(BUFFER).cast();
+    KernelCopy { into_device, device, host: buffer.ptr, len, list }
 }
 
 /// Frees memory of a device when no stream of it is stopped; meanwhile no stop begins.

@@ -231,6 +231,7 @@ impl Device for Cuda {
     }
 
     fn acquire_stream_beside_stops(&self) -> Result<StreamId> {
+        self.load_kernels_beside_stops()?;
         let _entered = self.enter()?;
         self.new_stream_beside_stops()
     }

@@ -77,6 +77,13 @@ impl Cuda {
         load(PTX.to_bytes_with_nul())
     }
 
+    /// The GPU kernel, loaded now if necessary, as it was compiled with this library.
+    pub(super) fn load_embedded_gather(&self) -> Result<Function, DeviceError> {
+        // SAFETY: SPIN's own PTX.
+        let load = |driver: &spinio_sys::cuda::Driver| unsafe { driver.load_kernel(PTX.to_bytes_with_nul(), NAME) };
+        self.gather_kernel.load(self, "loading the gather kernel", load)
+    }
+
     /// Enqueues the GPU kernel. The context must be entered.
     ///
     /// # Safety

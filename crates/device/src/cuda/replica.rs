@@ -15,7 +15,7 @@ use spinio_sys::cuda::Function;
 
 use super::device::Cuda;
 use crate::fingerprint::{Fingerprint, PAGE_BYTES};
-use crate::{DeviceAddr, DeviceError, ErrorKind, ReplicaMemory, StreamId};
+use crate::{DeviceAddr, DeviceError, ErrorKind, GatherEntry, KernelCopy, ReplicaMemory, StreamId};
 
 const PTX: &CStr = {
     const BYTES: &[u8] = concat!(include_str!("fingerprint.ptx"), "\0").as_bytes();
@@ -39,6 +39,33 @@ impl Cuda {
         // SAFETY: SPIN's own PTX, which ends in NUL.
         let load = |driver: &spinio_sys::cuda::Driver| unsafe { driver.load_kernel(PTX.to_bytes_with_nul(), NAME) };
         self.fingerprint_kernel.load(self, "loading the fingerprint kernel", load)
+    }
+
+    /// Loads what works beside stops. The context must not be entered.
+    pub(super) fn load_kernels_beside_stops(&self) -> Result<(), DeviceError> {
+        self.load_fingerprint_kernel().and_then(|_| self.load_embedded_gather()).map(drop)
+    }
+
+    /// Enqueues the kernel. The context must be entered.
+    ///
+    /// # Safety
+    /// There must be `count` pages at `addr`, and room for their fingerprints at `slot`, until the stream is synchronized.
+    unsafe fn launch_fingerprints(
+        &self,
+        kernel: Function,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        slot: u64,
+    ) -> Result<(), DeviceError> {
+        let (mut pages, mut number, mut slots) = (addr.0, count as u64, slot);
+        let blocks = number.div_ceil(u64::from(THREADS / 32)).clamp(1, MAX_BLOCKS) as u32;
+        let mut parameters: [*mut c_void; 3] =
+            [(&raw mut pages).cast(), (&raw mut number).cast(), (&raw mut slots).cast()];
+        // SAFETY: the GPU kernel belongs to this context, which is alive, as does the stream; it takes two addresses and
+        // a number between them; the rest is guaranteed by the caller.
+        unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::raw_stream(stream), &mut parameters) }
+            .map_err(|e| self.driver_error("cuLaunchKernel", e))
     }
 
     /// Where the fingerprint of the page at `addr` is put, if `count` pages from there are in one replica.
@@ -90,18 +117,45 @@ impl ReplicaMemory for Cuda {
         let kernel = self.load_fingerprint_kernel()?;
         let _entered = self.enter()?;
         let slot = self.fingerprint_slot(addr, count)?;
-        let (mut pages, mut number, mut slots) = (addr.0, count as u64, slot);
-        let blocks = number.div_ceil(u64::from(THREADS / 32)).clamp(1, MAX_BLOCKS) as u32;
-        let mut parameters: [*mut c_void; 3] =
-            [(&raw mut pages).cast(), (&raw mut number).cast(), (&raw mut slots).cast()];
-        let raw = Cuda::raw_stream(stream);
-        // SAFETY: the GPU kernel belongs to this context, which is alive, as does the stream; it takes two addresses and
-        // a number between them; the pages and their slots are inside of the replica, which the caller keeps.
-        unsafe { self.driver.launch(kernel, blocks, THREADS, raw, &mut parameters) }
-            .map_err(|e| self.driver_error("cuLaunchKernel", e))?;
+        // SAFETY: the pages and their slots are inside of the replica, which the caller keeps.
+        unsafe { self.launch_fingerprints(kernel, stream, addr, count, slot) }?;
         // SAFETY: the caller has room for `count` fingerprints until the stream is synchronized.
-        unsafe { self.driver.copy_out(out.cast(), slot, count * size_of::<Fingerprint>(), raw) }
+        unsafe { self.driver.copy_out(out.cast(), slot, count * size_of::<Fingerprint>(), Cuda::raw_stream(stream)) }
             .map_err(|e| self.driver_error("cuMemcpyDtoHAsync", e))
+    }
+
+    unsafe fn copy_beside_stops(&self, stream: StreamId, copy: KernelCopy) -> Result<(), DeviceError> {
+        let host = crate::Device::device_ptr(self, copy.host)?;
+        let (src, dst) = if copy.into_device { (host, copy.device.0) } else { (copy.device.0, host) };
+        let mut count = 0;
+        for at in (0..copy.len).step_by(KernelCopy::PIECE) {
+            let len = (copy.len - at).min(KernelCopy::PIECE) as u64;
+            // SAFETY: the list has room, and nothing else uses it.
+            unsafe { copy.list.add(count).write(GatherEntry { src: src + at as u64, dst: dst + at as u64, len }) };
+            count += 1;
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { crate::Device::gather(self, stream, copy.list, count) }
+    }
+
+    unsafe fn fingerprint_pages_beside_stops(
+        &self,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        out: *mut Fingerprint,
+    ) -> Result<(), DeviceError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let kernel = self.load_fingerprint_kernel()?;
+        let slot = crate::Device::device_ptr(self, out.cast())?;
+        let _entered = self.enter()?;
+        // SAFETY: the pages are the caller's, as is `out`, which the device may store to.
+        unsafe { self.launch_fingerprints(kernel, stream, addr, count, slot) }
     }
 }
 

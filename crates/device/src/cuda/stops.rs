@@ -20,8 +20,9 @@
 //! - The legacy default stream waits for the program's streams: ours is non-blocking.
 //! - To create a stream, to load code (at its first launch, with lazy loading), to register and to free memory may wait
 //!   for all work of a device. All that a stop needs is made, and has run once, before the first stop.
-//! - A copy from or to pageable memory uses buffers of the driver, which copies of a stopped stream may hold. The copies
-//!   of a stop use pinned memory.
+//! - Copies of all streams may go through one copy engine, in order, where one that waits for a stopped stream blocks
+//!   those after it. So what runs beside stops copies by kernels, from and to pinned memory.
+//! - Many stopped streams together may occupy all channels: the caller bounds their number.
 //!
 //! Known flaw: a program that frees memory (`cudaFree`) while a stream is stopped waits in the driver for that stream;
 //! if the driver lets no other thread in meanwhile, both wait for each other. [`crate::StreamStop`] can be dropped by a
