@@ -491,6 +491,16 @@ def test_example_runs(mount):
     assert plain(path) == b"\2\2" + b"\2\0" * 4999
 
 
+def test_checkpoint_example_runs(mount):
+    example = os.path.join(os.path.dirname(__file__), "../../../examples/python/checkpoint.py")
+    if not os.path.exists(example):
+        pytest.skip("examples/python/checkpoint.py is not here")
+    path = mount.file("model.ckpt", b"old")
+    done = subprocess.run([sys.executable, example, path, "3"], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0 and done.stdout.count(" 3 MiB, for sha256sum after ") == 3, done
+    assert os.path.getsize(path) == 3 << 20 and not os.path.exists(path + ".new")
+
+
 # ---- without a mount
 
 

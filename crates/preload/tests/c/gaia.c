@@ -308,7 +308,7 @@ int main(int argc, char **argv)
 
     struct spinio_gaia_info info = {0};
     uint64_t one[2] = {0, 99};
-    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 57);
+    CHECK(spinio_gaia_info(gpu + 10, &info, sizeof info) == 0 && info.file_size == LEN && info.releases == 58);
     CHECK(spinio_gaia_info(gpu, (struct spinio_gaia_info *)one, 8) == 0 && one[0] == LEN && one[1] == 99);
 
     /* Stores that were not released are dropped. */
