@@ -239,6 +239,11 @@ def measure(table, program, mount, plain, below, size):
         table.time("release", f"release of {mib} MiB, all changed", seen, "10 ms for 1 GiB")
         seen = maps(program, "release-mapped", file, 16)["median_us"]
         table.time("release", "release of 16 pages that a CPU maps", seen, "500 us")
+    if table.wants("checkpoint"):
+        seen = maps(program, "checkpoint", file, plain / "checkpoint")
+        table.time("checkpoint", f"checkpoint of {mib} MiB, released", seen["median_us"], "30 ms for 8 GiB")
+        work = "the same, on storage; cudaMemcpy and write"
+        table.time("checkpoint", work, seen["durable_us"], "0.85 of the disk", seen["limit_us"])
     if table.wants("kill"):
         seconds = max(mount.kill() for _ in range(20))
         table.time("kill", "server killed: longest of 20", seconds * 1e6, "2 s")

@@ -9,8 +9,11 @@
 //     maps release-all FILE              release of a whole file, every page of which a kernel has changed
 //     maps release-mapped FILE PAGES     release of pages that a CPU program has mapped and cached, every one changed
 //
-// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first` also
-// `limit_us=`. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
+//     maps checkpoint FILE PLAIN         FILE overwritten on the device, released and synced; and cudaMemcpy, write and
+//                                        fsync to PLAIN, which is made as long
+//
+// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first` and
+// `checkpoint` also `limit_us=`, and the latter `durable_us=`, medians. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
 #include <spinio.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>
@@ -82,6 +85,11 @@ struct Map {
         check(spinio_gaia_acquire(gpu, bytes, access) >= 0, "acquire");
     }
 
+    void overwrite(size_t bytes)
+    {
+        check(spinio_gaia_acquire(gpu, bytes, access | SPINIO_GAIA_OVERWRITE) >= 0, "acquire");
+    }
+
     void release(size_t bytes)
     {
         check(spinio_gaia_release(gpu, bytes, 0) >= 0, "release");
@@ -142,15 +150,51 @@ static void first(const char *path)
         size, 6, [&] { map = new Map(path); }, [&] { map->acquire(size); }, [&] { delete map; });
 }
 
+// Until programs can read the checkpoint, and until it is on storage; and the latter without GAIA.
+static void checkpoint(const char *path, const char *plain)
+{
+    Map map(path);
+    std::vector<unsigned char> host(map.size);
+    std::vector<double> durable, limit;
+    int out = open(plain, O_WRONLY | O_CREAT, 0644);
+    check(out >= 0, plain);
+    auto compute = [&] {
+        map.overwrite(map.size);
+        map.store(map.size / PAGE);
+    };
+    double begun = 0;
+    auto release = [&] {
+        begun = now();
+        map.release(map.size);
+    };
+    auto after = [&] {
+        check(spinio_gaia_sync(map.gpu, map.size) == 0, "sync");
+        durable.push_back(now() - begun);
+        begun = now();
+        check(cudaMemcpy(host.data(), map.gpu, map.size, cudaMemcpyDeviceToHost) == cudaSuccess, "copy");
+        for (size_t at = 0; at < map.size; at += 1 << 20)
+            check(pwrite(out, &host[at], std::min<size_t>(1 << 20, map.size - at), at) > 0, "write");
+        check(fsync(out) == 0, "fsync");
+        limit.push_back(now() - begun);
+    };
+    measure(map.size, 6, compute, release, after);
+    for (auto *times : {&durable, &limit})
+        std::sort(times->begin() + 1, times->end());
+    std::printf("durable_us=%.2f\nlimit_us=%.2f\n", durable[3], limit[3]);
+    close(out);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 4) {
-        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES], or checkpoint FILE PLAIN\n", argv[0]);
         return 2;
     }
     std::string what = argv[1];
     if (what == "first")
         return first(argv[2]), 0;
+    if (what == "checkpoint" && argc == 4)
+        return checkpoint(argv[2], argv[3]), 0;
     Map map(argv[2], what == "reader" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);
     size_t all = map.size / PAGE, pages = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : all;
     if (pages == 0 || pages > all) {
