@@ -8,7 +8,7 @@ use spinio_pagecache::messages::{
 };
 
 /// Kinds of requests and of replies, and one that is none.
-const KINDS: [u16; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0xff];
+const KINDS: [u16; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0xff];
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
@@ -75,7 +75,7 @@ fn check(bytes: &[u8]) {
                 assert_eq!(built, bytes, "a release that is built in another way");
             }
             Request::Drop { first, pages, .. } => inside(first, pages.into()),
-            Request::Filled | Request::Was { .. } | Request::Stats | Request::Status => {}
+            Request::Filled | Request::Was { .. } | Request::Stats | Request::Status | Request::Explain { .. } => {}
         }
     }
     again.clear();
@@ -92,6 +92,13 @@ fn check(bytes: &[u8]) {
             let mut built = Vec::new();
             messages::fills(&mut built, size, &list);
             assert_eq!(built, bytes, "fills that are built in another way");
+        }
+        if let Reply::Explained { ranges } = reply {
+            let list: Vec<_> = ranges.iter().collect();
+            ascending(&list.iter().map(|(run, _)| *run).collect::<Vec<_>>());
+            let mut built = Vec::new();
+            messages::explained(&mut built, &list);
+            assert_eq!(built, bytes, "ranges that are built in another way");
         }
     }
     assert!(again.len() <= MAX_MESSAGE);
