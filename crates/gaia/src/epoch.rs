@@ -1,7 +1,8 @@
 //! Epochs: acquire and release.
 //!
 //! ```text
-//!   acquire   counters as before? done ─ flush CPU pages ─ fills ─ copy to the device ─ fills again, until none ─ fingerprints of new pages
+//!   acquire   counters as before, to read: done
+//!             else flush CPU pages ─ fills ─ copy to the device ─ fills again, until none ─ fingerprints of new pages
 //!   release   scan ─ pages whose fingerprint differs ─ copy to the window ─ commit
 //! ```
 //!

@@ -117,7 +117,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, ticket: &Ticket) {
 fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
     let file = all.backing.open(node, crate::backing::Access::Read)?;
     let pages = (rustix::fs::fstat(file.as_fd())?.st_size as u64).div_ceil(PAGE as u64);
-    // A reference to the table would hold it; the file may also get one meanwhile.
+    // Without the guard, since a client may read slowly; the file is described as it was found.
     let found = all.content.files().hold(node).file().cloned();
     let mut totals: BTreeMap<OwnerId, Holder> = BTreeMap::new();
     match &found {
