@@ -16,18 +16,7 @@
     F(cuMemcpyDtoHAsync_v2, (void *, gpu_ptr, size_t, void *))                                                         \
     F(cuStreamCreateWithPriority, (void **, unsigned, int))
 #include "../../benches/common/gpu.h"
-
-#define FIND(name) ((__typeof__(&name))find(#name))
-
-static void *find(const char *name)
-{
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
-        exit(1);
-    }
-    return found;
-}
+#include "../../benches/common/preloaded.h"
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -44,7 +33,8 @@ enum { PAGE = 4096, PAGES = 512, SIZE = PAGES * PAGE, STREAMS = 24, ROUNDS = 30,
 static int fd;
 static unsigned char *map, *pinned;
 static gpu_ptr base, big;
-static int is_fake;
+/* The calls wait: work of the driver's fake is never behind, and with few channels nothing runs beside a stopped stream. */
+static int waits;
 
 static gpu_ptr at(size_t offset) { return base + offset; }
 static int acquire(size_t offset, size_t size, void *stream)
@@ -86,7 +76,7 @@ static void order(void *stream)
     GPU(cuMemsetD8Async(at(0), 100, 1, stream));
     CHECK(release(0, SIZE, stream, (ssize_t *)&published) == 0);
     GPU(cuMemsetD8Async(at(2), 9, 1, stream));
-    CHECK(is_fake || published == -1000);
+    CHECK(waits ? published == PAGE : published == -1000);
     GPU(cuStreamSynchronize(stream));
     CHECK(pinned[0] == 50 && published == PAGE && byte(0) == 100 && byte(1) == 50 && byte(2) == 7);
     CHECK(FIND(spinio_gaia_acquire)(map, SIZE, SPINIO_GAIA_WRITE) == SIZE);
@@ -169,7 +159,8 @@ int main(int argc, char **argv)
     alarm(120);
     gpu_open();
     GPU(cuDeviceGetName(name, sizeof name, gpu.device));
-    is_fake = strncmp(name, "Fake", 4) == 0;
+    const char *channels = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    waits = strncmp(name, "Fake", 4) == 0 || (channels && atoi(channels) < 8);
     fd = open(argv[1], O_RDWR | O_CREAT | O_TRUNC, 0644);
     CHECK(fd >= 0 && ftruncate(fd, SIZE) == 0);
     map_file();

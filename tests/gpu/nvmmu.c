@@ -13,20 +13,9 @@
 #include <spinio.h>
 
 #include "../../benches/common/gpu.h"
-
-#define FIND(name) ((__typeof__(&name))find(#name))
+#include "../../benches/common/preloaded.h"
 
 static int failures;
-
-static void *find(const char *name)
-{
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
-        exit(1);
-    }
-    return found;
-}
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \

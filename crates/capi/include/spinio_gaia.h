@@ -126,7 +126,8 @@ ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
  * queued, memory of CUDA should not be freed or registered (cudaFree, cudaHostRegister): that may wait for the stream
  * with a lock of the driver. If the GPU does not run the copies of a call for 60 s, the call fails with EDEADLK, and the
  * stream goes on. Calls on all maps of a GPU run one after another; at most 4 of them are queued, the next one waits.
- * Do not use them with CUDA_DEVICE_MAX_CONNECTIONS below 8: with 1 and 2 they end with EDEADLK.
+ * With CUDA_DEVICE_MAX_CONNECTIONS below 8 nothing is sure to run beside a stopped stream: there these calls wait for the
+ * stream, and have done their work when they return.
  * An acquire copies the bytes of the file through the CPU, so that a large first acquire is faster with
  * spinio_gaia_acquire(). */
 int spinio_gaia_acquire_async(void *address, size_t size, unsigned access, void *stream);

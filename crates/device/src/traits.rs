@@ -280,6 +280,11 @@ pub trait Device: Send + Sync + 'static {
         Err(DeviceError::new(crate::ErrorKind::Unsupported, "stop of a stream"))
     }
 
+    /// Whether that work runs while streams of the program are stopped. If not, streams should not be stopped.
+    fn runs_beside_stops(&self) -> bool {
+        true
+    }
+
     /// An internal stream whose work runs while streams of the program are stopped. It is for the life of the process.
     fn acquire_stream_beside_stops(&self) -> Result<StreamId> {
         self.acquire_stream()

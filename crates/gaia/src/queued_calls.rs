@@ -73,6 +73,12 @@ impl Queue {
         }
     }
 
+    /// A call in stream order has failed.
+    pub(crate) fn fail(&self, error: &Error, what: &str) {
+        let sentence = format!("An earlier {what} in stream order failed: {error}");
+        lock(&self.state).failure.get_or_insert_with(|| Error::new(error.errno, sentence));
+    }
+
     /// A call that is queued.
     pub(crate) fn ticket(self: &Arc<Queue>) -> Ticket {
         let mut state = lock(&self.state);
@@ -115,8 +121,7 @@ impl Ticket {
 
     /// It has failed.
     pub(crate) fn fail(&self, error: &Error, what: &str) {
-        let sentence = format!("An earlier {what} in stream order failed: {error}");
-        lock(&self.queue.state).failure.get_or_insert_with(|| Error::new(error.errno, sentence));
+        self.queue.fail(error, what);
     }
 }
 

@@ -10,13 +10,16 @@
 //! it and does nothing. Until then no call that is queued runs, nor one that was queued before the failure was reported:
 //! kernels have run without what they should have acquired, so what they stored is not published.
 //!
+//! **Where nothing runs beside a stopped stream** (CUDA with few channels) the call itself waits for the stream, and does
+//! the work before it returns; failures are reported in the same way.
+//!
 //! **Locks**: a call that waits does so for the thread's stream, with the map's lock held, and a job needs that lock. So
 //! it first waits for the calls of its map that are queued, and none is queued until it ends (queued_calls.rs).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use spinio_device::StreamId;
+use spinio_device::{StreamId, WaitMode};
 use spinio_pagecache::messages::Access;
 use spinio_sys::Errno;
 
@@ -82,10 +85,17 @@ impl Map {
         call: impl FnOnce(&Map) -> Result<u64> + Send + 'static,
         report: impl FnOnce(&Result<u64>) + Send + 'static,
     ) -> Result<()> {
-        let _turn = self.queue.turn_to_queue()?;
+        let turn = self.queue.turn_to_queue()?;
         let device = self.replica.device();
         if device.is_capturing(stream) {
             return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
+        }
+        if !device.runs_beside_stops() {
+            drop(turn);
+            device.synchronize(stream, WaitMode::Context).map_err(|e| Error::device(e, "wait for the stream"))?;
+            let done = call(self).inspect_err(|e| self.queue.fail(e, what));
+            report(&done);
+            return Ok(());
         }
         let lane = Lane::of(device)?;
         let (pending, ticket) = (lane.announce(), self.queue.ticket());

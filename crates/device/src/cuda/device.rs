@@ -13,7 +13,7 @@ use super::events::EventPools;
 use super::kernel::LazyKernel;
 use super::lookup;
 use super::registered::{MAX_PIN, PinSupport};
-use super::stops::Stops;
+use super::stops::{self, Stops};
 use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
@@ -228,6 +228,10 @@ impl Device for Cuda {
 
     fn stop_stream(&self, stream: StreamId, reached: Box<dyn FnOnce(StreamStop) + Send>) -> Result<()> {
         self.enqueue_stop(stream, reached)
+    }
+
+    fn runs_beside_stops(&self) -> bool {
+        stops::has_channels()
     }
 
     fn acquire_stream_beside_stops(&self) -> Result<StreamId> {

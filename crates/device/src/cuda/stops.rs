@@ -22,7 +22,8 @@
 //!   for all work of a device. All that a stop needs is made, and has run once, before the first stop.
 //! - Copies of all streams may go through one copy engine, in order, where one that waits for a stopped stream blocks
 //!   those after it. So what runs beside stops copies by kernels, from and to pinned memory.
-//! - Many stopped streams together may occupy all channels: the caller bounds their number.
+//! - Many stopped streams together may occupy all channels: the caller bounds their number, and stops none where the
+//!   program has less than 8 channels: on an H200 with 1 the first stop hung, with 2 four at a time.
 //!
 //! Known flaw: a program that frees memory (`cudaFree`) while a stream is stopped waits in the driver for that stream;
 //! if the driver lets no other thread in meanwhile, both wait for each other. [`crate::StreamStop`] can be dropped by a
@@ -46,6 +47,17 @@ type Reached = Box<dyn FnOnce(StreamStop) + Send>;
 
 /// Stops at the same time: one page of words.
 const WORDS: usize = linux::PAGE / size_of::<u32>();
+
+/// Channels of a program that has not set CUDA_DEVICE_MAX_CONNECTIONS.
+const CHANNELS: u32 = 8;
+
+/// Whether the program has channels for stopped streams and for ours.
+pub(super) fn has_channels() -> bool {
+    // The driver reads it once, when it is initialized, as does this.
+    static CONNECTIONS: OnceLock<Option<u32>> = OnceLock::new();
+    let read = || std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()?.trim().parse().ok();
+    CONNECTIONS.get_or_init(read).is_none_or(|channels| channels >= CHANNELS)
+}
 
 /// The words that stopped streams wait for; made at the first stop.
 #[derive(Default)]

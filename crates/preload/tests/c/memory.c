@@ -9,17 +9,7 @@
 
 #include <spinio.h>
 
-#define FIND(name) ((__typeof__(&name))find(#name))
-
-static void *find(const char *name)
-{
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found) {
-        fprintf(stderr, "%s not found: is the library preloaded?\n", name);
-        exit(1);
-    }
-    return found;
-}
+#include "../../../../benches/common/preloaded.h"
 
 static void fail(const char *what)
 {

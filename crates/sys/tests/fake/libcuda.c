@@ -379,6 +379,10 @@ int cuStreamWaitValue32_v2(handle *s, uint64_t a, uint32_t value, unsigned flags
     if (spoils(s)) return IMPLICIT;
     if (no_stream_wait) return 801;
     if (flags || a % 4 || !pin_at(a)) return INVALID;
+    /* As on an H200. */
+    const char *channels = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    int32_t left = (int32_t)(__atomic_load_n((uint32_t *)a, __ATOMIC_ACQUIRE) - value);
+    if (channels && atoi(channels) < 8 && left < 0) die("a stream was stopped, and the GPU has no channel for others");
     stopped++;
     while (!hang && (int32_t)(__atomic_load_n((uint32_t *)a, __ATOMIC_ACQUIRE) - value) < 0) usleep(50);
     stopped--;
