@@ -1,10 +1,16 @@
-//! Messages on the socket of a client.
+//! Messages on the socket of a client, and questions to a server.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
-use spinio_pagecache::messages::{MAX_MESSAGE, Reply};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request};
+
+/// A server answers a question at once, or there is none.
+pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 
 /// The next message; `None`: the client has gone, or sends too much.
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
@@ -23,4 +29,26 @@ pub(crate) fn send(socket: &OwnedFd, encode: impl FnOnce(&mut Vec<u8>)) -> Resul
 /// The reply that a request fails.
 pub(crate) fn refuse(out: &mut Vec<u8>, error: Errno) {
     Reply::Failed { errno: error.raw_os_error() as u32 }.encode(out);
+}
+
+/// Asks the server at `path`; `each` gets the replies, until the server has no more.
+pub(crate) fn ask(
+    path: &Path,
+    question: Request<'_>,
+    mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    send(&socket, |out| question.encode(out))?;
+    let mut buffer = vec![0; MAX_MESSAGE + 1];
+    loop {
+        let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
+        match messages::parse_reply(&buffer[..got.min(MAX_MESSAGE)]) {
+            _ if got == 0 => return Ok(()),
+            Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),
+            Ok(reply) => each(reply)?,
+            Err(_) => return Err(Errno::PROTO),
+        }
+    }
 }

@@ -4,29 +4,25 @@
 //! file may ask.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use spinio_pagecache::messages::{
-    self, Holder, MAX_MESSAGE, MAX_RUNS, RangeState, Reply, Request, Run, TICKET_IOCTL, TICKET_REPLY, Ticket,
-    TicketReply,
+    self, Holder, MAX_RUNS, RangeState, Reply, Request, Run, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply,
 };
 use spinio_pagecache::{CopyState, OwnerId, PAGE, PageInfo};
 use spinio_sys::linux;
 
-use crate::channel::{refuse, send};
+use crate::channel::{ask, refuse, send};
 use crate::clients::Clients;
 use crate::files;
 
-/// A server answers at once, or there is none.
-const WITHIN: Duration = Duration::from_secs(10);
 /// Steps of a description while the lock of the file is held.
 const STEPS: usize = 1024;
 
@@ -61,18 +57,11 @@ pub fn explain(file: &File) -> io::Result<Option<ExplainedFile>> {
         Err(error) => return Err(error.into()),
     };
     let size = file.metadata()?.len();
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
-    let path = PathBuf::from(std::ffi::OsString::from(String::from_utf8_lossy(ticket.path()).into_owned()));
-    rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
-    send(&socket, |out| Request::Explain { ticket: ticket.ticket }.encode(out))?;
+    let path = PathBuf::from(OsString::from_vec(ticket.path().to_vec()));
     let mut explained = ExplainedFile::default();
-    let mut buffer = vec![0; MAX_MESSAGE + 1];
-    loop {
-        let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
-        match messages::parse_reply(&buffer[..got.min(MAX_MESSAGE)]) {
-            _ if got == 0 => return Ok(Some(explained)),
-            Ok(Reply::Explained { ranges }) => {
+    ask(&path, Request::Explain { ticket: ticket.ticket }, |reply| {
+        match reply {
+            Reply::Explained { ranges } => {
                 let in_bytes = ranges.iter().map(|(run, state)| {
                     let offset = run.first * PAGE as u64;
                     let len = (u64::from(run.count) * PAGE as u64).min(size.saturating_sub(offset));
@@ -80,11 +69,12 @@ pub fn explain(file: &File) -> io::Result<Option<ExplainedFile>> {
                 });
                 add_ranges(&mut explained.ranges, in_bytes.filter(|range| range.len > 0));
             }
-            Ok(Reply::Holder(holder)) => explained.holders.push(holder),
-            Ok(Reply::Failed { errno }) => return Err(io::Error::from_raw_os_error(errno as i32)),
-            _ => return Err(Errno::PROTO.into()),
+            Reply::Holder(holder) => explained.holders.push(holder),
+            _ => return Err(Errno::PROTO),
         }
-    }
+        Ok(())
+    })?;
+    Ok(Some(explained))
 }
 
 /// Neighbours of different messages may be the same.

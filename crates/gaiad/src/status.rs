@@ -5,22 +5,17 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::sockopt::socket_peercred;
 use spinio_fuse::mount;
-use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request, ServerStatus, Stats};
+use spinio_pagecache::messages::{self, Reply, Request, ServerStatus, Stats};
 
 use crate::backing::{Access, proc_path};
-use crate::channel::{refuse, send};
+use crate::channel::{WITHIN, ask, refuse, send};
 use crate::clients::Clients;
 use crate::files::File;
 use crate::supervisor::{MountError, connection_of, is_gaia, mount_point, socket_path};
-
-/// A server answers at once, or there is none.
-const WITHIN: Duration = Duration::from_secs(10);
 
 /// A mount of GAIA.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +67,7 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
-    ask(&socket_path(connection)).map_err(|e| match e {
+    status_at(&socket_path(connection)).map_err(|e| match e {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
@@ -80,32 +75,20 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     })
 }
 
-fn ask(path: &Path) -> Result<MountStatus, Errno> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    send(&socket, |out| Request::Status.encode(out))?;
-    let mut buffer = vec![0; MAX_MESSAGE + 1];
-    let mut next = || -> Result<Option<Vec<u8>>, Errno> {
-        let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
-        Ok((got > 0).then(|| buffer[..got.min(MAX_MESSAGE)].to_vec()))
-    };
-    let first = next()?.ok_or(Errno::CONNRESET)?;
-    let server = match messages::parse_reply(&first) {
-        Ok(Reply::ServerStatus(server)) => server,
-        Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),
-        _ => return Err(Errno::PROTO),
-    };
-    let mut files = Vec::new();
-    while let Some(bytes) = next()? {
-        let Ok(Reply::FileStatus(messages::FileStatus { maps, dirty, stats, path })) = messages::parse_reply(&bytes)
-        else {
-            return Err(Errno::PROTO);
-        };
-        files.push(FileStatus { path: String::from_utf8_lossy(path).into_owned(), maps, dirty, stats });
-    }
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(MountStatus { server, files })
+fn status_at(path: &Path) -> Result<MountStatus, Errno> {
+    let (mut server, mut files) = (None, Vec::new());
+    ask(path, Request::Status, |reply| {
+        match reply {
+            Reply::ServerStatus(status) => server = Some(status),
+            Reply::FileStatus(messages::FileStatus { maps, dirty, stats, path }) => {
+                files.push(FileStatus { path: String::from_utf8_lossy(path).into_owned(), maps, dirty, stats });
+            }
+            _ => return Err(Errno::PROTO),
+        }
+        Ok(())
+    })?;
+    files.sort_by(|a: &FileStatus, b| a.path.cmp(&b.path));
+    Ok(MountStatus { server: server.ok_or(Errno::CONNRESET)?, files })
 }
 
 /// The server's part.
