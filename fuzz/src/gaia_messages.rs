@@ -65,13 +65,13 @@ fn check(bytes: &[u8]) {
         assert!(messages::parse_reply(bytes).is_err(), "a request that is a reply too");
         match request {
             Request::Hello { first, pages, .. } | Request::Acquire { first, pages, .. } => inside(first, pages),
-            Request::Release { id, first, pages, last, runs } => {
+            Request::Release { id, first, pages, last, at, total, runs } => {
                 inside(first, pages.into());
                 let list: Vec<Run> = runs.iter().collect();
                 ascending(&list);
                 assert_eq!(list.is_empty(), runs.is_empty());
                 let mut built = Vec::new();
-                messages::release(&mut built, id, Run { first, count: pages }, last, &list);
+                messages::release(&mut built, messages::ReleasePart { id, first, pages, last, at, total }, &list);
                 assert_eq!(built, bytes, "a release that is built in another way");
             }
             Request::Drop { first, pages, .. } => inside(first, pages.into()),

@@ -16,6 +16,8 @@ pub(crate) struct Connection {
     socket: Socket,
     sent: Vec<u8>,
     received: Vec<u8>,
+    /// A part of a release was sent whose answer was not received.
+    owed: bool,
 }
 
 /// What the server sends with [`Reply::Mapped`].
@@ -42,7 +44,7 @@ impl Connection {
             e => Error::of(e, "connect to the GAIA server"),
         };
         let socket = Socket::connect(Path::new(OsStr::from_bytes(ticket.path())), "the GAIA server").map_err(failed)?;
-        Ok(Connection { socket, sent: Vec::new(), received: vec![0; MAX_MESSAGE + 1] })
+        Ok(Connection { socket, sent: Vec::new(), received: vec![0; MAX_MESSAGE + 1], owed: false })
     }
 
     /// Sends the first request; the reply has descriptors.
@@ -61,8 +63,26 @@ impl Connection {
         }
     }
 
-    /// Sends a message that has no reply.
-    pub(crate) fn post(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+    /// Sends a part of a release, after the answer for the one before.
+    pub(crate) fn send_part(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.end_parts()?;
+        self.post(encode)?;
+        self.owed = true;
+        Ok(())
+    }
+
+    /// Waits for the answer for the part that was sent last.
+    pub(crate) fn end_parts(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.owed) {
+            match self.receive(&mut Vec::new())? {
+                Reply::Staged => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         self.sent.clear();
         encode(&mut self.sent);
         self.socket.send(&self.sent, None)
@@ -70,6 +90,7 @@ impl Connection {
 
     /// Sends a request and waits for its reply; a refusal is an error.
     pub(crate) fn call(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Reply<'_>> {
+        self.end_parts()?;
         self.post(encode)?;
         self.receive(&mut Vec::new())
     }

@@ -227,17 +227,11 @@ impl Map {
         let (fingerprints, changed) = self.replica.on_stream(|copies| {
             let fingerprints = copies.fingerprints(&[whole])?;
             let changed = state.pages.changed(range.start, &fingerprints);
-            changed.iter().try_for_each(|run| copies.load(*run, &window))?;
             Ok((fingerprints, changed))
         })?;
         let id = release_id()?;
-        let (sent, size) = (changed.clone(), state.info.file_size);
-        let committed = self.link.run(move |link| {
-            link.sync_size()?;
-            link.release(id, whole, &sent)
-        });
-        changed.iter().for_each(|run| free(&window, *run));
-        let published = match committed {
+        let size = state.info.file_size;
+        let published = match self.send_release(&window, id, whole, &changed) {
             Ok(committed) => {
                 for page in changed.iter().copied().flat_map(pages_of_run) {
                     state.pages.set_fingerprint(page, fingerprints[page - range.start]);

@@ -46,6 +46,7 @@ mod page_states;
 mod queued_calls;
 mod ranges;
 mod reattach;
+mod release_parts;
 mod replica;
 mod socket;
 mod state;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
-use spinio_pagecache::messages::{self, Access, Fill, MAX_RUNS, ReleaseId, Reply, Request, Run, Stats};
+use spinio_pagecache::messages::{self, Access, Fill, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice};
 
@@ -55,7 +55,7 @@ pub(crate) enum Begun {
 }
 
 /// What the server has committed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub(crate) pages: u64,
     pub(crate) merged: u64,
@@ -136,17 +136,20 @@ impl LinkState {
         read_pages(&attached.backing, first, run, &attached.window)
     }
 
-    /// Sends a release, and waits until its pages are visible to CPU programs.
-    pub(crate) fn release(&mut self, id: ReleaseId, range: Run, runs: &[Run]) -> Result<Committed> {
+    /// Sends a part of a release, whose pages are in the stage, after the answer for the part before.
+    pub(crate) fn release_part(&mut self, part: ReleasePart, runs: &[Run]) -> Result<()> {
+        self.attached()?.connection.send_part(|out| messages::release(out, part, runs))
+    }
+
+    /// Forgets the release whose parts were sent.
+    pub(crate) fn end_parts(&mut self) -> Result<()> {
+        self.attached()?.connection.end_parts()
+    }
+
+    /// Sends the last part of a release, and waits until its pages are visible to CPU programs.
+    pub(crate) fn release(&mut self, part: ReleasePart, runs: &[Run]) -> Result<Committed> {
         let connection = &mut self.attached()?.connection;
-        let (last, before) = match runs.chunks(MAX_RUNS).collect::<Vec<_>>().split_last() {
-            Some((last, before)) => (*last, before.to_vec()),
-            None => (&[][..], Vec::new()),
-        };
-        for chunk in before {
-            connection.post(|out| messages::release(out, id, range, false, chunk))?;
-        }
-        let committed = match connection.call(|out| messages::release(out, id, range, true, last))? {
+        let committed = match connection.call(|out| messages::release(out, part, runs))? {
             Reply::Committed { pages, merged, bytes } => Committed { pages, merged, bytes },
             other => return Err(unexpected(&other)),
         };

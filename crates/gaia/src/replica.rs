@@ -117,12 +117,12 @@ impl Copies<'_> {
         unsafe { self.copy_in(to, window.page(first), count * PAGE_BYTES) }
     }
 
-    /// Enqueues copies of pages to the window.
-    pub(crate) fn load(self, run: Run, window: &Window) -> Result<()> {
+    /// Enqueues copies of pages to the window's stage, from page `at` of it.
+    pub(crate) fn load(self, run: Run, window: &Window, at: usize) -> Result<()> {
         let (first, count) = (run.first as usize, run.count as usize);
         let from = self.address(first, count);
-        // SAFETY: as in `store`.
-        unsafe { self.copy_out(window.page(first), from, count * PAGE_BYTES) }
+        // SAFETY: as in `store`; the stage has that many pages from there.
+        unsafe { self.copy_out(window.stage(at, count), from, count * PAGE_BYTES) }
     }
 
     /// # Safety

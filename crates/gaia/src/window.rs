@@ -1,4 +1,4 @@
-//! The window: a memory file of two pages for each page of the map, shared with the server.
+//! The window: a memory file of two pages for each page of the map and a stage for releases, shared with the server.
 //!
 //! The server made it and sealed its size, so that it stays mapped whatever either side does. The server may change it
 //! at any time; it is read by the device's copies and by volatile loads only.
@@ -7,10 +7,14 @@
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use spinio_device::PAGE_BYTES;
+use spinio_pagecache::messages::STAGE;
 use spinio_sys::{Errno, linux};
 
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
+
+/// Pages of the stage that keep their memory.
+const KEPT: usize = 64;
 
 /// The mapping.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ impl Window {
     /// Maps the memory file for a map of `pages` pages.
     pub(crate) fn map(file: &OwnedFd, pages: usize) -> Result<Window> {
         let too_large = || Error::new(Errno::NOMEM, "The map is too large");
-        let len = pages.checked_mul(2 * PAGE_BYTES).ok_or_else(too_large)?;
+        let len = Window::total(pages).ok_or_else(too_large)?;
         let stat = rustix::fs::fstat(file).map_err(|e| Error::of(e, "query the window"))?;
         let seals = rustix::fs::fcntl_get_seals(file).map_err(|e| Error::of(e, "query the window"))?;
         if (stat.st_size as u64) < len as u64 || !seals.contains(rustix::fs::SealFlags::SHRINK) {
@@ -43,6 +47,25 @@ impl Window {
         // SAFETY: the fresh mapping; a forked child has no maps.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
         Ok(Window { start: start.cast(), pages })
+    }
+
+    /// Bytes.
+    fn total(pages: usize) -> Option<usize> {
+        pages.checked_mul(2)?.checked_add(STAGE as usize)?.checked_mul(PAGE_BYTES)
+    }
+
+    /// The address of page `page` of the stage, `count` pages before its end or more.
+    pub(crate) fn stage(&self, page: usize, count: usize) -> *mut u8 {
+        assert!(page + count <= STAGE as usize);
+        // SAFETY: inside the mapping.
+        unsafe { self.start.add((2 * self.pages + page) * PAGE_BYTES) }
+    }
+
+    /// Frees the memory of the stage but for its first pages, which small releases use.
+    pub(crate) fn free_stage(&self) {
+        let at = self.stage(KEPT, STAGE as usize - KEPT);
+        // SAFETY: inside the mapping. A failure costs memory only.
+        let _ = unsafe { rustix::mm::madvise(at.cast(), (STAGE as usize - KEPT) * PAGE_BYTES, Advice::LinuxRemove) };
     }
 
     /// The address of page `page` of the map.
@@ -110,6 +133,6 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: no copy uses it any more: each is waited for before the map's lock is released.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.pages * 2 * PAGE_BYTES) };
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), Window::total(self.pages).unwrap_or(0)) };
     }
 }

@@ -1,6 +1,6 @@
 //! One client: a map and its owner, from hello to the end of the connection.
 //!
-//! Bytes of pages go through the window, a sealed memory file of two pages for each page of the map. The server reads
+//! Bytes of pages go through the window, a sealed memory file of two pages for each page of the map, and a stage. The server reads
 //! and writes it with system calls, never through a mapping, and copies a page before it looks at it: the client may
 //! change it at any time. What a client may do follows from its ticket alone.
 
@@ -15,7 +15,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
-use spinio_pagecache::messages::{self, Access, Fill, MAX_MESSAGE, MAX_RUNS, Reply, Request, Run, Source, Ticket};
+use spinio_pagecache::messages::{
+    self, Access, Fill, MAX_MESSAGE, MAX_RUNS, Reply, Request, Run, STAGE, Source, Ticket,
+};
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 
 use crate::backing::{Access as Open, reopen};
@@ -25,6 +27,7 @@ use crate::draft::Draft;
 use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{self, Peer, Use};
 use crate::quotas::Counted;
+use crate::release::{CONTINUE_WITHIN, Part};
 use crate::status;
 
 /// Pages in the window for one reply.
@@ -93,15 +96,12 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     if client.say_hello(socket).is_err() {
         return;
     }
-    let mut buffer = vec![0; MAX_MESSAGE + 1];
+    let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
     while let Some(bytes) = receive(socket, &mut buffer) {
         let Ok(request) = messages::parse_request(bytes) else { return };
         let mut out = Vec::new();
-        let more_follow = matches!(request, Request::Release { last: false, .. });
         let (error, ends) = match client.answer(request, &mut out) {
             Ok(()) => (None, false),
-            // The client does not expect a reply yet.
-            Err(_) if more_follow => return,
             Err(Failure::Refused(error)) => (Some(error), false),
             Err(Failure::Broken(error)) => (Some(error), true),
             Err(Failure::Ended) => return,
@@ -112,6 +112,11 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         }
         if !out.is_empty() && send(socket, |message| message.append(&mut out)).is_err() || ends {
             return;
+        }
+        let unfinished = client.release.is_some();
+        if unfinished != limited {
+            let _ = set_socket_timeout(socket, Timeout::Recv, unfinished.then_some(CONTINUE_WITHIN));
+            limited = unfinished;
         }
     }
 }
@@ -135,7 +140,7 @@ pub(crate) struct Client<'a> {
     queue: VecDeque<pagecache::Fill>,
     /// What it was told and has not confirmed.
     told: Vec<Range<u64>>,
-    pub(crate) release: Option<Draft>,
+    pub(crate) release: Option<Draft<'a>>,
 }
 
 impl Drop for Client<'_> {
@@ -205,9 +210,9 @@ impl<'a> Client<'a> {
                 self.tell(out).map_err(broken)
             }
             Request::Filled => self.filled().and_then(|()| self.tell(out)).map_err(broken),
-            Request::Release { id, first, pages, last, runs } => {
+            Request::Release { id, first, pages, last, at, total, runs } => {
                 let range = self.file_pages(first, pages.into())?;
-                self.release(id, range, last, runs, out)
+                self.release(&Part { id, range, last, at, total, runs }, out)
             }
             Request::Drop { first, pages, open } => {
                 let range = self.file_pages(first, pages.into())?;
@@ -356,7 +361,8 @@ impl<'a> Client<'a> {
 
 /// A window for a map of this many pages.
 fn window(pages: u64) -> std::result::Result<OwnedFd, Errno> {
-    let len = pages.checked_mul(2 * PAGE as u64).ok_or(Errno::NOMEM)?;
+    let in_pages = pages.checked_mul(2).and_then(|pages| pages.checked_add(STAGE.into()));
+    let len = in_pages.and_then(|pages| pages.checked_mul(PAGE as u64)).ok_or(Errno::NOMEM)?;
     let window = rustix::fs::memfd_create("spinio-gaia-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&window, len)?;
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

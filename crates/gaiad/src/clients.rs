@@ -20,6 +20,7 @@ use crate::backing::Backing;
 use crate::content::Content;
 use crate::invalidator::Invalidator;
 use crate::quotas::{Limits, Quotas};
+use crate::release_memory::ReleaseMemory;
 use crate::state::StateMemory;
 use crate::tickets::{Grant, Tickets};
 use crate::writers::Writers;
@@ -37,6 +38,7 @@ pub(crate) struct Clients {
     pub(crate) backing: Arc<Backing>,
     pub(crate) kernel: Invalidator,
     pub(crate) writers: Writers,
+    pub(crate) release_memory: ReleaseMemory,
     /// The supervisor's counter of servers, for clients.
     pub(crate) servers: OwnedFd,
 }
@@ -58,7 +60,20 @@ impl Clients {
         let since = Instant::now();
         let writers = Writers::new(state.is_first_server());
         let waits_for_writeback = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
-        Ok(Clients { path, tickets, waits_for_writeback, quotas, since, content, backing, kernel, writers, servers })
+        let release_memory = ReleaseMemory::default();
+        Ok(Clients {
+            path,
+            tickets,
+            waits_for_writeback,
+            quotas,
+            since,
+            content,
+            backing,
+            kernel,
+            writers,
+            release_memory,
+            servers,
+        })
     }
 
     /// A ticket for a client with an open file.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, WriteFrom, offset_of};
+use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, StagedPage, WriteFrom, offset_of};
 
 use crate::backing::Backing;
 use crate::file_backing::{self, FileBacking, errno};
@@ -35,7 +35,7 @@ const WRITE_OUT_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Content {
     files: Files,
-    slots: u32,
+    memory: Arc<PageSlots>,
 }
 
 impl Content {
@@ -44,22 +44,32 @@ impl Content {
     /// # Errors
     /// EINVAL: the state memory is of another version. ENOMEM and the like: another server may succeed.
     pub fn attach(state: Arc<StateMemory>, backing: Arc<Backing>) -> Result<Content, Errno> {
-        let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state));
-        let slots = memory.slots();
+        let memory = Arc::new(PageSlots::new(state));
         // The first word is the mark of a memory that was laid out.
         let (table, recovered) = if memory.load(0) == 0 {
-            (Slots::format(memory).map_err(|_| Errno::INVAL)?, Vec::new())
+            (Slots::format(memory.clone()).map_err(|_| Errno::INVAL)?, Vec::new())
         } else {
-            Slots::recover(memory).map_err(|_| Errno::INVAL)?
+            Slots::recover(memory.clone()).map_err(|_| Errno::INVAL)?
         };
         // As much as for released pages.
-        table.limit_copies(slots as usize);
-        Ok(Content { files: Files::new(table, recovered, backing)?, slots })
+        table.limit_copies(memory.slots() as usize);
+        Ok(Content { files: Files::new(table, recovered, backing)?, memory })
     }
 
     /// Pages that can be released and not yet written out.
     pub(crate) fn slots(&self) -> u32 {
-        self.slots
+        self.memory.slots()
+    }
+
+    /// Reads pages of a file into slots that no page refers to.
+    pub(crate) fn read_into_slots(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        pages: &[(u64, StagedPage)],
+    ) -> Result<(), Errno> {
+        let slots: Vec<u32> = pages.iter().map(|(_, staged)| staged.slot()).collect();
+        self.memory.read_from(file, offset, &slots)
     }
 
     pub(crate) fn files(&self) -> &Files {
@@ -180,7 +190,7 @@ impl Content {
     /// Writes out released pages that are old, and all if slots are short. To be called every second.
     pub fn write_out(&self) {
         let free = self.files.slots().free_slots() as u64;
-        let short = free < u64::from(self.slots) / 8 * 7;
+        let short = free < u64::from(self.slots()) / 8 * 7;
         self.files.write_out_older(if short { Duration::ZERO } else { WRITE_OUT_AFTER });
     }
 

@@ -30,7 +30,7 @@
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
 //! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
-//! | `client.rs`, `draft.rs`, `release.rs`, `window_pages.rs` | one map: acquire, release |
+//! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
 //! | `seek.rs` | holes of files that have dirty pages |
 //! | `writers.rs` | which files a program may have open for writing |
 //! | `shared_counters.rs` | memory by which clients know that nothing has changed |
@@ -74,6 +74,7 @@ mod link;
 mod nodes;
 mod quotas;
 mod release;
+mod release_memory;
 mod report;
 mod seek;
 mod serve;
@@ -86,7 +87,6 @@ mod supervisor;
 mod tickets;
 mod times;
 mod unmount;
-mod window_pages;
 mod writers;
 
 use std::os::fd::{AsFd, OwnedFd};

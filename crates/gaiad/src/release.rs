@@ -1,71 +1,117 @@
-//! A release of a client: collected from messages, then committed and made visible. And its opposite, a discard.
+//! A release of a client: its pages are copied as its messages arrive, then committed and made visible. And its opposite,
+//! a discard.
 //!
-//! Nothing is copied that was only declared: pages past the end of the file are left out, a release of more pages than
-//! there are slots is refused, and the others are read a few at a time while they are committed.
+//! ```text
+//!   stage of the window ──preadv──> slots of no page ──commit, with the lock of the file──> new heads
+//! ```
+//!
+//! Nothing is copied that was only declared: pages past the end of the file are left out, and a release of more pages
+//! than there are slots is refused.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, ReleaseId, Reply};
-use spinio_pagecache::{self as pagecache, Ended, PAGE, offset_of};
+use spinio_pagecache::{self as pagecache, Ended, PAGE, StagedPage, offset_of};
 
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
 use crate::draft::Draft;
-use crate::file_backing::FileBacking;
+use crate::file_backing::{FileBacking, errno};
 use crate::files;
-use crate::window_pages::WindowPages;
 
 /// Pages whose epoch ends while the lock of the file is held.
 const END: u64 = 1 << 14;
+/// Pages of one system call.
+const BATCH: usize = 64;
+/// A client that does not continue a release for so long is disconnected: its pages occupy memory.
+pub(crate) const CONTINUE_WITHIN: Duration = Duration::from_secs(10);
 
-impl Client<'_> {
-    /// One message of a release; the last one is answered.
-    pub(crate) fn release(
-        &mut self,
-        id: ReleaseId,
-        range: Range<u64>,
-        last: bool,
-        runs: messages::Runs<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<()> {
-        let size = self.size()?;
-        let most = u64::from(self.all.content.slots());
-        let mut draft = match self.release.take() {
-            Some(draft) if (draft.id, &draft.range) == (id, &range) => draft,
-            _ => Draft::new(id, range),
-        };
-        for run in runs.iter() {
-            let pages = self.file_pages(run.first, run.count.into())?;
-            if !draft.add(pages, size.div_ceil(PAGE as u64), most) {
-                return Err(Failure::Refused(Errno::INVAL));
-            }
-        }
-        if !last {
-            self.release = Some(draft);
-            return Ok(());
-        }
+/// A message of a release.
+pub(crate) struct Part<'a> {
+    pub(crate) id: ReleaseId,
+    /// Pages of the file.
+    pub(crate) range: Range<u64>,
+    /// No more follow.
+    pub(crate) last: bool,
+    /// Where its first page is in the stage.
+    pub(crate) at: u32,
+    /// Pages of the whole release.
+    pub(crate) total: u32,
+    pub(crate) runs: messages::Runs<'a>,
+}
+
+impl<'a> Client<'a> {
+    /// One message of a release.
+    pub(crate) fn release(&mut self, part: &Part<'_>, out: &mut Vec<u8>) -> Result<()> {
         if self.access == messages::Access::Read {
             return Err(Failure::Refused(Errno::ACCESS));
         }
-        if draft.count > most {
-            return Err(Failure::Refused(Errno::NOSPC));
+        let draft = self.release.take().filter(|draft| (draft.id, &draft.range) == (part.id, &part.range));
+        let mut draft = draft.unwrap_or_else(|| Draft::new(part.id, part.range.clone()));
+        let size = self.size()?;
+        if draft.reserved.is_none() && !part.last {
+            let inside = size.div_ceil(PAGE as u64).min(part.range.end).saturating_sub(part.range.start);
+            let files = self.all.content.files();
+            draft.reserved = Some(self.all.release_memory.reserve(files, inside.min(part.total.into()))?);
         }
+        self.stage(&mut draft, part, size)?;
+        if part.last {
+            return self.publish(&draft, size, out);
+        }
+        self.release = Some(draft);
+        Reply::Staged.encode(out);
+        Ok(())
+    }
+
+    /// Copies the pages of a message.
+    fn stage(&self, draft: &mut Draft<'_>, part: &Part<'_>, size: u64) -> Result<()> {
+        let content = &self.all.content;
+        let mut at = 2 * (self.pages.end - self.pages.start) + u64::from(part.at);
+        for run in part.runs.iter() {
+            let pages = self.file_pages(run.first, run.count.into())?;
+            let inside = draft.next_run(pages, size.div_ceil(PAGE as u64)).ok_or(Failure::Refused(Errno::INVAL))?;
+            for start in inside.clone().step_by(BATCH) {
+                let end = inside.end.min(start + BATCH as u64);
+                let staged = (start..end).map(|page| Ok((page, self.slot()?))).collect::<Result<Vec<_>>>()?;
+                content.read_into_slots(self.window.as_fd(), offset_of(at + start - inside.start), &staged)?;
+                if let Some(reserved) = &mut draft.reserved {
+                    reserved.take(staged.len() as u64);
+                }
+                draft.pages.extend(staged);
+            }
+            at += u64::from(run.count);
+        }
+        Ok(())
+    }
+
+    /// A slot; if there is none, after what was released before is written out.
+    fn slot(&self) -> Result<StagedPage> {
+        let files = self.all.content.files();
+        let slot = files.slots().stage().or_else(|_| {
+            files.finish();
+            files.slots().stage()
+        });
+        slot.map_err(|e| Failure::Refused(errno(&e)))
+    }
+
+    fn publish(&self, draft: &Draft<'_>, size: u64, out: &mut Vec<u8>) -> Result<()> {
         // What cannot be written out later must not be committed. It may wait for a lease, with no lock.
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
         files::settle(&self.file, &self.all.kernel);
         let files = self.all.content.files();
         // Pages that find no space on the disk must leave memory to other files.
-        if self.file.is_stuck() && (files.slots().free_slots() as u64) < most / 2 {
+        if self.file.is_stuck() && files.slots().free_slots() < self.all.content.slots() as usize / 2 {
             files.write_out(&self.file)?;
         }
-        let commit = match self.commit(&draft) {
+        let commit = match self.commit(draft) {
             Err(pagecache::Error::NoSpace) => {
                 // Slots are freed by writing out what is released already.
                 files.finish();
-                self.commit(&draft)
+                self.commit(draft)
             }
             result => result,
         }
@@ -74,21 +120,19 @@ impl Client<'_> {
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
         // Not before: the CPU must not see less than this owner once the release has returned. It is committed: if this
         // fails, the client asks the next connection, and is told so.
-        self.end_epoch(&draft).map_err(|_| Failure::Ended)?;
-        let bytes =
-            draft.runs.iter().map(|run| offset_of(run.end).min(size).saturating_sub(offset_of(run.start))).sum();
+        self.end_epoch(draft).map_err(|_| Failure::Ended)?;
+        let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
         let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);
         Ok(())
     }
 
-    fn commit(&self, draft: &Draft) -> pagecache::Result<pagecache::Commit> {
+    fn commit(&self, draft: &Draft<'_>) -> pagecache::Result<pagecache::Commit> {
         let backing = FileBacking(self.backing.as_fd());
-        let pages = WindowPages::new(self.window.as_fd(), self.pages.start, &draft.runs);
-        self.file.pages().commit_each(&backing, self.owner, draft.id, pages)
+        self.file.pages().commit_staged(&backing, self.owner, draft.id, &draft.pages)
     }
 
-    fn end_epoch(&self, draft: &Draft) -> pagecache::Result<()> {
+    fn end_epoch(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
         // The client has bytes there that the file never gets.
         let past = draft.past.unwrap_or(draft.range.end).clamp(draft.range.start, draft.range.end);
         for (range, ended) in [(past..draft.range.end, Ended::Abandoned), (draft.range.start..past, Ended::Unchanged)] {

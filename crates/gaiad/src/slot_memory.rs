@@ -3,11 +3,14 @@
 //! Bytes are stored as atomic words too, since the memory is shared; no two threads use one slot at the same time
 //! unless both read.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use rustix::io::Errno;
 use spinio_pagecache::{PAGE, PageBytes, SlotMemory, words};
+use spinio_sys::linux;
 
 use crate::state::StateMemory;
 
@@ -17,6 +20,7 @@ const RECORDS: u32 = 4096;
 const PAGE_WORDS: usize = PAGE / 8;
 
 /// Snapshots and CPU twins.
+#[derive(Debug)]
 pub(crate) struct PageSlots {
     state: Arc<StateMemory>,
     slots: u32,
@@ -35,6 +39,28 @@ impl PageSlots {
             slots -= 1;
         }
         PageSlots { bytes: headers(slots), slots: slots as u32, state }
+    }
+
+    /// Reads whole pages of a file from `offset` into slots that no page refers to, so that no other thread uses them.
+    pub(crate) fn read_from(&self, file: BorrowedFd<'_>, offset: u64, slots: &[u32]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < slots.len() {
+            let place = |slot: &u32| [self.words_of(*slot).as_ptr().addr(), PAGE];
+            let vectors: Vec<[usize; 2]> = slots[done..].iter().map(place).collect();
+            let from = offset + (done * PAGE) as u64;
+            #[expect(unsafe_code, reason = "a read into shared memory")]
+            // SAFETY: each vector is a slot's bytes, which are mapped as long as `self`, are atomics, and are this
+            // caller's.
+            let got = unsafe { linux::preadv(file.as_raw_fd(), &vectors, from as i64, 0) };
+            match got {
+                // The file is as long as its size was sealed.
+                Ok(got) if got >= PAGE => done += got / PAGE,
+                Ok(_) => return Err(Errno::PROTO),
+                Err(e) if e == spinio_sys::Errno::INTR => {}
+                Err(e) => return Err(Errno::from_raw_os_error(e.raw_os_error())),
+            }
+        }
+        Ok(())
     }
 
     fn words_of(&self, slot: u32) -> &[AtomicU64] {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use spinio_pagecache::messages::{self, Access, Reply, Request, Run, TICKET_REPLY};
+use spinio_pagecache::messages::{self, Access, Reply, Request, Run, STAGE, TICKET_REPLY};
 
 use crate::common::TestMount;
 use crate::common::raw::{self, Raw};
@@ -85,14 +85,40 @@ fn release_of_more_than_fits_is_refused_and_copies_nothing() {
     let pages = GIB / PAGE;
     let mut client = Raw::map(&file, Access::Write, 0, pages).unwrap();
     client.acquire(0, pages, Access::Write);
-    assert_eq!(client.release(1, run(0, pages), &[run(0, pages)]), Err(errno(Errno::NOSPC)));
+    let first = [run(0, STAGE.into())];
+    assert_eq!(client.part(1, run(0, pages), pages as u32, false, &first), Err(errno(Errno::NOSPC)));
     // The epoch goes on.
-    client.window.write_all_at(&[7; PAGE as usize], 5 * PAGE).unwrap();
+    client.stage(0, &[7; PAGE as usize]);
     assert_eq!(client.release(2, run(0, pages), &[run(5, 1)]), Ok(1));
     let mut byte = [0];
     file.read_exact_at(&mut byte, 5 * PAGE).unwrap();
     assert_eq!(byte, [7]);
     assert!(peak_memory(&mount) < MODERATE, "{} KiB", peak_memory(&mount));
+}
+
+/// A release takes the memory for all of its pages at its first part, so a client could keep it.
+#[test]
+fn client_that_stops_in_a_release_keeps_no_memory_from_others() {
+    let Some((mount, file)) = mount_with(GIB) else { return };
+    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.slots as u32;
+    let pages = GIB / PAGE;
+    let mut stopped = Raw::map(&file, Access::Write, 0, pages).unwrap();
+    let mut good = Raw::map(&file, Access::Write, 0, pages).unwrap();
+    for client in [&mut stopped, &mut good] {
+        client.acquire(0, pages, Access::Write);
+        client.stage(0, &[7; PAGE as usize]);
+    }
+    assert_eq!(stopped.part(1, run(0, pages), slots - 10, false, &[run(0, 1)]), Ok(0));
+    // A small one finds what the other has not taken yet.
+    assert_eq!(good.release(2, run(0, 8), &[run(0, 1)]), Ok(1));
+    // A large one waits for the other, which is disconnected.
+    assert_eq!(good.part(3, run(8, pages - 8), slots / 2, false, &[run(8, 1)]), Ok(0));
+    assert_eq!(good.release(3, run(8, pages - 8), &[run(9, 1)]), Ok(2));
+    assert_eq!(stopped.release(1, run(0, pages), &[run(1, 1)]), Err(0));
+    let mut bytes = [0; 2];
+    file.read_exact_at(&mut bytes[..1], 8 * PAGE).unwrap();
+    file.read_exact_at(&mut bytes[1..], PAGE).unwrap();
+    assert_eq!((bytes, mount.servers()), ([7, 0], 1));
 }
 
 #[test]
@@ -101,8 +127,9 @@ fn pages_past_the_end_are_released_without_a_copy() {
     let pages = GIB / PAGE;
     let mut client = Raw::map(&file, Access::Write, 0, pages).unwrap();
     client.acquire(0, pages, Access::Write);
-    client.window.write_all_at(&[7; 3 * PAGE as usize], 0).unwrap();
-    assert_eq!(client.release(1, run(0, pages), &[run(0, pages)]), Ok(2));
+    client.stage(0, &[7; 3 * PAGE as usize]);
+    assert_eq!(client.part(1, run(0, pages), u32::MAX, false, &[run(0, 2000)]), Ok(0));
+    assert_eq!(client.release(1, run(0, pages), &[run(2000, STAGE.into())]), Ok(2));
     assert_eq!(file.metadata().unwrap().len(), PAGE + 10);
     // What the client has there is not what the file has.
     let first = client.fills(Request::Acquire { first: 2, pages: 1, access: Access::Read, fetch: true });
@@ -120,7 +147,7 @@ fn truncation_below_a_large_epoch_needs_little_memory() {
         client.acquire(0, pages, Access::Write);
         file.set_len(10).unwrap();
         assert!(peak_memory(&mount) < MODERATE, "{len}: {} KiB", peak_memory(&mount));
-        client.window.write_all_at(&[7; PAGE as usize], 0).unwrap();
+        client.stage(0, &[7; PAGE as usize]);
         assert_eq!(client.release(1, run(0, pages), &[run(0, 1)]), Ok(1));
         let mut bytes = [0; 20];
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 10);
@@ -183,12 +210,11 @@ fn wrong_messages_end_or_fail_their_own_connection_only() {
     let mut client = Raw::map(&file, Access::Write, 1, 2).unwrap();
     assert!(!matches!(client.call(Request::Filled), Some(Reply::Failed { .. })), "nothing was asked for");
     // One that stops between the messages of a release, and one between those of an acquire.
-    let mut out = Vec::new();
-    messages::release(&mut out, 1, run(0, 2), false, &[run(0, 1)]);
-    assert!(client.send(&out));
+    client.acquire(0, 2, Access::Write);
+    assert_eq!(client.part(1, run(0, 2), 2, false, &[run(0, 1)]), Ok(0));
     let mut waits = Raw::map(&file, Access::Write, 0, 4).unwrap();
     waits.fills(Request::Acquire { first: 0, pages: 4, access: Access::Write, fetch: true });
-    good.window.write_all_at(&[9; PAGE as usize], PAGE).unwrap();
+    good.stage(0, &[9; PAGE as usize]);
     assert_eq!(good.release(7, run(0, 4), &[run(1, 1)]), Ok(1));
     let mut byte = [0];
     file.read_exact_at(&mut byte, PAGE).unwrap();

@@ -1,6 +1,5 @@
 //! Release: commit, and what follows when INVAL has returned.
 
-use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page};
 use crate::layout::{Kind, Label, Tag};
 use crate::owner::Replica;
-use crate::page::{PageBytes, ZEROS, bytes_inside, merge};
+use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
-use crate::slots::{Release, SlotRef, Slots};
+use crate::slots::{Release, SlotRef, Slots, StagedPage};
 use crate::source::Source;
 
 /// A release that was committed.
@@ -49,9 +48,13 @@ impl Draft {
     fn slot(&self, kind: Kind, page: u64, bytes: &PageBytes) -> Result<SlotRef> {
         let slot = self.slots.allocate()?;
         slot.write(0, bytes);
+        Ok(self.publish(kind, page, slot))
+    }
+
+    fn publish(&self, kind: Kind, page: u64, slot: SlotRef) -> SlotRef {
         let record = Some((self.release.record, self.release.sequence));
         slot.publish(Tag { kind, record }, Label { file: self.file, page, version: self.version });
-        Ok(slot)
+        slot
     }
 }
 
@@ -71,8 +74,7 @@ impl FilePages {
     /// Publishes pages that the owner changed, in ascending order, and ends their epoch: all of them, or none if this
     /// fails.
     ///
-    /// `id` is the client's, for [`Slots::was_committed`]. The bytes must not change during the call: not the client's
-    /// memory, a copy of it.
+    /// `id` is the client's, for [`Slots::was_committed`].
     pub fn commit<'a>(
         &mut self,
         backing: &dyn Backing,
@@ -80,17 +82,23 @@ impl FilePages {
         id: u64,
         pages: impl IntoIterator<Item = (u64, &'a PageBytes)>,
     ) -> Result<Commit> {
-        self.commit_each(backing, owner, id, pages.into_iter().map(Ok))
+        let stage = |(page, bytes)| {
+            let staged = self.slots.stage()?;
+            staged.write(bytes);
+            Ok((page, staged))
+        };
+        let pages = pages.into_iter().map(stage).collect::<Result<Vec<_>>>()?;
+        self.commit_staged(backing, owner, id, &pages)
     }
 
-    /// As [`FilePages::commit`], of pages that are read one by one: an error of the iterator is returned, and nothing is
-    /// committed.
-    pub fn commit_each<B: Borrow<PageBytes>>(
+    /// [`FilePages::commit`] of pages whose bytes are in slots already. If it fails the pages are as they were, for
+    /// another attempt.
+    pub fn commit_staged(
         &mut self,
         backing: &dyn Backing,
         owner: OwnerId,
         id: u64,
-        pages: impl IntoIterator<Item = Result<(u64, B)>>,
+        pages: &[(u64, StagedPage)],
     ) -> Result<Commit> {
         let size = backing.size()?;
         let mut draft = Draft {
@@ -102,14 +110,14 @@ impl FilePages {
             committed: false,
         };
         let mut counters = self.counters;
-        for page in pages {
-            let (page, bytes) = page?;
+        for (page, staged) in pages {
+            let page = *page;
             let in_order = draft.changes.last().is_none_or(|last| last.page < page);
             let Replica::Open(stamp) = self.replica(owner, page) else { return Err(Error::NotOpen) };
             if !in_order {
                 return Err(Error::NotOpen);
             }
-            let change = self.prepare(backing, &draft, page, stamp, bytes.borrow(), bytes_inside(page, size))?;
+            let change = self.prepare(backing, &draft, page, stamp, staged, bytes_inside(page, size))?;
             match &change.slots {
                 Some((_, twin)) => {
                     counters.published += 1;
@@ -135,7 +143,7 @@ impl FilePages {
         draft: &Draft,
         page: u64,
         stamp: u64,
-        bytes: &PageBytes,
+        staged: &StagedPage,
         inside: usize,
     ) -> Result<Change> {
         let entry = self.entries.get(&page);
@@ -145,36 +153,37 @@ impl FilePages {
         if inside == 0 {
             return Ok(Change { page, slots: None, same: false });
         }
-        let clipped = bytes[inside..] != ZEROS[inside..];
-        // Copied only where it must be: most pages are whole, and nothing else has changed them.
-        let (clip, merged);
-        let mut new = bytes;
-        if clipped {
-            let mut part = ZEROS;
-            part[..inside].copy_from_slice(&bytes[..inside]);
-            clip = part;
-            new = &clip;
+        let (cached, current) = (self.cached.contains(page), self.is_current(page, stamp));
+        if !cached && current && inside == PAGE {
+            // Most pages are whole, and nothing else has changed them: their bytes are not looked at.
+            let snapshot = draft.publish(Kind::Snapshot, page, staged.0.clone());
+            return Ok(Change { page, slots: Some((snapshot, None)), same: true });
         }
-        let current = self.is_current(page, stamp);
-        let cached = self.cached.contains(page);
+        let mut bytes = ZEROS;
+        staged.0.read(&mut bytes);
+        let mut new = bytes;
+        new[inside..].fill(0);
+        let mut same = new == bytes;
         let mut head = None;
         if cached || !current {
             head = Some(self.fetch(backing, page, &self.head(page))?);
         }
-        let mut same = !clipped;
         if let (false, Some(head)) = (current, &head) {
             let base = self.base(page, stamp).ok_or(Error::NotOpen)?;
             let base = self.fetch(backing, page, &base)?;
             let mut both = *head;
-            merge(&mut both, &base, new);
-            merged = both;
-            same &= merged == *new || !keep(Rule::FetchMerged);
-            new = &merged;
+            merge(&mut both, &base, &new);
+            same &= both == new || !keep(Rule::FetchMerged);
+            new = both;
         }
-        if head.as_ref() == Some(new) {
+        if head.as_ref() == Some(&new) {
             return Ok(Change { page, slots: None, same });
         }
-        let snapshot = draft.slot(Kind::Snapshot, page, new)?;
+        // What was staged stays as it is: a commit that fails may be tried again, with another head.
+        let snapshot = match new == bytes {
+            true => draft.publish(Kind::Snapshot, page, staged.0.clone()),
+            false => draft.slot(Kind::Snapshot, page, &new)?,
+        };
         let mut slots = (snapshot, None);
         if let (true, Some(head), true) = (cached, &head, keep(Rule::CpuTwin)) {
             match draft.slot(Kind::Twin, page, head) {

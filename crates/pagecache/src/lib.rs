@@ -101,5 +101,5 @@ pub use kernel::{ReadInto, ReadPlan, WriteFrom};
 pub use layout::{SlotMemory, words};
 pub use page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of, page_of};
 pub use recover::Recovered;
-pub use slots::{Release, SlotRef, Slots};
+pub use slots::{Release, SlotRef, Slots, StagedPage};
 pub use source::{Copied, Source};

@@ -11,16 +11,20 @@
 //!          <──────────────────────────────────────────────────── Fills: runs of pages, each with its source
 //!   Filled ────────────────────────────────────────────────────> did head advance meanwhile?
 //!          <──────────────────────────────────────────────────── Fills: those again; an empty list ends the acquire
-//!   Release, Release ... (the last one is marked) ─────────────> merge, commit, invalidate
+//!   Release, a part of it ─────────────────────────────────────> copy the pages
+//!          <──────────────────────────────────────────────────── Staged
+//!   Release, the last part ────────────────────────────────────> merge, commit, invalidate
 //!          <──────────────────────────────────────────────────── Committed
 //!   Drop ──────────────────────────────────────────────────────> these pages are absent: fetched by the next acquire
 //!          <──────────────────────────────────────────────────── Dropped
 //!   Was { id } ── after a reconnection ────────────────────────> was that release committed?
 //! ```
 //!
-//! The **window** is a memory file of two pages for each page of the map: page `i` of the map is at page `i`, and if a
-//! fill says [`Source::Patch`], its base is at page `pages + i`. So no message names a place in it. It is sparse, and
-//! the side that has read pages frees them.
+//! The **window** is a memory file of two pages for each page of the map and [`STAGE`] more: page `i` of the map is at page
+//! `i`, and if a fill says [`Source::Patch`], its base is at page `pages + i`. That part is sparse, and the client frees
+//! what it has read. The **stage** after it, from page `2 * pages`, has the pages of one part of a release, or of two:
+//! the client fills one half while the server copies the other. It stays, because fresh memory for each page took longer
+//! than its copies.
 //!
 //! All numbers are little-endian. A message has a header of 8 bytes (kind, version of the protocol, number of runs, or
 //! of bytes of a path) and a body whose length follows from the kind and that number: any other length is refused.
@@ -28,13 +32,16 @@
 //! any run.
 
 /// The version of the protocol. Client and server are of one build, or at least of one version.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 8 + 32 + MAX_RUNS * RUN;
 
 /// The most runs in one message; longer lists are split.
 pub const MAX_RUNS: usize = 1024;
+
+/// Pages of the stage: 8 MiB.
+pub const STAGE: u32 = 2048;
 
 /// The most pages in one map: 64 TiB.
 pub const MAX_PAGES: u64 = 1 << 34;
@@ -43,9 +50,11 @@ pub const MAX_PAGES: u64 = 1 << 34;
 pub type ReleaseId = u64;
 
 mod holders;
+mod status;
 mod ticket;
 
 pub use holders::{Holder, RangeState};
+pub use status::{FileStatus, ServerStatus, Stats};
 pub use ticket::{TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
 const HEADER: usize = 8;
@@ -119,7 +128,7 @@ pub enum Request<'a> {
     },
     /// The pages of the last [`Reply::Fills`] are in the replica.
     Filled,
-    /// Pages that the epoch has changed; their bytes are in the window. Only the last message of a release is answered.
+    /// Pages that the epoch has changed, or the next of them; their bytes are in the stage, one after the other.
     Release {
         /// The release.
         id: ReleaseId,
@@ -129,6 +138,10 @@ pub enum Request<'a> {
         pages: u32,
         /// No more pages follow.
         last: bool,
+        /// Where the first of these pages is in the stage.
+        at: u32,
+        /// Pages of the whole release.
+        total: u32,
         /// The pages.
         runs: Runs<'a>,
     },
@@ -174,6 +187,8 @@ pub enum Reply<'a> {
         /// The pages.
         fills: Fills<'a>,
     },
+    /// To a [`Request::Release`] that is not the last one.
+    Staged,
     /// To the last [`Request::Release`].
     Committed {
         /// Pages whose bytes were new.
@@ -209,49 +224,6 @@ pub enum Reply<'a> {
         /// The errno.
         errno: u32,
     },
-}
-
-/// Counters of a file since its server started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Releases committed.
-    pub commits: u64,
-    /// Pages merged.
-    pub merged: u64,
-    /// Released pages that were equal to head.
-    pub unchanged: u64,
-    /// Twins kept now.
-    pub twins: u64,
-}
-
-/// What a server holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServerStatus {
-    /// Its process.
-    pub pid: u64,
-    /// Seconds since it started.
-    pub seconds: u64,
-    /// Connections of clients.
-    pub connections: u64,
-    /// Pages of their maps.
-    pub mapped: u64,
-    /// Pages that released bytes and twins occupy.
-    pub used: u64,
-    /// Pages that they may occupy.
-    pub slots: u64,
-}
-
-/// What a server holds of one file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileStatus<'a> {
-    /// Maps of it.
-    pub maps: u64,
-    /// Pages that were released and not written to the file.
-    pub dirty: u64,
-    /// Counters.
-    pub stats: Stats,
-    /// Its path below the mount, at most [`MAX_RUNS`] bytes of it.
-    pub path: &'a [u8],
 }
 
 /// A parsed list of ranges and how they are, as [`Runs`].
@@ -343,6 +315,7 @@ const DROP: u16 = 8;
 const EXPLAIN: u16 = 9;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
+const STAGED: u16 = 0x83;
 const COMMITTED: u16 = 0x84;
 const WAS_REPLY: u16 = 0x85;
 const STATS_REPLY: u16 = 0x86;
@@ -368,8 +341,8 @@ impl Request<'_> {
                 numbers(out, &[first, pages, access_number(access) | kept]);
             }
             Request::Filled => start(out, FILLED, 0),
-            Request::Release { id, first, pages, last, runs } => {
-                release_head(out, id, first, pages, last, runs.0.len() / RUN);
+            Request::Release { id, first, pages, last, at, total, runs } => {
+                release_head(out, ReleasePart { id, first, pages, last, at, total }, runs.0.len() / RUN);
                 out.extend(runs.0);
             }
             Request::Drop { first, pages, open } => {
@@ -390,17 +363,35 @@ impl Request<'_> {
     }
 }
 
+/// A [`Request::Release`] without its list.
+#[derive(Clone, Copy, Debug)]
+pub struct ReleasePart {
+    /// As there.
+    pub id: ReleaseId,
+    /// As there.
+    pub first: u64,
+    /// As there.
+    pub pages: u32,
+    /// As there.
+    pub last: bool,
+    /// As there.
+    pub at: u32,
+    /// As there.
+    pub total: u32,
+}
+
 /// Appends a [`Request::Release`] to an empty buffer.
-pub fn release(out: &mut Vec<u8>, id: ReleaseId, range: Run, last: bool, runs: &[Run]) {
-    release_head(out, id, range.first, range.count, last, runs.len());
+pub fn release(out: &mut Vec<u8>, part: ReleasePart, runs: &[Run]) {
+    release_head(out, part, runs.len());
     for run in runs {
         encode_run(out, *run, 0);
     }
 }
 
-fn release_head(out: &mut Vec<u8>, id: ReleaseId, first: u64, pages: u32, last: bool, count: usize) {
+fn release_head(out: &mut Vec<u8>, part: ReleasePart, count: usize) {
+    let ReleasePart { id, first, pages, last, at, total } = part;
     start(out, RELEASE, count);
-    numbers(out, &[id, first, u64::from(pages) << 1 | u64::from(last)]);
+    numbers(out, &[id, first, u64::from(pages) << 1 | u64::from(last), u64::from(total) << 32 | u64::from(at)]);
 }
 
 /// Appends a [`Reply::Fills`] to an empty buffer.
@@ -437,6 +428,7 @@ impl Reply<'_> {
                 start(out, COMMITTED, 0);
                 numbers(out, &[pages, merged, bytes]);
             }
+            Reply::Staged => start(out, STAGED, 0),
             Reply::Dropped => start(out, DROPPED, 0),
             Reply::Was { committed } => {
                 start(out, WAS_REPLY, 0);
@@ -493,10 +485,16 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
         }
         FILLED => Request::Filled,
         RELEASE => {
-            let (id, first, word) = (at.number()?, at.number()?, at.number()?);
+            let (id, first, word, numbers) = (at.number()?, at.number()?, at.number()?, at.number()?);
             let pages = u32::try_from(word >> 1).map_err(|_| BadMessage::Run)?;
             check_range(first, pages.into())?;
-            Request::Release { id, first, pages, last: word & 1 == 1, runs: Runs(at.runs(|flags| flags == 0)?) }
+            let (last, runs) = (word & 1 == 1, Runs(at.runs(|flags| flags == 0)?));
+            let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+            let (at, total) = (numbers as u32, (numbers >> 32) as u32);
+            if u64::from(at) + count > STAGE.into() {
+                return Err(BadMessage::Run);
+            }
+            Request::Release { id, first, pages, last, at, total, runs }
         }
         DROP => {
             let (first, word) = (at.number()?, at.number()?);
@@ -523,6 +521,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             let size = at.number()?;
             Reply::Fills { size, fills: Fills(at.runs(|flags| source_of(flags).is_some())?) }
         }
+        STAGED => Reply::Staged,
         COMMITTED => Reply::Committed { pages: at.number()?, merged: at.number()?, bytes: at.number()? },
         DROPPED => Reply::Dropped,
         WAS_REPLY => match at.number()? {

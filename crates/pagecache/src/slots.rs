@@ -99,6 +99,11 @@ impl Slots {
         Ok(self.slot(index))
     }
 
+    /// A slot for the bytes of a page that will be committed, by [`FilePages::commit_staged`](crate::FilePages).
+    pub fn stage(self: &Arc<Slots>) -> Result<StagedPage> {
+        self.allocate().map(StagedPage)
+    }
+
     /// A reference to a slot that is in use and that no page refers to yet.
     pub(crate) fn slot(self: &Arc<Slots>, index: u32) -> SlotRef {
         SlotRef(Arc::new(Slot { slots: Arc::clone(self), index }))
@@ -142,6 +147,23 @@ impl fmt::Debug for Slots {
 pub(crate) fn check_size(memory: &dyn SlotMemory) -> Result<()> {
     let fits = (1..=MOST_RECORDS).contains(&memory.records());
     if fits { Ok(()) } else { Err(Error::Layout) }
+}
+
+/// A slot that no page refers to yet. It is free when dropped, unless its page was committed; a server that dies leaves
+/// nothing of it.
+#[derive(Debug)]
+pub struct StagedPage(pub(crate) SlotRef);
+
+impl StagedPage {
+    /// The slot's number, for a caller that fills the memory itself.
+    pub fn slot(&self) -> u32 {
+        self.0.index()
+    }
+
+    /// Sets the bytes.
+    pub fn write(&self, bytes: &PageBytes) {
+        self.0.write(0, bytes);
+    }
 }
 
 /// Keeps the bytes of one slot.

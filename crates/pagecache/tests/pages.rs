@@ -279,14 +279,26 @@ fn owner_whose_bases_need_too_much_memory_is_forgotten() {
 }
 
 #[test]
-fn page_that_cannot_be_read_fails_the_release() {
+fn staged_pages_of_a_failed_release_are_committed_by_the_next_attempt() {
     let (slots, mut pages, file) = start(4 * PAGE, 4);
-    let copies = [0, 1].map(|page| acquire(&mut pages, &file, A, page).map(|byte| byte + 1));
-    let list = [Ok((0, copies[0])), Err(Error::Backing(std::io::ErrorKind::Other.into()))];
-    assert!(matches!(pages.commit_each(&file, A, 1, list), Err(Error::Backing(_))));
-    assert_eq!((slots.free_slots(), pages.counters().commits), (4, 0));
-    let commit = pages.commit_each(&file, A, 1, (0..).zip(copies).map(Ok)).unwrap();
-    assert_eq!(commit.published, 2);
+    let mut gpu = acquire(&mut pages, &file, A, 0);
+    let mut other = acquire(&mut pages, &file, B, 0);
+    (gpu[1], other[0]) = (b'g', b'o');
+    release(&mut pages, &file, B, 0, &other);
+    let staged = [(0, slots.stage().unwrap())];
+    staged[0].1.write(&gpu);
+    // The merged page takes one more slot, and there is none.
+    let held: Vec<_> = (0..2).map(|_| slots.stage().unwrap()).collect();
+    assert!(matches!(pages.commit_staged(&file, A, 1, &staged), Err(Error::NoSpace)));
+    drop(held);
+    pages.write(&file, 2, b"c", WriteFrom::Program).unwrap();
+    let commit = pages.commit_staged(&file, A, 1, &staged).unwrap();
+    assert_eq!((commit.published, list(commit.merged)), (1, vec![0]));
+    drop(staged);
+    let mut read = [0; 4];
+    pages.read(&file, 0, &mut read, ReadInto::PageCache).unwrap();
+    assert_eq!((&read, slots.free_slots()), (b"ogc.", 3));
+    assert!(slots.stage().is_ok_and(|staged| staged.slot() < 4) && slots.free_slots() == 3);
 }
 
 #[test]

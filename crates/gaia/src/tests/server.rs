@@ -17,6 +17,7 @@ use crate::mounted_file::MountedFile;
 use crate::{Error, Result};
 
 pub(crate) const PAGE: usize = 4096;
+const STAGE_BYTES: u64 = STAGE as u64 * PAGE as u64;
 
 /// What the server does wrong, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,7 @@ impl Server {
         let mut valid: HashSet<u64> = HashSet::new();
         let mut open: HashSet<u64> = HashSet::new();
         let mut pending: Vec<Run> = Vec::new();
+        let mut staged: Vec<(u64, Vec<u8>)> = Vec::new();
         loop {
             let n = rustix::io::read(socket, &mut buffer).ok().filter(|n| *n > 0)?;
             let mut out = Vec::new();
@@ -111,7 +113,8 @@ impl Server {
                         return None;
                     }
                     base = first;
-                    let len = if self.take(Fault::SmallWindow) { PAGE as u64 } else { pages * 2 * PAGE as u64 };
+                    let len =
+                        if self.take(Fault::SmallWindow) { PAGE as u64 } else { pages * 2 * PAGE as u64 + STAGE_BYTES };
                     let memory = memory_file(&self.window_name(), len);
                     let file = OwnedFd::from(File::open(&self.path).unwrap());
                     Reply::Mapped { owner: 1, size: file_len(&self.path) }.encode(&mut out);
@@ -135,7 +138,7 @@ impl Server {
                     for page in first..first + pages {
                         let run = Run { first: page, count: 1 };
                         let at = page * PAGE as u64;
-                        let half = file_len_of(window.as_ref()?) / 2;
+                        let half = (file_len_of(window.as_ref()?) - STAGE_BYTES) / 2;
                         if let Some((old, new)) = state.patches.remove(&page) {
                             window.as_ref()?.write_all_at(&new, at).unwrap();
                             window.as_ref()?.write_all_at(&old, half + at).unwrap();
@@ -157,12 +160,21 @@ impl Server {
                     fills(&mut out, file_len(&self.path), &list);
                 }
                 Request::Filled => fills(&mut out, file_len(&self.path), &[]),
-                Request::Release { id, last, runs, first, pages: count } => {
+                Request::Release { id, last, runs, first, pages: count, at, .. } => {
+                    let mut from = file_len_of(window.as_ref()?) - STAGE_BYTES + u64::from(at) * PAGE as u64;
+                    for page in runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)) {
+                        let mut bytes = vec![0; PAGE];
+                        window.as_ref()?.read_exact_at(&mut bytes, from).unwrap();
+                        staged.push((page, bytes));
+                        from += PAGE as u64;
+                    }
                     pending.extend(runs.iter());
                     if !last {
+                        Reply::Staged.encode(&mut out);
+                        rustix::io::write(socket, &out).ok()?;
                         continue;
                     }
-                    let runs = std::mem::take(&mut pending);
+                    let (runs, staged) = (std::mem::take(&mut pending), std::mem::take(&mut staged));
                     if self.take(Fault::CloseBeforeCommit) {
                         return None;
                     }
@@ -171,13 +183,8 @@ impl Server {
                     } else {
                         open.retain(|page| !(first..first + u64::from(count)).contains(page));
                         let mut state = self.state.lock().unwrap();
-                        let mut pages = 0;
-                        for page in runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)) {
-                            let mut bytes = vec![0; PAGE];
-                            window.as_ref()?.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
-                            state.snapshots.insert(base + page, bytes);
-                            pages += 1;
-                        }
+                        let pages = staged.len() as u64;
+                        state.snapshots.extend(staged.into_iter().map(|(page, bytes)| (base + page, bytes)));
                         state.committed.insert(id);
                         state.released.push(runs);
                         drop(state);

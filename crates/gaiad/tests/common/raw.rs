@@ -4,14 +4,17 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
     SocketType,
 };
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, Reply, Request, Run, TICKET_IOCTL, TICKET_REPLY, TicketReply,
+    self, Access, Fill, MAX_MESSAGE, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
 };
+
+const PAGE: u64 = 4096;
 
 /// A connection, and what came with the reply to hello.
 pub struct Raw {
@@ -111,15 +114,28 @@ impl Raw {
         }
     }
 
+    /// Puts the bytes of a page into the stage.
+    pub fn stage(&self, at: u32, bytes: &[u8]) {
+        let stage = self.window.metadata().unwrap().len() / PAGE - u64::from(STAGE);
+        self.window.write_all_at(bytes, (stage + u64::from(at)) * PAGE).unwrap();
+    }
+
     /// A release in one message; what was committed, or the errno (0: the connection is closed).
     pub fn release(&mut self, id: u64, range: Run, runs: &[Run]) -> Result<u64, u32> {
+        self.part(id, range, 0, true, runs)
+    }
+
+    /// A message of a release, with as many pages in all; what was committed so far.
+    pub fn part(&mut self, id: u64, range: Run, total: u32, last: bool, runs: &[Run]) -> Result<u64, u32> {
         let mut out = Vec::new();
-        messages::release(&mut out, id, range, true, runs);
+        let part = ReleasePart { id, first: range.first, pages: range.count, last, at: 0, total };
+        messages::release(&mut out, part, runs);
         if !self.send(&out) {
             return Err(0);
         }
         match self.receive() {
             Some(Reply::Committed { pages, .. }) => Ok(pages),
+            Some(Reply::Staged) => Ok(0),
             Some(Reply::Failed { errno }) => Err(errno),
             None => Err(0),
             other => panic!("{other:?}"),

@@ -9,10 +9,10 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
-    release(&mut all[3], ID, Run { first: 0, count: 100 }, true, &runs);
+    release(&mut all[3], ReleasePart { id: ID, first: 0, pages: 100, last: true, at: 1900, total: 7 }, &runs);
     Request::Was { id: ID }.encode(&mut all[4]);
     Request::Stats.encode(&mut all[5]);
-    release(&mut all[6], ID, Run { first: 0, count: 100 }, false, &[]);
+    release(&mut all[6], ReleasePart { id: ID, first: 0, pages: 100, last: false, at: 0, total: 0 }, &[]);
     Request::Status.encode(&mut all[7]);
     Request::Drop { first: 1, pages: u32::MAX, open: true }.encode(&mut all[8]);
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
@@ -24,7 +24,7 @@ fn requests() -> Vec<Vec<u8>> {
 fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
     let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
-    let mut all = vec![Vec::new(); 11];
+    let mut all = vec![Vec::new(); 12];
     Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
@@ -40,6 +40,7 @@ fn replies() -> Vec<Vec<u8>> {
     explained(&mut all[9], &[(Run { first: 0, count: 7 }, state), (Run { first: 7, count: 1 }, RangeState::default())]);
     let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7 };
     Reply::Holder(holder).encode(&mut all[10]);
+    Reply::Staged.encode(&mut all[11]);
     all
 }
 
@@ -52,8 +53,8 @@ fn requests_survive_encoding() {
         assert!(bytes.len() <= MAX_MESSAGE);
     }
     let all = requests();
-    let Ok(Request::Release { id, last, runs, pages, .. }) = parse_request(&all[3]) else { panic!() };
-    assert_eq!((id, last, pages), (ID, true, 100));
+    let Ok(Request::Release { id, last, runs, pages, at, total, .. }) = parse_request(&all[3]) else { panic!() };
+    assert_eq!((id, last, pages, at, total), (ID, true, 100, 1900, 7));
     assert_eq!(runs.iter().map(|r| r.count).collect::<Vec<_>>(), [2, 1, 4]);
 }
 
@@ -108,7 +109,8 @@ fn hostile_bytes_never_panic_and_parsed_runs_are_in_bounds() {
             }
         }
         bytes.truncate(bytes.len() - (random() % 8).min(bytes.len()) * usize::from(round % 3 == 0));
-        if let Ok(Request::Release { runs, .. }) = parse_request(&bytes) {
+        if let Ok(Request::Release { runs, at, .. }) = parse_request(&bytes) {
+            assert!(u64::from(at) + runs.iter().map(|run| u64::from(run.count)).sum::<u64>() <= STAGE.into());
             let mut end = 0;
             for run in runs.iter() {
                 assert!(run.count > 0 && run.first >= end && run.first + u64::from(run.count) <= MAX_PAGES);
@@ -121,12 +123,12 @@ fn hostile_bytes_never_panic_and_parsed_runs_are_in_bounds() {
 
 #[test]
 fn lists_out_of_order_or_bounds_are_refused() {
-    let range = Run { first: 0, count: 100 };
-    let parse = |runs: &[Run]| {
+    let parse_at = |at, runs: &[Run]| {
         let mut bytes = Vec::new();
-        release(&mut bytes, ID, range, true, runs);
+        release(&mut bytes, ReleasePart { id: ID, first: 0, pages: 100, last: true, at, total: u32::MAX }, runs);
         parse_request(&bytes).map(drop)
     };
+    let parse = |runs: &[Run]| parse_at(0, runs);
     let run = |first, count| Run { first, count };
     assert_eq!(parse(&[run(1, 1), run(2, 1)]), Ok(()));
     assert_eq!(parse(&[run(2, 1), run(1, 1)]), Err(BadMessage::Run));
@@ -134,6 +136,9 @@ fn lists_out_of_order_or_bounds_are_refused() {
     assert_eq!(parse(&[run(1, 0)]), Err(BadMessage::Run));
     assert_eq!(parse(&[run(u64::MAX, 1)]), Err(BadMessage::Run));
     assert_eq!(parse(&[run(MAX_PAGES, 1)]), Err(BadMessage::Run));
+    assert_eq!(parse_at(1, &[run(1, 1), run(5, STAGE - 2)]), Ok(()));
+    assert_eq!(parse_at(2, &[run(1, 1), run(5, STAGE - 2)]), Err(BadMessage::Run));
+    assert_eq!(parse_at(u32::MAX, &[run(1, 1)]), Err(BadMessage::Run));
     for (first, pages) in [(0, 0), (1, MAX_PAGES), (u64::MAX, 2)] {
         let mut bytes = Vec::new();
         Request::Acquire { first, pages, access: Access::Read, fetch: true }.encode(&mut bytes);

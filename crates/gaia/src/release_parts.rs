@@ -1,0 +1,115 @@
+//! The pages of a release on their way to the server, a part at a time.
+//!
+//! ```text
+//!   device   copy 0 ──────> copy 1 ──────────> copy 2 ──────────> ...
+//!   stage    first half     second half        first half
+//!   server            └──────> reads part 0 ───────> reads part 1 ───────> ...  last: commits all
+//! ```
+//!
+//! The server copies a part while the device copies the next one into the other half, after the answer for the part that
+//! was there. A small release is one part.
+
+use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
+
+use crate::Result;
+use crate::link::Committed;
+use crate::map::Map;
+use crate::window::Window;
+
+/// Pages of a part.
+const PART: u32 = STAGE / 2;
+
+impl Map {
+    /// Sends the pages of a release, and waits until they are visible to CPU programs. All that was published before the
+    /// server has committed is dropped by it if this fails.
+    pub(crate) fn send_release(
+        &self,
+        window: &Window,
+        id: ReleaseId,
+        range: Run,
+        changed: &[Run],
+    ) -> Result<Committed> {
+        let parts = parts(changed);
+        let (last, total) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
+        let mut committed = Committed::default();
+        for (number, part) in parts.into_iter().enumerate() {
+            let at = number as u32 % 2 * PART;
+            let copied = self.replica.on_stream(|copies| {
+                let mut at = at as usize;
+                part.iter().try_for_each(|run| {
+                    copies.load(*run, window, at)?;
+                    at += run.count as usize;
+                    Ok(())
+                })
+            });
+            if let Err(e) = copied {
+                // The next call must not get the answer for the part before.
+                let _ = self.link.run(|link| link.end_parts());
+                return Err(e);
+            }
+            let sent = self.link.run(move |link| {
+                if number == 0 {
+                    // It may flush what CPU programs have written.
+                    link.sync_size()?;
+                }
+                let head = ReleasePart { id, first: range.first, pages: range.count, last: number == last, at, total };
+                match head.last {
+                    true => link.release(head, &part).map(Some),
+                    false => link.release_part(head, &part).map(|()| None),
+                }
+            })?;
+            committed = sent.unwrap_or_default();
+        }
+        if last > 0 {
+            window.free_stage();
+        }
+        Ok(committed)
+    }
+}
+
+/// The runs, divided so that each part fits into half of the stage and into a message; at least one part, which may be
+/// empty.
+fn parts(runs: &[Run]) -> Vec<Vec<Run>> {
+    let mut parts = vec![Vec::new()];
+    let mut room = PART;
+    for run in runs {
+        let mut rest = *run;
+        while rest.count > 0 {
+            if room == 0 || parts.last().is_none_or(|part: &Vec<Run>| part.len() == MAX_RUNS) {
+                parts.push(Vec::new());
+                room = PART;
+            }
+            let count = rest.count.min(room);
+            if let Some(part) = parts.last_mut() {
+                part.push(Run { first: rest.first, count });
+            }
+            room -= count;
+            rest = Run { first: rest.first + u64::from(count), count: rest.count - count };
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_in_one_part_in_order_and_parts_fit() {
+        let run = |first, count| Run { first, count };
+        let single: Vec<Run> = (0..3000).map(|n| run(n * 2, 1)).collect();
+        let mixed = vec![run(1, PART - 1), run(5000, 3), run(9000, 3 * PART), run(50_000, 1)];
+        for runs in [vec![], vec![run(7, 1)], vec![run(0, PART)], vec![run(0, PART + 1)], single, mixed] {
+            let pages = |runs: &[Run]| -> Vec<u64> {
+                runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)).collect()
+            };
+            let parts = parts(&runs);
+            assert_eq!(pages(&parts.concat()), pages(&runs));
+            for part in &parts {
+                assert!(part.len() <= MAX_RUNS && pages(part).len() <= PART as usize);
+                assert!(parts.len() == 1 || !part.is_empty());
+            }
+        }
+        assert_eq!(parts(&[run(0, 4 * PART)]).len(), 4);
+    }
+}

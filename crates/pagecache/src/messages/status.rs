@@ -1,0 +1,44 @@
+//! What a server tells of itself and of its files.
+
+/// Counters of a file since its server started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Releases committed.
+    pub commits: u64,
+    /// Pages merged.
+    pub merged: u64,
+    /// Released pages that were equal to head.
+    pub unchanged: u64,
+    /// Twins kept now.
+    pub twins: u64,
+}
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// Its process.
+    pub pid: u64,
+    /// Seconds since it started.
+    pub seconds: u64,
+    /// Connections of clients.
+    pub connections: u64,
+    /// Pages of their maps.
+    pub mapped: u64,
+    /// Pages that released bytes and twins occupy.
+    pub used: u64,
+    /// Pages that they may occupy.
+    pub slots: u64,
+}
+
+/// What a server holds of one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileStatus<'a> {
+    /// Maps of it.
+    pub maps: u64,
+    /// Pages that were released and not written to the file.
+    pub dirty: u64,
+    /// Counters.
+    pub stats: Stats,
+    /// Its path below the mount, at most [`MAX_RUNS`] bytes of it.
+    pub path: &'a [u8],
+}
