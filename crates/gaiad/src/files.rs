@@ -28,7 +28,7 @@ use crate::times::Times;
 /// Files of one shard wait for each other only while a table is made.
 const SHARDS: usize = 64;
 /// Pages written out while the lock of a file is held.
-const WRITE_OUT: usize = 64;
+const WRITE_OUT: usize = 128;
 
 /// The process at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -298,14 +298,12 @@ impl Files {
         }
         let written = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
             let backing = FileBacking(fd.as_fd());
-            let chunks = dirty.chunks(WRITE_OUT).map(|chunk| {
-                self.times.keep(file.node, fd.as_fd(), || {
-                    let mut pages = file.pages();
-                    let each = chunk.iter().map(|page| pages.write_out(&backing, *page).map_err(|e| errno(&e)));
-                    each.fold(Ok(()), Result::and)
-                })
-            });
-            chunks.fold(Ok(()), Result::and)
+            self.times.keep(file.node, fd.as_fd(), || {
+                let chunks = dirty.chunks(WRITE_OUT);
+                chunks
+                    .map(|chunk| file.pages().write_out(&backing, chunk).map_err(|e| errno(&e)))
+                    .fold(Ok(()), Result::and)
+            })
         });
         file.stuck.store(written.is_err(), SeqCst);
         if written.is_err() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::owner::Owner;
-use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, offset_of};
+use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
 use crate::slots::{Release, SlotRef, Slots};
@@ -31,6 +31,9 @@ pub trait Backing {
 /// Names a write replica. The caller gives each map a number of its own and never uses one again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct OwnerId(pub u64);
+
+/// Pages written out by one call.
+const WRITE_RUN: usize = 128;
 
 /// What the kernel may have when a [`FilePages`] is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -300,17 +303,39 @@ impl FilePages {
         }
     }
 
-    /// Writes the snapshot of a page, if it has one, to the backing file: for fsync, by timer, or to free the slot.
-    /// The caller makes it durable.
-    pub fn write_out(&mut self, backing: &dyn Backing, page: u64) -> Result<()> {
-        let Source::Slot(slot) = self.head(page) else { return Ok(()) };
-        let mut bytes = ZEROS;
-        slot.read(&mut bytes);
-        drop(slot);
-        self.save_bases(backing, page)?;
-        let inside = bytes_inside(page, backing.size()?);
-        backing.write(offset_of(page), &bytes[..inside])?;
-        self.now_in_backing(page, false, None);
+    /// Writes the snapshots of pages, of those that have one, to the backing file: for fsync, by timer, or to free the
+    /// slots. The pages ascend. If one cannot be written, the others are. The caller makes them durable.
+    pub fn write_out(&mut self, backing: &dyn Backing, pages: &[u64]) -> Result<()> {
+        let (mut result, mut rest, mut buffer) = (Ok(()), pages, Vec::new());
+        while let Some(first) = rest.first() {
+            let has_snapshot = |page| matches!(self.head(page), Source::Slot(_));
+            let run = rest.iter().zip(*first..).take(WRITE_RUN);
+            let len = run.take_while(|(page, expected)| *page == expected && has_snapshot(**page)).count();
+            let (run, after) = rest.split_at(len.max(1));
+            rest = after;
+            if len > 0
+                && let Err(error) = self.write_out_run(backing, run, &mut buffer)
+            {
+                let mut single = |page: &u64| self.write_out_run(backing, &[*page], &mut buffer);
+                let singles = if len > 1 { run.iter().map(&mut single).fold(Ok(()), Result::and) } else { Err(error) };
+                result = result.and(singles);
+            }
+        }
+        result
+    }
+
+    /// Writes consecutive pages by one call. If it fails, some of them may be in the file; their heads are in slots still.
+    fn write_out_run(&mut self, backing: &dyn Backing, run: &[u64], buffer: &mut Vec<PageBytes>) -> Result<()> {
+        buffer.resize(run.len(), ZEROS);
+        for (page, bytes) in run.iter().zip(&mut *buffer) {
+            self.head(*page).copy(bytes);
+            self.save_bases(backing, *page)?;
+        }
+        let first = run.first().copied().unwrap_or_default();
+        let inside = backing.size()?.saturating_sub(offset_of(first)) as usize;
+        let bytes = buffer.as_flattened();
+        backing.write(offset_of(first), &bytes[..bytes.len().min(inside)])?;
+        run.iter().for_each(|page| self.now_in_backing(*page, false, None));
         Ok(())
     }
 
@@ -318,7 +343,7 @@ impl FilePages {
     pub fn write_out_all(&mut self, backing: &dyn Backing, pages: Range<u64>) -> Result<()> {
         let in_slots = self.entries.range(pages).filter(|(_, entry)| matches!(entry.head, Source::Slot(_)));
         let dirty: Vec<u64> = in_slots.map(|(page, _)| *page).collect();
-        dirty.into_iter().try_for_each(|page| self.write_out(backing, page))
+        self.write_out(backing, &dirty)
     }
 
     /// Forgets everything, also for recovery: the file was deleted and no process has it open.

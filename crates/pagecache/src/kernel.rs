@@ -215,7 +215,7 @@ impl FilePages {
         let whole = |page: u64| bytes.start <= offset_of(page) && offset_of(page + 1) <= bytes.end;
         for page in [pages.start, pages.end - 1] {
             if !whole(page) {
-                self.write_out(backing, page)?;
+                self.write_out(backing, &[page])?;
             }
         }
         let mut touched: Vec<u64> = self.entries.range(pages.clone()).map(|(page, _)| *page).collect();

@@ -175,7 +175,7 @@ fn release_without_a_free_slot_changes_nothing() {
     assert_eq!((slots.free_slots(), slots.was_committed(1), pages.dirty().count()), (1, false, 0));
     for (page, copy) in both() {
         release(&mut pages, &file, A, page, copy);
-        pages.write_out(&file, page).unwrap();
+        pages.write_out(&file, &[page]).unwrap();
     }
     assert_eq!([byte(&mut pages, &file, 0), byte(&mut pages, &file, offset_of(1))], *b"aa");
 }
@@ -299,6 +299,47 @@ fn staged_pages_of_a_failed_release_are_committed_by_the_next_attempt() {
     pages.read(&file, 0, &mut read, ReadInto::PageCache).unwrap();
     assert_eq!((&read, slots.free_slots()), (b"ogc.", 3));
     assert!(slots.stage().is_ok_and(|staged| staged.slot() < 4) && slots.free_slots() == 3);
+}
+
+/// The second page of a file finds no space on the disk.
+struct FullDisk<'a>(&'a File);
+
+impl Backing for FullDisk<'_> {
+    fn size(&self) -> std::io::Result<u64> {
+        self.0.size()
+    }
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(offset, bytes)
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let taken = (PAGE as u64).saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let is_above = offset >= 2 * PAGE as u64;
+        self.0.write(offset, if is_above { bytes } else { &bytes[..taken] })?;
+        if is_above || taken == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::StorageFull.into()) }
+    }
+    fn set_size(&self, size: u64) -> std::io::Result<()> {
+        self.0.set_size(size)
+    }
+    fn punch(&self, bytes: Range<u64>) -> std::io::Result<()> {
+        self.0.punch(bytes)
+    }
+}
+
+#[test]
+fn pages_beside_one_that_finds_no_space_are_written_out() {
+    let (slots, mut pages, file) = start(4 * PAGE, 8);
+    for page in 0..4 {
+        let mut copy = acquire(&mut pages, &file, A, page);
+        copy[0] = b'a';
+        release(&mut pages, &file, A, page, &copy);
+    }
+    let all: Vec<u64> = pages.dirty().collect();
+    assert!(matches!(pages.write_out(&FullDisk(&file), &all), Err(Error::Backing(_))));
+    assert_eq!((pages.dirty().collect::<Vec<_>>(), slots.free_slots()), (vec![1], 7));
+    let firsts = |file: &File| [0, 1, 2, 3].map(|page| file.0.borrow()[page * PAGE]);
+    assert_eq!(firsts(&file), *b"a.aa");
+    pages.write_out(&file, &all).unwrap();
+    assert_eq!((firsts(&file), slots.free_slots()), (*b"aaaa", 8));
 }
 
 #[test]

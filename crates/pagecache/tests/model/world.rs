@@ -175,13 +175,14 @@ impl World {
 
     /// fsync, or the timer.
     fn write_out(&mut self) -> bool {
-        let page = self.below(PAGES) as u64;
-        let dirty = self.server().pages.dirty().any(|dirty| dirty == page);
-        if dirty {
-            note!(self, "write out {page}");
-            self.call(|pages, disk| pages.write_out(disk, page).unwrap());
+        let (page, all) = (self.below(PAGES) as u64, self.below(2) == 0);
+        let mut dirty: Vec<u64> = self.server().pages.dirty().collect();
+        dirty.retain(|dirty| all || *dirty == page);
+        if !dirty.is_empty() {
+            note!(self, "write out {dirty:?}");
+            self.call(|pages, disk| pages.write_out(disk, &dirty).unwrap());
         }
-        dirty
+        !dirty.is_empty()
     }
 
     pub(super) fn below(&mut self, bound: usize) -> usize {
