@@ -107,6 +107,7 @@ impl<'a> Client<'a> {
         if self.file.is_stuck() && files.slots().free_slots() < self.all.content.slots() as usize / 2 {
             files.write_out(&self.file)?;
         }
+        self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
         let commit = match self.commit(draft) {
             Err(pagecache::Error::NoSpace) => {
                 // Slots are freed by writing out what is released already.
@@ -124,6 +125,15 @@ impl<'a> Client<'a> {
         let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
         let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);
+        Ok(())
+    }
+
+    /// Without it the Linux kernel may have any page of a file that was mapped now, and each would need a twin.
+    fn take_from_kernel(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
+        let backing = FileBacking(self.backing.as_fd());
+        let runs = self.file.pages().begin_drop(&backing, draft.pages.iter().map(|(page, _)| *page))?;
+        self.all.kernel.invalidate(self.file.node, &runs);
+        self.file.pages().dropped(&runs);
         Ok(())
     }
 

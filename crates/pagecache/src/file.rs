@@ -76,6 +76,8 @@ pub struct FilePages {
     /// Pages that the kernel may have. Those with a twin need not be in it. A page that was past the end of the file
     /// since is one: a program that writes there makes the kernel fill the rest of the page with zeros, without a READ.
     pub(crate) cached: PageSet,
+    /// Those that it got since [`FilePages::begin_drop`].
+    pub(crate) given: Option<PageSet>,
     pub(crate) owners: BTreeMap<OwnerId, Owner>,
     /// Releases committed but not settled, and their pages.
     pub(crate) releases: BTreeMap<Release, Vec<u64>>,
@@ -134,6 +136,7 @@ impl FilePages {
             file,
             entries: BTreeMap::new(),
             cached: PageSet::new(cached),
+            given: None,
             owners: BTreeMap::new(),
             releases: BTreeMap::new(),
             clock: 1,

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use crate::error::Result;
-use crate::file::{Backing, FilePages, parts};
+use crate::file::{Backing, FilePages, add_page, parts};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
+use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
 use crate::source::Source;
 
@@ -38,7 +39,41 @@ pub struct ReadPlan {
 impl FilePages {
     /// The kernel may have these pages from now on. [`FilePages::read_plan`] and [`FilePages::write`] call it.
     pub fn cached(&mut self, pages: Range<u64>) {
+        if let Some(given) = &mut self.given {
+            given.insert(pages.clone());
+        }
         self.cached.insert(pages);
+    }
+
+    /// Begins to take pages that will be committed from the kernel, so that the commit needs no twins of them. The caller
+    /// sends INVAL for the runs that this returns, without the lock, then calls [`FilePages::dropped`], and then this
+    /// again, or never: one at a time. Nothing depends on it; a page that the kernel gets again meanwhile has a twin.
+    pub fn begin_drop(
+        &mut self,
+        backing: &dyn Backing,
+        pages: impl IntoIterator<Item = u64>,
+    ) -> Result<Vec<Range<u64>>> {
+        // The kernel makes pages past the end itself.
+        let inside = backing.size()?.div_ceil(PAGE as u64);
+        let mut runs = Vec::new();
+        for page in pages {
+            let has_twin = self.entries.get(&page).is_some_and(|entry| entry.twin.is_some());
+            if page < inside && self.cached.contains(page) && !has_twin {
+                add_page(&mut runs, page);
+            }
+        }
+        self.given = Some(PageSet::new(u64::MAX));
+        Ok(runs)
+    }
+
+    /// INVAL of these runs has returned: the kernel has no page of them but those that it got meanwhile.
+    pub fn dropped(&mut self, runs: &[Range<u64>]) {
+        let Some(given) = self.given.take() else { return };
+        for page in runs.iter().cloned().flatten() {
+            if !given.contains(page) || !keep(Rule::DropKeepsGiven) {
+                self.cached.remove(page);
+            }
+        }
     }
 
     /// Begins a READ. The caller reads the runs without a lock, then calls [`FilePages::read_done`].
@@ -188,7 +223,9 @@ impl FilePages {
         }
         self.erase(backing, size..u64::MAX, |backing| backing.set_size(size))?;
         if keep(Rule::PagesPastTheEnd) {
-            self.cached.insert_from(size.div_ceil(PAGE as u64));
+            let past_the_end = size.div_ceil(PAGE as u64);
+            self.cached.insert_from(past_the_end);
+            self.given.iter_mut().for_each(|given| given.insert_from(past_the_end));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //!        │ READ        read_plan, read_done, read            │ acquire   open, filled
 //!        │ WRITE       write                                 │ release   commit, INVAL, invalidated, ...
 //!        │ SETATTR     truncate                              │ no store  end_epoch
-//!        │                                                   │ discard   end_epoch; drop_copies
+//!        │ INVAL       begin_drop, dropped                   │ discard   end_epoch; drop_copies
 //!        │ FALLOCATE   punch           ┌───────────┐         │ gone      drop_owner
 //!        └────────────────────────────>│ FilePages │<────────┘
 //!              under the file's lock   └──┬─────┬──┘   versions, bases, twins, merge
@@ -52,7 +52,8 @@
 //! ```text
 //!   start:     Slots::recover -> files with slots; each: FilePages::recover; each of pending(): INVAL, invalidated
 //!   acquire:   the client flushes CPU stores │ lock: open │ fetch │ lock: filled │ fetch again until nothing is left
-//!   release:   lock: commit │ INVAL │ lock: invalidated │ INVAL again until nothing is left │ lock: end_epoch │ reply
+//!   release:   lock: begin_drop │ INVAL │ lock: dropped │ lock: commit │ INVAL of pages that the kernel got since │
+//!              lock: invalidated │ INVAL again until nothing is left │ lock: end_epoch │ reply
 //!              Busy, of commit or of end_epoch: wait until another release is invalidated; NoSpace: write_out, again
 //! ```
 //!
@@ -61,6 +62,8 @@
 //! `invalidated`.
 //!
 //! Known flaws:
+//! - A release takes its pages from the kernel before the commit, so that most need no twin; one that fails then has done
+//!   so for nothing.
 //! - An owner's copies need up to 8 bytes a page, and a page that changed while an owner has a copy keeps its entry.
 //! - A page that was past the end when the file was first seen costs one twin and one INVAL at its first commit.
 //! - A GPU that stores the value it loaded stores nothing. While a hole waits for its reply, the CPU may therefore

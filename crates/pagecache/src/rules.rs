@@ -41,6 +41,8 @@ pub(crate) enum Rule {
     WaitForOthers,
     /// The kernel may have a page that was past the end of the file, without a READ.
     PagesPastTheEnd,
+    /// A page that the kernel got while it was taken from it is one that it has.
+    DropKeepsGiven,
     /// A page whose stores were dropped is fetched again.
     FetchAbandoned,
     /// An acquire that asks the server nothing knows of every change since the last one.
@@ -52,7 +54,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 22] = [
+    pub(crate) const ALL: [Rule; 23] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -72,6 +74,7 @@ impl Rule {
         Rule::OneRelease,
         Rule::WaitForOthers,
         Rule::PagesPastTheEnd,
+        Rule::DropKeepsGiven,
         Rule::FetchAbandoned,
         Rule::CountChanges,
         Rule::FingerprintOfHead,

@@ -25,6 +25,8 @@ use spinio_testkit::{continue_process, stop_process};
 /// Set in the environment of a server process, and of a supervisor process to the directory.
 const SERVER: &str = "SPINIO_GAIAD_TEST_SERVER";
 const SUPERVISOR: &str = "SPINIO_GAIAD_TEST_SUPERVISOR";
+/// Bytes for released pages.
+pub const MEMORY: &str = "SPINIO_GAIAD_TEST_MEMORY";
 /// Set in the environment of a supervisor that cannot start the second server at once.
 pub const FAILURES: &str = "SPINIO_GAIAD_TEST_FAILURES";
 /// Begins a line of a supervisor process.
@@ -63,7 +65,9 @@ pub fn server_role() {
         std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 });
     }
     if let Some(directory) = std::env::var_os(SUPERVISOR) {
-        let supervisor = Supervisor::mount(Path::new(&directory), 0).unwrap();
+        // Few, so that tests reach the end of it.
+        let memory = std::env::var(MEMORY).map_or(0, |bytes| bytes.parse().unwrap());
+        let supervisor = Supervisor::mount(Path::new(&directory), memory).unwrap();
         println!("{MARK} mounted {}", supervisor.socket().display());
         let mut commands = 0;
         let fails = std::env::var_os(FAILURES).is_some();

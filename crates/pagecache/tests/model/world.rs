@@ -34,6 +34,8 @@ pub(super) struct Server {
     pub(super) slots: Arc<Slots>,
     pub(super) pages: FilePages,
     pub(super) invals: Vec<Inval>,
+    /// Pages that are taken from the kernel before a commit: all, and those that INVAL has not passed yet.
+    pub(super) drops: Option<(Vec<Range<u64>>, VecDeque<usize>)>,
 }
 
 /// What a schedule has more of: most outcomes need many events on few bytes.
@@ -124,7 +126,7 @@ impl World {
             now: 1,
             machine,
             disk,
-            server: Some(Server { slots, pages, invals: Vec::new() }),
+            server: Some(Server { slots, pages, invals: Vec::new(), drops: None }),
             kernel: Kernel::new(size),
             gpus: Vec::new(),
             replies: Vec::new(),
@@ -164,6 +166,7 @@ impl World {
                     let gpu = self.below(self.gpus.len());
                     self.gpu_step(gpu)
                 }
+                8 if self.below(3) == 0 => self.drop_step(),
                 8 => (!self.bias.slow_inval || self.below(6) == 0) && self.inval_step(),
                 _ => self.below(3) == 0 && self.write_out(),
             };
@@ -171,6 +174,33 @@ impl World {
                 break;
             }
         }
+    }
+
+    /// Takes pages from the kernel, as before a commit.
+    pub(super) fn drop_step(&mut self) -> bool {
+        let next = match &self.server().drops {
+            Some((_, left)) => left.front().copied(),
+            None => {
+                let first = self.below(PAGES) as u64;
+                let runs = self.call(|pages, disk| pages.begin_drop(disk, first..PAGES as u64).unwrap());
+                let Some(runs) = runs else { return true };
+                note!(self, "begin to drop {runs:?}");
+                let left = runs.iter().cloned().flatten().map(|page| page as usize).collect();
+                self.server().drops = Some((runs, left));
+                return true;
+            }
+        };
+        if let Some(page) = next {
+            let dropped = self.kernel_drops(page);
+            if let Some((_, left)) = self.server().drops.as_mut().filter(|_| dropped) {
+                left.pop_front();
+            }
+            return dropped;
+        }
+        let (runs, _) = self.server().drops.take().unwrap_or_default();
+        note!(self, "dropped {runs:?}");
+        self.call(|pages, _| pages.dropped(&runs));
+        true
     }
 
     /// fsync, or the timer.
@@ -292,7 +322,7 @@ impl World {
             None => FilePages::new(Arc::clone(&slots), FILE, KernelPages::Any, self.disk.len()),
         };
         assert!(found.is_empty());
-        Server { slots, pages, invals: Vec::new() }
+        Server { slots, pages, invals: Vec::new(), drops: None }
     }
 
     /// One step of an invalidation: false if it waits.
