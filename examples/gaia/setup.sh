@@ -49,8 +49,8 @@ prepare() {
         die "'$spinio' finds no libspinio.so"
     work=$(mktemp -d "${TMPDIR:-/tmp}/spinio-$example.XXXXXX") || exit
     trap clean EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
+    trap 'stop 130' INT
+    trap 'stop 143' TERM HUP
 }
 
 # Compiles an ordinary C program, without any code of SPIN.
@@ -82,8 +82,8 @@ compile_gpu() { # PROGRAM SOURCE
 # Mounts GAIA over $work/mount.
 mount_gaia() {
     mkdir "$work/mount"
-    "$spinio" gaia mount "$work/mount" || die "cannot mount GAIA"
     mounted=$work/mount
+    "$spinio" gaia mount "$mounted" || die "cannot mount GAIA"
 }
 
 unmount_gaia() {
@@ -132,12 +132,19 @@ finish() { # NAME
     unset "pid[$1]"
 }
 
+# A second signal must not end the cleaning.
+stop() { # STATUS
+    trap '' INT TERM HUP
+    exit "$1"
+}
+
 clean() {
-    local ended=$?
+    local ended=$? one
+    trap '' INT TERM HUP
     trap - EXIT
-    for one in "${pid[@]}"; do kill "$one" 2>/dev/null && wait "$one" 2>/dev/null; done
+    for one in "${pid[@]}"; do kill "$one" 2>/dev/null && wait "$one" 2>/dev/null || true; done
     if [[ -n $mounted ]]; then
-        "$spinio" gaia umount "$mounted" 2>/dev/null || umount -l "$mounted"
+        "$spinio" gaia umount "$mounted" 2>/dev/null || umount -l "$mounted" 2>/dev/null || true
     fi
     rm -rf --one-file-system "$work"
     exit "$ended"

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::folder;
+use rustix::process::{Pid, Signal};
 
 /// A script with its scratch files in `dir`. `None`, with a message, if GAIA cannot be mounted or nothing can be compiled.
 fn example(script: &str, dir: &Path) -> Option<Command> {
@@ -89,6 +91,7 @@ fn invalid_options_and_absent_compilers_are_named() {
         ("graph/run", ["--steps", "0"], "--steps takes percentages"),
         ("graph/run", ["--steps", "1 x"], "not 'x'"),
         ("graph/run", ["--picture", "x"], "unknown option '--picture'"),
+        ("stitching/run", ["--gpus", "0"], "--gpus takes a number from 1 to 8"),
     ] {
         let (status, text) = run(command(script, dir.path()).args(options));
         assert!(status == Some(2) && text.contains(word), "{status:?}: {text}");
@@ -101,5 +104,41 @@ fn invalid_options_and_absent_compilers_are_named() {
     }
     let (status, text) = run(command("graph/run", dir.path()).arg("--help"));
     assert!(status == Some(0) && text.contains("--no-acquire") && !text.contains("set -e"), "{text}");
+    assert!(is_clean(dir.path()), "the example leaves something");
+}
+
+#[test]
+fn picture_of_three_writers_is_that_of_one() {
+    let (dir, elsewhere) = (folder(), folder());
+    let output = elsewhere.path().join("picture.ppm");
+    let Some(mut stitching) = example("stitching/run", dir.path()) else { return };
+    stitching.args(["--gpus", "2", "--columns", "6", "--rows", "4", "--mmap", "--output"]).arg(&output);
+    let (status, text) = run(&mut stitching);
+    assert!(status == Some(0) && text.matches("✓ every byte is right").count() == 3, "{status:?}: {text}");
+    // Both have acquired before one of them releases, so the second one merges at least the pages of both.
+    let merges = |line: &str| line.split_whitespace().last().unwrap().parse::<u64>().unwrap();
+    let most = text.lines().filter(|line| line.starts_with("GPU process")).map(merges).max();
+    let head = b"P6\n576 384\n255\n";
+    let picture = std::fs::read(&output).unwrap();
+    assert!(picture.starts_with(head) && picture.len() == head.len() + 576 * 384 * 3);
+    let pages = picture.len() as u64 / 4096;
+    assert!(most >= Some(pages - 1), "{text}");
+    assert!(text.ends_with(&format!("The picture is {}\n", output.display())), "{text}");
+    assert!(is_clean(dir.path()), "the example leaves something");
+}
+
+#[test]
+fn interrupted_example_leaves_no_mount_and_no_file() {
+    let dir = folder();
+    let Some(mut graph) = example("graph/run", dir.path()) else { return };
+    // So many steps that it cannot end before the signal.
+    let steps = "100 ".repeat(10_000);
+    let mut running = graph.args(["--scale", "10", "--steps", &steps]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("100 %")), "no step");
+    rustix::process::kill_process(Pid::from_child(&running), Signal::TERM).unwrap();
+    // The output ends when all programs of the example have ended.
+    lines.for_each(drop);
+    running.wait().unwrap();
     assert!(is_clean(dir.path()), "the example leaves something");
 }
