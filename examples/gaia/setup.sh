@@ -142,7 +142,9 @@ clean() {
     local ended=$? one
     trap '' INT TERM HUP
     trap - EXIT
-    for one in "${pid[@]}"; do kill "$one" 2>/dev/null && wait "$one" 2>/dev/null || true; done
+    for one in "${pid[@]}"; do
+        if kill "$one" 2>/dev/null; then wait "$one" 2>/dev/null || true; fi
+    done
     if [[ -n $mounted ]]; then
         "$spinio" gaia umount "$mounted" 2>/dev/null || umount -l "$mounted" 2>/dev/null || true
     fi

@@ -42,7 +42,7 @@ static Graph graph_at(const void *file, const header &graph)
     return {graph.vertices, array(rows_at()), array(targets_at(&graph)), array(weights_at(&graph))};
 }
 
-__global__ void begin(unsigned *distances, unsigned *active, unsigned *next, unsigned vertices)
+__global__ void reset(unsigned *distances, unsigned *active, unsigned *next, unsigned vertices)
 {
     unsigned v = blockIdx.x * blockDim.x + threadIdx.x;
     if (v < vertices) {
@@ -102,7 +102,7 @@ struct Memory {
 static bool find_paths(const Graph &graph, Memory memory)
 {
     unsigned blocks = (graph.vertices + THREADS - 1) / THREADS, changed = 1;
-    spinio::launch(begin, blocks, unsigned(THREADS), memory.distances, memory.active, memory.next, graph.vertices);
+    spinio::launch(reset, blocks, unsigned(THREADS), memory.distances, memory.active, memory.next, graph.vertices);
     while (changed) {
         changed = 0;
         if (cudaMemcpy(memory.changed, &changed, sizeof changed, cudaMemcpyHostToDevice))
