@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the examples in the directories next to this file have in common: finds the command, compiles the programs, mounts,
-# starts programs that take turns, and removes everything at the end. Sourced, with the example's name as the argument.
+# What the examples in the directories next to this file have in common: finds the command, compiles the programs,
+# mounts, starts programs that take turns, and removes everything at the end. Sourced, with the example's name.
 #
 #   SPINIO_COMMAND           the command `spinio`, if not the one of `cargo build --release` or of PATH
 #   CC, CXX, NVCC            compilers
@@ -42,7 +42,7 @@ prepare() {
         if [[ -x $built ]]; then spinio=$built; else spinio=$(command -v spinio || true); fi
     fi
     if ! command -v "${spinio:-spinio}" >/dev/null; then
-        die "there is no command '${spinio:-spinio}'. Build it with 'cargo build --release', or name it in SPINIO_COMMAND"
+        die "there is no command '${spinio:-spinio}'. Build it (cargo build --release), or name it in SPINIO_COMMAND"
     fi
     # The command knows where its library is.
     library=${SPINIO_LIBRARY:-$(env -u LD_PRELOAD "$spinio" run -- printenv LD_PRELOAD)} ||

@@ -2,10 +2,10 @@
 
     python3 shared_weights.py [--processes N] [--mib N]
 
-Makes a safetensors file, starts processes that load it with `load_file(..., shared=True)`, and lets each of them compare
-every tensor. The first one reads the file; the others map what it has read. `spinio gaia serve` keeps the copy: if no such
-daemon runs, the example starts one for itself and stops it. The device is the GPU that PyTorch finds, else the emulated
-one, a GPU in software. Needs numpy and the command `spinio`, which SPINIO_COMMAND may name; no root.
+Makes a safetensors file, starts processes that load it with `load_file(..., shared=True)`, and lets each of them
+compare every tensor. The first one reads the file; the others map what it has read. `spinio gaia serve` keeps the copy:
+if no such daemon runs, the example starts one for itself and stops it. The device is the GPU that PyTorch finds, else
+the emulated one, a GPU in software. Needs numpy and the command `spinio`, which SPINIO_COMMAND may name; no root.
 """
 import argparse
 import contextlib

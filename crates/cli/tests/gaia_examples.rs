@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use common::folder;
 use rustix::process::{Pid, Signal};
 
-/// A script with its scratch files in `dir`. `None`, with a message, if GAIA cannot be mounted or nothing can be compiled.
+/// A script with its scratch files in `dir`. `None`, with a message, without what mounts GAIA, and compilers.
 fn example(script: &str, dir: &Path) -> Option<Command> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: not root, or no /dev/fuse");
@@ -65,7 +65,7 @@ fn graph_is_right_in_every_step_and_acquire_fetches_the_changed_pages() {
         let (status, text) = run(graph.args(["--scale", "12", "--steps", "0.01 10 100"]).args(way));
         assert!(status == Some(0) && text.contains("✓ in every step"), "{status:?}: {text}");
         let steps = pages_and_kib(&text);
-        // 2^16 edges are 64 pages of weights. The first acquire fetches the file, the others a page for each that changed.
+        // 2^16 edges are 64 pages of weights. The first acquire fetches the file, the others the pages that changed.
         let expected: Vec<_> =
             [("-", 536.0), ("1", 4.0), ("6", 24.0), ("64", 256.0)].map(|(p, k)| (p.into(), k)).into();
         assert_eq!(steps, expected, "{text}");

@@ -2,9 +2,9 @@
  *
  *     change pwrite|mmap FILE SEED
  *
- * Each line of stdin is a percentage, above 0 to 100: so many of the pages of weights get new weights, by pwrite(), or by
- * stores to a shared mapping. Prints after each how many pages these are. Exit status: 0 done, 1 an error (message on
- * stderr), 2 usage.
+ * Each line of stdin is a percentage, above 0 to 100: so many of the pages of weights get new weights, by pwrite(), or
+ * by stores to a shared mapping. Prints after each how many pages these are. Exit status: 0 done, 1 an error (message
+ * on stderr), 2 usage.
  */
 #define _FILE_OFFSET_BITS 64
 #include <fcntl.h>

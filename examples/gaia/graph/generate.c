@@ -1,5 +1,6 @@
-/* Makes the graph: R-MAT, as the Graph 500 benchmark has it. Each edge chooses a quarter of the matrix of all edges, then
- * a quarter of that, and so on, with probabilities 0.57, 0.19, 0.19 and 0.05. So a few vertices have very many edges.
+/* Makes the graph: R-MAT, as the Graph 500 benchmark has it. Each edge chooses a quarter of the matrix of all edges,
+ * then a quarter of that, and so on, with probabilities 0.57, 0.19, 0.19 and 0.05. So a few vertices have very many
+ * edges.
  *
  *     generate FILE SCALE DEGREE SEED      2^SCALE vertices, DEGREE edges a vertex on average
  */
@@ -63,7 +64,8 @@ int main(int argc, char **argv)
         weights[e] = 1 + next_random(&random) % MOST_WEIGHT;
 
     FILE *out = fopen(argv[1], "wb");
-    int done = out && put(out, &graph, sizeof graph, 0) && put(out, rows, (graph.vertices + UINT64_C(1)) * 4, rows_at()) &&
+    int done = out && put(out, &graph, sizeof graph, 0) &&
+               put(out, rows, (graph.vertices + UINT64_C(1)) * 4, rows_at()) &&
                put(out, targets, edges * 4, targets_at(&graph)) &&
                put(out, weights, to_page(edges * 4), weights_at(&graph));
     if (!done || fclose(out) != 0) {

@@ -2,15 +2,16 @@
 //
 //     paths FILE [no-acquire]
 //
-// The file is mapped once. Each line of stdin is a step: acquire, which brings what has changed since the last one, then
-// kernels that relax edges until no distance changes. The distances are compared with those that Dijkstra's algorithm
-// finds on the CPU in the file as read() returns it, and the map with these bytes. Beside, the whole file is copied to the
-// device by spinio_pread(), as a program without maps would do in each step. Each step prints
+// The file is mapped once. Each line of stdin is a step: acquire, which brings what has changed since the last one,
+// then kernels that relax edges until no distance changes. The distances are compared with those that Dijkstra's
+// algorithm finds on the CPU in the file as read() returns it, and the map with these bytes. Beside, the whole file is
+// copied to the device by spinio_pread(), as a program without maps would do in each step. Each step prints
 //
-//     bytes fetched, microseconds of acquire, of the kernels, of the whole copy, vertices reached, wrong distances and bytes
+//     bytes fetched, microseconds of acquire, of the kernels, of the whole copy,
+//     vertices reached, wrong distances, wrong bytes of the map
 //
-// no-acquire: only the first step acquires, which the comparison must find. Exit status: 0 done, whatever was compared; 1
-// an error (message on stderr); 2 usage.
+// no-acquire: only the first step acquires, which the comparison must find. Exit status: 0 done, whatever was compared;
+// 1 an error (message on stderr); 2 usage.
 #include <spinio.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>
@@ -107,7 +108,8 @@ static bool find_paths(const Graph &graph, Memory memory)
         changed = 0;
         if (cudaMemcpy(memory.changed, &changed, sizeof changed, cudaMemcpyHostToDevice))
             return false;
-        spinio::launch(relax, blocks, unsigned(THREADS), graph, memory.distances, memory.active, memory.next, memory.changed);
+        spinio::launch(relax, blocks, unsigned(THREADS), graph, memory.distances, memory.active, memory.next,
+                       memory.changed);
         if (cudaGetLastError() || cudaMemcpy(&changed, memory.changed, sizeof changed, cudaMemcpyDeviceToHost))
             return false;
         std::swap(memory.active, memory.next);
@@ -166,8 +168,8 @@ int main(int argc, char **argv)
     Memory memory;
     char *copy;
     size_t numbers = graph.vertices * sizeof(unsigned);
-    if (cudaMalloc(&memory.distances, numbers) || cudaMalloc(&memory.active, numbers) || cudaMalloc(&memory.next, numbers) ||
-        cudaMalloc(&memory.changed, sizeof(unsigned)) || cudaMalloc(&copy, size))
+    if (cudaMalloc(&memory.distances, numbers) || cudaMalloc(&memory.active, numbers) ||
+        cudaMalloc(&memory.next, numbers) || cudaMalloc(&memory.changed, sizeof(unsigned)) || cudaMalloc(&copy, size))
         return fail("memory");
     std::vector<unsigned> distances(graph.vertices);
     std::vector<char> file(size), seen(size);

@@ -1,5 +1,5 @@
-/* Makes what the example stitches: a landscape, and the tiles that a camera takes of it, each up to JITTER pixels away from
- * where it should be.
+/* Makes what the example stitches: a landscape, and the tiles that a camera takes of it, each up to JITTER pixels away
+ * from where it should be.
  *
  *     camera COLUMNS ROWS SEED TILES BLANK SCENE
  *
@@ -40,8 +40,8 @@ static void scene(int x, int y, uint32_t seed, unsigned char *color)
     static const struct {
         int height;
         unsigned char color[3];
-    } levels[] = {{0, {18, 42, 92}},       {26000, {40, 92, 150}},   {30000, {196, 184, 132}}, {33000, {92, 132, 64}},
-                  {40000, {44, 88, 48}},   {46000, {112, 102, 92}},  {52000, {236, 238, 240}}, {65536, {255, 255, 255}}};
+    } levels[] = {{0, {18, 42, 92}},     {26000, {40, 92, 150}},  {30000, {196, 184, 132}}, {33000, {92, 132, 64}},
+                  {40000, {44, 88, 48}}, {46000, {112, 102, 92}}, {52000, {236, 238, 240}}, {65536, {255, 255, 255}}};
     int height = 0;
     for (int size = 480, part = 2; size >= 7; size /= 2, part *= 2)
         height += noise(x, y, size, seed) / part;

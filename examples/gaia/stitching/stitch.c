@@ -2,9 +2,9 @@
  *
  *     stitch pwrite|mmap TILES PICTURE WRITER WRITERS
  *
- * Writes the tiles of WRITER, a number below WRITERS, row by row with pwrite(), or with stores to a shared mapping. Prints
- * `ready` and waits for a line on stdin, or its end, before it begins, and prints its number of tiles and microseconds
- * after it. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
+ * Writes the tiles of WRITER, a number below WRITERS, row by row with pwrite(), or with stores to a shared mapping.
+ * Prints `ready` and waits for a line on stdin, or its end, before it begins, and prints its number of tiles and
+ * microseconds after it. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
  */
 #define _FILE_OFFSET_BITS 64
 #include <fcntl.h>

@@ -3,9 +3,9 @@
 //     stitch TILES PICTURE WRITER WRITERS
 //
 // Prints `ready` after an acquire of the whole picture and waits for a line on stdin, so that all writers change the
-// same pages from the same state on. After the release it prints its number of tiles, microseconds, bytes published, pages
-// published, and how many of these others had changed meanwhile. Exit status: 0 done, 1 an error (message on stderr), 2
-// usage.
+// same pages from the same state on. After the release it prints its number of tiles, microseconds, bytes published,
+// pages published, and how many of these others had changed meanwhile. Exit status: 0 done, 1 an error (message on
+// stderr), 2 usage.
 #include <spinio.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>

@@ -1,12 +1,12 @@
 /* What the programs of the example know: the photographs of a camera that moves over a scene, tile by tile.
  *
- *                 CELL                       The camera does not stop exactly where it should: a tile shows its cell of the
- *        ┌──────────────────┐                picture, and up to 2 * JITTER pixels more on each side. Where the cell is in
- *        │ ┌────────────┐   │                the tile must be found: of all positions, the one where the tile agrees with
- *        │ │   cell     │   │ SIDE           the overview, a picture of the whole scene with every STEPth pixel only.
- *        │ └────────────┘   │
- *        └──────────────────┘                A row of a cell is 288 bytes of the picture's file, so that every page has
- *                                            parts of many tiles, of all writers.
+ *              CELL                   The camera does not stop exactly where it should: a tile shows its cell of the
+ *     ┌──────────────────┐            picture, and up to 2 * JITTER pixels more on each side. Where the cell is in
+ *     │ ┌────────────┐   │            the tile must be found: of all positions, the one where the tile agrees with
+ *     │ │   cell     │   │ SIDE       the overview, a picture of the whole scene with every STEPth pixel only.
+ *     │ └────────────┘   │
+ *     └──────────────────┘            A row of a cell is 288 bytes of the picture's file, so that every page has
+ *                                     parts of many tiles, of all writers.
  *
  * The file of tiles: struct tiles, the overview (1 byte a pixel), and the tiles (3 bytes a pixel), row by row.
  * The picture is a PPM: a line of text, then 3 bytes a pixel.
