@@ -207,3 +207,32 @@ with gaia.open({str(path)!r}, "r+") as f:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("runs_already", [True, False])
+def test_example_loads_one_copy_into_all_processes(daemon, tmp_path, runs_already):
+    example = os.path.join(os.path.dirname(__file__), "../../../examples/python/shared_weights.py")
+    if not os.path.exists(example):
+        pytest.skip("examples/python/shared_weights.py is not here")
+    environment = {**daemon.environment(), "SPINIO_COMMAND": serving.command(), "TMPDIR": str(tmp_path)}
+    if not runs_already:
+        environment["SPINIO_GAIA_SOCKET"] = str(tmp_path / "none.sock")
+    words = [sys.executable, example, "--processes", "3", "--mib", "5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
+    assert done.returncode == 0 and not done.stderr, done
+    # Chunks are 2 MiB: 5.0 MiB of tensors and the header are 3 of them.
+    assert "copies   6.0 MiB are held for 3 processes" in done.stdout, done.stdout
+    assert "✓ each of 16 tensors is right in each of 3 processes" in done.stdout, done.stdout
+    assert ("which ran already" if runs_already else "started by this example") in done.stdout, done.stdout
+    assert not list(tmp_path.iterdir()), "the example leaves something"
+    wait_for_maps(daemon, 0)  # which also shows that this daemon serves on
+
+
+def test_example_without_command_says_what_is_missing(tmp_path):
+    example = os.path.join(os.path.dirname(__file__), "../../../examples/python/shared_weights.py")
+    if not os.path.exists(example):
+        pytest.skip("examples/python/shared_weights.py is not here")
+    environment = {**os.environ, "SPINIO_COMMAND": str(tmp_path / "none")}
+    words = [sys.executable, example]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
+    assert done.returncode == 1 and "no command spinio" in done.stderr, done
