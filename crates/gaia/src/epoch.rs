@@ -151,11 +151,9 @@ impl Map {
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
-        let by_window = |fill: &&Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
-        let small: Vec<Run> = fills.iter().filter(by_window).map(|fill| fill.run).collect();
-        if !small.is_empty() {
-            self.link.run(move |link| small.into_iter().try_for_each(|run| link.read_into_window(run)))?;
-        }
+        let by_stage = |fill: &&Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
+        let small: Vec<Run> = fills.iter().filter(by_stage).map(|fill| fill.run).collect();
+        self.copy_through_stage(window, &small)?;
         self.replica.on_stream(|copies| {
             for fill in fills {
                 let pages = pages_of_run(fill.run);
@@ -165,9 +163,9 @@ impl Map {
                         state.info.bytes_from_file += bytes;
                         if let Some(file) = direct(&state.backing, fill.run) {
                             self.read_file(file, window, copies, fill.run)?;
-                            state.pages.forget(pages);
-                            continue;
                         }
+                        state.pages.forget(pages);
+                        continue;
                     }
                     Source::Kept => {
                         state.pages.keep(pages);
@@ -189,7 +187,8 @@ impl Map {
             }
             Ok(())
         })?;
-        fills.iter().for_each(|fill| free(window, fill.run));
+        let in_window = fills.iter().filter(|fill| !by_stage(fill));
+        in_window.for_each(|fill| window.free(fill.run.first as usize, fill.run.count as usize));
         Ok(())
     }
 
@@ -294,8 +293,4 @@ fn pages_of_run(run: Run) -> Range<usize> {
 
 fn bytes_of(run: Run) -> u64 {
     u64::from(run.count) * PAGE_BYTES as u64
-}
-
-fn free(window: &Window, run: Run) {
-    window.free(run.first as usize, run.count as usize);
 }

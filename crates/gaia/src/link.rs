@@ -129,11 +129,16 @@ impl LinkState {
         Ok(fills)
     }
 
-    /// Reads pages of the file below the mount into the window.
-    pub(crate) fn read_into_window(&mut self, run: Run) -> Result<()> {
+    /// Reads pages of the file below the mount into the stage, one after the other.
+    pub(crate) fn read_into_stage(&mut self, runs: &[Run]) -> Result<()> {
         let first = self.spec.first;
         let attached = self.attached()?;
-        read_pages(&attached.backing, first, run, &attached.window)
+        let mut at = 0;
+        for run in runs {
+            read_pages(&attached.backing, first, *run, &attached.window, at)?;
+            at += run.count as usize * PAGE_BYTES;
+        }
+        Ok(())
     }
 
     /// Sends a part of a release, whose pages are in the stage, after the answer for the part before.
@@ -200,19 +205,19 @@ impl LinkState {
     }
 }
 
-/// Reads pages of the file into the window; zeros past its end.
-fn read_pages(backing: &OwnedFd, map_first: u64, run: Run, window: &Window) -> Result<()> {
-    let (first, len) = (run.first as usize, run.count as usize * PAGE_BYTES);
+/// Reads pages of the file into the stage, from byte `at`; zeros past its end.
+fn read_pages(backing: &OwnedFd, map_first: u64, run: Run, window: &Window, at: usize) -> Result<()> {
+    let len = run.count as usize * PAGE_BYTES;
     let mut done = 0;
     while done < len {
         let offset = (map_first + run.first) * PAGE_BYTES as u64 + done as u64;
-        match window.read_file(backing, first, done, len - done, offset) {
+        match window.read_file(backing, at + done, len - done, offset) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(Errno::INTR) => {}
             Err(e) => return Err(Error::of(e, "read the file below the mount")),
         }
     }
-    window.zero(first, done, len - done);
+    window.zero_stage(at + done, len - done);
     Ok(())
 }

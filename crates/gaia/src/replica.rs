@@ -117,6 +117,13 @@ impl Copies<'_> {
         unsafe { self.copy_in(to, window.page(first), count * PAGE_BYTES) }
     }
 
+    /// Enqueues copies of pages from the window's stage, from page `at` of it.
+    pub(crate) fn store_staged(self, run: Run, window: &Window, at: usize) -> Result<()> {
+        let (first, count) = (run.first as usize, run.count as usize);
+        // SAFETY: as in `store`; the stage has that many pages from there.
+        unsafe { self.copy_in(self.address(first, count), window.stage(at, count), count * PAGE_BYTES) }
+    }
+
     /// Enqueues copies of pages to the window's stage, from page `at` of it.
     pub(crate) fn load(self, run: Run, window: &Window, at: usize) -> Result<()> {
         let (first, count) = (run.first as usize, run.count as usize);

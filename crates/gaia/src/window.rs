@@ -13,8 +13,8 @@ use spinio_sys::{Errno, linux};
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
 
-/// Pages of the stage that keep their memory.
-const KEPT: usize = 64;
+/// Pages of the stage that keep their memory: 1 MiB.
+const KEPT: usize = 256;
 
 /// The mapping.
 #[derive(Debug)]
@@ -61,11 +61,14 @@ impl Window {
         unsafe { self.start.add((2 * self.pages + page) * PAGE_BYTES) }
     }
 
-    /// Frees the memory of the stage but for its first pages, which small releases use.
-    pub(crate) fn free_stage(&self) {
-        let at = self.stage(KEPT, STAGE as usize - KEPT);
-        // SAFETY: inside the mapping. A failure costs memory only.
-        let _ = unsafe { rustix::mm::madvise(at.cast(), (STAGE as usize - KEPT) * PAGE_BYTES, Advice::LinuxRemove) };
+    /// Frees the memory of the stage but for its first pages, if more than these were used.
+    pub(crate) fn trim_stage(&self, used: usize) {
+        if used > KEPT {
+            let rest = STAGE as usize - KEPT;
+            // SAFETY: inside the mapping. A failure costs memory only.
+            let _ =
+                unsafe { rustix::mm::madvise(self.stage(KEPT, rest).cast(), rest * PAGE_BYTES, Advice::LinuxRemove) };
+        }
     }
 
     /// The address of page `page` of the map.
@@ -96,18 +99,27 @@ impl Window {
         page
     }
 
-    /// Reads up to `len` bytes of a file to `at` bytes after the begin of page `page` of the map.
+    /// Reads up to `len` bytes of a file to `at` bytes after the begin of the stage.
     pub(crate) fn read_file(
         &self,
         file: &OwnedFd,
-        page: usize,
         at: usize,
         len: usize,
         offset: u64,
     ) -> core::result::Result<usize, Errno> {
-        assert!(page * PAGE_BYTES + at + len <= self.pages * PAGE_BYTES);
-        // SAFETY: inside the mapping's first half, which only the Linux kernel writes.
-        unsafe { linux::pread(file.get(), self.start.add(page * PAGE_BYTES + at), len, offset) }
+        // SAFETY: inside the stage, which only the Linux kernel writes.
+        unsafe { linux::pread(file.get(), self.stage_byte(at, len), len, offset) }
+    }
+
+    /// Sets `len` bytes to zero, `at` bytes after the begin of the stage.
+    pub(crate) fn zero_stage(&self, at: usize, len: usize) {
+        // SAFETY: inside the stage.
+        unsafe { core::ptr::write_bytes(self.stage_byte(at, len), 0, len) };
+    }
+
+    fn stage_byte(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at + len <= STAGE as usize * PAGE_BYTES);
+        self.stage(0, STAGE as usize).wrapping_add(at)
     }
 
     /// Sets `len` bytes to zero, from `offset` of page `page` of the map.

@@ -1,4 +1,5 @@
-//! The pages of a release on their way to the server, a part at a time.
+//! Pages on their way through the stage, a part at a time: of a release to the server, and single ones of the file to the
+//! replica.
 //!
 //! ```text
 //!   device   copy 0 ──────> copy 1 ──────────> copy 2 ──────────> ...
@@ -6,8 +7,8 @@
 //!   server            └──────> reads part 0 ───────> reads part 1 ───────> ...  last: commits all
 //! ```
 //!
-//! The server copies a part while the device copies the next one into the other half, after the answer for the part that
-//! was there. A small release is one part.
+//! The server copies a part of a release while the device copies the next one into the other half, after the answer for
+//! the part that was there. A small release is one part.
 
 use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
 
@@ -30,7 +31,7 @@ impl Map {
         changed: &[Run],
     ) -> Result<Committed> {
         let parts = parts(changed);
-        let (last, total) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
+        let (last, total): (usize, u32) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
         let mut committed = Committed::default();
         for (number, part) in parts.into_iter().enumerate() {
             let at = number as u32 % 2 * PART;
@@ -60,10 +61,26 @@ impl Map {
             })?;
             committed = sent.unwrap_or_default();
         }
-        if last > 0 {
-            window.free_stage();
-        }
+        window.trim_stage(total as usize);
         Ok(committed)
+    }
+
+    /// Brings pages of the file below the mount to the replica.
+    pub(crate) fn copy_through_stage(&self, window: &Window, runs: &[Run]) -> Result<()> {
+        for part in parts(runs).into_iter().filter(|part| !part.is_empty()) {
+            let asked = part.clone();
+            self.link.run(move |link| link.read_into_stage(&asked))?;
+            self.replica.on_stream(|copies| {
+                let mut at = 0;
+                part.iter().try_for_each(|run| {
+                    copies.store_staged(*run, window, at)?;
+                    at += run.count as usize;
+                    Ok(())
+                })
+            })?;
+        }
+        window.trim_stage(runs.iter().map(|run| run.count as usize).sum());
+        Ok(())
     }
 }
 
