@@ -17,6 +17,7 @@
 //! | `negotiate.rs` | INIT |
 //! | `directory.rs` | the content of READDIR replies |
 //! | `mount.rs` | mount, unmount, abort, the table of mounts |
+//! | `helper.rs` | `fusermount3`: mounts of users without privileges |
 //!
 //! Why not `fuser` or `fuse-backend-rs`: a server here attaches to a connection that an earlier process negotiated, and
 //! asks for that process's requests again.
@@ -25,6 +26,7 @@
 pub mod abi;
 mod connection;
 mod directory;
+mod helper;
 pub mod mount;
 mod negotiate;
 mod request;

@@ -65,6 +65,11 @@ fn accept(all: &Arc<Clients>, listener: &OwnedFd) {
 fn serve(all: &Clients, socket: &OwnedFd) {
     let credentials = socket_peercred(socket).ok();
     let user = credentials.map_or(u32::MAX, |peer| peer.uid.as_raw());
+    // The server of a user's own mount serves no other user, even one that the directory of the socket lets in.
+    let own = rustix::process::geteuid();
+    if !own.is_root() && user != 0 && user != own.as_raw() {
+        return;
+    }
     let pid = credentials.map_or(0, |peer| peer.pid.as_raw_pid() as u32);
     let Some(counted) = all.quotas.connect(user) else { return };
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));

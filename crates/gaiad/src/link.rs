@@ -4,9 +4,9 @@
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
 //!                        invalidator, counter of servers) ───────────────────────────────────> server
-//!              ── Orphan(node) + descriptor, for each ──────────────────────────────────────>
+//!              ── Kept(what, node) + descriptor, for each ──────────────────────────────────>
 //!              ── Go ───────────────────────────────────────────────────────────────────────>
-//!              <───────────────────────────────────────── Keep(node) + descriptor, Drop(node)
+//!              <───────────────────────────── Keep(what, node) + descriptor, Drop(what, node)
 //! ```
 //!
 //! A message that the server has sent arrives even if it dies right after, so `Keep` needs no answer.
@@ -25,6 +25,15 @@ use rustix::net::{
 const MOST_FDS: usize = 8;
 const BYTES: usize = 16;
 
+/// What a descriptor that the supervisor keeps is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Use {
+    /// The inode of a node (O_PATH): one that no name leads to, or any where there are no handles.
+    Inode,
+    /// The content of a file that its mode forbids the server to open.
+    Content,
+}
+
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -32,26 +41,30 @@ pub enum Message {
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,
-    /// A file without a name that the kernel still uses; with its descriptor.
-    Orphan(u64),
-    /// All orphans are sent.
+    /// Of an earlier server; with its descriptor.
+    Kept(Use, u64),
+    /// All kept descriptors are sent.
     Go,
     /// Keep this descriptor for the next server.
-    Keep(u64),
+    Keep(Use, u64),
     /// It is not needed any more.
-    Drop(u64),
+    Drop(Use, u64),
 }
+
+/// Added to the kind of a message.
+const CONTENT: u64 = 16;
 
 impl Message {
     fn to_bytes(self) -> [u8; BYTES] {
-        let (kind, node) = match self {
-            Message::Start => (1, 0),
-            Message::Orphan(node) => (2, node),
-            Message::Go => (3, 0),
-            Message::Keep(node) => (4, node),
-            Message::Drop(node) => (5, node),
-            Message::Invalidate => (6, 0),
+        let (kind, what, node) = match self {
+            Message::Start => (1, Use::Inode, 0),
+            Message::Kept(what, node) => (2, what, node),
+            Message::Go => (3, Use::Inode, 0),
+            Message::Keep(what, node) => (4, what, node),
+            Message::Drop(what, node) => (5, what, node),
+            Message::Invalidate => (6, Use::Inode, 0),
         };
+        let kind = if what == Use::Content { kind + CONTENT } else { kind };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&u64::to_ne_bytes(kind));
         bytes[8..].copy_from_slice(&u64::to_ne_bytes(node));
@@ -60,13 +73,14 @@ impl Message {
 
     fn from_bytes(bytes: &[u8; BYTES]) -> Option<Message> {
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let node = word(8)?;
-        Some(match word(0)? {
+        let (kind, node) = (word(0)?, word(8)?);
+        let what = if kind & CONTENT != 0 { Use::Content } else { Use::Inode };
+        Some(match kind & !CONTENT {
             1 => Message::Start,
-            2 => Message::Orphan(node),
+            2 => Message::Kept(what, node),
             3 => Message::Go,
-            4 => Message::Keep(node),
-            5 => Message::Drop(node),
+            4 => Message::Keep(what, node),
+            5 => Message::Drop(what, node),
             6 => Message::Invalidate,
             _ => return None,
         })

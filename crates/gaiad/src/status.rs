@@ -17,7 +17,7 @@ use crate::backing::{Access, proc_path};
 use crate::channel::{refuse, send};
 use crate::clients::Clients;
 use crate::files::File;
-use crate::supervisor::{MountError, connection_of, is_gaia, mount_point, socket_path};
+use crate::supervisor::{MountError, is_gaia, mount_of, mount_point, socket_of};
 
 /// A server answers at once, or there is none.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -69,11 +69,12 @@ pub fn mounts() -> std::io::Result<Vec<Mount>> {
 pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
-    let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
+    let Some(entry) = mount_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
-    ask(&socket_path(connection)).map_err(|e| match e {
+    ask(&socket_of(&entry)).map_err(|e| match e {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
+        Errno::ACCESS => error("a mount of another user: only that user and root may ask what it holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
         e => error(format!("cannot ask the server: {e}")),
@@ -138,8 +139,11 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
 
 fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> {
     let opened = all.backing.open(file.node, Access::Read);
-    let path = opened.and_then(|fd| rustix::fs::readlink(proc_path(&fd), Vec::new()));
-    let path = path.map_or_else(|_| b"(unnamed)".to_vec(), std::ffi::CString::into_bytes);
+    let path_of = |fd: &OwnedFd| rustix::fs::readlink(proc_path(fd), Vec::new()).map(std::ffi::CString::into_bytes);
+    let path = opened.and_then(|fd| path_of(&fd)).unwrap_or_else(|_| b"(unnamed)".to_vec());
+    // The directory is the root of a mount of its own, except where that takes a capability that this process has not.
+    let above = path_of(all.backing.mount()).unwrap_or_default();
+    let path = path.strip_prefix(&above[..]).filter(|rest| rest.starts_with(b"/")).unwrap_or(&path).to_vec();
     let (dirty, stats) = {
         let pages = file.pages();
         (pages.dirty().count() as u64, file_stats(&pages))
