@@ -40,7 +40,8 @@ impl Handlers {
         if sets(setattr::UID | setattr::GID) {
             let uid = sets(setattr::UID).then(|| Uid::from_raw(args.uid));
             let gid = sets(setattr::GID).then(|| Gid::from_raw(args.gid));
-            rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+            let chown = || rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH);
+            self.content.set_mode(node, None, chown)?;
         }
         if sets(setattr::MODE) {
             let mode = args.mode & 0o7777;
@@ -49,7 +50,7 @@ impl Handlers {
         if sets(setattr::SIZE) {
             let file = self.backing.open(node, Access::Write)?;
             if sets(setattr::KILL_SUIDGID) {
-                drop_suidgid(&fd)?;
+                self.drop_suidgid(node, &fd)?;
             }
             self.content.truncate(node, file.as_fd(), args.size)?;
         }
@@ -73,6 +74,21 @@ impl Handlers {
         }
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
         Ok(())
+    }
+
+    /// What a write by a program without CAP_FSETID does to an executable file.
+    pub(super) fn drop_suidgid(&self, node: u64, fd: &OwnedFd) -> Result<()> {
+        let mode = u32::from(stat(fd)?.stx_mode);
+        let group = if mode & GROUP_EXECUTE != 0 { SGID } else { 0 };
+        let kept = mode & !(SUID | group) & 0o7777;
+        if kept == mode & 0o7777 {
+            return Ok(());
+        }
+        self.content.set_mode(node, Some(kept), || match chmod(fd, kept) {
+            // A file of another user: the file system below does it when the server writes.
+            Err(Errno::PERM) => Ok(()),
+            result => result,
+        })
     }
 
     pub(super) fn readlink(&self, node: u64, reply: &mut Reply) -> Result<()> {
@@ -119,18 +135,6 @@ fn sx(stat: &Statx, mask: StatxFlags) -> Sx {
         rdev_major: stat.stx_rdev_major,
         rdev_minor: stat.stx_rdev_minor,
         ..Sx::default()
-    }
-}
-
-/// What a write by a program without CAP_FSETID does to an executable file.
-pub(super) fn drop_suidgid(fd: &OwnedFd) -> Result<()> {
-    let mode = u32::from(stat(fd)?.stx_mode);
-    let group = if mode & GROUP_EXECUTE != 0 { SGID } else { 0 };
-    let kept = mode & !(SUID | group);
-    match if kept == mode { Ok(()) } else { chmod(fd, kept & 0o7777) } {
-        // A file of another user: the file system below does it when the server writes.
-        Err(Errno::PERM) => Ok(()),
-        result => result,
     }
 }
 

@@ -58,6 +58,7 @@ impl Handlers {
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let is_file = || self.nodes.get(node).is_ok_and(|node| node.file_type == FileType::RegularFile);
+        let call = || self.content.set_mode(node, to, call);
         if !self.backing.is_bound_by_modes() || !is_file() {
             return call();
         }

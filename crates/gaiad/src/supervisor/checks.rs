@@ -55,7 +55,9 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
             return Err(error("belongs to another user: only root may mount over it".into()));
         }
         rustix::fs::accessat(rustix::fs::CWD, &point, Access::WRITE_OK, AtFlags::EACCESS).map_err(|e| match e {
-            Errno::ACCESS => error("is not writable for its owner, which fusermount3 requires".into()),
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                error("is not writable for its owner, which fusermount3 requires".into())
+            }
             e => error(e.to_string()),
         })?;
     }
