@@ -6,6 +6,7 @@
 //!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
+//!   gaia-prune      where each node has a descriptor: makes the kernel forget nodes
 //! ```
 
 use std::os::fd::OwnedFd;
@@ -40,6 +41,10 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
             content.write_out();
         }
     })?;
+    if all.backing.is_bound_by_modes() {
+        let all = all.clone();
+        spawn("gaia-prune", move || all.backing.prune_when_full(|nodes| all.kernel.prune(nodes)))?;
+    }
     let all = all.clone();
     spawn("gaia-accept", move || accept(&all, &listener))
 }

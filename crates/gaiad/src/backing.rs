@@ -21,13 +21,16 @@
 //! open a second time. The content of such files (created with mode 0444, as git does; `chmod` while they are open) is
 //! held too.
 //!
-//! Known flaws: there the number of nodes is limited by RLIMIT_NOFILE; a look-up beyond it fails with ENFILE until the
-//! kernel forgets other files. A file that its owner may not read can be opened by no program (EACCES). A directory
-//! whose read permission is removed while a program reads it may fail with EACCES.
+//! There the number of nodes is limited by RLIMIT_NOFILE. From half of it on the kernel is asked to forget files that no
+//! program uses (Linux 6.18); from three quarters on, a program that lists a directory gets names only; and at the limit
+//! a look-up waits a little.
+//!
+//! Known flaws: beyond the limit, with an older kernel or so many files in use, a look-up fails with ENFILE. A file that its owner may not read can be opened by no program (EACCES).
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fcntl_getfl};
 use rustix::io::Errno;
@@ -42,6 +45,14 @@ use crate::nodes::{Identity, Nodes};
 const KEPT_FDS: usize = 4096;
 /// Where each node has a descriptor: what no part of this list has.
 const SPARE_FDS: usize = 128;
+
+/// Nodes that the kernel is asked to forget at a time, and how long it may take before the next ones are chosen.
+const PRUNE: usize = 256;
+const PRUNE_PAUSES: usize = 10;
+const PRUNE_PAUSE: Duration = Duration::from_millis(1);
+/// At the limit of nodes: threads that wait at a time, since others must hear what is forgotten, and how long.
+const WAITING: usize = 2;
+const WAIT: Duration = Duration::from_secs(1);
 
 /// What a descriptor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,12 +82,25 @@ pub struct Backing {
     nodes: Arc<Nodes>,
     kept: Mutex<Kept>,
     /// Inodes that the supervisor keeps too.
-    inodes: Mutex<HashMap<u64, Arc<OwnedFd>>>,
+    inodes: Mutex<Inodes>,
     inode_limit: usize,
+    /// There are fewer than before.
+    forgotten: Condvar,
+    /// There are many.
+    many: Condvar,
     /// Content that the supervisor keeps too.
     contents: Mutex<HashMap<u64, HeldContent>>,
     content_limit: usize,
     supervisor: Link,
+}
+
+#[derive(Debug, Default)]
+struct Inodes {
+    fds: HashMap<u64, Arc<OwnedFd>>,
+    /// Those that the kernel may forget, oldest first; also some that it has forgotten.
+    order: VecDeque<u64>,
+    /// Threads that wait for one to be forgotten.
+    waiting: usize,
 }
 
 /// The content of a file that its mode forbids to open.
@@ -108,10 +132,12 @@ impl Backing {
             Find::Descriptor => (fds.saturating_sub(kept_limit + clients + fds / 16 + SPARE_FDS), fds / 16),
         };
         let root = (find == Find::Descriptor).then(|| reopen(&mount, OFlags::PATH).ok()).flatten();
-        let inodes = Mutex::new(root.map(|fd| (ROOT_NODE, Arc::new(fd))).into_iter().collect());
+        let fds = root.map(|fd| (ROOT_NODE, Arc::new(fd))).into_iter().collect();
+        let inodes = Mutex::new(Inodes { fds, ..Inodes::default() });
         let kept = Kept { limit: kept_limit, fds: HashMap::new(), order: VecDeque::new(), time: 0 };
         let (kept, contents) = (Mutex::new(kept), Mutex::default());
-        Backing { mount, find, nodes, kept, inodes, inode_limit, contents, content_limit, supervisor }
+        let (forgotten, many) = (Condvar::new(), Condvar::new());
+        Backing { mount, find, nodes, kept, inodes, inode_limit, forgotten, many, contents, content_limit, supervisor }
     }
 
     /// The backing directory.
@@ -154,7 +180,7 @@ impl Backing {
             (Access::Read, _) => OFlags::RDONLY | wait,
             (Access::Write, _) => OFlags::RDWR | wait,
         };
-        let held = self.inodes().get(&node).cloned();
+        let held = self.inodes().fds.get(&node).cloned();
         let fd = Arc::new(match (held, self.find) {
             (Some(inode), _) if access == Access::Path => return Ok(inode),
             (Some(inode), _) => match reopen(&inode, flags) {
@@ -186,7 +212,7 @@ impl Backing {
     /// # Errors
     /// ENFILE: there are too many. If the supervisor does not take the descriptor.
     pub fn found(&self, node: u64, fd: &Arc<OwnedFd>) -> Result<(), Errno> {
-        if self.find == Find::Handle || self.inodes().contains_key(&node) {
+        if self.find == Find::Handle || self.inodes().fds.contains_key(&node) {
             return Ok(());
         }
         let inode =
@@ -211,16 +237,72 @@ impl Backing {
     /// Gives an inode to the supervisor; false if it has it already.
     fn hold(&self, node: u64, fd: &Arc<OwnedFd>) -> Result<bool, Errno> {
         let mut inodes = self.inodes();
-        if inodes.contains_key(&node) {
-            return Ok(false);
+        while !inodes.fds.contains_key(&node) && inodes.fds.len() >= self.inode_limit {
+            if self.find == Find::Handle || inodes.waiting >= WAITING {
+                return Err(Errno::NFILE);
+            }
+            inodes.waiting += 1;
+            let waited = self.forgotten.wait_timeout(inodes, WAIT).unwrap_or_else(PoisonError::into_inner);
+            inodes = waited.0;
+            inodes.waiting -= 1;
+            if waited.1.timed_out() {
+                return Err(Errno::NFILE);
+            }
         }
-        if inodes.len() >= self.inode_limit {
-            return Err(Errno::NFILE);
+        if inodes.fds.contains_key(&node) {
+            return Ok(false);
         }
         // With the lock: what another thread finds here, the supervisor has.
         self.give(Use::Inode, node, fd)?;
-        inodes.insert(node, fd.clone());
+        self.insert(&mut inodes, node, fd.clone());
         Ok(true)
+    }
+
+    fn insert(&self, inodes: &mut Inodes, node: u64, fd: Arc<OwnedFd>) {
+        inodes.fds.insert(node, fd);
+        if self.find == Find::Handle {
+            return;
+        }
+        inodes.order.push_back(node);
+        // Those that are forgotten must not pile up.
+        if inodes.order.len() > 2 * inodes.fds.len() + 64 {
+            let Inodes { fds, order, .. } = inodes;
+            order.retain(|node| fds.contains_key(node));
+        }
+        if inodes.fds.len() > self.inode_limit / 2 {
+            self.many.notify_one();
+        }
+    }
+
+    /// Whether nodes should be made that the kernel has not asked for.
+    pub fn has_room(&self) -> bool {
+        self.find == Find::Handle || self.inodes().fds.len() < self.inode_limit / 4 * 3
+    }
+
+    /// Keeps the number of nodes small by `prune`, which asks the kernel to forget these, if no program uses them; false:
+    /// it cannot. Returns after that only.
+    pub fn prune_when_full(&self, prune: impl Fn(&[u64]) -> bool) {
+        let mut fruitless = 0;
+        loop {
+            let mut inodes = self.inodes();
+            while inodes.fds.len() <= self.inode_limit / 2 {
+                inodes = self.many.wait(inodes).unwrap_or_else(PoisonError::into_inner);
+            }
+            let before = inodes.fds.len();
+            let nodes = oldest(&mut inodes, PRUNE);
+            drop(inodes);
+            if !prune(&nodes) {
+                return;
+            }
+            let fewer = || self.inodes().fds.len() < before;
+            let is_fewer = (0..PRUNE_PAUSES).any(|_| fewer() || (std::thread::sleep(PRUNE_PAUSE), fewer()).1);
+            fruitless = if is_fewer { 0 } else { fruitless + nodes.len() };
+            if fruitless >= before {
+                // All are in use.
+                std::thread::sleep(WAIT);
+                fruitless = 0;
+            }
+        }
     }
 
     fn give(&self, what: Use, node: u64, fd: &OwnedFd) -> Result<(), Errno> {
@@ -233,8 +315,9 @@ impl Backing {
 
     /// It keeps its name after all.
     pub fn keeps_name(&self, node: u64) {
-        let inode = self.inodes().remove(&node);
+        let inode = self.inodes().fds.remove(&node);
         if inode.is_some() {
+            self.forgotten.notify_one();
             let _ = self.supervisor.send(Message::Drop(Use::Inode, node), &[]);
         }
     }
@@ -309,7 +392,7 @@ impl Backing {
             return;
         }
         match what {
-            Use::Inode => drop(self.inodes().insert(node, Arc::new(fd))),
+            Use::Inode => self.insert(&mut self.inodes(), node, Arc::new(fd)),
             Use::Content => {
                 let held = HeldContent { fd: Arc::new(fd), all_seen: false };
                 drop(self.contents().insert(node, held));
@@ -329,13 +412,29 @@ impl Backing {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn inodes(&self) -> MutexGuard<'_, HashMap<u64, Arc<OwnedFd>>> {
+    fn inodes(&self) -> MutexGuard<'_, Inodes> {
         self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn contents(&self) -> MutexGuard<'_, HashMap<u64, HeldContent>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Those that have waited longest; they are the last then.
+fn oldest(inodes: &mut Inodes, most: usize) -> Vec<u64> {
+    let mut nodes = Vec::new();
+    for _ in 0..inodes.order.len() {
+        let Some(node) = inodes.order.pop_front() else { break };
+        if inodes.fds.contains_key(&node) {
+            inodes.order.push_back(node);
+            nodes.push(node);
+        }
+        if nodes.len() == most {
+            break;
+        }
+    }
+    nodes
 }
 
 /// Whether this process may open any file of the file system of a directory by its handle (CAP_DAC_READ_SEARCH).

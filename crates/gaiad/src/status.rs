@@ -29,6 +29,8 @@ pub struct Mount {
     pub point: PathBuf,
     /// The number of its FUSE connection.
     pub connection: u32,
+    /// Who made it; a mount of root's is for all users.
+    pub user: u32,
 }
 
 /// What a server holds of a file.
@@ -59,7 +61,7 @@ pub struct MountStatus {
 /// If /proc cannot be read.
 pub fn mounts() -> std::io::Result<Vec<Mount>> {
     let gaia = mount::mounts()?.into_iter().filter(is_gaia);
-    Ok(gaia.map(|m| Mount { point: m.point, connection: m.minor }).collect())
+    Ok(gaia.map(|m| Mount { point: m.point, connection: m.minor, user: m.user.unwrap_or_default() }).collect())
 }
 
 /// Asks the server of the mount at a directory.

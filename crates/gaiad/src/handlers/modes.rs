@@ -57,13 +57,13 @@ impl Handlers {
         to: Option<u32>,
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let is_file = || self.nodes.get(node).is_ok_and(|node| node.file_type == FileType::RegularFile);
+        let kind = self.nodes.get(node)?.file_type;
         let call = || self.content.set_mode(node, to, call);
-        if !self.backing.is_bound_by_modes() || !is_file() {
+        if !self.backing.is_bound_by_modes() || kind != FileType::RegularFile && kind != FileType::Directory {
             return call();
         }
         let allows = |bits| to.is_some_and(|mode| mode & bits == bits);
-        // Who reads a file is not counted.
+        // Who reads a file, or a directory, is not counted.
         let in_use = || !allows(OWNER_READS) || self.clients.writers.may_write(node) || self.has_pages(node);
         if !allows(OWNER) && in_use() {
             self.backing.hold_content(node)?;
