@@ -72,21 +72,30 @@ fn options(name: &str, flags: MountFlags) -> String {
     options
 }
 
-/// Where the program is; it must be one that can mount.
+/// Where the program is.
 fn find() -> Result<PathBuf, MountFailure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).chain(DIRECTORIES.map(PathBuf::from));
-    let mut found = directories.map(|directory| directory.join(PROGRAM)).filter(|program| program.is_file());
-    let program = found.next().ok_or(MountFailure::NoHelper)?;
-    let file = std::fs::metadata(&program).map_err(|e| system(&e))?;
-    if file.mode() & SETUID == 0 || file.uid() != 0 {
-        return Err(MountFailure::HelperNotSetuid(program, "is not setuid root"));
-    }
+    let program = find_in(std::env::split_paths(&path).chain(DIRECTORIES.map(PathBuf::from)))?;
     if rustix::thread::no_new_privs().unwrap_or(false) {
         let why = "cannot become root, since this process has NoNewPrivileges (as in many containers and services)";
         return Err(MountFailure::HelperNotSetuid(program, why));
     }
     Ok(program)
+}
+
+/// The first that runs as root: a package manager of a user may have one that does not.
+fn find_in(directories: impl Iterator<Item = PathBuf>) -> Result<PathBuf, MountFailure> {
+    let found = |directory: PathBuf| {
+        let program = directory.join(PROGRAM);
+        let file = std::fs::metadata(&program).ok().filter(std::fs::Metadata::is_file)?;
+        Some((program, file.mode() & SETUID != 0 && file.uid() == 0))
+    };
+    let mut all: Vec<_> = directories.filter_map(found).collect();
+    match all.iter().position(|(_, is_setuid)| *is_setuid) {
+        Some(first) => Ok(all.swap_remove(first).0),
+        None if all.is_empty() => Err(MountFailure::NoHelper),
+        None => Err(MountFailure::HelperNotSetuid(all.swap_remove(0).0, "is not setuid root, so it cannot mount")),
+    }
 }
 
 fn run(mut command: Command) -> Result<(), MountFailure> {
@@ -132,6 +141,21 @@ mod tests {
         assert_eq!(options("x", MountFlags::empty()), "default_permissions,fsname=x,subtype=x");
         let all = options("x", MountFlags::NOEXEC | MountFlags::RDONLY | MountFlags::NOSUID);
         assert_eq!(all, "default_permissions,fsname=x,subtype=x,noexec,ro");
+    }
+
+    #[test]
+    fn program_that_does_not_run_as_root_is_named_unless_there_is_another() {
+        let dir = std::env::temp_dir().join(format!("spinio-fuse-helper-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let find = || find_in([PathBuf::from("/nonexistent"), dir.clone()].into_iter());
+        assert_eq!(find(), Err(MountFailure::NoHelper));
+        std::fs::write(dir.join(PROGRAM), "").unwrap();
+        let failure = find().unwrap_err();
+        assert!(failure.to_string().contains("is not setuid root"), "{failure}");
+        if let Ok(usual) = find_in(DIRECTORIES.map(PathBuf::from).into_iter()) {
+            assert_eq!(find_in([dir.clone(), usual.parent().unwrap().to_owned()].into_iter()), Ok(usual));
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -79,8 +79,14 @@ impl Invalidator {
     pub(crate) fn prune(&self, nodes: &[u64]) -> bool {
         let mut message = NO_NODE.to_ne_bytes().to_vec();
         message.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
-        // Another process is started with the next server.
-        self.send(&message).is_ok_and(|done| done == DONE)
+        match self.send(&message) {
+            Ok(done) => done == DONE,
+            // Descriptors or memory are short, or the process has ended: then this one ends soon.
+            Err(_) => {
+                std::thread::sleep(SHORTAGE);
+                true
+            }
+        }
     }
 
     fn request(&self, node: u64, runs: &[Range<u64>]) -> Result<(), Errno> {
