@@ -22,10 +22,10 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
 
-use crate::mount::MountFailure;
+use crate::failure::MountFailure;
 
 /// The program, in Debian's package `fuse3`.
-pub(crate) const PROGRAM: &str = "fusermount3";
+const PROGRAM: &str = "fusermount3";
 /// Where it is, if PATH does not have it.
 const DIRECTORIES: [&str; 3] = ["/usr/bin", "/bin", "/usr/local/bin"];
 const SETUID: u32 = 0o4000;

@@ -4,7 +4,6 @@
 //! answer would hang.
 
 use std::ffi::{CString, OsString};
-use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -15,6 +14,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
 
+use crate::failure::MountFailure;
 use crate::helper;
 
 /// A line of the table of mounts.
@@ -30,52 +30,6 @@ pub struct MountEntry {
     pub kind: String,
     /// For FUSE, the user who made it.
     pub user: Option<u32>,
-}
-
-/// Why a mount was not made, or not ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MountFailure {
-    /// The Linux kernel's error.
-    System(Errno),
-    /// `fusermount3` is not installed.
-    NoHelper,
-    /// It is here, but does not run as root; why.
-    HelperNotSetuid(PathBuf, &'static str),
-    /// It refused; its own words.
-    Refused(String),
-}
-
-impl fmt::Display for MountFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MountFailure::System(error) => write!(f, "{error}"),
-            MountFailure::NoHelper => {
-                write!(f, "there is no {}, which users who are not root need: `apt install fuse3`", helper::PROGRAM)
-            }
-            MountFailure::HelperNotSetuid(path, why) => write!(f, "{} {why}", path.display()),
-            MountFailure::Refused(words) => f.write_str(words),
-        }
-    }
-}
-
-impl std::error::Error for MountFailure {}
-
-impl From<Errno> for MountFailure {
-    fn from(error: Errno) -> MountFailure {
-        MountFailure::System(error)
-    }
-}
-
-impl MountFailure {
-    /// Whether programs use the mount.
-    pub fn is_busy(&self) -> bool {
-        match self {
-            MountFailure::System(error) => *error == Errno::BUSY,
-            // The program ends with one status for all errors; its messages are not translated.
-            MountFailure::Refused(words) => words.ends_with("Device or resource busy"),
-            _ => false,
-        }
-    }
 }
 
 /// Mounts of this mount namespace, oldest first.
@@ -231,13 +185,5 @@ mod tests {
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 x / / rw - t s"), None);
         assert_eq!(unescape(br"\0"), Path::new(r"\0"));
-    }
-
-    #[test]
-    fn failures_say_whether_the_mount_is_in_use() {
-        let words = |words: &str| MountFailure::Refused(words.to_owned());
-        assert!(words("fusermount3: failed to unmount /tmp/d: Device or resource busy").is_busy());
-        assert!(!words("fusermount3: bad mount point /tmp/d: Not a directory").is_busy());
-        assert!(MountFailure::from(Errno::BUSY).is_busy() && !MountFailure::from(Errno::PERM).is_busy());
     }
 }

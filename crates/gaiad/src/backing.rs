@@ -125,7 +125,7 @@ impl Backing {
     /// `mount`: the backing directory, not O_PATH. `fds`: descriptors that the process may have; `clients`: how many of
     /// them clients may use.
     pub fn new(mount: OwnedFd, nodes: Arc<Nodes>, supervisor: Link, fds: usize, clients: usize) -> Backing {
-        let kept_limit = (fds / 4).min(KEPT_FDS).max(1);
+        let kept_limit = (fds / 4).clamp(1, KEPT_FDS);
         let find = if can_open_by_handle(&mount) { Find::Handle } else { Find::Descriptor };
         let (inode_limit, content_limit) = match find {
             Find::Handle => (fds / 8 * 3, 0),

@@ -10,7 +10,7 @@
 //!   │ /dev/fuse                   ├────────────────────────>│ handlers/   one request -> one reply        │
 //!   │ state memory                │                         │  ├ nodes    number -> file handle           │
 //!   │ backing directory           │<────────────────────────┤  ├ journal  what must not be done twice     │
-//!   │ orphans: files without name │   Keep / Drop           │  ├ backing  descriptors, opened by handle   │
+//!   │ what no handle opens        │   Keep / Drop           │  ├ backing  descriptors, opened by handle   │
 //!   │ socket for clients          │                         │  └ content  bytes of pages: the seam        │
 //!   │ restarts the server         │                         └───────────────┬─────────────────────────────┘
 //!   └─────────────────────────────┘                                         ▼ backing directory, below the mount
@@ -51,7 +51,8 @@
 //! - After a crash a node record may stay until unmount (its count is too high), 256 bytes each: one per request in
 //!   flight, and up to a few hundred for a READDIRPLUS.
 //! - File systems mounted below the directory appear as the directories that they cover.
-//! - Needs root, and file handles of the backing file system.
+//! - Needs file handles of the backing file system, and without root the setuid program `fusermount3`, and a descriptor
+//!   of each node (backing.rs).
 #![deny(unsafe_code)]
 #![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
 

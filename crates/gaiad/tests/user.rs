@@ -65,7 +65,7 @@ fn open_file_is_used_on_when_its_mode_forbids_to_open_it() {
     hidden.write_all_at(b"hidden", 0).unwrap();
     let reader = File::open(path("hidden")).unwrap();
     std::fs::set_permissions(path("changed"), Permissions::from_mode(0o400)).unwrap();
-    std::fs::set_permissions(path("hidden"), Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(path("hidden"), Permissions::from_mode(0o0)).unwrap();
     drop(hidden);
     for round in 0..4u8 {
         // The first of a new server, which has opened none of them.
@@ -146,7 +146,7 @@ fn mapped_file_keeps_its_content_through_renames_removal_and_killed_servers() {
     epoch(3);
     std::fs::rename(mount.dir.join("a"), mount.dir.join("b")).unwrap();
     // A path to it leads through this directory, but the descriptor does not.
-    std::fs::set_permissions(mount.dir.join("b"), Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(mount.dir.join("b"), Permissions::from_mode(0o0)).unwrap();
     mount.kill_server();
     epoch(4);
     std::fs::set_permissions(mount.dir.join("b"), Permissions::from_mode(0o755)).unwrap();

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
-use spinio_fuse::mount::{self, MountEntry, MountFailure};
+use spinio_fuse::MountFailure;
+use spinio_fuse::mount::{self, MountEntry};
 use spinio_sys::linux::{handle_of, open_by_handle};
 
 use super::MountError;
