@@ -95,7 +95,7 @@ use std::process::ExitCode;
 
 use rustix::io::Errno;
 
-use crate::link::{Link, Message};
+use crate::link::{Link, Message, Received};
 use crate::report::report;
 
 pub use content::Content;
@@ -119,8 +119,8 @@ pub fn default_pages_bytes() -> usize {
 pub fn server_role() -> ExitCode {
     let link = std::io::stdin().as_fd().try_clone_to_owned();
     let serve = |link: Link| match link.receive(true)? {
-        Some((Message::Start, fds)) => server::serve(link, fds),
-        Some((Message::Invalidate, fds)) => {
+        Some(Received { message: Message::Start, fds, .. }) => server::serve(link, fds),
+        Some(Received { message: Message::Invalidate, fds, .. }) => {
             let [device, requests] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::PROTO)?;
             drop(link);
             invalidator::run(device, requests)

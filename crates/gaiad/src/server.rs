@@ -31,7 +31,7 @@ use crate::content::Content;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
-use crate::link::{Link, Message};
+use crate::link::{self, Link, Message};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
 use crate::report::report;
@@ -91,8 +91,10 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let backing = Backing::new(directory, nodes.clone(), link, fds as usize, (clients * CLIENT_FDS) as usize);
     loop {
         match kept.receive(true)? {
-            Some((Message::Kept(what, node), fds)) => fds.into_iter().for_each(|fd| backing.adopt(what, node, fd)),
-            Some((Message::Go, _)) => break,
+            Some(link::Received { message: Message::Kept(what), nodes, fds }) => {
+                nodes.into_iter().zip(fds).for_each(|(node, fd)| backing.adopt(what, node, fd));
+            }
+            Some(link::Received { message: Message::Go, .. }) => break,
             _ => return Err(Errno::PROTO),
         }
     }

@@ -254,8 +254,9 @@ impl Supervisor {
         // The server before it is dead, and this one has answered nothing.
         change_counters::count_server(self.servers.words());
         link.send(Message::Start, &everything)?;
-        for ((what, node), fd) in &self.kept {
-            link.send(Message::Kept(*what, *node), &[fd.as_fd()])?;
+        for what in [Use::Inode, Use::Content] {
+            let all = self.kept.iter().filter(|((kept, _), _)| *kept == what);
+            link.send_kept(what, all.map(|((_, node), fd)| (*node, fd.as_fd())))?;
         }
         link.send(Message::Go, &[])
     }
@@ -285,7 +286,7 @@ impl Supervisor {
             // Also what a dead server has sent.
             while link_open {
                 match link.receive(false) {
-                    Ok(Some((message, fds))) => self.keep(message, fds),
+                    Ok(Some(got)) => self.keep(got.message, got.fds),
                     Err(Errno::AGAIN) => break,
                     Ok(None) | Err(_) => link_open = false,
                 }
@@ -304,7 +305,7 @@ impl Supervisor {
         match message {
             Message::Keep(what, node) => drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd))),
             Message::Drop(what, node) => drop(self.kept.remove(&(what, node))),
-            Message::Start | Message::Invalidate | Message::Kept(..) | Message::Go => {}
+            Message::Start | Message::Invalidate | Message::Kept(_) | Message::Go => {}
         }
     }
 
