@@ -35,8 +35,9 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
     if let Some(old) = connection_of(&point).map_err(|e| error(e.to_string()))? {
-        // Left by a supervisor that was killed: every access fails with ENOTCONN.
-        if rustix::fs::stat(&point).err() != Some(Errno::NOTCONN) {
+        // Left by a supervisor that was killed: every request fails with ENOTCONN. The kernel answers `stat` from its
+        // cache, but not this.
+        if rustix::fs::statfs(&point).err() != Some(Errno::NOTCONN) {
             return Err(error("GAIA is already mounted here".into()));
         }
         mount::detach(&point).map_err(|e| error(format!("cannot remove the dead mount {old}: {e}")))?;

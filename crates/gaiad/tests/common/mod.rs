@@ -259,7 +259,7 @@ impl TestMount {
         self.supervisor.wait().unwrap();
         kill(&self.pid);
         // The mount is dead when the last descriptor of /dev/fuse is closed.
-        while std::fs::metadata(&self.dir).is_ok() {
+        while rustix::fs::statfs(&self.dir).is_ok() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
