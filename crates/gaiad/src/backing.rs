@@ -25,7 +25,8 @@
 //! program uses (Linux 6.18); from three quarters on, a program that lists a directory gets names only; and at the limit
 //! a look-up waits a little.
 //!
-//! Known flaws: beyond the limit, with an older kernel or so many files in use, a look-up fails with ENFILE. A file that its owner may not read can be opened by no program (EACCES).
+//! Known flaws: beyond the limit, with an older kernel or so many files in use, a look-up fails with ENFILE. A file that
+//! its owner may not read can be opened by no program (EACCES).
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -294,8 +295,11 @@ impl Backing {
             if !prune(&nodes) {
                 return;
             }
-            let fewer = || self.inodes().fds.len() < before;
-            let is_fewer = (0..PRUNE_PAUSES).any(|_| fewer() || (std::thread::sleep(PRUNE_PAUSE), fewer()).1);
+            // What the kernel forgets it says a little later.
+            let is_fewer = (0..PRUNE_PAUSES).any(|_| {
+                std::thread::sleep(PRUNE_PAUSE);
+                self.inodes().fds.len() < before
+            });
             fruitless = if is_fewer { 0 } else { fruitless + nodes.len() };
             if fruitless >= before {
                 // All are in use.
