@@ -32,10 +32,11 @@ mod source {
     pub(super) const DEMO: &str = "examples/demo";
     pub(super) const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
     pub(super) const DOCS: &str = "docs";
-    pub(super) const UNITS: [(&str, &str); 3] = [
+    pub(super) const UNITS: [(&str, &str); 4] = [
         ("packaging/systemd/spinio-gaia@.service", "system"),
         ("packaging/systemd/spinio-gaia-serve.service", "system"),
         ("packaging/systemd/spinio-gaia-serve.service", "user"),
+        ("packaging/systemd/user/spinio-gaia@.service", "user"),
     ];
 }
 

@@ -99,6 +99,8 @@ structures! {
 
     InvalInodeOut { node: u64, offset: i64, length: i64 }
     InvalEntryOut { parent: u64, name_length: u32, flags: u32 }
+    /// The nodes follow.
+    PruneOut { count: u32, padding: u32, spare: u64 }
 }
 
 /// Operation codes.
@@ -207,4 +209,6 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const RESEND: i32 = 7;
+    /// Linux 6.18.
+    pub const PRUNE: i32 = 9;
 }

@@ -130,6 +130,16 @@ impl Connection {
         self.send(notify::INVAL_ENTRY, 0, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
+    /// Makes the kernel forget nodes that no program uses; it says which by FORGET, later. No handler may call it.
+    ///
+    /// # Errors
+    /// EINVAL before Linux 6.18.
+    pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
+        let count = u32::try_from(nodes.len()).map_err(|_| Errno::INVAL)?;
+        let out = abi::PruneOut { count, padding: 0, spare: 0 };
+        self.send(notify::PRUNE, 0, &[out.as_bytes(), nodes.as_bytes()])
+    }
+
     /// Queues every request again that was read and not answered.
     ///
     /// # Errors

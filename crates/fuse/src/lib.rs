@@ -17,6 +17,8 @@
 //! | `negotiate.rs` | INIT |
 //! | `directory.rs` | the content of READDIR replies |
 //! | `mount.rs` | mount, unmount, abort, the table of mounts |
+//! | `failure.rs` | why there is no mount |
+//! | `helper.rs` | `fusermount3`: mounts of users without privileges |
 //!
 //! Why not `fuser` or `fuse-backend-rs`: a server here attaches to a connection that an earlier process negotiated, and
 //! asks for that process's requests again.
@@ -25,11 +27,14 @@
 pub mod abi;
 mod connection;
 mod directory;
+mod failure;
+mod helper;
 pub mod mount;
 mod negotiate;
 mod request;
 
 pub use connection::{Connection, Received};
 pub use directory::DirectoryBuffer;
+pub use failure::MountFailure;
 pub use negotiate::{MAX_WRITE, Negotiated, REQUEST_BYTES, Refusal, negotiate};
 pub use request::{Forgets, Malformed, Operation, Request};

@@ -1,4 +1,4 @@
-//! Mounts: making, finding, ending them.
+//! Mounts: making, finding, ending them; without the capability to mount, through `fusermount3` (helper.rs).
 //!
 //! The table of mounts (/proc/self/mountinfo) is used for all queries: a `stat` of a mount point whose server does not
 //! answer would hang.
@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::failure::MountFailure;
+use crate::helper;
 
 /// A line of the table of mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub struct MountEntry {
     pub point: PathBuf,
     /// Type, as `fuse.spinio-gaia`.
     pub kind: String,
+    /// For FUSE, the user who made it.
+    pub user: Option<u32>,
 }
 
 /// Mounts of this mount namespace, oldest first.
@@ -49,8 +55,11 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let id = text(fields.next()?)?.parse().ok()?;
     let (_, minor) = text(fields.nth(1)?)?.split_once(':')?;
     let point = unescape(fields.nth(1)?);
-    let kind = text(fields.skip_while(|f| *f != b"-").nth(1)?)?.to_owned();
-    Some(MountEntry { id, minor: minor.parse().ok()?, point, kind })
+    let mut after = fields.skip_while(|f| *f != b"-");
+    let kind = text(after.nth(1)?)?.to_owned();
+    let options = after.nth(1).and_then(text).unwrap_or_default();
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")).and_then(|id| id.parse().ok());
+    Some(MountEntry { id, minor: minor.parse().ok()?, point, kind, user })
 }
 
 /// Blank, tab, newline and backslash are written as three octal digits.
@@ -81,12 +90,26 @@ pub fn open_device() -> Result<OwnedFd, Errno> {
     rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// `mount(2)` of the connection `device` over `point`, for all users (`allow_other`), with the kernel checking
-/// permissions (`default_permissions`). Needs CAP_SYS_ADMIN.
+/// Whether this process may call `mount(2)` itself.
+pub fn is_privileged() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// A new connection, mounted over `point`, with the Linux kernel checking permissions (`default_permissions`). Made by a
+/// process that [`is_privileged`] it is for all users (`allow_other`), else for programs of this user only.
 ///
 /// # Errors
-/// EPERM: no right to mount.
-pub fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlags) -> Result<(), Errno> {
+/// [`MountFailure`]; nothing is mounted then.
+pub fn make(point: &Path, name: &str, flags: MountFlags) -> Result<OwnedFd, MountFailure> {
+    if !is_privileged() {
+        return helper::mount(point, name, flags);
+    }
+    let device = open_device()?;
+    mount_privileged(&device, point, name, flags)?;
+    Ok(device)
+}
+
+fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlags) -> Result<(), Errno> {
     let data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},allow_other,default_permissions",
         device.as_raw_fd(),
@@ -100,26 +123,35 @@ pub fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: Mount
 /// Unmounts if no process uses it.
 ///
 /// # Errors
-/// EBUSY: in use.
-pub fn unmount(point: &Path) -> Result<(), Errno> {
-    rustix::mount::unmount(point, UnmountFlags::NOFOLLOW)
+/// [`MountFailure::is_busy`]: in use.
+pub fn unmount(point: &Path) -> Result<(), MountFailure> {
+    end(point, UnmountFlags::empty())
 }
 
 /// Removes it from the tree of directories now, and unmounts when no process uses it any more.
 ///
 /// # Errors
-/// The kernel's.
-pub fn detach(point: &Path) -> Result<(), Errno> {
-    rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+/// [`MountFailure`].
+pub fn detach(point: &Path) -> Result<(), MountFailure> {
+    end(point, UnmountFlags::DETACH)
 }
 
-/// Fails every request of the mount, now and later, and removes it from the tree of directories; dirty pages are lost.
+/// Fails every request of the mount, now and later, and removes it from the tree of directories; dirty pages are lost. A
+/// process that may not unmount itself removes it only: requests fail when the last descriptor of the connection is
+/// closed.
 ///
 /// # Errors
-/// The kernel's.
-pub fn abort(point: &Path) -> Result<(), Errno> {
+/// [`MountFailure`].
+pub fn abort(point: &Path) -> Result<(), MountFailure> {
     // Not through /sys/fs/fuse/connections: fusectl need not be mounted.
-    rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+    end(point, UnmountFlags::FORCE | UnmountFlags::DETACH)
+}
+
+fn end(point: &Path, flags: UnmountFlags) -> Result<(), MountFailure> {
+    match rustix::mount::unmount(point, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) if !is_privileged() => helper::unmount(point, flags.contains(UnmountFlags::DETACH)),
+        result => Ok(result?),
+    }
 }
 
 /// Flags of the mount that `directory` is on, to be kept: what the administrator forbade there stays forbidden.
@@ -145,10 +177,11 @@ mod tests {
 
     #[test]
     fn line_of_the_mount_table_is_parsed() {
-        let line = br"36 35 0:51 / /tmp/a\040b rw,noatime master:1 - fuse.spinio-gaia spinio-gaia rw,user_id=0";
+        let line =
+            br"36 35 0:51 / /tmp/a\040b rw,noatime master:1 - fuse.spinio-gaia spinio-gaia rw,user_id=0,group_id=0";
         let entry = parse(line).unwrap();
         assert_eq!((entry.id, entry.minor, entry.kind.as_str()), (36, 51, "fuse.spinio-gaia"));
-        assert_eq!(entry.point, Path::new("/tmp/a b"));
+        assert_eq!((entry.point.as_path(), entry.user), (Path::new("/tmp/a b"), Some(0)));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 x / / rw - t s"), None);
         assert_eq!(unescape(br"\0"), Path::new(r"\0"));

@@ -6,6 +6,7 @@
 //!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
+//!   gaia-prune      where each node has a descriptor: makes the kernel forget nodes
 //! ```
 
 use std::os::fd::OwnedFd;
@@ -40,6 +41,10 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
             content.write_out();
         }
     })?;
+    if all.backing.is_bound_by_modes() {
+        let all = all.clone();
+        spawn("gaia-prune", move || all.backing.prune_when_full(|nodes| all.kernel.prune(nodes)))?;
+    }
     let all = all.clone();
     spawn("gaia-accept", move || accept(&all, &listener))
 }
@@ -65,6 +70,11 @@ fn accept(all: &Arc<Clients>, listener: &OwnedFd) {
 fn serve(all: &Clients, socket: &OwnedFd) {
     let credentials = socket_peercred(socket).ok();
     let user = credentials.map_or(u32::MAX, |peer| peer.uid.as_raw());
+    // The server of a user's own mount serves no other user, even one that the directory of the socket lets in.
+    let own = rustix::process::geteuid();
+    if !own.is_root() && user != 0 && user != own.as_raw() {
+        return;
+    }
     let pid = credentials.map_or(0, |peer| peer.pid.as_raw_pid() as u32);
     let Some(counted) = all.quotas.connect(user) else { return };
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));

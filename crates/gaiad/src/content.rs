@@ -144,7 +144,7 @@ impl Content {
     ) -> Result<(), Errno> {
         let allocate = || rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, length));
         let held = self.files.hold(node);
-        self.files.times().keep(node, file, || match held.file() {
+        self.files.times().keep_time(node, file, || match held.file() {
             Some(found) => allocate_pages(found, FileBacking(file), mode, offset, length, allocate),
             None => allocate(),
         })
@@ -161,6 +161,19 @@ impl Content {
         call: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.files.times().set(node, file, call)
+    }
+
+    /// Changes the mode of a file, by `call`: to this one, or if it is `None`, to one that the call decides.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub fn set_mode(
+        &self,
+        node: u64,
+        mode: Option<u32>,
+        call: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.files.times().set_mode(node, mode, call)
     }
 
     /// What was written or released before is on storage afterwards.

@@ -407,7 +407,7 @@ mod tests {
     /// The files below a directory; `flags` opens it.
     fn backing(dir: &Path, state: &Arc<StateMemory>, flags: OFlags) -> Arc<Backing> {
         let (supervisor, _) = Link::pair().unwrap();
-        Arc::new(Backing::new(open(dir, flags), Arc::new(Nodes::attach(state.clone())), supervisor, 16))
+        Arc::new(Backing::new(open(dir, flags), Arc::new(Nodes::attach(state.clone())), supervisor, 16, 4))
     }
 
     /// A file with one released page, as during a write-out by another thread: it is not marked dirty.

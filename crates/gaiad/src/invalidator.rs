@@ -10,6 +10,8 @@
 //!          <────────────── one byte through that socket ── when all have returned
 //! ```
 //!
+//! It also asks the kernel to forget nodes, which may wait likewise: a message for node 0, with their numbers.
+//!
 //! Known flaw: if supervisor and server are killed while it waits, the mount stays until `umount -f`: only then the
 //! kernel gives up the WRITE.
 
@@ -35,6 +37,12 @@ const THREADS: usize = 4;
 const RUNS: usize = 256;
 /// A node, then an offset and a length for each run.
 const MESSAGE: usize = 8 + RUNS * 16;
+
+/// In place of a node: the rest are nodes to forget.
+const NO_NODE: u64 = 0;
+/// Answers.
+const DONE: u8 = 1;
+const NOT_DONE: u8 = 2;
 
 /// How long to wait for descriptors or memory.
 const SHORTAGE: Duration = Duration::from_millis(10);
@@ -67,6 +75,20 @@ impl Invalidator {
         }
     }
 
+    /// Asks the kernel to forget nodes that no program uses; as many as fit into a message. False: it cannot.
+    pub(crate) fn prune(&self, nodes: &[u64]) -> bool {
+        let mut message = NO_NODE.to_ne_bytes().to_vec();
+        message.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
+        match self.send(&message) {
+            Ok(done) => done == DONE,
+            // Descriptors or memory are short, or the process has ended: then this one ends soon.
+            Err(_) => {
+                std::thread::sleep(SHORTAGE);
+                true
+            }
+        }
+    }
+
     fn request(&self, node: u64, runs: &[Range<u64>]) -> Result<(), Errno> {
         let mut message = Vec::with_capacity(MESSAGE);
         message.extend(node.to_ne_bytes());
@@ -74,6 +96,11 @@ impl Invalidator {
             message.extend(offset.to_ne_bytes());
             message.extend(len.to_ne_bytes());
         }
+        self.send(&message).map(drop)
+    }
+
+    /// Sends a message, and waits for the answer.
+    fn send(&self, message: &[u8]) -> Result<u8, Errno> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -83,12 +110,12 @@ impl Invalidator {
             return Err(Errno::NOBUFS);
         }
         rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.requests, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)
+            rustix::net::sendmsg(&self.requests, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)
         })?;
         drop(theirs);
         let mut done = [0];
         match rustix::io::retry_on_intr(|| rustix::io::read(&ours, &mut done))? {
-            1 => Ok(()),
+            1 => Ok(done[0]),
             // The process has ended.
             _ => Err(Errno::PIPE),
         }
@@ -124,12 +151,21 @@ fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    let (node, runs) = message[..received.bytes].split_first_chunk::<8>()?;
-    for run in runs.chunks_exact(16) {
-        let word = |at: usize| run[at..at + 8].try_into().map_or(0, i64::from_ne_bytes);
-        drop_pages(connection, u64::from_ne_bytes(*node), (word(0), word(8)));
+    let (node, rest) = message[..received.bytes].split_first_chunk::<8>()?;
+    let node = u64::from_ne_bytes(*node);
+    let mut done = DONE;
+    if node == NO_NODE {
+        let nodes: Vec<u64> = rest.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+        if connection.prune(&nodes).is_err() {
+            done = NOT_DONE;
+        }
+    } else {
+        for run in rest.chunks_exact(16) {
+            let word = |at: usize| run[at..at + 8].try_into().map_or(0, i64::from_ne_bytes);
+            drop_pages(connection, node, (word(0), word(8)));
+        }
     }
-    let _ = reply.map(|reply| rustix::net::send(&reply, &[1], SendFlags::NOSIGNAL));
+    let _ = reply.map(|reply| rustix::net::send(&reply, &[done], SendFlags::NOSIGNAL));
     Some(())
 }
 

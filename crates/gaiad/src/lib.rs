@@ -10,7 +10,7 @@
 //!   │ /dev/fuse                   ├────────────────────────>│ handlers/   one request -> one reply        │
 //!   │ state memory                │                         │  ├ nodes    number -> file handle           │
 //!   │ backing directory           │<────────────────────────┤  ├ journal  what must not be done twice     │
-//!   │ orphans: files without name │   Keep / Drop           │  ├ backing  descriptors, opened by handle   │
+//!   │ what no handle opens        │   Keep / Drop           │  ├ backing  descriptors, opened by handle   │
 //!   │ socket for clients          │                         │  └ content  bytes of pages: the seam        │
 //!   │ restarts the server         │                         └───────────────┬─────────────────────────────┘
 //!   └─────────────────────────────┘                                         ▼ backing directory, below the mount
@@ -51,7 +51,8 @@
 //! - After a crash a node record may stay until unmount (its count is too high), 256 bytes each: one per request in
 //!   flight, and up to a few hundred for a READDIRPLUS.
 //! - File systems mounted below the directory appear as the directories that they cover.
-//! - Needs root, and file handles of the backing file system.
+//! - Needs file handles of the backing file system, and without root the setuid program `fusermount3`, and a descriptor
+//!   of each node (backing.rs).
 #![deny(unsafe_code)]
 #![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
 
@@ -94,7 +95,7 @@ use std::process::ExitCode;
 
 use rustix::io::Errno;
 
-use crate::link::{Link, Message};
+use crate::link::{Link, Message, Received};
 use crate::report::report;
 
 pub use content::Content;
@@ -118,8 +119,8 @@ pub fn default_pages_bytes() -> usize {
 pub fn server_role() -> ExitCode {
     let link = std::io::stdin().as_fd().try_clone_to_owned();
     let serve = |link: Link| match link.receive(true)? {
-        Some((Message::Start, fds)) => server::serve(link, fds),
-        Some((Message::Invalidate, fds)) => {
+        Some(Received { message: Message::Start, fds, .. }) => server::serve(link, fds),
+        Some(Received { message: Message::Invalidate, fds, .. }) => {
             let [device, requests] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::PROTO)?;
             drop(link);
             invalidator::run(device, requests)

@@ -4,9 +4,9 @@
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
 //!                        invalidator, counter of servers) ───────────────────────────────────> server
-//!              ── Orphan(node) + descriptor, for each ──────────────────────────────────────>
+//!              ── Kept(what) + nodes and descriptors, until all are sent ───────────────────>
 //!              ── Go ───────────────────────────────────────────────────────────────────────>
-//!              <───────────────────────────────────────── Keep(node) + descriptor, Drop(node)
+//!              <───────────────────────────── Keep(what, node) + descriptor, Drop(what, node)
 //! ```
 //!
 //! A message that the server has sent arrives even if it dies right after, so `Keep` needs no answer.
@@ -22,8 +22,19 @@ use rustix::net::{
 };
 
 /// Descriptors in one message at most.
-const MOST_FDS: usize = 8;
+const MOST_FDS: usize = 250;
 const BYTES: usize = 16;
+/// A message of [`Message::Kept`] has a node for each descriptor.
+const MOST_BYTES: usize = BYTES + MOST_FDS * 8;
+
+/// What a descriptor that the supervisor keeps is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Use {
+    /// The inode of a node (O_PATH): one that no name leads to, or any where there are no handles.
+    Inode,
+    /// The content of a file that its mode forbids the server to open.
+    Content,
+}
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,26 +43,30 @@ pub enum Message {
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,
-    /// A file without a name that the kernel still uses; with its descriptor.
-    Orphan(u64),
-    /// All orphans are sent.
+    /// Of an earlier server; with nodes and their descriptors.
+    Kept(Use),
+    /// All kept descriptors are sent.
     Go,
     /// Keep this descriptor for the next server.
-    Keep(u64),
+    Keep(Use, u64),
     /// It is not needed any more.
-    Drop(u64),
+    Drop(Use, u64),
 }
+
+/// Added to the kind of a message.
+const CONTENT: u64 = 16;
 
 impl Message {
     fn to_bytes(self) -> [u8; BYTES] {
-        let (kind, node) = match self {
-            Message::Start => (1, 0),
-            Message::Orphan(node) => (2, node),
-            Message::Go => (3, 0),
-            Message::Keep(node) => (4, node),
-            Message::Drop(node) => (5, node),
-            Message::Invalidate => (6, 0),
+        let (kind, what, node) = match self {
+            Message::Start => (1, Use::Inode, 0),
+            Message::Kept(what) => (2, what, 0),
+            Message::Go => (3, Use::Inode, 0),
+            Message::Keep(what, node) => (4, what, node),
+            Message::Drop(what, node) => (5, what, node),
+            Message::Invalidate => (6, Use::Inode, 0),
         };
+        let kind = if what == Use::Content { kind + CONTENT } else { kind };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&u64::to_ne_bytes(kind));
         bytes[8..].copy_from_slice(&u64::to_ne_bytes(node));
@@ -60,17 +75,29 @@ impl Message {
 
     fn from_bytes(bytes: &[u8; BYTES]) -> Option<Message> {
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let node = word(8)?;
-        Some(match word(0)? {
+        let (kind, node) = (word(0)?, word(8)?);
+        let what = if kind & CONTENT != 0 { Use::Content } else { Use::Inode };
+        Some(match kind & !CONTENT {
             1 => Message::Start,
-            2 => Message::Orphan(node),
+            2 => Message::Kept(what),
             3 => Message::Go,
-            4 => Message::Keep(node),
-            5 => Message::Drop(node),
+            4 => Message::Keep(what, node),
+            5 => Message::Drop(what, node),
             6 => Message::Invalidate,
             _ => return None,
         })
     }
+}
+
+/// A message that was received.
+#[derive(Debug)]
+pub struct Received {
+    /// Which.
+    pub message: Message,
+    /// Those of [`Message::Kept`].
+    pub nodes: Vec<u64>,
+    /// That came with it.
+    pub fds: Vec<OwnedFd>,
 }
 
 /// One end.
@@ -102,26 +129,47 @@ impl Link {
     /// # Errors
     /// EPIPE: the other end is closed.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.send_bytes(&message.to_bytes(), fds)
+    }
+
+    /// Sends what is kept, many in one message.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn send_kept<'a>(&self, what: Use, all: impl Iterator<Item = (u64, BorrowedFd<'a>)>) -> Result<(), Errno> {
+        let mut all = all.peekable();
+        while all.peek().is_some() {
+            let mut bytes = Message::Kept(what).to_bytes().to_vec();
+            let mut fds = Vec::with_capacity(MOST_FDS);
+            for (node, fd) in all.by_ref().take(MOST_FDS) {
+                bytes.extend(node.to_ne_bytes());
+                fds.push(fd);
+            }
+            self.send_bytes(&bytes, &fds)?;
+        }
+        Ok(())
+    }
+
+    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(Errno::INVAL);
         }
-        let bytes = message.to_bytes();
         rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
         })
         .map(drop)
     }
 
-    /// The next message and its descriptors; `None`: the other end is closed. `wait` false: EAGAIN if there is none.
+    /// The next message; `None`: the other end is closed. `wait` false: EAGAIN if there is none.
     ///
     /// # Errors
     /// EPROTO: not a message.
-    pub fn receive(&self, wait: bool) -> Result<Option<(Message, Vec<OwnedFd>)>, Errno> {
+    pub fn receive(&self, wait: bool) -> Result<Option<Received>, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; BYTES];
+        let mut bytes = [0; MOST_BYTES];
         let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let received = rustix::io::retry_on_intr(|| {
             rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
@@ -132,16 +180,53 @@ impl Link {
                 fds.extend(rights);
             }
         }
-        match received.bytes {
-            0 => Ok(None),
-            BYTES => Message::from_bytes(&bytes).map(|m| Some((m, fds))).ok_or(Errno::PROTO),
-            _ => Err(Errno::PROTO),
+        if received.bytes == 0 {
+            return Ok(None);
         }
+        let (header, rest) = bytes[..received.bytes].split_first_chunk::<BYTES>().ok_or(Errno::PROTO)?;
+        let message = Message::from_bytes(header).ok_or(Errno::PROTO)?;
+        let (nodes, more) = rest.as_chunks::<8>();
+        let is_right = if matches!(message, Message::Kept(_)) { nodes.len() == fds.len() } else { nodes.is_empty() };
+        if !is_right || !more.is_empty() {
+            return Err(Errno::PROTO);
+        }
+        let nodes = nodes.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+        Ok(Some(Received { message, nodes, fds }))
     }
 }
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_descriptors_arrive_with_their_nodes_in_messages_that_fit() {
+        const ALL: u64 = 600;
+        let (ours, theirs) = Link::pair().unwrap();
+        let fd = std::fs::File::open("/dev/null").unwrap();
+        ours.send_kept(Use::Content, std::iter::empty()).unwrap();
+        ours.send_kept(Use::Inode, (0..ALL).map(|node| (node, fd.as_fd()))).unwrap();
+        ours.send(Message::Keep(Use::Content, 7), &[fd.as_fd()]).unwrap();
+        ours.send(Message::Go, &[]).unwrap();
+        drop(ours);
+        let mut nodes = Vec::new();
+        loop {
+            let got = theirs.receive(true).unwrap().unwrap();
+            if got.message != Message::Kept(Use::Inode) {
+                assert_eq!((got.message, got.fds.len()), (Message::Keep(Use::Content, 7), 1));
+                break;
+            }
+            assert_eq!(got.nodes.len(), got.fds.len());
+            nodes.extend(got.nodes);
+        }
+        assert_eq!(nodes, (0..ALL).collect::<Vec<_>>());
+        assert_eq!(theirs.receive(false).unwrap().unwrap().message, Message::Go);
+        assert!(theirs.receive(true).unwrap().is_none());
     }
 }

@@ -5,8 +5,9 @@
 //!   state │ lookups │ device, inode │ type │ number │ file handle      hash of inode and handle -> record
 //! ```
 //!
-//! A node is an inode of the backing file system, named by its file handle: no descriptor is kept for it, renames do
-//! not matter, and a new server opens it as the old one did. `lookups` counts the replies that gave the kernel this
+//! A node is an inode of the backing file system, named by its file handle: renames do not matter, and a new server
+//! opens it as the old one did. Where handles cannot be opened, a descriptor is kept for each node (backing.rs), and the
+//! handle only tells which inode it is. `lookups` counts the replies that gave the kernel this
 //! number, less what FORGET took back; at zero the record is free. Its number contains a sequence number, so that a
 //! late notification for the previous user of a record means no other file.
 //!

@@ -1,7 +1,7 @@
 //! The server: threads that answer requests, until unmount or death.
 //!
 //! ```text
-//!   Start, Orphan..., Go (link.rs)
+//!   Start, Kept..., Go (link.rs)
 //!      │
 //!   attach: node table and journal from state memory
 //!      │
@@ -31,7 +31,7 @@ use crate::content::Content;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
-use crate::link::{Link, Message};
+use crate::link::{self, Link, Message};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
 use crate::report::report;
@@ -40,8 +40,10 @@ use crate::state::StateMemory;
 
 /// Descriptors that the process may have, where there is no limit.
 const MOST_FDS: u64 = 1 << 20;
-/// Connections of clients at most. Each has three descriptors, and two more during a release.
+/// Connections of clients at most.
 const CLIENTS: u64 = 4096;
+/// Descriptors of a connection, with two more during a release.
+const CLIENT_FDS: u64 = 5;
 const WORKERS_MIN: usize = 4;
 
 /// Serves until the file system is unmounted. `link` is the socket that the supervisor gave, and `fds` came
@@ -83,13 +85,16 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let state = Arc::new(StateMemory::attach(state)?);
     let nodes = Arc::new(Nodes::attach(state.clone()));
     nodes.set_root(&identity(&directory, &stat(&directory)?)?);
-    let orphans = Link::new(link.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
+    let kept = Link::new(link.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
     let fds = fd_limit();
-    let backing = Backing::new(directory, nodes.clone(), link, fds as usize);
+    let clients = (fds / 16).min(CLIENTS);
+    let backing = Backing::new(directory, nodes.clone(), link, fds as usize, (clients * CLIENT_FDS) as usize);
     loop {
-        match orphans.receive(true)? {
-            Some((Message::Orphan(node), fds)) => fds.into_iter().for_each(|fd| backing.adopt(node, fd)),
-            Some((Message::Go, _)) => break,
+        match kept.receive(true)? {
+            Some(link::Received { message: Message::Kept(what), nodes, fds }) => {
+                nodes.into_iter().zip(fds).for_each(|(node, fd)| backing.adopt(what, node, fd));
+            }
+            Some(link::Received { message: Message::Go, .. }) => break,
             _ => return Err(Errno::PROTO),
         }
     }
@@ -98,7 +103,7 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let backing = Arc::new(backing);
     let content = Arc::new(Content::attach(state.clone(), backing.clone())?);
     // The tables of maps may need a quarter of the memory, at 8 bytes a page.
-    let limits = Limits { connections: (fds / 16).min(CLIENTS) as usize, pages: linux::total_memory() / 32 };
+    let limits = Limits { connections: clients as usize, pages: linux::total_memory() / 32 };
     let clients = Clients::new(&listener, content.clone(), backing.clone(), invalidator, limits, &state, servers)?;
     let clients = Arc::new(clients);
     let seeker = Seeker::start(connection.clone(), clients.clone())?;

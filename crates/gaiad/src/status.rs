@@ -15,7 +15,7 @@ use crate::backing::{Access, proc_path};
 use crate::channel::{WITHIN, ask, refuse, send};
 use crate::clients::Clients;
 use crate::files::File;
-use crate::supervisor::{MountError, connection_of, is_gaia, mount_point, socket_path};
+use crate::supervisor::{MountError, is_gaia, mount_of, mount_point, socket_of};
 
 /// A mount of GAIA.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Mount {
     pub point: PathBuf,
     /// The number of its FUSE connection.
     pub connection: u32,
+    /// Who made it; a mount of root's is for all users.
+    pub user: u32,
 }
 
 /// What a server holds of a file.
@@ -54,7 +56,7 @@ pub struct MountStatus {
 /// If /proc cannot be read.
 pub fn mounts() -> std::io::Result<Vec<Mount>> {
     let gaia = mount::mounts()?.into_iter().filter(is_gaia);
-    Ok(gaia.map(|m| Mount { point: m.point, connection: m.minor }).collect())
+    Ok(gaia.map(|m| Mount { point: m.point, connection: m.minor, user: m.user.unwrap_or_default() }).collect())
 }
 
 /// Asks the server of the mount at a directory.
@@ -64,11 +66,12 @@ pub fn mounts() -> std::io::Result<Vec<Mount>> {
 pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
-    let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
+    let Some(entry) = mount_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
-    status_at(&socket_path(connection)).map_err(|e| match e {
+    status_at(&socket_of(&entry)).map_err(|e| match e {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
+        Errno::ACCESS => error("a mount of another user: only that user and root may ask what it holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
         e => error(format!("cannot ask the server: {e}")),
@@ -121,8 +124,11 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
 
 fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> {
     let opened = all.backing.open(file.node, Access::Read);
-    let path = opened.and_then(|fd| rustix::fs::readlink(proc_path(&fd), Vec::new()));
-    let path = path.map_or_else(|_| b"(unnamed)".to_vec(), std::ffi::CString::into_bytes);
+    let path_of = |fd: &OwnedFd| rustix::fs::readlink(proc_path(fd), Vec::new()).map(std::ffi::CString::into_bytes);
+    let path = opened.and_then(|fd| path_of(&fd)).unwrap_or_else(|_| b"(unnamed)".to_vec());
+    // The directory is the root of a mount of its own, except where that takes a capability that this process has not.
+    let above = path_of(all.backing.mount()).unwrap_or_default();
+    let path = path.strip_prefix(&above[..]).filter(|rest| rest.starts_with(b"/")).unwrap_or(&path).to_vec();
     let (dirty, stats) = {
         let pages = file.pages();
         (pages.dirty().count() as u64, file_stats(&pages))

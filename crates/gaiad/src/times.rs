@@ -1,4 +1,4 @@
-//! Modification times: the kernel owns them.
+//! Modification times, and the bits of a mode that a write clears: the kernel owns them.
 //!
 //! With the write-back cache the kernel decides when a file was modified, and tells the server (SETATTR) only if the
 //! time is another than it was. A file that is created and written within one tick of the clock is not: so a WRITE that
@@ -11,16 +11,24 @@
 //!   SETATTR(times):                    set the kernel's time, which is then the one that the last sets
 //! ```
 //!
+//! Set-user-ID and set-group-ID bits likewise: a write by a process without CAP_FSETID, as the server of a user's own
+//! mount, clears them in the file below. But pages are written back after the program may have set these bits, and when
+//! a program's own write clears them, the kernel says so (WRITE_KILL_SUIDGID). So the last writer sets them again.
+//!
 //! Known flaws: the change time (ctime) cannot be set, so it is that of the last WRITE once the kernel has forgotten the
 //! file. A server that is killed between both calls leaves the time of a WRITE, as does one that is killed while several
-//! threads write without a pause.
+//! threads write without a pause; without CAP_FSETID it may leave the file without these bits.
 
 use std::array;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
+use spinio_sys::linux::chmod_fd;
+
+/// Set-user-ID and set-group-ID.
+const BITS: u32 = 0o6000;
 
 /// Files of one shard wait for each other while a time is read or set, not while they are written.
 const SHARDS: usize = 1024;
@@ -35,6 +43,8 @@ struct Written {
     node: u64,
     writers: usize,
     modified: Timespec,
+    /// Of [`BITS`].
+    bits: u32,
 }
 
 /// A call that writes to a file.
@@ -55,18 +65,41 @@ impl Times {
         self.0[node as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that writes to the file, and sets its modification time back. The lock of its pages may be taken
-    /// meanwhile.
+    /// Runs a call that writes to the file, and sets its modification time back, and its mode. The lock of its pages may
+    /// be taken meanwhile.
     pub(crate) fn keep<T>(
         &self,
         node: u64,
         file: BorrowedFd<'_>,
         call: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
+        self.keep_with(node, file, BITS, call)
+    }
+
+    /// The same, but the mode is as the call leaves it: a program has asked for it now.
+    pub(crate) fn keep_time<T>(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        call: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        self.keep_with(node, file, 0, call)
+    }
+
+    fn keep_with<T>(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        bits: u32,
+        call: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let mut shard = self.shard(node);
         match shard.iter_mut().find(|written| written.node == node) {
             Some(written) => written.writers += 1,
-            None => shard.push(Written { node, writers: 1, modified: modified(file)? }),
+            None => {
+                let stat = rustix::fs::fstat(file)?;
+                shard.push(Written { node, writers: 1, modified: modified(&stat), bits: stat.st_mode & bits });
+            }
         }
         drop(shard);
         let _writing = Writing { times: self, node, file };
@@ -83,7 +116,22 @@ impl Times {
         let mut shard = self.shard(node);
         call()?;
         if let Some(written) = shard.iter_mut().find(|written| written.node == node) {
-            written.modified = modified(file)?;
+            written.modified = modified(&rustix::fs::fstat(file)?);
+        }
+        Ok(())
+    }
+
+    /// Runs a call after which the file has this mode, or if it is `None`, the bits that the call leaves.
+    pub(crate) fn set_mode(
+        &self,
+        node: u64,
+        mode: Option<u32>,
+        call: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut shard = self.shard(node);
+        call()?;
+        if let Some(written) = shard.iter_mut().find(|written| written.node == node) {
+            written.bits = mode.unwrap_or_default() & BITS;
         }
         Ok(())
     }
@@ -96,22 +144,29 @@ impl Drop for Writing<'_> {
         shard[at].writers -= 1;
         if shard[at].writers == 0 {
             let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-            let times = Timestamps { last_access: omit, last_modification: shard.swap_remove(at).modified };
+            let Written { modified, bits, .. } = shard.swap_remove(at);
+            let times = Timestamps { last_access: omit, last_modification: modified };
             // A file whose time cannot be set is written all the same.
             let _ = rustix::fs::futimens(self.file, &times);
+            if bits != 0
+                && let Ok(now) = rustix::fs::fstat(self.file)
+                && now.st_mode & bits != bits
+            {
+                let _ = chmod_fd(self.file, (now.st_mode | bits) & 0o7777);
+            }
         }
     }
 }
 
-fn modified(file: BorrowedFd<'_>) -> Result<Timespec, Errno> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok(Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ })
+fn modified(stat: &Stat) -> Timespec {
+    Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::{Duration, SystemTime};
 
     #[test]
@@ -137,5 +192,26 @@ mod tests {
         assert_eq!(modified(), new);
         assert_eq!(times.keep(1, file.as_fd(), || Err::<(), _>(Errno::IO)), Err(Errno::IO));
         assert!(times.0.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is left");
+    }
+
+    #[test]
+    fn bits_that_a_write_clears_are_set_again_unless_a_program_has_cleared_them() {
+        let file = tempfile::tempfile().unwrap();
+        let times = Times::default();
+        let mode = || file.metadata().unwrap().permissions().mode() & 0o7777;
+        let chmod = |mode| chmod_fd(file.as_fd(), mode);
+        // What a write does below, whatever this process may do.
+        let write = || chmod(mode() & !BITS);
+        chmod(0o4755).unwrap();
+        times.keep(1, file.as_fd(), write).unwrap();
+        assert_eq!(mode(), 0o4755);
+        let meanwhile = |to, call: u32| {
+            let set = || times.set_mode(1, to, || chmod(call));
+            times.keep(1, file.as_fd(), || set().and_then(|()| write())).unwrap();
+            mode()
+        };
+        assert_eq!(meanwhile(Some(0o0755), 0o0755), 0o0755);
+        assert_eq!(meanwhile(Some(0o2750), 0o2750), 0o2750);
+        assert_eq!(meanwhile(None, 0o6755), 0o0755);
     }
 }

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use spinio_fuse::mount;
 
 use crate::status::status;
-use crate::supervisor::{MountError, Running, await_end, connection_of, mount_point};
+use crate::supervisor::{MountError, Running, await_end, mount_of, mount_point};
 
 /// How long the daemon may take to end after the mount is gone.
 const END: Duration = Duration::from_secs(30);
@@ -20,15 +19,19 @@ const END: Duration = Duration::from_secs(30);
 pub fn unmount(directory: &Path) -> Result<(), MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
-    let Some(connection) = connection_of(&point).map_err(|e| error(e.to_string()))? else {
+    let Some(entry) = mount_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
+    if !mount::is_privileged() && entry.user != Some(rustix::process::getuid().as_raw()) {
+        return Err(error("is a mount of another user: unmounting it needs root".into()));
+    }
     write_out(&point)?;
-    let supervisor = Running::of(connection);
-    mount::unmount(&point).map_err(|e| match e {
-        Errno::BUSY => error("in use; `fuser -vm` or `lsof +f --` names the programs".into()),
-        Errno::PERM => error("unmounting needs root".into()),
-        e => error(format!("cannot unmount: {e}")),
+    let supervisor = Running::of(&entry);
+    mount::unmount(&point).map_err(|e| {
+        if e.is_busy() {
+            return error("in use; `fuser -vm` or `lsof +f --` names the programs".into());
+        }
+        error(format!("cannot unmount: {e}"))
     })?;
     if await_end(&supervisor, END) { Ok(()) } else { Err(error("unmounted, but its daemon still runs".into())) }
 }

@@ -26,8 +26,8 @@ impl Writers {
         *self.lock().entry(node).or_default() += 1;
     }
 
-    /// It was closed, and the kernel has written back its pages.
-    pub(crate) fn remove(&self, node: u64) {
+    /// It was closed, and the kernel has written back its pages. Whether other descriptors of it were counted.
+    pub(crate) fn remove(&self, node: u64) -> bool {
         let mut counts = self.lock();
         if let Some(count) = counts.get_mut(&node) {
             *count -= 1;
@@ -35,6 +35,7 @@ impl Writers {
                 counts.remove(&node);
             }
         }
+        counts.contains_key(&node)
     }
 
     /// Whether the kernel may have dirty pages of the node.

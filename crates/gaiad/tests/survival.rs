@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::TestMount;
+use common::{TestMount, is_root};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
@@ -139,6 +139,10 @@ fn files_without_name_survive_killed_server() {
 
 #[test]
 fn too_many_files_without_name_leave_descriptors_to_others() {
+    if !is_root() {
+        // Without handles files with a name need a descriptor too: tests/user.rs.
+        return;
+    }
     let Some(mount) = TestMount::new(|_| ()) else { return };
     mount.limit_descriptors(400);
     let path = mount.dir.join("gone");
@@ -271,7 +275,10 @@ fn hundred_thousand_nodes_need_few_descriptors() {
         most = most.max(fds());
     }
     assert_eq!(seen, DIRECTORIES * FILES);
-    assert!((100..4300).contains(&most), "{most} descriptors");
+    // In a user's own mount each node has one: half of them, and somewhat more until the kernel has forgotten others.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(1 << 20) as usize;
+    let allowed = if rustix::process::geteuid().is_root() { 4300 } else { limit / 4 * 3 };
+    assert!((100..allowed).contains(&most), "{most} descriptors");
     mount.kill_server();
     for d in 0..DIRECTORIES {
         let path = mount.dir.join(format!("{d}/{}", d * 7));

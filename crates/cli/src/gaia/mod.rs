@@ -31,7 +31,7 @@ enum Command {
     /// Show the purpose: CPU programs and GPU kernels of several processes update the same pages of a file
     #[command(after_help = exit::CODES)]
     Demo(demo::Demo),
-    /// Mount GAIA over a directory
+    /// Mount GAIA over a directory: as root for all users, else for programs of this user
     #[command(after_help = exit::CODES)]
     Mount(mount::Mount),
     /// Unmount it, after all is written

@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 /// What `spinio gaia status` takes.
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Where GAIA is mounted [default: all mounts]
+    /// Where GAIA is mounted [default: all mounts but those of other users]
     directory: Option<PathBuf>,
     /// The socket of the daemon of leased files [default: as for serve]
     #[arg(long, value_name = "PATH", conflicts_with = "directory")]
@@ -34,7 +34,12 @@ pub fn run(options: &Status) -> anyhow::Result<Exit> {
     let points = match &options.directory {
         Some(directory) => vec![directory.clone()],
         None if options.socket.is_some() => Vec::new(),
-        None => spinio_gaiad::mounts()?.into_iter().map(|mount| mount.point).collect(),
+        None => {
+            let user = rustix::process::geteuid().as_raw();
+            // Another user's mount answers that user and root only.
+            let may_ask = |mount: &spinio_gaiad::Mount| user == 0 || mount.user == user || mount.user == 0;
+            spinio_gaiad::mounts()?.into_iter().filter(may_ask).map(|mount| mount.point).collect()
+        }
     };
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     for point in points {

@@ -5,6 +5,14 @@ use std::process::{Command, Stdio};
 
 use super::PROGRAM;
 
+/// Why GAIA cannot be mounted here. Users who are not root have their own mounts.
+pub fn unavailable() -> Option<&'static str> {
+    if !Path::new("/dev/fuse").exists() {
+        return Some("no /dev/fuse");
+    }
+    (!super::is_root() && !Path::new("/usr/bin/fusermount3").exists()).then_some("not root, and no fusermount3")
+}
+
 /// It is gone when this is dropped.
 #[derive(Debug)]
 pub struct Mount(tempfile::TempDir);
@@ -12,8 +20,8 @@ pub struct Mount(tempfile::TempDir);
 impl Mount {
     /// Over an empty directory; `None` if that is not possible here.
     pub fn new() -> Option<Mount> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("skipped: not root, or no /dev/fuse");
+        if let Some(why) = unavailable() {
+            eprintln!("skipped: {why}");
             return None;
         }
         let mount = Mount(tempfile::Builder::new().prefix("spinio-gaia-c-").tempdir().unwrap());
@@ -34,6 +42,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("timeout").args(["20", PROGRAM, "gaia", "umount"]).arg(self.dir()).status();
-        let _ = Command::new("umount").arg("-l").arg(self.dir()).stderr(Stdio::null()).status();
+        let lazy: (&str, &[&str]) = if super::is_root() { ("umount", &["-l"]) } else { ("fusermount3", &["-uzq"]) };
+        let _ = Command::new(lazy.0).args(lazy.1).arg(self.dir()).stderr(Stdio::null()).status();
     }
 }

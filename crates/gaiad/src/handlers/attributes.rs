@@ -2,16 +2,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{
-    AtFlags, Gid, Mode, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-};
+use rustix::fs::{AtFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 use rustix::io::Errno;
 use spinio_fuse::abi::{AttrOut, SetattrIn, StatfsOut, StatxOut, Sx, SxTime, setattr};
-use spinio_sys::linux::chmod_fd;
 
 use super::lookup::{attr, stat};
+use super::modes::chmod;
 use super::{Handlers, Reply, Result, VALID_SECONDS};
-use crate::backing::{Access, proc_path};
+use crate::backing::Access;
 
 /// Set-user-ID, set-group-ID, group may execute.
 const SUID: u32 = 0o4000;
@@ -42,15 +40,17 @@ impl Handlers {
         if sets(setattr::UID | setattr::GID) {
             let uid = sets(setattr::UID).then(|| Uid::from_raw(args.uid));
             let gid = sets(setattr::GID).then(|| Gid::from_raw(args.gid));
-            rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+            let chown = || rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH);
+            self.content.set_mode(node, None, chown)?;
         }
         if sets(setattr::MODE) {
-            chmod(&fd, args.mode & 0o7777)?;
+            let mode = args.mode & 0o7777;
+            self.changing_mode(node, &fd, Some(mode), || chmod(&fd, mode))?;
         }
         if sets(setattr::SIZE) {
             let file = self.backing.open(node, Access::Write)?;
             if sets(setattr::KILL_SUIDGID) {
-                drop_suidgid(&fd)?;
+                self.drop_suidgid(node, &fd)?;
             }
             self.content.truncate(node, file.as_fd(), args.size)?;
         }
@@ -70,10 +70,25 @@ impl Handlers {
                 last_modification: time(setattr::MTIME, setattr::MTIME_NOW, args.mtime, args.mtime_nsec),
             };
             let set = || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH);
-            self.content.set_times(node, fd.as_fd(), set)?;
+            self.content.set_times(node, fd.as_fd(), || set().or_else(|error| times_of_another(&fd, args, error)))?;
         }
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
         Ok(())
+    }
+
+    /// What a write by a program without CAP_FSETID does to an executable file.
+    pub(super) fn drop_suidgid(&self, node: u64, fd: &OwnedFd) -> Result<()> {
+        let mode = u32::from(stat(fd)?.stx_mode);
+        let group = if mode & GROUP_EXECUTE != 0 { SGID } else { 0 };
+        let kept = mode & !(SUID | group) & 0o7777;
+        if kept == mode & 0o7777 {
+            return Ok(());
+        }
+        self.content.set_mode(node, Some(kept), || match chmod(fd, kept) {
+            // A file of another user: the file system below does it when the server writes.
+            Err(Errno::PERM) => Ok(()),
+            result => result,
+        })
     }
 
     pub(super) fn readlink(&self, node: u64, reply: &mut Reply) -> Result<()> {
@@ -123,17 +138,18 @@ fn sx(stat: &Statx, mask: StatxFlags) -> Sx {
     }
 }
 
-fn chmod(fd: &OwnedFd, mode: u32) -> Result<()> {
-    match chmod_fd(fd.as_fd(), mode) {
-        Err(Errno::NOSYS) => rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode)),
-        result => result,
+/// The server may not set times of this file, which belongs to another user than the server's. The Linux kernel has
+/// refused that to programs already: it sends the times of what they have written, or "now".
+fn times_of_another(fd: &OwnedFd, args: &SetattrIn, error: Errno) -> Result<()> {
+    if error != Errno::PERM || stat(fd)?.stx_uid == rustix::process::geteuid().as_raw() {
+        return Err(error);
     }
-}
-
-/// What a write by a program without CAP_FSETID does to an executable file.
-pub(super) fn drop_suidgid(fd: &OwnedFd) -> Result<()> {
-    let mode = u32::from(stat(fd)?.stx_mode);
-    let group = if mode & GROUP_EXECUTE != 0 { SGID } else { 0 };
-    let kept = mode & !(SUID | group);
-    if kept == mode { Ok(()) } else { chmod(fd, kept & 0o7777) }
+    let sets = |flag: u32| args.valid & flag != 0;
+    if sets(setattr::ATIME_NOW) && sets(setattr::MTIME) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        return rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH);
+    }
+    // That of the write below, which was later.
+    Ok(())
 }

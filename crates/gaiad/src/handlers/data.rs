@@ -11,7 +11,6 @@ use spinio_fuse::abi::{
 
 use spinio_pagecache::messages::{self, TICKET_IOCTL, TICKET_REPLY};
 
-use super::attributes::drop_suidgid;
 use super::{Handlers, Reply, Result};
 use crate::backing::Access;
 
@@ -68,7 +67,7 @@ impl Handlers {
             file => file?,
         };
         if args.write_flags & WRITE_KILL_SUIDGID != 0 {
-            drop_suidgid(&file)?;
+            self.drop_suidgid(node, &file)?;
         }
         let size = self.content.write(node, file.as_fd(), args.offset, data, cached)? as u32;
         reply.push(&WriteOut { size, padding: 0 });

@@ -40,8 +40,10 @@ impl Handlers {
             }
             let itself = name == b"." || name == b"..";
             let full = plus.then(|| {
-                // Without a node the kernel takes only the name: for these two, and where the look-up fails.
-                if itself { EntryOut::default() } else { self.entry(node, entry.file_name()).unwrap_or_default() }
+                // Without a node the kernel takes only the name: for these two, where the look-up fails, and where
+                // nodes are short.
+                let skip = itself || !self.backing.has_room();
+                if skip { EntryOut::default() } else { self.entry(node, entry.file_name()).unwrap_or_default() }
             });
             let kind = entry.file_type().as_raw_mode() >> 12;
             out.push(entry.ino(), kind, entry.next_entry_cookie(), name, full.as_ref());

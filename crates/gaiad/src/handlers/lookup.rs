@@ -38,9 +38,13 @@ impl Handlers {
     }
 
     /// An entry for an inode; counts a look-up.
-    pub(super) fn entry_of(&self, fd: &OwnedFd) -> Result<EntryOut> {
+    pub(super) fn entry_of(&self, fd: &Arc<OwnedFd>) -> Result<EntryOut> {
         let stat = stat(fd)?;
         let node = self.nodes.look_up(&identity(fd, &stat)?)?;
+        if let Err(error) = self.backing.found(node, fd) {
+            self.forget(node, 1);
+            return Err(error);
+        }
         Ok(EntryOut {
             node,
             entry_valid: VALID_SECONDS,

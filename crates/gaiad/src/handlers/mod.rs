@@ -5,6 +5,7 @@
 //! | `lookup.rs` | lookup, forget; how an inode becomes an entry |
 //! | `names.rs` | mknod mkdir symlink link create tmpfile unlink rmdir rename: in the journal |
 //! | `attributes.rs` | getattr statx setattr readlink statfs |
+//! | `modes.rs` | files that a program may use, but the server may not open |
 //! | `xattrs.rs` | extended attributes |
 //! | `data.rs` | open read write fsync fallocate; ioctl: tickets for clients |
 //! | `directories.rs` | readdir readdirplus |
@@ -16,6 +17,7 @@ mod attributes;
 mod data;
 mod directories;
 mod lookup;
+mod modes;
 mod names;
 mod xattrs;
 
@@ -202,8 +204,9 @@ impl Handlers {
             Operation::Release(args) => {
                 // One that is sent again was perhaps counted. A count may be too high, not too low.
                 if data::may_write(args.flags) && !request.is_resent() {
-                    self.clients.writers.remove(node);
+                    let others = self.clients.writers.remove(node);
                     self.tell_writers(node);
+                    self.writer_closed(node, others);
                 }
                 Ok(())
             }

@@ -82,8 +82,7 @@ impl Handlers {
             Operation::Link { args, name } => {
                 let file = self.backing.open(args.node, Access::Path)?;
                 let dir = self.backing.open(parent, Access::Path)?;
-                let made = rustix::fs::linkat(&file, c"", &dir, name, AtFlags::EMPTY_PATH);
-                unless_done(made, Errno::EXIST, again)?;
+                unless_done(self.backing.link(&file, &dir, name), Errno::EXIST, again)?;
                 reply.push(&self.entry_of(&file)?);
                 Ok(())
             }
@@ -137,12 +136,13 @@ impl Handlers {
         let directory = self.backing.open(parent, Access::Path)?;
         // Always exclusive: the kernel has checked no permissions of a file that it did not know to exist.
         let exclusive = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = masked(args.mode, args.umask, &directory);
         let as_caller = AsCaller::new(request);
-        let made = rustix::fs::openat(&directory, name, exclusive, masked(args.mode, args.umask, &directory));
+        let made = rustix::fs::openat(&directory, name, exclusive, mode);
         drop(as_caller);
         let made = match made {
             Ok(fd) => Some(Arc::new(fd)),
-            Err(Errno::EXIST) if again.is_some() => None,
+            Err(Errno::EXIST) if again.is_some() => self.open_created(parent, name, mode)?,
             // ESTALE makes the kernel look the name up and open the file instead.
             Err(Errno::EXIST) if !OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL) => {
                 return Err(Errno::STALE);
@@ -154,7 +154,7 @@ impl Handlers {
             None => self.entry(parent, name)?,
         };
         if let Some(fd) = &made {
-            self.backing.keep(entry.node, Access::Write, fd);
+            self.created(entry.node, fd)?;
         }
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
@@ -171,6 +171,7 @@ impl Handlers {
         let entry = self.entry_of(&fd)?;
         let path = Arc::new(reopen(&fd, OFlags::PATH)?);
         self.backing.orphan(&identity(&path, &stat(&path)?)?, &path)?;
+        self.created(entry.node, &fd)?;
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
         Ok(())

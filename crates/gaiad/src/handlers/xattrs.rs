@@ -61,7 +61,9 @@ impl Handlers {
     pub(super) fn setxattr(&self, request: &Request<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
         let fd = self.backing.open(request.header.node, Access::Path)?;
         let _as_caller = is_acl(name).then(|| AsCaller::new(request));
-        rustix::fs::setxattr(proc_path(&fd), name, value, XattrFlags::from_bits_retain(flags))
+        let set = || rustix::fs::setxattr(proc_path(&fd), name, value, XattrFlags::from_bits_retain(flags));
+        // A list contains the mode.
+        if is_acl(name) { self.changing_mode(request.header.node, &fd, None, set) } else { set() }
     }
 
     pub(super) fn removexattr(&self, node: u64, name: &CStr) -> Result<()> {

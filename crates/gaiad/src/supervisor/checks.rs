@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
-use spinio_fuse::mount;
+use spinio_fuse::MountFailure;
+use spinio_fuse::mount::{self, MountEntry};
 use spinio_sys::linux::{handle_of, open_by_handle};
 
 use super::MountError;
@@ -33,8 +35,9 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", directory.display()));
     let point = mount_point(directory).map_err(|e| error(e.to_string()))?;
     if let Some(old) = connection_of(&point).map_err(|e| error(e.to_string()))? {
-        // Left by a supervisor that was killed: every access fails with ENOTCONN.
-        if rustix::fs::stat(&point).err() != Some(Errno::NOTCONN) {
+        // Left by a supervisor that was killed: every request fails with ENOTCONN. The kernel answers `stat` from its
+        // cache, but not this.
+        if rustix::fs::statfs(&point).err() != Some(Errno::NOTCONN) {
             return Err(error("GAIA is already mounted here".into()));
         }
         mount::detach(&point).map_err(|e| error(format!("cannot remove the dead mount {old}: {e}")))?;
@@ -43,8 +46,22 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
         return Err(error("the root directory cannot be mounted over".into()));
     }
     let opened = File::open(&point).map_err(|e| error(e.to_string()))?;
-    if !opened.metadata().map_err(|e| error(e.to_string()))?.is_dir() {
+    let metadata = opened.metadata().map_err(|e| error(e.to_string()))?;
+    if !metadata.is_dir() {
         return Err(error("not a directory".into()));
+    }
+    let privileged = mount::is_privileged();
+    if !privileged {
+        // Programs of other users could not use it any more.
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(error("belongs to another user: only root may mount over it".into()));
+        }
+        rustix::fs::accessat(rustix::fs::CWD, &point, Access::WRITE_OK, AtFlags::EACCESS).map_err(|e| match e {
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                error("is not writable for its owner, which fusermount3 requires".into())
+            }
+            e => error(e.to_string()),
+        })?;
     }
     let on = rustix::fs::fstatfs(&opened).map_err(|e| error(e.to_string()))?;
     if on.f_type as u64 & 0xffff_ffff == FUSE_SUPER_MAGIC {
@@ -54,10 +71,12 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
         Errno::OPNOTSUPP => error("its file system has no file handles (name_to_handle_at), which GAIA needs".into()),
         e => error(format!("name_to_handle_at: {e}")),
     })?;
-    open_by_handle(opened.as_fd(), &handle, OFlags::PATH.bits()).map_err(|e| match e {
-        Errno::PERM => error("mounting needs root (CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN)".into()),
-        e => error(format!("open_by_handle_at: {e}")),
-    })?;
+    if privileged {
+        open_by_handle(opened.as_fd(), &handle, OFlags::PATH.bits()).map_err(|e| match e {
+            Errno::PERM => error("mounting for all users takes CAP_DAC_READ_SEARCH besides CAP_SYS_ADMIN".into()),
+            e => error(format!("open_by_handle_at: {e}")),
+        })?;
+    }
     let flags = mount::flags_of(&opened).map_err(|e| error(e.to_string()))?;
     let directory = private_view(&opened).unwrap_or_else(|_| opened.into());
     Ok(Checked { point, directory, flags })
@@ -75,11 +94,16 @@ fn private_view(directory: &File) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// If /proc cannot be read.
 pub fn connection_of(point: &Path) -> std::io::Result<Option<u32>> {
-    Ok(mount::mount_at(point)?.filter(is_gaia).map(|m| m.minor))
+    Ok(mount_of(point)?.map(|m| m.minor))
+}
+
+/// The GAIA mount at exactly this path.
+pub(crate) fn mount_of(point: &Path) -> std::io::Result<Option<MountEntry>> {
+    Ok(mount::mount_at(point)?.filter(is_gaia))
 }
 
 /// Whether a mount is one of GAIA.
-pub(crate) fn is_gaia(mount: &mount::MountEntry) -> bool {
+pub(crate) fn is_gaia(mount: &MountEntry) -> bool {
     mount.kind == kind()
 }
 
@@ -97,17 +121,18 @@ pub(crate) fn mount_point(directory: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-pub(super) fn no_device(error: Errno) -> MountError {
-    MountError::new(match error {
-        Errno::NOENT | Errno::NODEV | Errno::NXIO => "this system has no FUSE (/dev/fuse): modprobe fuse".to_owned(),
-        error => format!("/dev/fuse: {error}"),
-    })
-}
-
-pub(super) fn no_mount(point: &Path, error: Errno) -> MountError {
+/// Why there is no mount, with the first cause: `fusermount3` names none of these.
+pub(super) fn no_mount(point: &Path, failure: &MountFailure) -> MountError {
     let point = point.display();
-    MountError::new(match error {
-        Errno::PERM => format!("{point}: mounting needs root (CAP_SYS_ADMIN)"),
-        error => format!("{point}: cannot mount: {error}"),
+    MountError::new(match (failure, mount::open_device().err()) {
+        (MountFailure::NoHelper | MountFailure::HelperNotSetuid(..), _) => format!("{point}: {failure}"),
+        (_, Some(Errno::NOENT | Errno::NODEV | Errno::NXIO)) => {
+            "this system has no FUSE (/dev/fuse): modprobe fuse".to_owned()
+        }
+        (_, Some(Errno::ACCESS | Errno::PERM)) => {
+            "/dev/fuse is not accessible for this user: `ls -l /dev/fuse` shows for whom it is".to_owned()
+        }
+        (_, Some(error)) => format!("/dev/fuse: {error}"),
+        (failure, None) => format!("{point}: cannot mount: {failure}"),
     })
 }

@@ -4,7 +4,7 @@
 //!   Supervisor::mount    checks, /dev/fuse, mount over the directory, INIT, state memory, socket for clients
 //!   Supervisor::run      ┌─> spawn a server, hand it everything (link.rs)
 //!                        │      │ until: its death ── by a signal or an error ──┐   status 0: unmounted, done
-//!                        │      │        Keep / Drop of orphans                 │   stop: unmount
+//!                        │      │        Keep / Drop of descriptors             │   stop: unmount
 //!                        └──────┴──────────── wait a little if it lived shortly ┘
 //! ```
 //!
@@ -30,15 +30,15 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
 use spinio_fuse::{Connection, mount, negotiate};
 use spinio_pagecache::change_counters::{self, SERVER_WORDS};
 
-use crate::link::{Link, Message};
+use crate::link::{Link, Message, Use};
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::state::StateMemory;
 
 pub use checks::{NAME, connection_of};
-pub(crate) use checks::{is_gaia, mount_point};
+pub(crate) use checks::{is_gaia, mount_of, mount_point};
 use runtime_dir::Claim;
-pub(crate) use runtime_dir::{Running, await_end, socket_path};
+pub(crate) use runtime_dir::{Running, await_end, socket_of};
 
 /// A server that lived for less lived shortly.
 const SHORT: Duration = Duration::from_secs(1);
@@ -82,7 +82,8 @@ pub struct Supervisor {
     directory: OwnedFd,
     state: StateMemory,
     claim: Claim,
-    orphans: HashMap<u64, OwnedFd>,
+    /// What the server would not find again.
+    kept: HashMap<(Use, u64), OwnedFd>,
     /// Counts servers, for clients.
     servers: SharedCounters,
     /// The process that waits for the kernel, and the socket of its requests.
@@ -112,8 +113,7 @@ impl Supervisor {
     /// With nothing left mounted.
     pub fn mount(directory: &Path, pages_bytes: usize) -> Result<Supervisor, MountError> {
         let checks::Checked { point, directory, flags } = checks::check(directory)?;
-        let device = mount::open_device().map_err(checks::no_device)?;
-        mount::mount_privileged(&device, &point, NAME, flags).map_err(|e| checks::no_mount(&point, e))?;
+        let device = mount::make(&point, NAME, flags).map_err(|e| checks::no_mount(&point, &e))?;
         let entry = mount::mount_at(&point).ok().flatten();
         let Some(entry) = entry.filter(checks::is_gaia) else {
             let _ = mount::detach(&point);
@@ -135,12 +135,12 @@ impl Supervisor {
         let state = StateMemory::create(negotiated, pages_bytes).map_err(|e| failed("no state memory", e))?;
         let claim = Claim::make(mounted.connection)
             .map_err(|e| MountError::new(format!("cannot make the socket for clients: {e}")))?;
-        // Descriptors of files without a name are kept here.
+        // Descriptors that the server would not find again are kept here.
         let limit = rustix::process::getrlimit(Resource::Nofile);
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let servers = SharedCounters::new(SERVER_WORDS).map_err(|e| failed("no memory for a counter", e))?;
-        let orphans = HashMap::new();
-        Ok(Supervisor { mounted, connection, directory, state, claim, orphans, servers, invalidator: None })
+        let kept = HashMap::new();
+        Ok(Supervisor { mounted, connection, directory, state, claim, kept, servers, invalidator: None })
     }
 
     /// Where it is mounted.
@@ -254,8 +254,9 @@ impl Supervisor {
         // The server before it is dead, and this one has answered nothing.
         change_counters::count_server(self.servers.words());
         link.send(Message::Start, &everything)?;
-        for (node, fd) in &self.orphans {
-            link.send(Message::Orphan(*node), &[fd.as_fd()])?;
+        for what in [Use::Inode, Use::Content] {
+            let all = self.kept.iter().filter(|((kept, _), _)| *kept == what);
+            link.send_kept(what, all.map(|((_, node), fd)| (*node, fd.as_fd())))?;
         }
         link.send(Message::Go, &[])
     }
@@ -285,7 +286,7 @@ impl Supervisor {
             // Also what a dead server has sent.
             while link_open {
                 match link.receive(false) {
-                    Ok(Some((message, fds))) => self.keep(message, fds),
+                    Ok(Some(got)) => self.keep(got.message, got.fds),
                     Err(Errno::AGAIN) => break,
                     Ok(None) | Err(_) => link_open = false,
                 }
@@ -302,23 +303,30 @@ impl Supervisor {
 
     fn keep(&mut self, message: Message, fds: Vec<OwnedFd>) {
         match message {
-            Message::Keep(node) => drop(fds.into_iter().next().and_then(|fd| self.orphans.insert(node, fd))),
-            Message::Drop(node) => drop(self.orphans.remove(&node)),
-            Message::Start | Message::Invalidate | Message::Orphan(_) | Message::Go => {}
+            Message::Keep(what, node) => drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd))),
+            Message::Drop(what, node) => drop(self.kept.remove(&(what, node))),
+            Message::Start | Message::Invalidate | Message::Kept(_) | Message::Go => {}
         }
     }
 
+    /// On a thread of its own: unmounting waits for write-back, which the server does, and the server for this process,
+    /// if there are many messages.
     fn stop(&self) {
-        let point = &self.mounted.point;
-        // Only what this process has mounted. unmount(2) waits for write-back, which the server does.
-        if mount::mount_at(point).ok().flatten().is_none_or(|m| m.id != self.mounted.id) {
-            return;
-        }
-        if mount::unmount(point).is_err() {
-            match mount::detach(point) {
-                Ok(()) => report!("{} is in use: serving it until it is not", point.display()),
-                Err(error) => report!("cannot unmount {}: {error}", point.display()),
+        let (point, id) = (self.mounted.point.clone(), self.mounted.id);
+        let stop = move || {
+            // Only what this process has mounted.
+            if mount::mount_at(&point).ok().flatten().is_none_or(|m| m.id != id) {
+                return;
             }
+            if mount::unmount(&point).is_err() {
+                match mount::detach(&point) {
+                    Ok(()) => report!("{} is in use: serving it until it is not", point.display()),
+                    Err(error) => report!("cannot unmount {}: {error}", point.display()),
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("gaia-unmount".to_owned()).spawn(stop) {
+            report!("cannot unmount {}: {error}", self.mounted.point.display());
         }
     }
 }

@@ -167,7 +167,7 @@ pub fn any_op(random: &mut Random) -> Op {
         82..84 => Op::Link { from: name, to: other },
         84 => Op::Symlink { target: other, name },
         85 => Op::Readlink { name: random.pick(&["l", "a", "b"]).to_owned() },
-        86..88 => Op::Chmod { name, mode: random.pick(&[0o644, 0o700, 0o4755, 0o2711, 0o1777]) },
+        86..88 => Op::Chmod { name, mode: random.pick(&[0o644, 0o700, 0o4755, 0o2711, 0o1777, 0o444, 0]) },
         88 => Op::Chown { name, uid: random.pick(&[0, 1000, 65534]) },
         89..91 => Op::Times { name, seconds: random.range(0, 1 << 31) as i64, omit: random.next().is_multiple_of(2) },
         91..94 => Op::List { name: random.pick(DIRECTORIES).to_owned() },
@@ -414,15 +414,35 @@ pub fn tree(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
-        for entry in std::fs::read_dir(&directory).unwrap() {
+        let entries = match std::fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // Of a user that the mode binds.
+            Err(error) => {
+                lines.push(format!("{}: {error}", directory.strip_prefix(root).unwrap().display()));
+                continue;
+            }
+        };
+        for entry in entries {
             let path = entry.unwrap().path();
-            let stat = rustix::fs::lstat(&path).unwrap();
             let name = path.strip_prefix(root).unwrap().to_owned();
+            let stat = match rustix::fs::lstat(&path) {
+                Ok(stat) => stat,
+                Err(error) => {
+                    lines.push(format!("{}: {error}", name.display()));
+                    continue;
+                }
+            };
             let mut line = format!("{} {:?}", name.display(), stat_words(&stat));
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => todo.push(path),
                 FileType::RegularFile => {
-                    let bytes = std::fs::read(&path).unwrap();
+                    let bytes = match std::fs::read(&path) {
+                        Ok(bytes) => bytes,
+                        Err(error) => {
+                            lines.push(format!("{line}: {error}"));
+                            continue;
+                        }
+                    };
                     let sum = bytes.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
                     line += &format!(" {} bytes, sum {sum:x}", bytes.len());
                 }

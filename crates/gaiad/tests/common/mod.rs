@@ -50,12 +50,22 @@ pub struct TestMount {
     root: Option<tempfile::TempDir>,
 }
 
-/// Why a mount cannot be made here.
+/// Why a mount cannot be made here. Users who are not root have their own mounts.
 pub fn unavailable() -> Option<&'static str> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("not root");
+    if !Path::new("/dev/fuse").exists() {
+        return Some("no /dev/fuse");
     }
-    (!Path::new("/dev/fuse").exists()).then_some("no /dev/fuse")
+    let has_helper = || Path::new("/usr/bin/fusermount3").exists() || Path::new("/bin/fusermount3").exists();
+    (!rustix::process::geteuid().is_root() && !has_helper()).then_some("not root, and no fusermount3")
+}
+
+/// Whether this process is root, which some tests need for other users or limits; else says that they are skipped.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: not root");
+    }
+    root
 }
 
 /// The test process in another role; each test file has a test `server_role` that calls this.
@@ -253,7 +263,7 @@ impl TestMount {
         self.supervisor.wait().unwrap();
         kill(&self.pid);
         // The mount is dead when the last descriptor of /dev/fuse is closed.
-        while std::fs::metadata(&self.dir).is_ok() {
+        while rustix::fs::statfs(&self.dir).is_ok() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

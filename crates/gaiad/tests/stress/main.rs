@@ -318,8 +318,10 @@ impl Chapter<'_> {
             let is_deleted = |target: &&String| target.contains("/scratch-");
             let deleted = supervisor.iter().filter(is_deleted).count();
             let others = supervisor.len() - deleted;
-            if windows == 0 && deleted * 4 <= servers && others < 20 && !supervisor.iter().any(|t| t.ends_with("/file"))
-            {
+            // In a user's own mount a file stays that the Linux kernel knows.
+            let stays =
+                rustix::process::geteuid().is_root() && supervisor.iter().any(|target| target.ends_with("/file"));
+            if windows == 0 && deleted * 4 <= servers && others < 20 && !stays {
                 break deleted;
             }
             assert!(begun.elapsed() < PATIENCE, "descriptors are left: {server:?}, supervisor: {supervisor:?}");

@@ -14,8 +14,6 @@
 //! call that only a server can answer.
 //!
 //! GPU kernels run on the first CUDA GPU, if there are one and nvcc, else on the emulated device: the report says which.
-//!
-//! Known flaw: needs root.
 
 mod mounted;
 mod programs;
