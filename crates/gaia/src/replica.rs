@@ -12,19 +12,24 @@ use crate::lane::{Lane, free_between_stops};
 use crate::window::Window;
 use crate::{Error, Result};
 
+/// Pages of one scan.
+const SCAN: usize = 256 << 10;
+
 /// The memory.
 pub(crate) struct Replica {
     device: &'static dyn ReplicaMemory,
     start: DeviceAddr,
     pages: usize,
+    /// Where scans put fingerprints.
+    slots: DeviceAddr,
 }
 
 impl Replica {
     pub(crate) fn new(device: &'static dyn ReplicaMemory, pages: usize) -> Result<Replica> {
-        let start = device
-            .alloc_replica(pages as u64 * PAGE_BYTES as u64)
-            .map_err(|e| Error::device(e, "allocate the memory of a map"))?;
-        Ok(Replica { device, start, pages })
+        let alloc = |len| device.alloc_replica(len).map_err(|e| Error::device(e, "allocate the memory of a map"));
+        let slots = alloc((pages.min(SCAN) * size_of::<Fingerprint>()).next_multiple_of(PAGE_BYTES) as u64)?;
+        let start = alloc(pages as u64 * PAGE_BYTES as u64).inspect_err(|_| drop(device.free_replica(slots)))?;
+        Ok(Replica { device, start, pages, slots })
     }
 
     /// Whose memory it is.
@@ -77,6 +82,7 @@ impl Drop for Replica {
     fn drop(&mut self) {
         free_between_stops(self.device, || {
             let _ = self.device.free_replica(self.start);
+            let _ = self.device.free_replica(self.slots);
         });
     }
 }
@@ -173,13 +179,17 @@ impl Copies<'_> {
         }
         let mut fingerprints = vec![Fingerprint::default(); count];
         let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
-        let scanned = runs.iter().try_for_each(|run| {
-            let (first, count) = (run.first as usize, run.count as usize);
+        let parts = runs.iter().flat_map(|run| {
+            let run = run.first as usize..run.first as usize + run.count as usize;
+            run.clone().step_by(SCAN).map(move |first| (first, run.end.min(first + SCAN) - first))
+        });
+        let scanned = parts.into_iter().try_for_each(|(first, count)| {
             let out = list.wrapping_add(done);
             done += count;
-            // SAFETY: `out` has room for the run's; the list lives until the stream was synchronized, also after a failure to synchronize: then it
-            // leaks.
-            unsafe { self.replica.device.fingerprint_pages(self.stream, self.address(first, count), count, out) }
+            let (pages, slots) = (self.address(first, count), self.replica.slots);
+            // SAFETY: `out` has room for the part's, and `slots`, which the map's lock keeps from others; the list lives until
+            // the stream was synchronized, also after a failure to synchronize: then it leaks.
+            unsafe { self.replica.device.fingerprint_pages(self.stream, pages, count, slots, out) }
         });
         let waited = self.replica.device.synchronize(self.stream, WaitMode::Context);
         if let Err(e) = waited {

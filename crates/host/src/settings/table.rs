@@ -152,7 +152,7 @@ pub const TABLE: &[Row] = &[
     Row {
         name: "SPINIO_EMULATED",
         old: None,
-        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages",
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages; `vmm=0`: no memory in chunks",
         default: "`size=1G,bar=0`, unlimited speed",
         doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth (GB/s) and latency of its DMA \
               engine, and whether the host-mapped part counts as P2P-mapped.",
