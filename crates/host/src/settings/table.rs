@@ -205,6 +205,15 @@ pub const TABLE: &[Row] = &[
               switched, was removed: it had no measurable effect.",
     },
     Row {
+        name: "SPINIO_GAIA_MEMORY",
+        old: None,
+        values: "bytes, at least `2M`; `K`, `M`, `G`",
+        default: "no limit",
+        doc: "Upper limit of the device memory that all maps of files of GAIA mounts have in a process, on each device. \
+              What was acquired least recently and is not in use is evicted, as without a limit when the device is full. \
+              Maps of leased files, and 16 bytes for each page of a map for writing (4 MiB at most), do not count.",
+    },
+    Row {
         name: "SPINIO_GAIA_SOCKET",
         old: None,
         values: "an absolute path, up to 107 bytes",
