@@ -146,8 +146,16 @@ impl Room {
 
     /// Evicts chunks of so many bytes; fewer, but one at least, if there are no more.
     fn evict(&self, used: &mut Used, bytes: u64, why: &str) -> Result<()> {
-        let taken = Room::take_oldest(used, bytes);
-        if self.unmap(used, taken, true) > 0 {
+        let mut taken = Room::take_oldest(used, bytes);
+        let freed: u64 = between_stops(self.device, || {
+            if taken.is_empty() {
+                // The calls that were queued have ended.
+                taken = Room::take_oldest(used, bytes);
+            }
+            taken.iter().map(|(memory, chunk)| memory.unmap(*chunk, true)).sum()
+        });
+        used.bytes -= freed;
+        if freed > 0 {
             return Ok(());
         }
         let sentence = format!(
@@ -181,17 +189,6 @@ impl Room {
         taken
     }
 
-    /// Unmaps chunks that were taken out of use; the bytes.
-    fn unmap(&self, used: &mut Used, taken: Vec<(Arc<Chunks>, usize)>, is_eviction: bool) -> u64 {
-        if taken.is_empty() {
-            return 0;
-        }
-        let unmap = || taken.iter().map(|(memory, chunk)| memory.unmap(*chunk, is_eviction)).sum();
-        let freed: u64 = between_stops(self.device, unmap);
-        used.bytes -= freed;
-        freed
-    }
-
     /// Gives memory back: chunks of which no page is in use.
     pub(crate) fn give_back(&self, memory: &Arc<Chunks>, chunks: Range<usize>) {
         let mut used = lock(&self.used);
@@ -202,8 +199,10 @@ impl Room {
         let mut state = lock(&state);
         let taken: Vec<_> = chunks.filter(|chunk| take(memory, *chunk, &mut state)).collect();
         drop(state);
-        let taken = taken.into_iter().map(|chunk| (Arc::clone(memory), chunk)).collect();
-        self.unmap(&mut used, taken, false);
+        if !taken.is_empty() {
+            let unmap = || taken.iter().map(|chunk| memory.unmap(*chunk, false)).sum::<u64>();
+            used.bytes -= between_stops(self.device, unmap);
+        }
     }
 }
 

@@ -212,11 +212,16 @@ fn failure_is_reported_once_and_drops_what_was_queued() {
     let Some((mount, file)) = mounted() else { return };
     let device = device();
     let (gpu, stream) = (map(&file, Access::Write, device), device.new_stream().unwrap());
+    // The memory is there, so that no call waits for those before it.
+    gpu.acquire(0, LEN, Access::Read).unwrap();
+    gpu.release(0, LEN).unwrap();
+    let end = busy(device, stream);
     // A release without an acquire.
     let first = release(&gpu, stream);
     acquire(&gpu, stream);
     store(device, stream, gpu.address(), 100);
     let second = release(&gpu, stream);
+    end.send(()).unwrap();
     finish(device, stream);
     let results = || (*first.lock().unwrap(), *second.lock().unwrap());
     assert_eq!(results(), (Some(Err(Errno::INVAL)), Some(Err(Errno::INVAL))));
