@@ -29,6 +29,13 @@ impl Map {
         Ok(())
     }
 
+    /// Kernels no longer load pages of `len` bytes from `offset`, unless they are in an epoch for writing, which goes on.
+    pub fn end_reading(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.pages_of(offset, len)?;
+        lock(&self.state).pages.end_reading(range);
+        Ok(())
+    }
+
     /// Drops pages that are in no epoch for writing, and gives their memory back.
     pub(crate) fn drop_copies(&self, range: Range<usize>) -> Result<()> {
         // Jobs that are queued need the state, and memory is freed when none is.

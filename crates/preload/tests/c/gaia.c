@@ -112,6 +112,7 @@ static void names_of_the_paper(int fd, int reader, int other, volatile unsigned 
     gpu_store(gpu + 10, 12);
     CHECK(mrelease(gpu, LEN, NULL) == 0 && cpu[10] == 12);
     CHECK(macquire(read_only, PAGE, NULL) == 0 && gpu_load(read_only + 10) == 12 && errno == 77);
+    CHECK(mrelease(read_only, PAGE, NULL) == 0);
     REFUSED(mrelease(read_only, PAGE, NULL), EINVAL, "not acquired");
     REFUSED(macquire(gpu, LEN + 1, NULL), EINVAL, "not within one map");
 
