@@ -215,7 +215,7 @@ impl Map {
         let (from, len) = ((self.spec.first + run.first) * PAGE_BYTES as u64, bytes_of(run));
         let mut done = 0;
         while done < len {
-            match file.read(from + done, copies.byte(run, done), len - done)? {
+            match file.read(from + done, self.replica.device(), copies.byte(run, done), len - done)? {
                 0 => return copies.store_zeros(run, done, window),
                 got => done += got,
             }

@@ -14,13 +14,13 @@
 //! jobs of a lane never do ([`crate::lane`]): their chunks are held since they were queued. So who has room locked may
 //! wait for states, and for stopped streams, while no chunk can be mapped or unmapped beside one.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use spinio_device::{Device, ReplicaMemory, SharedMemory};
 use spinio_host::{Settings, lock};
 use spinio_sys::Errno;
-use std::ops::Range;
 
 use crate::chunks::{Chunks, Hold};
 use crate::lane::between_stops;
