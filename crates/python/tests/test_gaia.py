@@ -462,7 +462,12 @@ def test_unmap_waits_for_tensors_and_for_paused_device(mount):
         with f.map(device="emulated") as other, emulated.paused():
             other.unmap()
         # An array keeps its map.
-        array = f.map(device="emulated").view()
+        m = f.map(device="emulated")
+        array = m.view()
+        with pytest.raises(RuntimeError, match="acquired"):
+            array.tobytes()
+        m.acquire()
+        del m
         assert len(array) == PAGE and len(array.tobytes()) == PAGE
 
 
