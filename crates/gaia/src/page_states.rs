@@ -302,7 +302,7 @@ mod tests {
         pages.begin_reading(0..4);
         pages.begin_reading(1..2);
         pages.set_epoch(2..6, Epoch::Open);
-        assert_eq!(pages.open_runs(0..6), Some(vec![2..6]));
+        assert_eq!(pages.open_runs(0..6), Some(std::iter::once(2..6).collect()));
         assert_eq!((pages.open_runs(0..2), pages.open_runs(5..7)), (Some(vec![]), None));
         pages.end_reading(1..4);
         assert!(!pages.is_in_use(1..2) && pages.is_in_use(0..2) && pages.is_in_use(2..3) && !pages.is_in_use(6..8));
