@@ -2,11 +2,14 @@
  *
  *     LD_PRELOAD=libspinio.so maps FILE      below a GAIA mount; it is replaced
  *
+ * And a file of four times the device memory that maps may have.
+ *
  * Copies and memsets take the place of GPU kernels: this is built without nvcc. A hang ends after two minutes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <spinio.h>
@@ -142,6 +145,84 @@ static void unmap(void **streams, int other)
     CHECK(FIND(spinio_gaia_unmap)(second) == 0 && in_other == 0);
 }
 
+/* In a process of its own, since the library reads its limit when it is loaded. */
+static int evict(const char *name)
+{
+    enum { LIMIT = 64 << 20, FILE_SIZE = 4 * LIMIT, WINDOW = 20 << 20 };
+    struct spinio_gaia_info info;
+    unsigned char *content = malloc(FILE_SIZE), *now = malloc(FILE_SIZE);
+    void *stream;
+    fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+    CHECK(fd >= 0 && content && now);
+    for (size_t i = 0; i < FILE_SIZE; i++)
+        content[i] = (unsigned char)(i * 7 % 251);
+    for (size_t done = 0; done < FILE_SIZE;) {
+        ssize_t n = pwrite(fd, content + done, FILE_SIZE - done, (off_t)done);
+        CHECK(n > 0);
+        done += (size_t)n;
+    }
+    gpu_open();
+    GPU(cuStreamCreate(&stream, 1));
+    unsigned char *whole = FIND(spinio_gaia_map)(fd, 0, FILE_SIZE, SPINIO_GAIA_WRITE);
+    CHECK(whole);
+    map = whole, base = (gpu_ptr)(uintptr_t)whole;
+    CHECK(FIND(spinio_gaia_acquire)(whole, FILE_SIZE, SPINIO_GAIA_READ) == -1 && errno == ENOMEM);
+    /* Windows that begin and end inside of chunks: read, then written, waiting and in stream order. */
+    for (int round = 0; round < 3; round++)
+        for (size_t first = 0; first < FILE_SIZE; first += WINDOW) {
+            size_t size = FILE_SIZE - first < WINDOW ? FILE_SIZE - first : WINDOW;
+            if (round == 2) {
+                CHECK(acquire(first, size, stream) == 0);
+                GPU(cuMemsetD8Async(at(first), 200, 1, stream));
+                GPU(cuMemsetD8Async(at(first + size - 1), 201, 1, stream));
+                CHECK(release(first, size, stream, NULL) == 0);
+                content[first] = 200, content[first + size - 1] = 201;
+                continue;
+            }
+            int access = round == 0 ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE;
+            CHECK(FIND(spinio_gaia_acquire)(whole + first, size, access) == (ssize_t)size);
+            GPU(cuMemcpyDtoH_v2(now, at(first), size));
+            CHECK(memcmp(now, content + first, size) == 0);
+            if (round == 1) {
+                GPU(cuMemsetD8Async(at(first + size / 2), 202, 3, stream));
+                GPU(cuStreamSynchronize(stream));
+                memset(content + first + size / 2, 202, 3);
+            }
+            CHECK(FIND(spinio_gaia_release)(whole + first, size, 0) >= 0);
+            CHECK(FIND(spinio_gaia_info)(whole, &info, sizeof info) == 0 && info.device_bytes <= LIMIT);
+        }
+    CHECK(FIND(spinio_gaia_sync)(whole, FILE_SIZE) == 0);
+    for (size_t done = 0; done < FILE_SIZE;) {
+        ssize_t n = pread(fd, now + done, FILE_SIZE - done, (off_t)done);
+        CHECK(n > 0);
+        done += (size_t)n;
+    }
+    CHECK(memcmp(now, content, FILE_SIZE) == 0);
+    CHECK(FIND(spinio_gaia_info)(whole, &info, sizeof info) == 0 && info.chunks_evicted >= 3 * (FILE_SIZE - LIMIT) / (8 << 20) / 2);
+    /* What is in use stays, and one release makes room. */
+    CHECK(FIND(spinio_gaia_acquire)(whole, LIMIT, SPINIO_GAIA_READ) == LIMIT);
+    CHECK(FIND(spinio_gaia_acquire)(whole + LIMIT, 1, SPINIO_GAIA_READ) == -1 && errno == ENOMEM);
+    CHECK(FIND(spinio_gaia_release)(whole, LIMIT, 0) == 0);
+    CHECK(FIND(spinio_gaia_acquire)(whole + LIMIT, 1, SPINIO_GAIA_READ) == 1);
+    CHECK(FIND(spinio_gaia_advise)(whole, FILE_SIZE, SPINIO_GAIA_DONTNEED) == 0);
+    CHECK(FIND(spinio_gaia_info)(whole, &info, sizeof info) == 0 && info.device_bytes == 0);
+    CHECK(FIND(spinio_gaia_unmap)(whole) == 0);
+    puts("ok    eviction");
+    return 0;
+}
+
+static void evict_in_child(char *program, char *name)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("SPINIO_GAIA_MEMORY", "64M", 1);
+        execl("/proc/self/exe", program, name, "evict", (char *)NULL);
+        _exit(127);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void map_file(void)
 {
     map = FIND(spinio_gaia_map)(fd, 0, SIZE, SPINIO_GAIA_WRITE);
@@ -153,10 +234,14 @@ int main(int argc, char **argv)
 {
     char name[100] = "";
     void *streams[STREAMS], *highest;
-    if (argc != 2)
+    if (argc < 2)
         return fprintf(stderr, "%s FILE\n", argv[0]), 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
     alarm(120);
+    if (argc == 3)
+        return evict(argv[1]);
+    /* Before this process uses CUDA. */
+    evict_in_child(argv[0], argv[1]);
     gpu_open();
     GPU(cuDeviceGetName(name, sizeof name, gpu.device));
     const char *channels = getenv("CUDA_DEVICE_MAX_CONNECTIONS");

@@ -26,6 +26,13 @@
  * acquired with SPINIO_GAIA_WRITE. Nothing is visible to others before release; spinio_gaia_unmap() and a process that
  * ends drop stores that were not released. One release is not atomic for programs that read meanwhile.
  *
+ * Device memory comes in chunks, from 2 to 64 MiB, with the first acquire of a page, and is in use until release: a file
+ * may be larger than the device, if not all of it is acquired at the same time. If the device is full, or the limit of
+ * the process is reached (SPINIO_GAIA_MEMORY), the chunk of any map of the process that was acquired least recently, and
+ * of which nothing is in use, is evicted: its next acquire fetches the bytes again. If there is none, acquire fails with
+ * ENOMEM. So release also what was acquired for reading. A kernel that uses memory of pages which are not acquired may
+ * fail, as with any bad address.
+ *
  * An epoch belongs to pages of 4096 bytes of a map, not to a thread: a range is extended to whole pages, and a release
  * ends the epoch of its pages for all threads. Threads of a process may call these functions at any time, and calls on
  * one map run one after another. During acquire and release of a page no kernel of another stream may store to it.
@@ -36,7 +43,7 @@
  *
  * A file that is not below a mount can be mapped for reading while a daemon serves (spinio gaia serve): the processes of
  * a user share one copy on each GPU. Acquire fails with ETXTBSY while a process has the file open for writing; the map
- * keeps the bytes of its last acquire until the next one. There is no release.
+ * keeps the bytes of its last acquire until the next one. Release has no effect there.
  *
  * A map never extends a file: stores past its end are dropped. Addresses are device addresses, sizes and offsets are
  * bytes. A forked child has no maps; those of its parent stay valid. Unless stated otherwise a function returns -1 and
@@ -65,13 +72,13 @@ enum {
 /* Maps a range of a file into memory of the device of the current CUDA context; without one, of the emulated GPU if the
  * process uses it (spinio_emulated_stream() starts it). offset: a multiple of 4096. The range may end past the end of
  * the file. access: READ, or WRITE, which includes READ. The descriptor may be closed afterwards. Returns the device
- * address of the first byte, at a multiple of 4096, or NULL and errno.
- * EACCES: the descriptor is not open for this access (O_RDONLY or O_RDWR for READ, O_RDWR for WRITE). EBADF: no
- * descriptor. EINVAL: offset, an empty range, unknown bits of access. ENODEV: no device is in use. ENOMEM: the device
- * is full, or the server has no memory for a map of this size. ENOTSUP: not a file below a GAIA mount, and either access
+ * address of the first byte, at a multiple of 4096, or NULL and errno. EACCES: the descriptor is not open for this
+ * access (O_RDONLY or O_RDWR for READ, O_RDWR for WRITE). EBADF: no descriptor. EINVAL: offset, an empty range, unknown
+ * bits of access. ENODEV: no device is in use. ENOMEM: the server has no memory for a map of this size, or the device
+ * has no addresses, or is full and has no memory in chunks. ENOTSUP: not a file below a GAIA mount, and either access
  * is WRITE, or no daemon serves, or the file system has no leases that exclude all writers; or the device cannot map
- * files; or Linux is too old (6.16, without a mount 6.9); or a forked child of a process with maps. EUSERS: this user has
- * too many maps. ETXTBSY: another process has a lease on it. */
+ * files; or Linux is too old (6.16, without a mount 6.9); or a forked child of a process with maps. EUSERS: this user
+ * has too many maps. ETXTBSY: another process has a lease on it. */
 void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
 
 /* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map
@@ -82,10 +89,11 @@ int spinio_gaia_unmap(void *address);
  * (spinio_set_stream), and when it returns, kernels see what CPU programs had written and other maps had released when
  * it was called. Inside an epoch the program's own stores are kept. Returns the bytes of the range that are in the
  * file; those past its end are zeros. EINVAL: the range is empty or not within one map, or unknown bits of access.
- * EACCES: the map is read-only. ESTALE: see above. EBUSY: the stream is being captured into a graph. Of a file that is
- * not below a mount: ETXTBSY, a process has it open for writing; EPERM, nothing excludes writers, since the file is
- * another user's; ENOMEM, the device or the daemon's limit has no room; EIO, the daemon has ended. After any other error,
- * as EIO from the disk, an epoch of the map that was open may be lost too. */
+ * EACCES: the map is read-only. ENOMEM: all device memory for maps is in use; release, or acquire a smaller range.
+ * ESTALE: see above. EBUSY: the stream is being captured into a graph. Of a file that is not below a mount: ETXTBSY, a
+ * process has it open for writing; EPERM, nothing excludes writers, since the file is another user's; ENOMEM, the
+ * device or the daemon's limit has no room; EIO, the daemon has ended. After any other error, as EIO from the disk, an
+ * epoch of the map that was open may be lost too. */
 ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
 
 /* With SPINIO_GAIA_OVERWRITE, alone or with WRITE, the program says that it will store to every byte of the range before it
@@ -93,16 +101,17 @@ ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
  * all of them. For files that are written from the GPU, as checkpoints. Make the file as long as needed before
  * (ftruncate): a map does not extend it. Pages that are in an epoch for writing already stay as they are. */
 
-/* Publishes the stores to the pages of a range, and ends their epoch, with flags 0. It starts after the work queued
- * on the thread's stream. When it returns, loads and reads of CPU programs return the new bytes, also through mappings
- * that exist already. Returns the bytes of the pages that were published, 0 if no store changed a byte. All pages or
- * none. EINVAL: the range is not within one map, or a page of it was not acquired for writing, or the map is read-only.
- * ESTALE: see above. EBUSY: as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the
- * range may fit.
+/* Publishes the stores to the pages of a range, and ends their epoch, with flags 0: the kernels that use them have
+ * finished, or are queued on the thread's stream, after which it starts. When it returns, loads and reads of CPU
+ * programs return the new bytes, also through mappings that exist already. Returns the bytes of the pages that were
+ * published, 0 if no store changed a byte. All pages or none. Of pages that were acquired for reading only it publishes
+ * nothing, and returns 0: it says that kernels no longer use them. One release gives up all earlier acquires. EINVAL:
+ * the range is not within one map, or a page of it was not acquired since its last release. ESTALE: see above. EBUSY:
+ * as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit.
  *
  * With SPINIO_GAIA_DISCARD the stores are dropped instead: no program sees them, and the next acquire fetches the pages
- * again. Returns 0. Pages of the range that are not acquired for writing stay as they are, and an epoch that was lost
- * just ends: neither EINVAL for that nor ESTALE. */
+ * again. Returns 0. Pages that were acquired for reading are given up, others stay as they are, and an epoch that was
+ * lost just ends: neither EINVAL for that nor ESTALE. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
 
 /* The same in the order of a stream (CUDA: a cudaStream_t; NULL is the default stream): both return 0 without waiting,
@@ -114,8 +123,10 @@ ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
  *    spinio_gaia_release_async(gpu, size, 0, stream, &published);
  *
  * *published, unless published is NULL, is set to the bytes published or to a negative errno before the stream goes on.
- * EINVAL, EACCES: as above, as far as it can be seen at once. EBUSY: the stream is being captured into a graph. ENOTSUP:
- * the device has no such calls, or the file is not below a mount.
+ * EINVAL, EACCES: as above, as far as it can be seen at once. ENOMEM: as above. Memory for chunks is allocated and
+ * freed by the call itself, and not beside a stopped stream: such a call waits until no call is queued on the GPU.
+ * EBUSY: the stream is being captured into a graph. ENOTSUP: the device has no such calls, or the file is not below a
+ * mount.
  *
  * What fails later (ESTALE, EIO, EINVAL for a release without an acquire, ...) is reported once: by the next acquire,
  * release or sync of the map, of either kind, which does nothing else. Until then no call that is queued on the map runs,
@@ -143,12 +154,13 @@ enum {
     SPINIO_GAIA_RANDOM = 1,     /* the file below the mount will be read without order, ... */
     SPINIO_GAIA_SEQUENTIAL = 2, /* ... or in order; both for the whole map, until the next advice of the two */
     SPINIO_GAIA_WILLNEED = 3,   /* begins to read the range into host memory, and does not wait */
-    SPINIO_GAIA_DONTNEED = 4    /* drops the pages that are in no epoch for writing: the next acquire fetches them */
+    SPINIO_GAIA_DONTNEED = 4    /* drops the pages that are in no epoch for writing: the next acquire fetches them. Gives
+                                   up those that were acquired for reading, and frees chunks that lie in the range */
 };
 
-/* Says how a range will be used. What a kernel loads of pages that were dropped is not defined before they are acquired
- * again. They do not give device memory back in this version. Without effect on maps of leased files. EINVAL: the range
- * is not within one map, or unknown advice. */
+/* Says how a range will be used. Kernels must not use pages that were dropped before they are acquired again. DONTNEED
+ * waits for calls that are queued on the GPU. Without effect on maps of leased files. EINVAL: the range is not within
+ * one map, or unknown advice. */
 int spinio_gaia_advise(void *address, size_t size, int advice);
 
 /* What a map has done. */
@@ -166,6 +178,8 @@ struct spinio_gaia_info {
     uint64_t releases_recovered;   /* releases that a server had committed before it ended */
     uint64_t bytes_shared;         /* of leased files: brought to the device by other processes */
     uint64_t acquires_unchanged;   /* of the acquires: sent no message, because nothing had changed */
+    uint64_t device_bytes;         /* of device memory that the map has now; of leased files, also what others have too */
+    uint64_t chunks_evicted;       /* times that a chunk of the map was evicted */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -46,7 +46,7 @@ fn released_page_and_copies_are_named() {
     assert_eq!((&before["ranges"][0]["bytes"], &before["ranges"][0]["head"]), (&(32668.into()), &("file".into())));
     assert_eq!(before["maps"].as_array().unwrap().len(), 0);
 
-    let device = Emulated::start(Config::parse("size=4M").unwrap()).unwrap();
+    let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let new = || Map::new(file.as_raw_fd(), 0, (PAGES * PAGE) as u64, Access::Write, device).unwrap();
     let (writer, reader) = (new(), new());

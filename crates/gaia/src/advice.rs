@@ -11,7 +11,8 @@ use crate::map::Map;
 pub enum Advice {
     /// It will be acquired soon: the file's pages are read into host memory.
     WillNeed,
-    /// It will not be used soon: the replica's pages outside of epochs are dropped.
+    /// It will not be used soon: the replica's pages outside of epochs for writing are dropped, and their memory is given
+    /// back.
     DontNeed,
     /// The file's pages will be fetched in order.
     Sequential,
@@ -30,14 +31,13 @@ impl Map {
     /// Says what the program will do with `len` bytes from `offset`.
     pub fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         let range = self.pages_of(offset, len)?;
-        let mut state = lock(&self.state);
         let advice = match advice {
-            Advice::DontNeed => return self.drop_copies(&mut state, range),
+            Advice::DontNeed => return self.drop_copies(range),
             Advice::WillNeed => FileAdvice::WillNeed,
             Advice::Sequential => FileAdvice::Sequential,
             Advice::Random => FileAdvice::Random,
         };
-        self.attached(&mut state)?;
+        self.attached(&mut lock(&self.state))?;
         self.link.run(move |link| link.advise(range.start, range.len(), advice))
     }
 }

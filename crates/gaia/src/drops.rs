@@ -14,7 +14,7 @@ use crate::state::State;
 
 impl Map {
     /// Ends the epoch of the pages of `len` bytes from `offset` without a release: no program sees its stores. An epoch
-    /// that was lost ends too; pages that are in no epoch for writing stay as they are.
+    /// that was lost ends too; of pages that are in no epoch for writing only, the reading.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let range = self.pages_of(offset, len)?;
         let _turn = self.turn()?;
@@ -24,15 +24,29 @@ impl Map {
         if state.pages.has_open(range.clone()) {
             self.drop_pages(&mut state, range.clone(), true)?;
         }
-        state.pages.discard(range);
+        state.pages.discard(range.clone());
+        state.pages.end_reading(range);
         Ok(())
     }
 
-    /// Drops pages that are in no epoch for writing.
-    pub(crate) fn drop_copies(&self, state: &mut State, range: Range<usize>) -> Result<()> {
+    /// Kernels no longer load pages of `len` bytes from `offset`, unless they are in an epoch for writing, which goes on.
+    pub fn end_reading(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.pages_of(offset, len)?;
+        lock(&self.state).pages.end_reading(range);
+        Ok(())
+    }
+
+    /// Drops pages that are in no epoch for writing, and gives their memory back.
+    pub(crate) fn drop_copies(&self, range: Range<usize>) -> Result<()> {
+        // Jobs that are queued need the state, and memory is freed when none is.
+        let _turn = self.queue.last_turn(|| self.replica.is_lost());
+        let mut state = lock(&self.state);
         if state.window.is_some() {
-            self.drop_pages(state, range, false)?;
+            self.drop_pages(&mut state, range.clone(), false)?;
         }
+        state.pages.end_reading(range.clone());
+        drop(state);
+        self.replica.give_back(&range);
         Ok(())
     }
 

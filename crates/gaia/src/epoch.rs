@@ -57,10 +57,23 @@ impl Map {
         let _turn = self.turn()?;
         let mut state = lock(&self.state);
         if access == Access::Read && state.current.has(self.now(&state), &range) {
+            // Evicted pages would not be current.
+            self.replica.touch(&range);
+            state.pages.begin_reading(range);
             state.info.acquires += 1;
             state.info.acquires_unchanged += 1;
             return Ok(self.bytes_in_file(offset, len, state.info.file_size));
         }
+        // A call that is queued has held it since.
+        let _held = match Lane::current() {
+            Some(_) => None,
+            None => {
+                drop(state);
+                let held = self.replica.hold(&range)?;
+                state = lock(&self.state);
+                held
+            }
+        };
         let (size, began) = loop {
             let window = self.attached(&mut state)?;
             let began = self.now(&state);
@@ -70,12 +83,15 @@ impl Map {
             };
             let mut done = Ok(0);
             for (part, fetch) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
-                let asked = part.clone();
+                let (asked, evicted) = (part.clone(), state.pages.evicted(part.clone()));
                 // In one call: where nothing has changed, there is no other.
                 let begun = self.link.run(move |link| {
                     link.flush(asked.start, asked.len())?;
-                    Ok(link.begin_acquire(asked, access, fetch))
+                    Ok(link.drop_evicted(&evicted).and_then(|()| link.begin_acquire(asked, access, fetch)))
                 })?;
+                if begun.is_ok() {
+                    state.pages.told(part.clone());
+                }
                 done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch));
                 if done.is_err() {
                     break;
@@ -104,11 +120,13 @@ impl Map {
         }
         match access {
             Access::Write => state.pages.set_epoch(range, Epoch::Open),
-            // An epoch for writing goes on; a lost one was reported, or is now forgotten.
-            Access::Read if state.pages.epoch_of(range.clone()) == Epoch::Lost => {
-                state.pages.settle(range);
+            Access::Read => {
+                // An epoch for writing goes on; a lost one was reported, or is now forgotten.
+                if state.pages.epoch_of(range.clone()) == Epoch::Lost {
+                    state.pages.settle(range.clone());
+                }
+                state.pages.begin_reading(range);
             }
-            Access::Read => {}
         }
         Ok(self.bytes_in_file(offset, len, size))
     }
@@ -197,7 +215,7 @@ impl Map {
         let (from, len) = ((self.spec.first + run.first) * PAGE_BYTES as u64, bytes_of(run));
         let mut done = 0;
         while done < len {
-            match file.read(from + done, copies.byte(run, done), len - done)? {
+            match file.read(from + done, self.replica.device(), copies.byte(run, done), len - done)? {
                 0 => return copies.store_zeros(run, done, window),
                 got => done += got,
             }
@@ -206,34 +224,47 @@ impl Map {
     }
 
     /// Publishes the stores of the epoch to `len` bytes from `offset`, and ends it for these pages. Returns the bytes
-    /// that were published.
+    /// that were published. Pages that were acquired for reading only are given up.
     pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
         let range = self.pages_of(offset, len)?;
         let _turn = self.turn()?;
         let mut state = lock(&self.state);
-        match state.pages.epoch_of(range.clone()) {
-            Epoch::Open => {}
-            Epoch::Lost => {
-                state.pages.set_epoch(range, Epoch::Closed);
-                return Err(Error::stale());
-            }
-            Epoch::Closed => return Err(Error::new(Errno::INVAL, "The range was not acquired for writing")),
+        if state.pages.epoch_of(range.clone()) == Epoch::Lost {
+            state.pages.set_epoch(range.clone(), Epoch::Closed);
+            state.pages.end_reading(range);
+            return Err(Error::stale());
+        }
+        let open = state.pages.open_runs(range.clone());
+        let open = open.ok_or_else(|| Error::new(Errno::INVAL, "The range was not acquired"))?;
+        if open.is_empty() {
+            state.pages.end_reading(range);
+            return Ok(0);
         }
         // Stores past the end of the file are dropped.
         state.current.forget();
         let window = self.attached(&mut state)?;
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
+        let open: Vec<Run> = open.iter().map(|run| Run { first: run.start as u64, count: run.len() as u32 }).collect();
         let (fingerprints, changed) = self.replica.on_stream(|copies| {
-            let fingerprints = copies.fingerprints(&[whole])?;
-            let changed = state.pages.changed(range.start, &fingerprints);
+            let scanned = copies.fingerprints(&open)?;
+            let (mut fingerprints, mut changed, mut rest) = (Vec::new(), Vec::new(), &scanned[..]);
+            for run in open {
+                let (now, after) = rest.split_at(run.count as usize);
+                for part in state.pages.changed(run.first as usize, now) {
+                    let at = (part.first - run.first) as usize;
+                    fingerprints.extend_from_slice(&now[at..at + part.count as usize]);
+                    changed.push(part);
+                }
+                rest = after;
+            }
             Ok((fingerprints, changed))
         })?;
         let id = release_id()?;
         let size = state.info.file_size;
         let published = match self.send_release(&window, id, whole, &changed) {
             Ok(committed) => {
-                for page in changed.iter().copied().flat_map(pages_of_run) {
-                    state.pages.set_fingerprint(page, fingerprints[page - range.start]);
+                for (page, fingerprint) in changed.iter().copied().flat_map(pages_of_run).zip(fingerprints) {
+                    state.pages.set_fingerprint(page, fingerprint);
                 }
                 state.info.pages_committed += committed.pages;
                 state.info.pages_merged += committed.merged;
@@ -243,6 +274,7 @@ impl Map {
             Err(e) => {
                 self.detach(&mut state);
                 state.pages.set_epoch(range.clone(), Epoch::Closed);
+                state.pages.end_reading(range.clone());
                 if !e.is_disconnected() {
                     return Err(e);
                 }
@@ -262,6 +294,7 @@ impl Map {
             }
         };
         state.pages.set_epoch(range.clone(), Epoch::Closed);
+        state.pages.end_reading(range);
         state.info.releases += 1;
         state.info.bytes_published += published;
         Ok(published)

@@ -1,6 +1,6 @@
 //! How the bytes of files get into the memory of maps. The routes are SPIN's, in a higher layer, or a test's.
 
-use spinio_device::DeviceAddr;
+use spinio_device::{Device, DeviceAddr};
 use spinio_sys::linux::Fd;
 
 use crate::Result;
@@ -14,7 +14,7 @@ pub trait FileReader: Send + Sync {
 
 /// An open file.
 pub trait OpenFile: Send + Sync {
-    /// Reads bytes into device memory, after the work that this thread has queued; when it returns, they are there.
+    /// Reads bytes into memory of a device, after the work that this thread has queued; when it returns, they are there.
     /// Fewer than `len` only at the end of the file.
-    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64>;
+    fn read(&self, offset: u64, device: &'static dyn Device, to: DeviceAddr, len: u64) -> Result<u64>;
 }

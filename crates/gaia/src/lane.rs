@@ -67,7 +67,7 @@ pub(crate) struct Lane {
     watch: &'static Watch,
 }
 
-/// Stops, and those who free memory, which a driver may do only when all work has ended.
+/// Stops, and those who map or free memory: to free it, a driver may wait for all work.
 #[derive(Default)]
 struct Gate {
     pending: usize,
@@ -260,16 +260,17 @@ fn copy_of(buffer: &PinnedBuffer, into_device: bool, device: DeviceAddr, len: us
     KernelCopy { into_device, device, host: buffer.ptr, len, list }
 }
 
-/// Frees memory of a device when no stream of it is stopped; meanwhile no stop begins.
-pub(crate) fn free_between_stops(device: &'static dyn ReplicaMemory, free: impl FnOnce()) {
+/// Maps or frees memory of a device when no stream of it is stopped; meanwhile no stop begins.
+pub(crate) fn between_stops<T>(device: &'static dyn ReplicaMemory, work: impl FnOnce() -> T) -> T {
     let lane = lock(&LANES).iter().copied().find(|lane| core::ptr::addr_eq(lane.device, device));
-    let Some(lane) = lane else { return free() };
+    let Some(lane) = lane else { return work() };
     let mut gate = lock(&lane.gate);
     gate.freeing += 1;
     drop(lane.wait_while(gate, |gate| gate.pending > 0));
-    free();
+    let done = work();
     lock(&lane.gate).freeing -= 1;
     lane.changed.notify_all();
+    done
 }
 
 /// Copies memory that another process may change meanwhile.

@@ -24,10 +24,13 @@
 //!
 //! Files that are not below a mount are mapped by another way, read-only: [`leased`].
 //!
-//! Known flaws: one thread for each map; a replica is one allocation, so a map is limited by the device's memory.
+//! Device memory comes chunk by chunk, when pages are acquired, and goes when others need it ([`chunks`], [`room`]).
+//!
+//! Known flaws: one thread for each map; on a device without chunks a replica is one allocation.
 
 mod advice;
 mod attach;
+mod chunks;
 mod connection;
 mod counters;
 mod current;
@@ -47,6 +50,7 @@ mod queued_calls;
 mod ranges;
 mod reattach;
 mod replica;
+mod room;
 mod socket;
 mod staging;
 mod state;
@@ -63,6 +67,7 @@ pub use file_reader::{FileReader, OpenFile};
 pub use map::Map;
 pub use maps::{FileMap, map, unmap, unmap_range, with_map};
 pub use ranges::touches_map;
+pub use room::limit_memory;
 pub use spinio_pagecache::messages::{Access, Stats};
 pub use state::Info;
 

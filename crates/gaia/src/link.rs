@@ -89,6 +89,11 @@ impl LinkState {
         self.file.flush(offset, len)
     }
 
+    /// Has the server forget pages whose memory was taken away, whatever it takes them for.
+    pub(crate) fn drop_evicted(&mut self, runs: &[Run]) -> Result<()> {
+        runs.iter().try_for_each(|run| self.drop_pages(*run, false).and_then(|()| self.drop_pages(*run, true)))
+    }
+
     /// Asks which pages of the range are absent or stale.
     ///
     /// `fetch` false: the program overwrites them, and none is.

@@ -27,7 +27,7 @@ pub struct Map {
     len: u64,
     pub(crate) reader: Option<&'static dyn FileReader>,
     pid: u32,
-    pub(crate) state: ManuallyDrop<Mutex<State>>,
+    pub(crate) state: ManuallyDrop<Arc<Mutex<State>>>,
     pub(crate) replica: ManuallyDrop<Replica>,
     pub(crate) link: ManuallyDrop<Link>,
     pub(crate) queue: Arc<Queue>,
@@ -80,10 +80,6 @@ impl Map {
         if pages > u64::from(u32::MAX) {
             return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
         }
-        let memory = device.replica_memory().ok_or_else(|| {
-            let sentence = format!("Files cannot be mapped into the memory of {}", device.id());
-            Error::new(Errno::NOTSUP, sentence)
-        })?;
         let pages = pages as usize;
         let spec = Spec { access, first, pages };
         let link = Link::start(spec, open)?;
@@ -96,16 +92,17 @@ impl Map {
             info: Info::default(),
         };
         attach(&link, reader, &mut state)?;
-        // After the server has agreed: memory of a device is scarce.
-        let replica = Replica::new(memory, pages)?;
+        let state = Arc::new(Mutex::new(state));
+        // After the server has agreed: a device without chunks has all of the memory now.
+        let replica = Replica::new(device, spec, &state)?;
         // After the device has: a size that is wrong costs nothing.
-        state.pages = PageStates::new(pages);
+        lock(&state).pages = PageStates::new(pages);
         Ok(Map {
             spec,
             len,
             reader,
             pid: linux::getpid(),
-            state: ManuallyDrop::new(Mutex::new(state)),
+            state: ManuallyDrop::new(state),
             replica: ManuallyDrop::new(replica),
             link: ManuallyDrop::new(link),
             queue: Arc::default(),
@@ -129,7 +126,9 @@ impl Map {
 
     /// What the map has done.
     pub fn info(&self) -> Info {
-        lock(&self.state).info
+        let info = lock(&self.state).info;
+        let (device_bytes, chunks_evicted) = self.replica.usage();
+        Info { device_bytes, chunks_evicted, ..info }
     }
 
     /// Counters of the file at the server.

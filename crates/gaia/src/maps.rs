@@ -85,11 +85,19 @@ impl FileMap {
         }
     }
 
-    /// Publishes the stores to a range; the bytes that were published.
+    /// Publishes the stores to a range, and gives up what was read; the bytes that were published.
     pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
         match self {
             FileMap::Mounted(map) => map.release(offset, len),
-            FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to release")),
+            FileMap::Leased(map) => map.release(offset, len).map(|()| 0),
+        }
+    }
+
+    /// Gives up what was read; epochs for writing go on.
+    pub fn end_reading(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.end_reading(offset, len),
+            FileMap::Leased(map) => map.check_range(offset, len).map(drop),
         }
     }
 
@@ -128,7 +136,7 @@ impl FileMap {
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         match self {
             FileMap::Mounted(map) => map.discard(offset, len),
-            FileMap::Leased(_) => Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to discard")),
+            FileMap::Leased(map) => map.release(offset, len),
         }
     }
 

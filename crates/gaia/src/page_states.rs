@@ -28,6 +28,12 @@ pub(crate) struct PageStates {
     known: PageRuns<bool>,
     /// Pages of an epoch that were not fetched: changed, whatever their bytes are.
     kept: PageRuns<bool>,
+    /// Pages that were acquired for reading, and not given up.
+    reading: PageRuns<bool>,
+    /// The last ones, for acquires again and again.
+    last_read: Range<usize>,
+    /// Pages whose memory was evicted, which the server was not told.
+    evicted: PageRuns<bool>,
 }
 
 impl PageStates {
@@ -38,6 +44,9 @@ impl PageStates {
             fingerprints: vec![Fingerprint::default(); pages],
             known: PageRuns::new(false),
             kept: PageRuns::new(false),
+            reading: PageRuns::new(false),
+            last_read: 0..0,
+            evicted: PageRuns::new(false),
         }
     }
 
@@ -64,6 +73,56 @@ impl PageStates {
             self.kept.set(wide(range.clone()), false);
         }
         self.epochs.set(wide(range), epoch);
+    }
+
+    /// The runs of a range that are in epochs for writing; `None` if a page is in no epoch.
+    pub(crate) fn open_runs(&self, range: Range<usize>) -> Option<Vec<Range<usize>>> {
+        let mut open = Vec::new();
+        for (run, epoch) in self.epochs(range) {
+            if epoch == Epoch::Open {
+                open.push(run);
+            } else if self.reading.runs(wide(run)).any(|(_, reading)| !reading) {
+                return None;
+            }
+        }
+        Some(open)
+    }
+
+    /// Kernels may load them from now on.
+    pub(crate) fn begin_reading(&mut self, range: Range<usize>) {
+        if range.start < self.last_read.start || range.end > self.last_read.end {
+            self.reading.set(wide(range.clone()), true);
+            self.last_read = range;
+        }
+    }
+
+    /// Kernels no longer use them, unless they are in an epoch for writing.
+    pub(crate) fn end_reading(&mut self, range: Range<usize>) {
+        self.reading.set(wide(range), false);
+        self.last_read = 0..0;
+    }
+
+    /// Whether kernels may use a page of the range.
+    pub(crate) fn is_in_use(&self, range: Range<usize>) -> bool {
+        self.epochs(range.clone()).any(|(_, epoch)| epoch != Epoch::Closed)
+            || self.reading.runs(wide(range)).any(|(_, reading)| reading)
+    }
+
+    /// The memory of these pages is taken away.
+    pub(crate) fn lose_memory(&mut self, range: Range<usize>) {
+        self.forget(range.clone());
+        self.evicted.set(wide(range), true);
+    }
+
+    /// The runs of a range whose memory was taken away since the server was told last.
+    pub(crate) fn evicted(&self, range: Range<usize>) -> Vec<Run> {
+        let runs = self.evicted.runs(wide(range)).filter(|(_, evicted)| *evicted);
+        runs.map(|(run, _)| Run { first: run.start, count: (run.end - run.start) as u32 }).collect()
+    }
+
+    /// The server was told.
+    pub(crate) fn told(&mut self, range: Range<usize>) {
+        self.evicted.set(wide(range), false);
     }
 
     /// Whether a page of the range is in an epoch.
@@ -234,6 +293,35 @@ mod tests {
         assert_eq!((pages.has_open(0..3), pages.has_open(2..4)), (false, true));
         assert_eq!(pages.without_fingerprint(0..4, 0), [Run { first: 0, count: 2 }]);
         assert!(pages.lose_all());
+    }
+
+    #[test]
+    fn pages_are_in_use_until_they_are_given_up() {
+        let mut pages = PageStates::new(8);
+        assert_eq!(pages.open_runs(0..1), None);
+        pages.begin_reading(0..4);
+        pages.begin_reading(1..2);
+        pages.set_epoch(2..6, Epoch::Open);
+        assert_eq!(pages.open_runs(0..6), Some(std::iter::once(2..6).collect()));
+        assert_eq!((pages.open_runs(0..2), pages.open_runs(5..7)), (Some(vec![]), None));
+        pages.end_reading(1..4);
+        assert!(!pages.is_in_use(1..2) && pages.is_in_use(0..2) && pages.is_in_use(2..3) && !pages.is_in_use(6..8));
+        pages.begin_reading(1..2);
+        assert!(pages.is_in_use(1..2), "also after the same was read before");
+        pages.set_epoch(2..6, Epoch::Lost);
+        assert!(pages.is_in_use(5..8), "kernels of a lost epoch may still run");
+    }
+
+    #[test]
+    fn evicted_pages_are_forgotten_until_the_server_is_told() {
+        let run = |first, count| Run { first, count };
+        let mut pages = PageStates::new(8);
+        pages.complete_fingerprints(0, &[Fingerprint::default(); 8]);
+        pages.lose_memory(2..6);
+        assert_eq!(pages.without_fingerprint(0..8, 0), [run(2, 4)]);
+        assert_eq!((pages.evicted(0..4), pages.evicted(6..8)), (vec![run(2, 2)], vec![]));
+        pages.told(0..4);
+        assert_eq!(pages.evicted(0..8), [run(4, 2)]);
     }
 
     #[test]

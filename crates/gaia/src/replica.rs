@@ -1,30 +1,101 @@
 //! The replica: pages of the file in device memory, private to one map.
+//!
+//! A map has addresses for all of its pages, and memory for those that were acquired, in chunks ([`crate::chunks`]).
 
 #![expect(unsafe_code, reason = "copies between the device and the window")]
 
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
 use spinio_device::{
-    AppStream, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode,
+    AppStream, Device, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode,
 };
-use spinio_pagecache::messages::Run;
+use spinio_pagecache::messages::{Access, Run};
 use spinio_sys::Errno;
 
-use crate::lane::{Lane, free_between_stops};
+use crate::chunks::{Chunks, Hold};
+use crate::lane::{Lane, between_stops};
+use crate::link::Spec;
+use crate::room::Room;
+use crate::state::State;
 use crate::window::Window;
 use crate::{Error, Result};
+
+/// Pages of one scan.
+const SCAN: usize = 256 << 10;
 
 /// The memory.
 pub(crate) struct Replica {
     device: &'static dyn ReplicaMemory,
+    memory: Memory,
     start: DeviceAddr,
     pages: usize,
+    /// Where scans put fingerprints; only of maps for writing.
+    slots: Option<DeviceAddr>,
+}
+
+enum Memory {
+    Chunks(&'static Room, Arc<Chunks>),
+    /// Of a device without chunks: one allocation, which nothing limits and which is never evicted.
+    Whole,
 }
 
 impl Replica {
-    pub(crate) fn new(device: &'static dyn ReplicaMemory, pages: usize) -> Result<Replica> {
-        let start = device
-            .alloc_replica(pages as u64 * PAGE_BYTES as u64)
-            .map_err(|e| Error::device(e, "allocate the memory of a map"))?;
-        Ok(Replica { device, start, pages })
+    /// Memory for pages; `state` is that of the map.
+    pub(crate) fn new(device: &'static dyn Device, spec: Spec, state: &Arc<Mutex<State>>) -> Result<Replica> {
+        let memory = device.replica_memory().ok_or_else(|| {
+            let sentence = format!("Files cannot be mapped into the memory of {}", device.id());
+            Error::new(Errno::NOTSUP, sentence)
+        })?;
+        let pages = spec.pages;
+        let alloc = |len| memory.alloc_replica(len).map_err(|e| Error::device(e, "allocate the memory of a map"));
+        let slots = match spec.access {
+            Access::Read => None,
+            Access::Write => {
+                Some(alloc((pages.min(SCAN) * size_of::<Fingerprint>()).next_multiple_of(PAGE_BYTES) as u64)?)
+            }
+        };
+        let room = Room::of(memory);
+        let made = device.shared_memory().map_or(Ok(None), |device| room.reserve(device, pages, state));
+        let made = made.and_then(|chunks| match chunks {
+            Some(chunks) => Ok((chunks.start(), Memory::Chunks(room, chunks))),
+            None => Ok((alloc(pages as u64 * PAGE_BYTES as u64)?, Memory::Whole)),
+        });
+        let (start, chunks) = made.inspect_err(|_| {
+            let _ = slots.map(|slots| memory.free_replica(slots));
+        })?;
+        Ok(Replica { device: memory, memory: chunks, start, pages, slots })
+    }
+
+    /// Has the device memory for pages until this is dropped, and longer if they are in an epoch then. `None`: it
+    /// always has. No state of a map is locked.
+    pub(crate) fn hold(&self, pages: &Range<usize>) -> Result<Option<Hold>> {
+        match &self.memory {
+            Memory::Chunks(room, chunks) => room.hold(chunks, chunks.of_pages(pages)).map(Some),
+            Memory::Whole => Ok(None),
+        }
+    }
+
+    /// Pages are acquired now, whose memory is there.
+    pub(crate) fn touch(&self, pages: &Range<usize>) {
+        if let Memory::Chunks(room, chunks) = &self.memory {
+            room.touch(chunks, chunks.of_pages(pages));
+        }
+    }
+
+    /// Gives memory of pages back that are not in use. No state of a map is locked.
+    pub(crate) fn give_back(&self, pages: &Range<usize>) {
+        if let Memory::Chunks(room, chunks) = &self.memory {
+            room.give_back(chunks, chunks.inside(pages, self.pages));
+        }
+    }
+
+    /// Bytes of device memory, and how many chunks were evicted.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        match &self.memory {
+            Memory::Chunks(_, chunks) => chunks.usage(),
+            Memory::Whole => (self.pages as u64 * PAGE_BYTES as u64, 0),
+        }
     }
 
     /// Whose memory it is.
@@ -75,9 +146,16 @@ impl Replica {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        free_between_stops(self.device, || {
-            let _ = self.device.free_replica(self.start);
-        });
+        let free = |memory: Option<DeviceAddr>| {
+            let _ = memory.map(|memory| self.device.free_replica(memory));
+        };
+        match &self.memory {
+            Memory::Chunks(room, chunks) => room.free(chunks, || free(self.slots)),
+            Memory::Whole => between_stops(self.device, || {
+                free(Some(self.start));
+                free(self.slots);
+            }),
+        }
     }
 }
 
@@ -171,15 +249,21 @@ impl Copies<'_> {
             }
             return Ok(fingerprints);
         }
+        let no_slots = || Error::new(Errno::ACCESS, "The map is read-only");
+        let slots = self.replica.slots.ok_or_else(no_slots)?;
         let mut fingerprints = vec![Fingerprint::default(); count];
         let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
-        let scanned = runs.iter().try_for_each(|run| {
-            let (first, count) = (run.first as usize, run.count as usize);
+        let parts = runs.iter().flat_map(|run| {
+            let run = run.first as usize..run.first as usize + run.count as usize;
+            run.clone().step_by(SCAN).map(move |first| (first, run.end.min(first + SCAN) - first))
+        });
+        let scanned = parts.into_iter().try_for_each(|(first, count)| {
             let out = list.wrapping_add(done);
             done += count;
-            // SAFETY: `out` has room for the run's; the list lives until the stream was synchronized, also after a failure to synchronize: then it
-            // leaks.
-            unsafe { self.replica.device.fingerprint_pages(self.stream, self.address(first, count), count, out) }
+            let pages = self.address(first, count);
+            // SAFETY: `out` has room for the part's, and `slots`, which the map's lock keeps from others; the list lives until
+            // the stream was synchronized, also after a failure to synchronize: then it leaks.
+            unsafe { self.replica.device.fingerprint_pages(self.stream, pages, count, slots, out) }
         });
         let waited = self.replica.device.synchronize(self.stream, WaitMode::Context);
         if let Err(e) = waited {

@@ -38,6 +38,10 @@ pub struct Info {
     pub bytes_shared: u64,
     /// Acquires, of [`Info::acquires`], that sent no message: nothing had changed.
     pub acquires_unchanged: u64,
+    /// Bytes of device memory that the map has now.
+    pub device_bytes: u64,
+    /// Chunks that were evicted to make room.
+    pub chunks_evicted: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.

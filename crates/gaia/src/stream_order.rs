@@ -16,6 +16,7 @@
 //! **Locks**: a call that waits does so for the thread's stream, with the map's lock held, and a job needs that lock. So
 //! it first waits for the calls of its map that are queued, and none is queued until it ends (queued_calls.rs).
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
@@ -41,21 +42,21 @@ impl Map {
 
     /// [`Map::acquire`] in the order of a stream.
     pub fn acquire_async(self: &Arc<Map>, offset: u64, len: u64, access: Access, stream: StreamId) -> Result<()> {
-        self.pages_of(offset, len)?;
+        let pages = self.pages_of(offset, len)?;
         if access == Access::Write && self.spec.access == Access::Read {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
         }
         let acquire = move |map: &Map| map.acquire(offset, len, access);
-        self.enqueue(stream, "acquire", acquire, |_| ())
+        self.enqueue(stream, "acquire", pages, acquire, |_| ())
     }
 
     /// [`Map::overwrite`] in the order of a stream.
     pub fn overwrite_async(self: &Arc<Map>, offset: u64, len: u64, stream: StreamId) -> Result<()> {
-        self.pages_of(offset, len)?;
+        let pages = self.pages_of(offset, len)?;
         if self.spec.access == Access::Read {
             return Err(Error::new(Errno::ACCESS, "The map is read-only"));
         }
-        self.enqueue(stream, "acquire", move |map: &Map| map.overwrite(offset, len), |_| ())
+        self.enqueue(stream, "acquire", pages, move |map: &Map| map.overwrite(offset, len), |_| ())
     }
 
     /// [`Map::release`], or with `discard` [`Map::discard`], in the order of a stream. `published` gets the result before
@@ -69,19 +70,18 @@ impl Map {
         published: impl FnOnce(&Result<u64>) + Send + 'static,
     ) -> Result<()> {
         self.pages_of(offset, len)?;
-        if self.spec.access == Access::Read {
-            return Err(Error::new(Errno::INVAL, "The map is read-only: there is nothing to release"));
-        }
         let release = move |map: &Map| {
             if discard { map.discard(offset, len).map(|()| 0) } else { map.release(offset, len) }
         };
-        self.enqueue(stream, "release", release, published)
+        self.enqueue(stream, "release", 0..0, release, published)
     }
 
+    /// `pages`: those for which the call needs memory. It is made now, since it cannot be beside a stop.
     fn enqueue(
         self: &Arc<Map>,
         stream: StreamId,
         what: &'static str,
+        pages: Range<usize>,
         call: impl FnOnce(&Map) -> Result<u64> + Send + 'static,
         report: impl FnOnce(&Result<u64>) + Send + 'static,
     ) -> Result<()> {
@@ -90,6 +90,7 @@ impl Map {
         if device.is_capturing(stream) {
             return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
         }
+        let held = self.replica.hold(&pages)?;
         if !device.runs_beside_stops() {
             drop(turn);
             device.synchronize(stream, WaitMode::Context).map_err(|e| Error::device(e, "wait for the stream"))?;
@@ -106,7 +107,7 @@ impl Map {
                 let map: Option<Arc<Map>> = Weak::upgrade(&map);
                 lane.beside(stop, || run(map.as_deref(), &ticket, what, call, report));
                 drop_elsewhere(map);
-                drop((ticket, pending));
+                drop((held, ticket, pending));
             }));
         };
         device.stop_stream(stream, Box::new(reached)).map_err(|e| Error::device(e, "stop the stream"))

@@ -120,6 +120,67 @@ fn map_of_a_destroyed_context_fails_and_can_be_unmapped() {
     assert_eq!(byte, [1]);
 }
 
+/// A file of four times the limit, through chunks of the driver's virtual memory management.
+#[test]
+fn chunks_of_cuda_memory_are_evicted_and_come_back() {
+    // In a process of its own, which has a limit.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_EVICTION";
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "chunks_of_cuda_memory_are_evicted_and_come_back";
+        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    const CHUNK: usize = 2 << 20;
+    let Some(device) = gpu() else { return };
+    spinio_gaia::limit_memory(device, Some(2 * CHUNK as u64));
+    let before: Vec<u8> = (0..8 * CHUNK).map(|i| (i * 7 % 251) as u8).collect();
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), &before).unwrap()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = Arc::new(Map::new(file.as_raw_fd(), 0, before.len() as u64, Access::Write, device).unwrap());
+    let page = PAGE as u64;
+    let stream = device.acquire_stream().unwrap();
+    let mut wanted = before;
+    for round in 1..4_u8 {
+        for chunk in 0..8 {
+            // Two pages on both sides of the end of a chunk, but of the last one.
+            let at = (chunk + 1) * CHUNK - PAGE;
+            let len = (2 * PAGE).min(wanted.len() - at);
+            if round == 2 {
+                map.acquire_async(at as u64, len as u64, Access::Write, stream).unwrap();
+                map.sync(0, page).unwrap();
+            } else {
+                map.acquire(at as u64, len as u64, Access::Write).unwrap();
+            }
+            assert_eq!(load(device, &map, at, len), wanted[at..at + len], "round {round}, chunk {chunk}");
+            store(device, &map, at + 100, &[round]);
+            wanted[at + 100] = round;
+            if round == 2 {
+                map.release_async(at as u64, len as u64, false, stream, |_| ()).unwrap();
+            } else {
+                assert_eq!(map.release(at as u64, len as u64).unwrap(), page);
+            }
+            assert!(map.info().device_bytes <= 2 * CHUNK as u64);
+        }
+    }
+    map.sync(0, page).unwrap();
+    let mut now = vec![0; wanted.len()];
+    file.read_exact_at(&mut now, 0).unwrap();
+    assert!(now == wanted);
+    assert!(map.info().chunks_evicted >= 20, "{:?}", map.info());
+    // While a stream is captured nothing is evicted.
+    fake::open().unwrap().capture(1);
+    assert_eq!(map.acquire(0, page, Access::Write).unwrap_err().errno, Errno::BUSY);
+    fake::open().unwrap().capture(0);
+    map.acquire(0, page, Access::Write).unwrap();
+    assert_eq!(fake::open().unwrap().invalidated(), 0);
+    let at = map.address();
+    device.release_stream(stream);
+    drop(map);
+    assert!(registry::find(at as *const u8, 1).is_none());
+}
+
 /// Stops of streams, with the driver's waits and, as on a driver that has none, in host functions. The fake driver dies
 /// if anything is made, registered or freed while a stream waits.
 #[test]

@@ -27,7 +27,7 @@ fn server_role() {
 }
 
 fn device() -> &'static Emulated {
-    Emulated::start(Config::parse("size=4M").unwrap()).unwrap()
+    Emulated::start(Config::parse("size=64M").unwrap()).unwrap()
 }
 
 fn open(path: &Path) -> File {

@@ -36,14 +36,12 @@ const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
 /// Reads by `pread`, slowly if asked to.
 struct Plain {
-    device: &'static dyn Device,
     delay: Duration,
     bytes: Arc<AtomicU64>,
 }
 
 struct Opened {
     file: File,
-    device: &'static dyn Device,
     delay: Duration,
     bytes: Arc<AtomicU64>,
 }
@@ -52,18 +50,18 @@ impl FileReader for Plain {
     fn open(&self, _tid: u32, fd: i32) -> Result<Box<dyn OpenFile>, Error> {
         let file = File::open(format!("/proc/thread-self/fd/{fd}")).unwrap();
         let bytes = Arc::clone(&self.bytes);
-        Ok(Box::new(Opened { file, device: self.device, delay: self.delay, bytes }))
+        Ok(Box::new(Opened { file, delay: self.delay, bytes }))
     }
 }
 
 impl OpenFile for Opened {
-    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
+    fn read(&self, offset: u64, device: &'static dyn Device, to: DeviceAddr, len: u64) -> Result<u64, Error> {
         let mut bytes = vec![0; len.min(CHUNK) as usize];
         let got = self.file.read_at(&mut bytes, offset).unwrap();
         std::thread::sleep(self.delay);
         // SAFETY: the bytes live until the device was synchronized.
-        unsafe { self.device.copy_in(StreamId(0), to, bytes.as_ptr(), got) }.unwrap();
-        self.device.synchronize(StreamId(0), WaitMode::Block).unwrap();
+        unsafe { device.copy_in(StreamId(0), to, bytes.as_ptr(), got) }.unwrap();
+        device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         self.bytes.fetch_add(got as u64, SeqCst);
         Ok(got as u64)
     }
@@ -271,7 +269,7 @@ fn client(socket: &Path) {
             ["map", path, offset, bytes_of_map] => {
                 len = bytes_of_map.parse().unwrap();
                 let file = File::open(path).unwrap();
-                let reader = Plain { device, delay, bytes: Arc::clone(&bytes) };
+                let reader = Plain { delay, bytes: Arc::clone(&bytes) };
                 let (offset, sockets) = (offset.parse().unwrap(), vec![socket.to_owned()]);
                 match Map::new(file.as_raw_fd(), offset, len, Access::Read, device, &reader, sockets) {
                     Ok(made) => {

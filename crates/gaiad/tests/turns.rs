@@ -121,7 +121,7 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
     let setting = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
     let (rounds, seed) = (setting("SPINIO_GAIA_ROUNDS", 300), setting("SPINIO_GAIA_SEED", 1));
     let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [7; LEN]).unwrap()) else { return };
-    let device = Emulated::start(Config::parse("size=4M").unwrap()).unwrap();
+    let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping.

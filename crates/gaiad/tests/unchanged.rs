@@ -34,7 +34,7 @@ struct Reader {
 impl Reader {
     fn new(path: &Path) -> Reader {
         let file = File::open(path).unwrap();
-        let device = Emulated::start(Config::parse("size=4M").unwrap()).unwrap();
+        let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
         Reader { device, map: Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Read, device).unwrap() }
     }
 

@@ -152,7 +152,12 @@ impl Memory {
             return Err(PyValueError::new_err(said));
         }
         let found = Target::find(self.addr + at as u64, bytes);
-        let gone = || PyRuntimeError::new_err("The device is gone: a forked process has none");
+        let gone = || {
+            PyRuntimeError::new_err(match &self.owner {
+                Owner::Array(_) => "The device is gone: a forked process has none",
+                Owner::Map(_) => "There is no device memory: a page of a map has it while it is acquired",
+            })
+        };
         found.map(|target| (owned, target)).ok_or_else(gone)
     }
 }

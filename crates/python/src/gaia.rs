@@ -90,6 +90,11 @@ impl GaiaMap {
         self.with_map(py, |map| map.discard(offset, bytes))
     }
 
+    /// Gives up what was read of a range.
+    fn end_reading(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.end_reading(offset, bytes))
+    }
+
     /// Waits until what was released of a range is on storage.
     fn sync(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
         self.with_map(py, |map| map.sync(offset, bytes))
@@ -113,6 +118,8 @@ impl GaiaMap {
             ("releases_recovered", info.releases_recovered),
             ("bytes_shared", info.bytes_shared),
             ("acquires_unchanged", info.acquires_unchanged),
+            ("device_bytes", info.device_bytes),
+            ("chunks_evicted", info.chunks_evicted),
         ] {
             dict.set_item(name, value)?;
         }

@@ -208,6 +208,58 @@ def test_exception_in_a_block_releases_nothing(mount):
     assert plain(path) == bytes(PAGE)
 
 
+def test_reading_block_gives_up_what_no_other_block_uses(mount):
+    size = 4 * PAGE
+    path = mount.file("given-up", bytes(size))
+    with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
+
+        def is_in_use(page):
+            # A release is misuse if nothing was acquired.
+            try:
+                m.release(page * PAGE, PAGE)
+            except OSError as error:
+                assert error.errno == errno.EINVAL
+                return False
+            return True
+
+        with m.reading():
+            pass
+        assert not is_in_use(0)
+        with m.reading(0, 3 * PAGE):
+            with m.reading(PAGE, 2 * PAGE + 1):
+                pass
+            assert is_in_use(2) and not is_in_use(3)
+        assert not any(is_in_use(page) for page in range(4))
+        with m.writing(0, PAGE) as array:
+            with pytest.raises(ZeroDivisionError), m.reading():
+                raise ZeroDivisionError
+            assert not is_in_use(1)
+            array.fill(5)
+        assert plain(path) == bytes([5]) * PAGE + bytes(3 * PAGE)
+        with m.reading() as array:
+            m.unmap()
+
+
+def test_file_larger_than_its_memory_is_processed_in_parts(mount):
+    # In a process of its own, which has a limit.
+    chunk = 2 << 20
+    path = mount.file("large", bytes(8 * chunk))
+    script = f"""
+from spinio import gaia
+with gaia.open({str(path)!r}, "r+") as f, f.map(device="emulated") as m:
+    for n in range(8):
+        with m.writing(n * {chunk}, 4096) as array:
+            array.fill(n)
+    for n in range(8):
+        with m.reading(n * {chunk}, 4096) as array:
+            assert array.tobytes() == bytes([n]) * 4096
+    info = m.info()
+    assert info["device_bytes"] == 2 * {chunk} and info["chunks_evicted"] == 14, info
+"""
+    environment = dict(os.environ, SPINIO_GAIA_MEMORY="4M")
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
 def test_stores_of_a_block_that_raised_are_in_no_later_release(mount):
     path = mount.file("discarded", bytes(3 * PAGE))
     with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
@@ -369,6 +421,7 @@ def test_misuse_on_a_mount(mount):
         with raises(errno.EINVAL, path):
             m.release(0, 10)
         m.acquire(0, 10)
+        assert m.release(0, 10) == 0
         with raises(errno.EINVAL, path):
             m.release(0, 10)
         for outside in [(PAGE, 1), (0, PAGE + 1), (0, 0), (1 << 62, 1 << 62)]:
@@ -409,7 +462,12 @@ def test_unmap_waits_for_tensors_and_for_paused_device(mount):
         with f.map(device="emulated") as other, emulated.paused():
             other.unmap()
         # An array keeps its map.
-        array = f.map(device="emulated").view()
+        m = f.map(device="emulated")
+        array = m.view()
+        with pytest.raises(RuntimeError, match="acquired"):
+            array.tobytes()
+        m.acquire()
+        del m
         assert len(array) == PAGE and len(array.tobytes()) == PAGE
 
 

@@ -221,6 +221,7 @@ pub struct Table {
     // In the order of a stream; the results of releases are not reported.
     gaia_acquire_async: unsafe extern "C" fn(address: u64, len: u64, access: u32, stream: u64, report: Report) -> i64,
     gaia_release_async: unsafe extern "C" fn(address: u64, len: u64, stream: u64, report: Report) -> i64,
+    gaia_end_reading: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 }
 
 /// A move of a session.

@@ -4,7 +4,7 @@
 
 mod fake;
 
-use spinio_sys::cuda::{Context, CuError, Driver, MemoryType, Stream, event, register, stream};
+use spinio_sys::cuda::{AllocationProperties, Context, CuError, Driver, MemoryType, Stream, event, register, stream};
 
 #[test]
 fn every_symbol_resolves_and_is_callable() {
@@ -83,7 +83,7 @@ fn virtual_memory(driver: &Driver, device: i32) {
     assert_eq!(&driver.device_uuid(device).unwrap(), b"fake GPU number1");
     assert_eq!(driver.allocation_granularity(device), Ok(LEN as u64));
     let at = driver.reserve_addresses(2 * LEN, LEN).unwrap();
-    let handle = driver.create_allocation(device, LEN).unwrap();
+    let handle = driver.create_allocation(LEN, AllocationProperties::exportable(device)).unwrap();
     // SAFETY: the handles are alive, the addresses reserved, and nothing else uses them.
     unsafe {
         let fd = driver.export_allocation(handle).unwrap();

@@ -1,11 +1,4 @@
-//! Replicas of file pages in the memory of a GPU: one allocation, with room for the fingerprints of its pages.
-//!
-//! ```text
-//!   | page 0 | page 1 | ... | page n-1 | 16 bytes for each page |       cuMemAlloc
-//!                                        where the kernel puts its fingerprints, before they are copied to the host
-//! ```
-//!
-//! So a scan needs no memory of its own, and scans of different pages do not disturb each other.
+//! Replicas of file pages in the memory of a GPU.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -27,7 +20,6 @@ const PTX: &CStr = {
 const NAME: &CStr = c"spinio_fingerprint";
 
 const PAGE: u64 = PAGE_BYTES as u64;
-const FINGERPRINT: u64 = size_of::<Fingerprint>() as u64;
 
 /// Threads per block, as bounded in fingerprint.cu; a warp takes a page.
 const THREADS: u32 = 256;
@@ -67,16 +59,6 @@ impl Cuda {
         unsafe { self.driver.launch(kernel, blocks, THREADS, Cuda::raw_stream(stream), &mut parameters) }
             .map_err(|e| self.driver_error("cuLaunchKernel", e))
     }
-
-    /// Where the fingerprint of the page at `addr` is put, if `count` pages from there are in one replica.
-    fn fingerprint_slot(&self, addr: DeviceAddr, count: usize) -> Result<u64, DeviceError> {
-        let outside = DeviceError::new(ErrorKind::BadAddress, "scan of pages");
-        let (start, len) = self.driver.address_range(addr.0).map_err(|_| outside)?;
-        let pages = len / (PAGE + FINGERPRINT);
-        let first = (addr.0 - start) / PAGE;
-        let is_inside = (addr.0 - start).is_multiple_of(PAGE) && first.saturating_add(count as u64) <= pages;
-        if is_inside { Ok(start + pages * PAGE + first * FINGERPRINT) } else { Err(outside) }
-    }
 }
 
 impl ReplicaMemory for Cuda {
@@ -87,9 +69,9 @@ impl ReplicaMemory for Cuda {
         // Now, while no kernel of the program runs that waits for a release.
         self.load_fingerprint_kernel()?;
         let no_memory = DeviceError::new(ErrorKind::NoMemory, "replica");
-        let whole = (len / PAGE).checked_mul(PAGE + FINGERPRINT).and_then(|len| usize::try_from(len).ok());
+        let len = usize::try_from(len).map_err(|_| no_memory)?;
         let _entered = self.enter()?;
-        let at = self.driver.alloc(whole.ok_or(no_memory)?).map_err(|e| self.driver_error("cuMemAlloc", e))?;
+        let at = self.driver.alloc(len).map_err(|e| self.driver_error("cuMemAlloc", e))?;
         Ok(DeviceAddr(at))
     }
 
@@ -109,6 +91,7 @@ impl ReplicaMemory for Cuda {
         stream: StreamId,
         addr: DeviceAddr,
         count: usize,
+        slots: DeviceAddr,
         out: *mut Fingerprint,
     ) -> Result<(), DeviceError> {
         if count == 0 {
@@ -116,11 +99,10 @@ impl ReplicaMemory for Cuda {
         }
         let kernel = self.load_fingerprint_kernel()?;
         let _entered = self.enter()?;
-        let slot = self.fingerprint_slot(addr, count)?;
-        // SAFETY: the pages and their slots are inside of the replica, which the caller keeps.
-        unsafe { self.launch_fingerprints(kernel, stream, addr, count, slot) }?;
-        // SAFETY: the caller has room for `count` fingerprints until the stream is synchronized.
-        unsafe { self.driver.copy_out(out.cast(), slot, count * size_of::<Fingerprint>(), Cuda::raw_stream(stream)) }
+        // SAFETY: the pages and the slots are the caller's, and stay until the stream is synchronized.
+        unsafe { self.launch_fingerprints(kernel, stream, addr, count, slots.0) }?;
+        // SAFETY: as above; the caller has room for `count` fingerprints.
+        unsafe { self.driver.copy_out(out.cast(), slots.0, count * size_of::<Fingerprint>(), Cuda::raw_stream(stream)) }
             .map_err(|e| self.driver_error("cuMemcpyDtoHAsync", e))
     }
 

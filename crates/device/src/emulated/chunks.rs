@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use spinio_sys::linux::{self, Fd};
 
 use super::first_fit::FirstFit;
-use super::memory::Direction;
+use super::memory::{Direction, POISON};
 use crate::host_memory::{ANON, NONE, RW, SHARED, system_error};
 use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind};
 
@@ -48,6 +48,7 @@ struct Window {
 struct MappedChunk {
     len: u64,
     writable: bool,
+    is_private: bool,
 }
 
 #[derive(Debug, Default)]
@@ -132,26 +133,21 @@ impl Chunks {
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
         let (fd, _) = *state.handles.get(&chunk.0).filter(|(_, whole)| *whole == len).ok_or(outside)?;
-        let inside =
-            state.reserved.find(at).is_some_and(|(start, room)| at - start <= room && room - (at - start) >= len);
-        let before = state.mapped.range(..at + len).next_back();
-        if !inside || before.is_some_and(|(start, mapped)| start + mapped.len > at) {
-            return Err(outside);
-        }
-        let access = state.kernel_protection(writable);
-        let size = len as usize;
-        // SAFETY: both ranges are of the window and have no chunk, so nothing uses them; the file cannot shrink.
-        let mapped = unsafe {
-            linux::mmap(addr.0 as *mut u8, size, access, SHARED | FIXED, fd, 0)
-                .and_then(|_| linux::mmap((window.alias + at) as *mut u8, size, RW, SHARED | FIXED, fd, 0))
-        };
-        if let Err(e) = mapped {
-            window.clear(at, len);
-            return Err(system_error("mmap", e));
-        }
-        window.exclude_from_children(at, len);
-        state.mapped.insert(at, MappedChunk { len, writable });
+        window.map(&mut state, at, MappedChunk { len, writable, is_private: false }, fd)
+    }
+
+    /// Maps a memory file that has no handle; for the worker.
+    pub(super) fn map_private(&self, addr: DeviceAddr, len: u64, fd: Fd) -> Result<()> {
+        let (at, window) = self.locate(addr).ok_or(DeviceError::new(BAD, "mapping of a chunk"))?;
+        window.map(&mut self.lock(), at, MappedChunk { len, writable: true, is_private: true }, fd)?;
+        // SAFETY: mapped above, and used by nothing yet.
+        unsafe { core::ptr::write_bytes((window.alias + at) as *mut u8, POISON, len as usize) };
         Ok(())
+    }
+
+    /// Bytes of private chunks.
+    pub(super) fn private_bytes(&self) -> u64 {
+        self.lock().mapped.values().filter(|chunk| chunk.is_private).map(|chunk| chunk.len).sum()
     }
 
     /// Changes what kernels and copies may do with the chunks of a range.
@@ -279,6 +275,31 @@ impl State {
 }
 
 impl Window {
+    /// Maps a memory file of a chunk's length into both views.
+    fn map(&self, state: &mut State, at: u64, chunk: MappedChunk, fd: Fd) -> Result<()> {
+        let MappedChunk { len, writable, .. } = chunk;
+        let inside =
+            state.reserved.find(at).is_some_and(|(start, room)| at - start <= room && room - (at - start) >= len);
+        let before = state.mapped.range(..at + len).next_back();
+        if !inside || before.is_some_and(|(start, mapped)| start + mapped.len > at) {
+            return Err(DeviceError::new(BAD, "mapping of a chunk"));
+        }
+        let access = state.kernel_protection(writable);
+        let size = len as usize;
+        // SAFETY: both ranges are of the window and have no chunk, so nothing uses them; the file cannot shrink.
+        let mapped = unsafe {
+            linux::mmap((self.base + at) as *mut u8, size, access, SHARED | FIXED, fd, 0)
+                .and_then(|_| linux::mmap((self.alias + at) as *mut u8, size, RW, SHARED | FIXED, fd, 0))
+        };
+        if let Err(e) = mapped {
+            self.clear(at, len);
+            return Err(system_error("mmap", e));
+        }
+        self.exclude_from_children(at, len);
+        state.mapped.insert(at, chunk);
+        Ok(())
+    }
+
     fn protect(&self, at: u64, len: u64, access: u32) -> Result<()> {
         // SAFETY: memory of a mapped chunk; a program that relies on its protection has the error that this detects.
         unsafe { linux::mprotect((self.base + at) as *mut u8, len as usize, access) }

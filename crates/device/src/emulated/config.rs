@@ -20,12 +20,23 @@ pub struct Config {
     pub pin_latency: Duration,
     /// The time to unregister pages, as if a kernel of that length were running.
     pub unpin_latency: Duration,
+    /// Memory can be mapped in chunks, as GPUs can that have virtual memory management.
+    pub vmm: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
         let (latency, pin, unpin) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        Config { size: 1 << 30, bar: 0, p2p: false, bandwidth: None, latency, pin_latency: pin, unpin_latency: unpin }
+        Config {
+            size: 1 << 30,
+            bar: 0,
+            p2p: false,
+            bandwidth: None,
+            latency,
+            pin_latency: pin,
+            unpin_latency: unpin,
+            vmm: true,
+        }
     }
 }
 
@@ -65,9 +76,10 @@ impl Config {
                 "latency_us" => config.latency = latency(value).map_err(invalid)?,
                 "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
                 "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
+                "vmm" => config.vmm = flag(value).map_err(invalid)?,
                 _ => {
                     return Err(invalid(
-                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us and unpin_us",
+                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us, unpin_us and vmm",
                     ));
                 }
             }
@@ -137,7 +149,7 @@ mod tests {
     fn keys_are_optional_and_in_any_order() {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         assert_eq!(
-            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7"),
+            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7,vmm=0"),
             Ok(Config {
                 size: 1 << 30,
                 bar: 64 << 20,
@@ -145,7 +157,8 @@ mod tests {
                 bandwidth: Some(12e9),
                 latency: Duration::from_micros(10),
                 pin_latency: Duration::from_micros(6),
-                unpin_latency: Duration::from_micros(7)
+                unpin_latency: Duration::from_micros(7),
+                vmm: false,
             })
         );
         assert_eq!(Config::parse("size=5000").unwrap().size, 8192);

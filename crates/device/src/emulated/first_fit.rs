@@ -49,6 +49,11 @@ impl FirstFit {
         (at - start < len).then_some((start, len))
     }
 
+    /// The room of all allocations.
+    pub(super) fn bytes(&self) -> u64 {
+        self.allocated.values().filter_map(|len| round_up_to_pages(*len)).sum()
+    }
+
     /// The number of allocations.
     pub(super) fn count(&self) -> usize {
         self.allocated.len()

@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_sys::linux;
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, GRANULARITY};
 use super::first_fit::{FirstFit, round_up_to_pages};
 use crate::host_memory::{NONE, RW, SHARED, system_error};
 use crate::{DeviceAddr, DeviceError, ErrorKind};
@@ -109,7 +109,14 @@ impl Memory {
         if len == 0 {
             return Err(DeviceError::new(ErrorKind::Unsupported, "allocation of 0 bytes"));
         }
-        let at = self.lock_allocator().alloc(region, len).ok_or(full)?;
+        let mut fit = self.lock_allocator();
+        // Addresses may be free whose memory private chunks have.
+        let used = fit.bytes() + self.chunks.private_bytes();
+        if round_up_to_pages(len).is_none_or(|room| room > self.size.saturating_sub(used)) {
+            return Err(full);
+        }
+        let at = fit.alloc(region, len).ok_or(full)?;
+        drop(fit);
         let room = round_up_to_pages(len).unwrap_or(len) as usize;
         // SAFETY: the pages are this allocation's, which is not published yet, and the view is mapped forever.
         unsafe { core::ptr::write_bytes((self.alias + at) as *mut u8, POISON, room) };
@@ -122,6 +129,22 @@ impl Memory {
             }
         }
         Ok(DeviceAddr(self.base + at))
+    }
+
+    /// Maps a private chunk into a reservation; for the worker, whose table gets its descriptor for a moment.
+    pub(super) fn map_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError> {
+        if len == 0 || !len.is_multiple_of(GRANULARITY) {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
+        }
+        // Held until the chunk counts.
+        let fit = self.lock_allocator();
+        if len > self.size.saturating_sub(fit.bytes() + self.chunks.private_bytes()) {
+            return Err(DeviceError::new(ErrorKind::NoMemory, "chunk on the emulated device"));
+        }
+        let fd = linux::sized_memfd(c"spinio-chunk", len).map_err(|e| system_error("memfd_create", e))?;
+        let mapped = self.chunks.map_private(addr, len, fd);
+        let _ = linux::close(fd);
+        mapped
     }
 
     /// Frees an allocation; the engine must not use it any more.

@@ -397,7 +397,7 @@ impl Device for Emulated {
     }
 
     fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
-        Some(self)
+        self.config.vmm.then_some(self)
     }
 }
 

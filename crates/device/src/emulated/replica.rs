@@ -1,4 +1,4 @@
-//! Replicas of file pages on the emulated device: ordinary allocations, and a scan that stands for the GPU kernel.
+//! Replicas of file pages on the emulated device: a scan that stands for the GPU kernel.
 //!
 //! The scan reads the pages when the stream reaches it, through the engine's view of the memory.
 
@@ -36,6 +36,21 @@ impl ReplicaMemory for Emulated {
     }
 
     unsafe fn fingerprint_pages(
+        &self,
+        stream: StreamId,
+        addr: DeviceAddr,
+        count: usize,
+        slots: DeviceAddr,
+        out: *mut Fingerprint,
+    ) -> Result<(), DeviceError> {
+        // What a GPU would use must be there.
+        let room = count.saturating_mul(size_of::<Fingerprint>());
+        self.memory.engine_addr(slots, room, Direction::Store, "scan of pages")?;
+        // SAFETY: guaranteed by the caller; there is no difference.
+        unsafe { self.fingerprint_pages_beside_stops(stream, addr, count, out) }
+    }
+
+    unsafe fn fingerprint_pages_beside_stops(
         &self,
         stream: StreamId,
         addr: DeviceAddr,

@@ -1,7 +1,8 @@
-//! Memory that several processes map: a chunk is a memory file whose length is sealed.
+//! Memory in chunks: a chunk is a memory file, whose length is sealed if other processes may map it.
 //!
 //! Emulated devices of the same number are one device to the processes of a machine: they share chunks, as two
-//! processes do that use one GPU. Known difference: memory of chunks is not limited by the size of the device.
+//! processes do that use one GPU. Private chunks count toward the size of the device, and contain [`super::POISON`]
+//! first. Known difference: chunks that are shared do not count.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -71,6 +72,26 @@ impl SharedMemory for Emulated {
         self.worker.run_blocking(|| self.memory.chunks.map(addr, len, chunk, writable))?
     }
 
+    fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize> {
+        self.check()?;
+        let mut at = addr;
+        for (n, len) in lens.iter().enumerate() {
+            match self.worker.run_blocking(|| self.memory.map_private_chunk(at, *len))? {
+                Ok(()) => at = at.offset(*len),
+                Err(e) if e.kind == ErrorKind::NoMemory => return Ok(n),
+                Err(e) => {
+                    let mut at = addr;
+                    for len in &lens[..n] {
+                        let _ = self.memory.chunks.unmap(at, *len);
+                        at = at.offset(*len);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        Ok(lens.len())
+    }
+
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<()> {
         self.check()?;
         self.memory.chunks.protect(addr, len, writable)
@@ -78,6 +99,7 @@ impl SharedMemory for Emulated {
 
     fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<()> {
         self.check()?;
+        self.engine.synchronize_all();
         self.memory.chunks.unmap(addr, len)
     }
 

@@ -176,7 +176,7 @@ impl Map {
         let end = (chunks.end * content.chunk_bytes()).min(content.size);
         let mut at = from;
         while at < end {
-            match self.file.read(at, state.chunks.address(at), end - at)? {
+            match self.file.read(at, self.device, state.chunks.address(at), end - at)? {
                 // Truncated, so the daemon does not keep the chunks.
                 0 => break,
                 got => at += got,

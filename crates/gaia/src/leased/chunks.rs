@@ -58,6 +58,20 @@ impl Chunks {
         self.slots.get(&(chunk * content.chunk_bytes())).is_some_and(|slot| slot.content == content.id && !slot.zeros)
     }
 
+    /// Whether all of a range is mapped, of whatever content.
+    pub(super) fn covers(&self, range: &Range<u64>) -> bool {
+        let end = self.slots.range(..range.end).fold(range.start, |end, (at, slot)| match *at <= end {
+            true => end.max(at + slot.len),
+            false => end,
+        });
+        end >= range.end
+    }
+
+    /// Bytes of device memory that are mapped.
+    pub(super) fn bytes(&self) -> u64 {
+        self.slots.values().filter(|slot| !slot.zeros).map(|slot| slot.len).sum()
+    }
+
     /// Whether a chunk of another content is mapped: memory that a kernel may still use.
     pub(super) fn has_others(&self, content: ContentId) -> bool {
         self.slots.values().any(|slot| slot.content != content)

@@ -102,6 +102,14 @@ impl Map {
         self.bytes
     }
 
+    /// Without effect, since there are no stores to publish, and other programs use the memory too. An error if the range
+    /// was not acquired.
+    pub fn release(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.check_range(offset, len)?;
+        let acquired = lock(&self.state).chunks.covers(&range);
+        if acquired { Ok(()) } else { Err(Error::new(Errno::INVAL, "The range was not acquired")) }
+    }
+
     /// The bytes of the file that `len` bytes from byte `offset` of the map are.
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.bytes());
@@ -111,7 +119,8 @@ impl Map {
 
     /// What the map has done.
     pub fn info(&self) -> Info {
-        lock(&self.state).info
+        let state = lock(&self.state);
+        Info { device_bytes: state.chunks.bytes(), ..state.info }
     }
 
     /// Waits for the work that this thread has queued.

@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) syncs: u32,
     /// Bytes by which the size that programs see is larger than the server's.
     pub(crate) unflushed: u64,
+    /// No program has the file open for writing.
+    pub(crate) no_writers: bool,
 }
 
 #[derive(Clone)]
@@ -120,7 +122,8 @@ impl Server {
                     Reply::Mapped { owner: 1, size: file_len(&self.path) }.encode(&mut out);
                     let counters = memory_file(&self.window_name(), PAGE as u64);
                     // The second word: a program may have it open for writing.
-                    rustix::io::pwrite(&counters, &1u64.to_ne_bytes(), 8).unwrap();
+                    let writers = u64::from(!self.state.lock().unwrap().no_writers);
+                    rustix::io::pwrite(&counters, &writers.to_ne_bytes(), 8).unwrap();
                     let descriptors = [memory.as_fd(), file.as_fd(), counters.as_fd(), counters.as_fd()];
                     send_descriptors(socket, &out, &descriptors);
                     window = Some(File::from(memory));

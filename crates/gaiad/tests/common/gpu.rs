@@ -21,7 +21,7 @@ const MARK: &str = "client: ";
 
 /// A device of its own.
 pub fn device() -> &'static Emulated {
-    Emulated::start(Config::parse("size=4M").unwrap()).unwrap()
+    Emulated::start(Config::parse("size=64M").unwrap()).unwrap()
 }
 
 /// Opens a file as most tests do.

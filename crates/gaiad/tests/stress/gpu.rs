@@ -25,7 +25,7 @@ struct Gpu<'a> {
 }
 
 pub(crate) fn run(life: &Life, board: &Board, file: &File, at: &Path, random: Random) {
-    let device = Emulated::start(Config::parse("size=4M").unwrap()).unwrap();
+    let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
     let mut gpu = Gpu { life, board, device, random };
     let mut round = 0;
     while !board.is_over() {

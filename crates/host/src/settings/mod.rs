@@ -106,6 +106,8 @@ pub struct Settings {
     pub cost_model_dir: Option<String>,
     /// `SPINIO_TRACE`
     pub trace: bool,
+    /// `SPINIO_GAIA_MEMORY`: bytes of device memory that maps of mounted files may have on each device
+    pub gaia_memory: Option<u64>,
     /// `SPINIO_GAIA_SOCKET`: the socket of the daemon of leased files
     pub gaia_socket: Option<String>,
     /// XDG_RUNTIME_DIR, where the counters and the socket are without a setting
@@ -136,6 +138,7 @@ impl Default for Settings {
             stats: None,
             cost_model_dir: None,
             trace: false,
+            gaia_memory: None,
             gaia_socket: None,
             runtime_dir: None,
         }
@@ -303,6 +306,10 @@ impl Settings {
             }
             "" | "0" => true,
             _ => false,
+        });
+        parse_setting("SPINIO_GAIA_MEMORY", &mut |v| {
+            s.gaia_memory = parse_bytes(v).filter(|bytes| *bytes >= 2 << 20);
+            s.gaia_memory.is_some()
         });
         parse_setting("SPINIO_GAIA_SOCKET", &mut |v| {
             s.gaia_socket = Some(v.to_owned()).filter(|path| path.starts_with('/') && path.len() <= 107);

@@ -152,7 +152,7 @@ pub const TABLE: &[Row] = &[
     Row {
         name: "SPINIO_EMULATED",
         old: None,
-        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages",
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages; `vmm=0`: no memory in chunks",
         default: "`size=1G,bar=0`, unlimited speed",
         doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth (GB/s) and latency of its DMA \
               engine, and whether the host-mapped part counts as P2P-mapped.",
@@ -203,6 +203,15 @@ pub const TABLE: &[Row] = &[
         default: NO_EFFECT,
         doc: "Deprecated: accepted in this release, without effect. On-line cost correction, which this setting \
               switched, was removed: it had no measurable effect.",
+    },
+    Row {
+        name: "SPINIO_GAIA_MEMORY",
+        old: None,
+        values: "bytes, at least `2M`; `K`, `M`, `G`",
+        default: "no limit",
+        doc: "Upper limit of the device memory that all maps of files of GAIA mounts have in a process, on each device. \
+              What was acquired least recently and is not in use is evicted, as without a limit when the device is full. \
+              Maps of leased files, and 16 bytes for each page of a map for writing (4 MiB at most), do not count.",
     },
     Row {
         name: "SPINIO_GAIA_SOCKET",

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Generator, TypeVar
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["File", "Map", "open"]
 
 _T = TypeVar("_T")
+_PAGE = 4096
 
 
 class File(_file.File):
@@ -96,20 +98,27 @@ class Map:
     a thread.
 
         with m.writing(0, n) as array: ...     # acquires for writing, and releases at the end; or discards
-        with m.reading(0, n) as array: ...     # acquires
+        with m.reading(0, n) as array: ...     # acquires, and gives up at the end
+
+    Device memory is needed for what is in use: what was acquired and not given up. The rest may be evicted, and comes back
+    with the next acquire.
 
     Both calls start after the work queued on this thread's stream (`spinio.stream`), and wait without the GIL; Ctrl-C
     waits for them. Ranges are bytes of the map; without nbytes, to its end.
 
     Errors are an OSError with errno and the file's name. ESTALE: the server was restarted in the epoch, and nothing of
     it was published; acquire again and redo it. EINVAL: the range is empty or outside of the map, or a released page
-    was not acquired for writing. EACCES: the map is read-only. ENOSPC: the server has no memory for so many pages; the
+    was not acquired. EACCES: the map is read-only. ENOMEM: all device memory is in use; release ranges, or acquire less
+    at once. ENOSPC: the server has no memory for so many pages; the
     epoch goes on, and parts of the range may fit. A map that was unmapped, or that the parent of this process has, is a
     ValueError.
     """
 
     def __init__(self, mapped: _spinio.GaiaMap, name: Any, write: bool) -> None:
         self._mapped, self._name, self._write = mapped, name, write
+        # The pages of blocks that read, and what guards them.
+        self._reading: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
 
     @property
     def address(self) -> int:
@@ -160,9 +169,9 @@ class Map:
         return self._call(self._mapped.acquire, offset, nbytes, bool(write), bool(overwrite))
 
     def release(self, offset: int = 0, nbytes: int | None = None) -> int:
-        """Publishes the stores to a range that was acquired for writing, and ends its epoch; all of it or nothing.
+        """Publishes the stores to a range that was acquired, and ends its epoch; all of it or nothing.
 
-        Returns the bytes of the pages that were published, 0 if no store changed a byte. Stores past the end of the
+        Of pages that were acquired for reading only, nothing is published; kernels no longer use them. Returns the bytes of the pages that were published, 0 if no store changed a byte. Stores past the end of the
         file are dropped.
         """
         return self._call(self._mapped.release, *self._range(offset, nbytes))
@@ -194,8 +203,8 @@ class Map:
     def discard(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Drops the stores to a range that were not released, and ends its epoch: no program sees them.
 
-        The range is extended to whole pages; the next acquire fetches them again. Pages that were not acquired for
-        writing stay as they are, and an epoch that was lost just ends.
+        The range is extended to whole pages; the next acquire fetches them again. Of pages that were not acquired for
+        writing only the reading ends, and an epoch that was lost just ends.
         """
         self._call(self._mapped.discard, *self._range(offset, nbytes))
 
@@ -205,10 +214,24 @@ class Map:
 
     @contextlib.contextmanager
     def reading(self, offset: int = 0, nbytes: int | None = None) -> Generator[emulated.Array, None, None]:
-        """Acquires a range for a block, which gets it as a read-only array of bytes."""
+        """Acquires a range for a block, which gets it as a read-only array of bytes, and gives it up at the end.
+
+        After that, device memory of these pages may be evicted, and GPU kernels must not load from them, unless another
+        block reads or writes them. An earlier `acquire` for reading ends too; epochs for writing go on.
+        """
         offset, nbytes = self._range(offset, nbytes)
         self.acquire(offset, nbytes)
-        yield self._array(offset, nbytes, True)
+        pages = (offset // _PAGE * _PAGE, min(self.nbytes, -(-(offset + nbytes) // _PAGE) * _PAGE))
+        with self._lock:
+            self._reading.append(pages)
+        try:
+            yield self._array(offset, nbytes, True)
+        finally:
+            # ValueError: the block has unmapped.
+            with self._lock, contextlib.suppress(ValueError):
+                self._reading.remove(pages)
+                for start, end in _outside(pages, self._reading):
+                    self._call(self._mapped.end_reading, start, end - start)
 
     @contextlib.contextmanager
     def writing(
@@ -282,6 +305,15 @@ def open(
 ) -> File:
     """Opens a file as spinio.open does; returns a File, which can be mapped. Maps for writing need mode "r+"."""
     return File(path, mode, closefd, opener)
+
+
+def _outside(pages: tuple[int, int], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of a range that are in no other."""
+    parts = [pages]
+    for first, last in others:
+        cut = [((start, min(end, first)), (max(start, last), end)) for start, end in parts]
+        parts = [(start, end) for pair in cut for start, end in pair if start < end]
+    return parts
 
 
 def _stream_handle(stream: Any) -> int:

@@ -96,6 +96,13 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_discard)(address, len, report) }).map(drop)
     }
 
+    /// Gives up what was read of a range; epochs for writing go on.
+    pub fn end_reading(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_end_reading)(address, len, report) }).map(drop)
+    }
+
     /// Returns when what was released of a range is on storage.
     pub fn sync(&self, offset: u64, len: u64) -> Result<(), Error> {
         let address = self.address_of(offset, len)?;

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use spinio_device::{DeviceAddr, Target, registry};
+use spinio_device::{Allocation, Device, DeviceAddr, Target};
 use spinio_gaia::{Error, FileReader, OpenFile};
 use spinio_io::{ShadowFile, runtime};
 use spinio_sys::Errno;
@@ -24,11 +24,10 @@ impl FileReader for Routes {
 }
 
 impl OpenFile for Opened {
-    fn read(&self, offset: u64, to: DeviceAddr, len: u64) -> Result<u64, Error> {
+    fn read(&self, offset: u64, device: &'static dyn Device, to: DeviceAddr, len: u64) -> Result<u64, Error> {
+        // Not looked up: a driver knows memory in chunks by device, not by context.
+        let allocation = Allocation { device, start: to, len, host_mapped: false, p2p_mapped: false };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        // Queried: the driver may not have been seen yet, or the address have been one of the host before.
-        let allocation = registry::find_or_query(to.0 as *const u8, len)
-            .ok_or_else(|| Error::new(Errno::FAULT, "The memory of the map is not known as a device's"))?;
         let read = runtime().read(self.0.fd(), Some(offset), Target { allocation, addr: to }, len);
         read.map(|got| got as u64).map_err(|e| Error::new(e.kind.errno(), e.to_string()))
     }

@@ -107,6 +107,12 @@ pub(super) unsafe extern "C" fn discard(address: u64, len: u64, report: Report) 
     unsafe { count(report, discard) }
 }
 
+pub(super) unsafe extern "C" fn end_reading(address: u64, len: u64, report: Report) -> i64 {
+    let end = || Ok(spinio_gaia::with_map(address, |map, offset| map.end_reading(offset, len).map(|()| 0))?);
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, end) }
+}
+
 pub(super) unsafe extern "C" fn sync(address: u64, len: u64, report: Report) -> i64 {
     let sync = || Ok(spinio_gaia::with_map(address, |map, offset| map.sync(offset, len).map(|()| 0))?);
     // SAFETY: the report is the caller's.

@@ -77,6 +77,7 @@ pub const TABLE: Table = Table {
     gaia_device: gaia::device_of,
     gaia_acquire_async: gaia::acquire_async,
     gaia_release_async: gaia::release_async,
+    gaia_end_reading: gaia::end_reading,
 };
 
 extern "C" fn version() -> *const c_char {

@@ -154,9 +154,14 @@ pub struct AllocationProperties {
 impl AllocationProperties {
     /// Memory of a device that can be exported as a descriptor.
     pub fn exportable(ordinal: i32) -> AllocationProperties {
+        AllocationProperties { handle_types: 1, ..AllocationProperties::private(ordinal) }
+    }
+
+    /// Memory of a device for this process alone.
+    pub fn private(ordinal: i32) -> AllocationProperties {
         AllocationProperties {
             kind: 1,
-            handle_types: 1,
+            handle_types: 0,
             location: Location::device(ordinal),
             win32_attributes: 0,
             compression: 0,

@@ -423,6 +423,7 @@ static int new_chunk(unsigned long long *h, int fd, size_t n) {
 int cuMemCreate(unsigned long long *h, size_t n, const int *prop, unsigned long long f) {
     (void)prop, (void)f;
     at_home();
+    no_stop("cuMemCreate");
     if (!n || n % (2 << 20)) return INVALID;
     int fd = memfd_create("chunk", MFD_CLOEXEC);
     return fd < 0 || ftruncate(fd, n) ? NOMEM : new_chunk(h, fd, n);
@@ -445,6 +446,7 @@ int cuMemImportFromShareableHandle(unsigned long long *h, void *os, int type) {
 }
 int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
     at_home();
+    no_stop("cuMemMap");
     live(h);
     if (offset || f || n != chunk[h - 1].len || find(a)) return INVALID;
     int i = 0;
@@ -458,6 +460,7 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
 }
 int cuMemUnmap(uint64_t a, size_t n) {
     at_home();
+    no_stop("cuMemUnmap");
     while (n) {
         range *r = find(a);
         if (!r || r->start != a || r->len > n) return INVALID;
@@ -468,6 +471,7 @@ int cuMemUnmap(uint64_t a, size_t n) {
 }
 int cuMemSetAccess(uint64_t a, size_t n, const int *access, size_t count) {
     at_home();
+    no_stop("cuMemSetAccess");
     for (size_t i = 0; i < count; i++) if (access[3 * i] != 1 || access[3 * i + 2] != access[2]) return INVALID;
     if (!count || (access[2] != 1 && access[2] != 3)) return INVALID;
     while (n) {

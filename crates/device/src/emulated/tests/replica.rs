@@ -3,11 +3,17 @@
 use super::*;
 use crate::{Fingerprint, PAGE_BYTES};
 
+fn slots(device: &Emulated) -> DeviceAddr {
+    device.alloc_replica(PAGE_BYTES as u64).unwrap()
+}
+
 fn scan(device: &Emulated, stream: StreamId, at: DeviceAddr, count: usize) -> Vec<Fingerprint> {
     let mut out = vec![Fingerprint::default(); count];
+    let slots = slots(device);
     // SAFETY: the stream is synchronized before the list is read.
-    unsafe { device.fingerprint_pages(stream, at, count, out.as_mut_ptr()) }.unwrap();
+    unsafe { device.fingerprint_pages(stream, at, count, slots, out.as_mut_ptr()) }.unwrap();
     device.synchronize(stream, WaitMode::Block).unwrap();
+    device.free_replica(slots).unwrap();
     out
 }
 
@@ -32,14 +38,14 @@ fn scan_runs_in_the_order_of_its_stream() {
     let at = device.alloc_replica(PAGE_BYTES as u64).unwrap();
     let (old, new) = ([1u8; PAGE_BYTES], [2u8; PAGE_BYTES]);
     write_device(device, at, &old);
-    let stream = device.acquire_stream().unwrap();
+    let (stream, slots) = (device.acquire_stream().unwrap(), slots(device));
     let mut out = [Fingerprint::default(); 2];
     device.pause();
     // SAFETY: the list and the bytes live until the synchronization below.
     unsafe {
-        device.fingerprint_pages(stream, at, 1, out.as_mut_ptr()).unwrap();
+        device.fingerprint_pages(stream, at, 1, slots, out.as_mut_ptr()).unwrap();
         device.copy_in(stream, at, new.as_ptr(), new.len()).unwrap();
-        device.fingerprint_pages(stream, at, 1, out.as_mut_ptr().add(1)).unwrap();
+        device.fingerprint_pages(stream, at, 1, slots, out.as_mut_ptr().add(1)).unwrap();
     }
     device.resume();
     device.synchronize(stream, WaitMode::Block).unwrap();
@@ -51,10 +57,10 @@ fn scan_runs_in_the_order_of_its_stream() {
 fn scan_outside_an_allocation_is_refused() {
     let device = device("size=1M");
     let at = device.alloc_replica(2 * PAGE_BYTES as u64).unwrap();
-    let mut out = [Fingerprint::default(); 4];
+    let (mut out, slots) = ([Fingerprint::default(); 4], slots(device));
     for (at, count) in [(at, 3), (DeviceAddr(4096), 1), (at, usize::MAX / 2)] {
         // SAFETY: refused before anything is enqueued.
-        let refused = unsafe { device.fingerprint_pages(DEFAULT_STREAM, at, count, out.as_mut_ptr()) };
+        let refused = unsafe { device.fingerprint_pages(DEFAULT_STREAM, at, count, slots, out.as_mut_ptr()) };
         assert_eq!(refused.unwrap_err().kind, ErrorKind::BadAddress);
     }
     assert!(device.alloc_replica(100).is_err());

@@ -57,6 +57,65 @@ fn chunks_side_by_side_are_one_range() {
 }
 
 #[test]
+fn private_chunks_are_memory_of_the_device_until_they_are_unmapped() {
+    let device = device("size=8M");
+    let at = device.reserve(5 * G).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G, 2 * G]), Ok(2));
+    assert_eq!(read_device(device, at.offset(G - 2), 4), [POISON; 4]);
+    let bytes = pattern(5000, 1);
+    write_device(device, at.offset(G - 100), &bytes);
+    run_kernel(device, at.offset(G - 99));
+    assert_eq!(read_device(device, at.offset(G - 100), 4), [bytes[0], 7, bytes[2], bytes[3]]);
+    let found = registry::find((at.0 + G - 5) as *const u8, 1).unwrap();
+    assert_eq!((found.start, found.len), (at, 3 * G));
+    assert!(device.map_private_chunks(at, &[G]).is_err(), "occupied");
+    // One fits, and then neither a chunk nor an allocation.
+    assert_eq!(device.map_private_chunks(at.offset(3 * G), &[G, G]), Ok(1));
+    assert_eq!(device.map_private_chunks(at.offset(4 * G), &[G]), Ok(0));
+    assert_eq!(device.alloc(1, false).unwrap_err().kind, ErrorKind::NoMemory);
+    device.unmap_chunk(at, G).unwrap();
+    // SAFETY: refused.
+    assert!(unsafe { device.copy_out(DEFAULT_STREAM, [0u8; 1].as_mut_ptr(), at, 1) }.is_err());
+    // Its memory is free: for an allocation, and then not for a chunk.
+    let memory = device.alloc(1, false).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G]), Ok(0));
+    device.free(memory).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G]), Ok(1));
+    assert_eq!(read_device(device, at.offset(G - 100), 100), [POISON; 100], "new memory");
+    for (chunk, len) in [(0, G), (1, 2 * G), (3, G)] {
+        device.unmap_chunk(at.offset(chunk * G), len).unwrap();
+    }
+    device.free_reservation(at, 5 * G).unwrap();
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
+}
+
+#[test]
+fn chunk_is_unmapped_after_the_work_that_uses_it() {
+    let device = device("size=4M");
+    let at = device.reserve(G).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G]), Ok(1));
+    let (source, mut back) = ([9u8; 100], [0u8; 100]);
+    device.pause();
+    std::thread::scope(|scope| {
+        // SAFETY: the bytes live until the copies are done, which unmapping waits for.
+        unsafe {
+            device.copy_in(DEFAULT_STREAM, at, source.as_ptr(), 100).unwrap();
+            device.copy_out(DEFAULT_STREAM, back.as_mut_ptr(), at, 100).unwrap();
+        }
+        let unmapping = scope.spawn(|| device.unmap_chunk(at, G).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!unmapping.is_finished());
+        device.resume();
+    });
+    assert_eq!(back, source);
+}
+
+#[test]
+fn device_without_chunks_says_so() {
+    assert!(device("size=1M,vmm=0").shared_memory().is_none());
+}
+
+#[test]
 fn read_only_chunk_refuses_copies() {
     let device = device("size=1M");
     let at = device.reserve(G).unwrap();

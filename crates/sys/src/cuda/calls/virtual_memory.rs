@@ -43,9 +43,9 @@ impl Driver {
         unsafe { cu!(self.address_free?(at, len)) }
     }
 
-    /// Allocates memory without an address on a device, which can be exported as a descriptor.
-    pub fn create_allocation(&self, device: i32, len: usize) -> Result<u64> {
-        let (mut handle, with) = (0, AllocationProperties::exportable(device));
+    /// Allocates memory of these properties without an address.
+    pub fn create_allocation(&self, len: usize, with: AllocationProperties) -> Result<u64> {
+        let mut handle = 0;
         // SAFETY: both live across the call.
         unsafe { cu!(self.allocation_create?(&mut handle, len, &with, 0)) }.map(|()| handle)
     }

@@ -1,0 +1,262 @@
+//! The device memory of a map: chunks in a range of addresses.
+//!
+//! ```text
+//!   addresses   | chunk 0 | chunk 1 | nothing | chunk 3 | nothing | last, as long as needed |   for the life of the map
+//! ```
+//!
+//! The table says which chunks are mapped, and when each was acquired last. A *hold* keeps chunks from being evicted while
+//! a call uses them; after that, epochs do ([`crate::page_states`]).
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use spinio_device::{DeviceAddr, DeviceError, PAGE_BYTES, SharedMemory};
+use spinio_host::lock;
+
+use crate::{Error, Result};
+
+/// Chunks of a large map: to create one takes 0.1 to 0.3 ms on an H200, so that larger ones would gain little.
+const LARGEST: u64 = 64 << 20;
+/// Chunks of a map that is not larger than that.
+const FEW: u64 = 16;
+/// Chunks within the limit.
+const IN_LIMIT: u64 = 8;
+
+/// The memory.
+pub(crate) struct Chunks {
+    device: &'static dyn SharedMemory,
+    start: DeviceAddr,
+    /// Of the reservation.
+    bytes: u64,
+    /// Of each chunk but the last.
+    size: u64,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    chunks: Vec<Chunk>,
+    mapped_bytes: u64,
+    evicted: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Chunk {
+    is_mapped: bool,
+    holds: u32,
+    /// The time of the last acquire, of the room's clock.
+    used: u64,
+}
+
+/// Chunks that are not evicted while this lives.
+pub(crate) struct Hold {
+    memory: Arc<Chunks>,
+    chunks: Range<usize>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.memory.lock().chunks[self.chunks.clone()].iter_mut().for_each(|chunk| chunk.holds -= 1);
+    }
+}
+
+impl Chunks {
+    /// Reserves addresses for pages. `None`: the device has no memory in chunks.
+    pub(crate) fn reserve(
+        device: &'static dyn SharedMemory,
+        pages: usize,
+        limit: Option<u64>,
+    ) -> Result<Option<Chunks>> {
+        let Ok(least) = device.chunk_granularity() else { return Ok(None) };
+        let bytes = (pages as u64 * PAGE_BYTES as u64).next_multiple_of(least);
+        let size = chunk_size(bytes, least, limit);
+        let start = device.reserve(bytes).map_err(|e| Error::device(e, "reserve addresses for a map"))?;
+        let count = bytes.div_ceil(size) as usize;
+        let table = Mutex::new(Table { chunks: vec![Chunk::default(); count], ..Table::default() });
+        Ok(Some(Chunks { device, start, bytes, size, table }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    /// The device address of the first byte.
+    pub(crate) fn start(&self) -> DeviceAddr {
+        self.start
+    }
+
+    /// The chunks of pages.
+    pub(crate) fn of_pages(&self, pages: &Range<usize>) -> Range<usize> {
+        let in_chunk = self.size as usize / PAGE_BYTES;
+        pages.start / in_chunk..pages.end.div_ceil(in_chunk)
+    }
+
+    /// The chunks that lie wholly in a range of pages of a map of `all` pages.
+    pub(crate) fn inside(&self, pages: &Range<usize>, all: usize) -> Range<usize> {
+        let in_chunk = self.size as usize / PAGE_BYTES;
+        let start = pages.start.div_ceil(in_chunk);
+        let end = if pages.end == all { all.div_ceil(in_chunk) } else { pages.end / in_chunk };
+        start..end.max(start)
+    }
+
+    /// The pages of a chunk; those after the end of the map are of no use.
+    pub(crate) fn pages(&self, chunk: usize) -> Range<usize> {
+        let (first, len) = (chunk as u64 * self.size, self.len(chunk));
+        first as usize / PAGE_BYTES..(first + len) as usize / PAGE_BYTES
+    }
+
+    /// Bytes of a chunk.
+    pub(crate) fn len(&self, chunk: usize) -> u64 {
+        self.size.min(self.bytes - chunk as u64 * self.size)
+    }
+
+    fn address(&self, chunk: usize) -> DeviceAddr {
+        self.start.offset(chunk as u64 * self.size)
+    }
+
+    /// Holds chunks, whether or not they are mapped; they are acquired now.
+    pub(crate) fn hold(self: &Arc<Chunks>, chunks: Range<usize>, now: u64) -> Hold {
+        for chunk in &mut self.lock().chunks[chunks.clone()] {
+            chunk.holds += 1;
+            chunk.used = now;
+        }
+        Hold { memory: Arc::clone(self), chunks }
+    }
+
+    /// They are acquired now.
+    pub(crate) fn touch(&self, chunks: Range<usize>, now: u64) {
+        self.lock().chunks[chunks].iter_mut().for_each(|chunk| chunk.used = now);
+    }
+
+    /// Chunks of a range that are not mapped.
+    pub(crate) fn missing(&self, chunks: Range<usize>) -> Vec<usize> {
+        let table = self.lock();
+        chunks.filter(|chunk| !table.chunks[*chunk].is_mapped).collect()
+    }
+
+    /// The bytes of chunks.
+    pub(crate) fn bytes_of(&self, chunks: impl IntoIterator<Item = usize>) -> u64 {
+        chunks.into_iter().map(|chunk| self.len(chunk)).sum()
+    }
+
+    /// Maps chunks side by side that are not mapped; how many: the device may have no memory for all.
+    pub(crate) fn map(&self, chunks: Range<usize>) -> core::result::Result<usize, DeviceError> {
+        let lens: Vec<u64> = chunks.clone().map(|chunk| self.len(chunk)).collect();
+        let count = self.device.map_private_chunks(self.address(chunks.start), &lens)?;
+        let mut table = self.lock();
+        table.chunks[chunks.start..chunks.start + count].iter_mut().for_each(|chunk| chunk.is_mapped = true);
+        table.mapped_bytes += lens[..count].iter().sum::<u64>();
+        Ok(count)
+    }
+
+    /// The chunks that are mapped and not held, with the time of their last acquire.
+    pub(crate) fn idle(&self) -> Vec<(u64, usize)> {
+        let table = self.lock();
+        let idle = table.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_mapped && chunk.holds == 0);
+        idle.map(|(number, chunk)| (chunk.used, number)).collect()
+    }
+
+    /// Takes a chunk out of use, to unmap it; false if it is held, or not mapped.
+    pub(crate) fn take(&self, number: usize) -> bool {
+        let chunk = &mut self.lock().chunks[number];
+        let is_idle = chunk.is_mapped && chunk.holds == 0;
+        chunk.is_mapped &= !is_idle;
+        is_idle
+    }
+
+    /// Unmaps a chunk that was taken out of use; the bytes that are free now. What cannot be unmapped stays in use.
+    pub(crate) fn unmap(&self, number: usize, is_eviction: bool) -> u64 {
+        let len = self.len(number);
+        let unmapped = self.device.unmap_chunk(self.address(number), len);
+        let mut table = self.lock();
+        if unmapped.is_err() {
+            table.chunks[number].is_mapped = true;
+            return 0;
+        }
+        table.mapped_bytes -= len;
+        table.evicted += u64::from(is_eviction);
+        len
+    }
+
+    /// Bytes of device memory, and how many chunks were evicted.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        let table = self.lock();
+        (table.mapped_bytes, table.evicted)
+    }
+
+    /// Unmaps all chunks, and gives the addresses back, unless there is one that cannot be unmapped. No call uses them: what
+    /// still holds some is a call that a lost device never ran.
+    pub(crate) fn free(&self) -> u64 {
+        let mut mapped = Vec::new();
+        for (number, chunk) in self.lock().chunks.iter_mut().enumerate().filter(|(_, chunk)| chunk.is_mapped) {
+            chunk.is_mapped = false;
+            mapped.push(number);
+        }
+        let freed = mapped.into_iter().map(|chunk| self.unmap(chunk, false)).sum();
+        if self.usage().0 == 0 {
+            let _ = self.device.free_reservation(self.start, self.bytes);
+        }
+        freed
+    }
+}
+
+/// Some chunks, so that a range that is used does not bring much else; but few, since each takes time.
+fn chunk_size(bytes: u64, least: u64, limit: Option<u64>) -> u64 {
+    let most = limit.map_or(LARGEST, |limit| LARGEST.min(limit / IN_LIMIT));
+    let mut size = least;
+    while size * FEW < bytes && size * 2 <= most {
+        size *= 2;
+    }
+    size
+}
+
+#[cfg(test)]
+mod tests {
+    use spinio_device::Device;
+    use spinio_device::emulated::{Config, Emulated};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn chunks_of_large_maps_are_large_and_several_are_within_the_limit() {
+        for (bytes, limit, wanted) in [
+            (2, None, 2),
+            (32, None, 2),
+            (33, None, 4),
+            (256, None, 16),
+            (1024, None, 64),
+            (1 << 20, None, 64),
+            (256, Some(64), 8),
+            (1 << 20, Some(100), 8),
+            (1 << 20, Some(1), 2),
+            (16, Some(1 << 20), 2),
+        ] {
+            let limit = limit.map(|limit: u64| limit * MIB);
+            assert_eq!(chunk_size(bytes * MIB, 2 * MIB, limit), wanted * MIB, "{bytes} MiB, {limit:?}");
+        }
+    }
+
+    #[test]
+    fn chunk_is_taken_when_it_is_mapped_and_not_held() {
+        let device = Emulated::start(Config::parse("size=8M").unwrap()).unwrap();
+        let pages = 3 * 512 + 1;
+        let memory = Arc::new(Chunks::reserve(device.shared_memory().unwrap(), pages, None).unwrap().unwrap());
+        assert_eq!((memory.of_pages(&(511..513)), memory.inside(&(1..pages), pages)), (0..2, 1..4));
+        assert_eq!((memory.inside(&(0..1535), pages), memory.inside(&(1..511), pages)), (0..2, 1..1));
+        assert_eq!((memory.pages(3), memory.bytes_of(0..4)), (1536..2048, 8 * MIB));
+        let hold = memory.hold(0..2, 5);
+        assert_eq!((memory.missing(0..4), memory.take(0)), (vec![0, 1, 2, 3], false));
+        assert_eq!(memory.map(0..3), Ok(3));
+        assert_eq!((memory.missing(0..4), memory.idle(), memory.usage()), (vec![3], vec![(0, 2)], (6 * MIB, 0)));
+        drop(hold);
+        assert_eq!(memory.idle(), [(5, 0), (5, 1), (0, 2)]);
+        assert!(memory.take(1) && !memory.take(1) && memory.missing(0..2) == [1]);
+        assert_eq!((memory.unmap(1, true), memory.usage()), (2 * MIB, (4 * MIB, 1)));
+        assert_eq!(memory.map(1..2), Ok(1));
+        let _hold = memory.hold(0..1, 6);
+        assert_eq!(memory.free(), 6 * MIB);
+        assert_eq!(device.resources_in_use(), Default::default());
+    }
+}
