@@ -23,11 +23,10 @@ use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 use crate::backing::{Access as Open, reopen};
 use crate::channel::{receive, refuse, send};
 use crate::clients::Clients;
-use crate::draft::Draft;
+use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{self, Peer, Use};
 use crate::quotas::Counted;
-use crate::release::{CONTINUE_WITHIN, Part};
 use crate::status;
 
 /// Pages in the window for one reply.

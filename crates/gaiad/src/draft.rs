@@ -1,11 +1,29 @@
 //! A release while its messages arrive.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use spinio_pagecache::StagedPage;
-use spinio_pagecache::messages::ReleaseId;
+use spinio_pagecache::messages::{self, ReleaseId};
 
 use crate::release_memory::Reserved;
+
+/// A client that does not continue a release for so long is disconnected: its pages occupy memory.
+pub(crate) const CONTINUE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A message of a release.
+pub(crate) struct Part<'a> {
+    pub(crate) id: ReleaseId,
+    /// Pages of the file.
+    pub(crate) range: Range<u64>,
+    /// No more follow.
+    pub(crate) last: bool,
+    /// Where its first page is in the stage.
+    pub(crate) at: u32,
+    /// Pages of the whole release.
+    pub(crate) total: u32,
+    pub(crate) runs: messages::Runs<'a>,
+}
 
 /// A release of which not all messages have come.
 pub(crate) struct Draft<'a> {

@@ -10,15 +10,14 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use rustix::io::Errno;
-use spinio_pagecache::messages::{self, ReleaseId, Reply};
+use spinio_pagecache::messages::{self, Reply};
 use spinio_pagecache::{self as pagecache, Ended, PAGE, StagedPage, offset_of};
 
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
-use crate::draft::Draft;
+use crate::draft::{Draft, Part};
 use crate::file_backing::{FileBacking, errno};
 use crate::files;
 
@@ -26,23 +25,6 @@ use crate::files;
 const END: u64 = 1 << 14;
 /// Pages of one system call.
 const BATCH: usize = 64;
-/// A client that does not continue a release for so long is disconnected: its pages occupy memory.
-pub(crate) const CONTINUE_WITHIN: Duration = Duration::from_secs(10);
-
-/// A message of a release.
-pub(crate) struct Part<'a> {
-    pub(crate) id: ReleaseId,
-    /// Pages of the file.
-    pub(crate) range: Range<u64>,
-    /// No more follow.
-    pub(crate) last: bool,
-    /// Where its first page is in the stage.
-    pub(crate) at: u32,
-    /// Pages of the whole release.
-    pub(crate) total: u32,
-    pub(crate) runs: messages::Runs<'a>,
-}
-
 impl<'a> Client<'a> {
     /// One message of a release.
     pub(crate) fn release(&mut self, part: &Part<'_>, out: &mut Vec<u8>) -> Result<()> {
