@@ -108,6 +108,7 @@ ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
  * nothing, and returns 0: it says that kernels no longer use them. One release gives up all earlier acquires. EINVAL:
  * the range is not within one map, or a page of it was not acquired since its last release. ESTALE: see above. EBUSY:
  * as above. ENOSPC: the server has no memory for so many pages; the epoch goes on, parts of the range may fit.
+ * ETIMEDOUT: copies from the device waited for other work for more than 10 s; the epoch goes on.
  *
  * With SPINIO_GAIA_DISCARD the stores are dropped instead: no program sees them, and the next acquire fetches the pages
  * again. Returns 0. Pages that were acquired for reading are given up, others stay as they are, and an epoch that was

@@ -111,17 +111,17 @@ fn mount_is_for_its_user_alone_and_leaves_nothing() {
     let explained =
         place.command(&place.program, USER).args(["gaia", "explain"]).arg(data.join("file")).output().unwrap();
     assert!(explained.status.success(), "{explained:?}");
-    // Root may ask what the server holds, but not for files.
-    for user in [USER, 0] {
-        let status = place.gaia(user, &["status"]);
-        assert!(status.status.success() && stdout(&status).contains(data.to_str().unwrap()), "{status:?}");
+    let status = place.gaia(USER, &["status"]);
+    assert!(status.status.success() && stdout(&status).contains(data.to_str().unwrap()), "{status:?}");
+    // Root trusts no daemon of another user.
+    for other in [0, OTHER] {
+        let status = place.gaia(other, &["status"]);
+        assert!(!status.status.success() && stderr(&status).contains("another user"), "{status:?}");
+        let all = place.command(&place.program, other).args(["gaia", "status"]).output().unwrap();
+        assert!(!stdout(&all).contains(data.to_str().unwrap()), "{all:?}");
+        let refused = place.gaia(other, &["umount"]);
+        assert!(!refused.status.success() && stderr(&refused).contains("another user"), "{refused:?}");
     }
-    let status = place.gaia(OTHER, &["status"]);
-    assert!(!status.status.success() && stderr(&status).contains("another user"), "{status:?}");
-    let all = place.command(&place.program, OTHER).args(["gaia", "status"]).output().unwrap();
-    assert!(!stdout(&all).contains(data.to_str().unwrap()), "{all:?}");
-    let refused = place.gaia(OTHER, &["umount"]);
-    assert!(!refused.status.success() && stderr(&refused).contains("another user"), "{refused:?}");
     assert!(claims().iter().any(own));
 
     let script = format!("exec 9>data/busy; {} gaia umount data", place.program.display());

@@ -21,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use spinio_device::{StreamId, WaitMode};
+use spinio_host::lock;
 use spinio_pagecache::messages::Access;
 use spinio_sys::Errno;
 
@@ -105,7 +106,13 @@ impl Map {
         let reached = move |stop| {
             lane.send(Box::new(move || {
                 let map: Option<Arc<Map>> = Weak::upgrade(&map);
-                lane.beside(stop, || run(map.as_deref(), &ticket, what, call, report));
+                lane.beside(stop, || {
+                    let done = run(map.as_deref(), &ticket, what, call, report);
+                    // The program does not know yet, and its kernels follow: their memory stays until it gives it up.
+                    if let (false, Some(map)) = (done, &map) {
+                        lock(&map.state).pages.begin_reading(pages);
+                    }
+                });
                 drop_elsewhere(map);
                 drop((held, ticket, pending));
             }));
@@ -114,13 +121,14 @@ impl Map {
     }
 }
 
+/// Whether it has done its work.
 fn run(
     map: Option<&Map>,
     ticket: &Ticket,
     what: &'static str,
     call: impl FnOnce(&Map) -> Result<u64>,
     report: impl FnOnce(&Result<u64>),
-) {
+) -> bool {
     let done = match (ticket.reason_to_drop(), map) {
         (Some(failure), _) => Err(failure),
         (None, None) => Err(Error::new(Errno::INVAL, "The map was unmapped before")),
@@ -131,6 +139,7 @@ fn run(
         }
     };
     report(&done);
+    done.is_ok()
 }
 
 /// If this is the last reference, unmapping waits for the device, which the lane must not.

@@ -12,11 +12,31 @@ use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request};
 /// A server answers a question at once, or there is none.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 
-/// The next message; `None`: the client has gone, or sends too much.
-pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+/// What came from a client.
+pub(crate) enum Received<'a> {
+    Message(&'a [u8]),
+    /// Nothing within the time that was set for the socket.
+    Nothing,
+    /// The client has gone, or sends too much.
+    End,
+}
+
+/// The next message.
+pub(crate) fn receive_in_time<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Received<'a> {
     let socket: BorrowedFd<'_> = socket.as_fd();
-    let got = rustix::io::retry_on_intr(|| rustix::io::read(socket, &mut *buffer)).ok()?;
-    (1..=MAX_MESSAGE).contains(&got).then(|| &buffer[..got])
+    match rustix::io::retry_on_intr(|| rustix::io::read(socket, &mut *buffer)) {
+        Ok(got @ 1..=MAX_MESSAGE) => Received::Message(&buffer[..got]),
+        Err(Errno::AGAIN) => Received::Nothing,
+        _ => Received::End,
+    }
+}
+
+/// The next message; `None`: the client does not send one in time, has gone, or sends too much.
+pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    match receive_in_time(socket, buffer) {
+        Received::Message(message) => Some(message),
+        Received::Nothing | Received::End => None,
+    }
 }
 
 /// Sends one message.

@@ -16,12 +16,12 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, MAX_RUNS, Reply, Request, Run, STAGE, Source, Ticket,
+    self, Access, Fill, MAX_MESSAGE, MAX_RUNS, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
 };
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 
 use crate::backing::{Access as Open, reopen};
-use crate::channel::{receive, refuse, send};
+use crate::channel::{Received, receive_in_time, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
@@ -92,11 +92,23 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         }
     };
     let _ = set_socket_timeout(socket, Timeout::Recv, None);
+    // A client that reads no replies would keep what its release has.
+    let _ = set_socket_timeout(socket, Timeout::Send, Some(CONTINUE_WITHIN));
     if client.say_hello(socket).is_err() {
         return;
     }
     let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
-    while let Some(bytes) = receive(socket, &mut buffer) {
+    loop {
+        let bytes = match receive_in_time(socket, &mut buffer) {
+            Received::Message(bytes) => bytes,
+            Received::Nothing => {
+                client.expire();
+                let _ = set_socket_timeout(socket, Timeout::Recv, None);
+                limited = false;
+                continue;
+            }
+            Received::End => return,
+        };
         let Ok(request) = messages::parse_request(bytes) else { return };
         let mut out = Vec::new();
         let (error, ends) = match client.answer(request, &mut out) {
@@ -140,6 +152,8 @@ pub(crate) struct Client<'a> {
     /// What it was told and has not confirmed.
     told: Vec<Range<u64>>,
     pub(crate) release: Option<Draft<'a>>,
+    /// A release that the client did not continue in time.
+    pub(crate) expired: Option<ReleaseId>,
 }
 
 impl Drop for Client<'_> {
@@ -168,10 +182,25 @@ impl<'a> Client<'a> {
         all.writers.tell(&file);
         file.holders().insert(owner, peer);
         file.pages().add_owner(owner, pages.clone());
-        let (queue, told) = (VecDeque::new(), Vec::new());
         let (rest, writing) = (0..0, pagecache::Access::Read);
-        let (fetch, release) = (true, None);
-        Ok(Client { all, file, owner, access, pages, backing, window, rest, writing, fetch, queue, told, release })
+        let (fetch, release, expired) = (true, None, None);
+        let (queue, told) = (VecDeque::new(), Vec::new());
+        Ok(Client {
+            all,
+            file,
+            owner,
+            access,
+            pages,
+            backing,
+            window,
+            rest,
+            writing,
+            fetch,
+            queue,
+            told,
+            release,
+            expired,
+        })
     }
 
     pub(crate) fn size(&self) -> std::result::Result<u64, Errno> {
@@ -195,6 +224,9 @@ impl<'a> Client<'a> {
     }
 
     fn answer(&mut self, request: Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+        if !matches!(request, Request::Release { .. }) || self.file.is_gone() {
+            self.release = None;
+        }
         if self.file.is_gone() {
             return Err(Failure::Refused(Errno::STALE));
         }

@@ -1,15 +1,17 @@
 //! A release while its messages arrive.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spinio_pagecache::StagedPage;
 use spinio_pagecache::messages::{self, ReleaseId};
 
 use crate::release_memory::Reserved;
 
-/// A client that does not continue a release for so long is disconnected: its pages occupy memory.
+/// A release that a client does not continue for so long is forgotten: its pages occupy memory.
 pub(crate) const CONTINUE_WITHIN: Duration = Duration::from_secs(10);
+/// What a page may take besides: 40 MB/s.
+const EACH_PAGE: Duration = Duration::from_micros(100);
 
 /// A message of a release.
 pub(crate) struct Part<'a> {
@@ -31,6 +33,11 @@ pub(crate) struct Draft<'a> {
     pub(crate) range: Range<u64>,
     /// Pages of the file that the client has changed, in ascending order, with copies of their bytes.
     pub(crate) pages: Vec<(u64, StagedPage)>,
+    /// How long the client has let the server wait, and since when it does now.
+    waited: Duration,
+    answered: Instant,
+    /// How many there may be.
+    pub(crate) total: u64,
     /// For those that are still to come.
     pub(crate) reserved: Option<Reserved<'a>>,
     /// Where the next run may begin.
@@ -41,7 +48,28 @@ pub(crate) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     pub(crate) fn new(id: ReleaseId, range: Range<u64>) -> Draft<'a> {
-        Draft { id, next: range.start, range, pages: Vec::new(), reserved: None, past: None }
+        Draft {
+            id,
+            next: range.start,
+            range,
+            pages: Vec::new(),
+            waited: Duration::ZERO,
+            answered: Instant::now(),
+            total: u64::MAX,
+            reserved: None,
+            past: None,
+        }
+    }
+
+    /// The next message is here; false if they come so slowly that this may be meant to keep memory from others.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        self.waited += self.answered.elapsed();
+        self.waited <= CONTINUE_WITHIN + EACH_PAGE * self.pages.len() as u32
+    }
+
+    /// The client is told that it may send the next message.
+    pub(crate) fn answered(&mut self) {
+        self.answered = Instant::now();
     }
 
     /// The pages of the next run that are inside the file; `None`: it is out of order or outside the release. `size`: that

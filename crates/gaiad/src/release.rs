@@ -31,21 +31,34 @@ impl<'a> Client<'a> {
         if self.access == messages::Access::Read {
             return Err(Failure::Refused(Errno::ACCESS));
         }
+        if self.expired == Some(part.id) {
+            return Err(Failure::Refused(Errno::TIMEDOUT));
+        }
         let draft = self.release.take().filter(|draft| (draft.id, &draft.range) == (part.id, &part.range));
         let mut draft = draft.unwrap_or_else(|| Draft::new(part.id, part.range.clone()));
+        if !draft.goes_on() {
+            self.expired = Some(part.id);
+            return Err(Failure::Refused(Errno::TIMEDOUT));
+        }
         let size = self.size()?;
         if draft.reserved.is_none() && !part.last {
             let inside = size.div_ceil(PAGE as u64).min(part.range.end).saturating_sub(part.range.start);
-            let files = self.all.content.files();
-            draft.reserved = Some(self.all.release_memory.reserve(files, inside.min(part.total.into()))?);
+            draft.total = inside.min(part.total.into());
+            draft.reserved = Some(self.all.release_memory.reserve(self.all.content.files(), draft.total)?);
         }
         self.stage(&mut draft, part, size)?;
         if part.last {
             return self.publish(&draft, size, out);
         }
+        draft.answered();
         self.release = Some(draft);
         Reply::Staged.encode(out);
         Ok(())
+    }
+
+    /// The client does not continue its release.
+    pub(crate) fn expire(&mut self) {
+        self.expired = self.release.take().map(|draft| draft.id);
     }
 
     /// Copies the pages of a message.
@@ -57,6 +70,9 @@ impl<'a> Client<'a> {
             let inside = draft.next_run(pages, size.div_ceil(PAGE as u64)).ok_or(Failure::Refused(Errno::INVAL))?;
             for start in inside.clone().step_by(BATCH) {
                 let end = inside.end.min(start + BATCH as u64);
+                if draft.pages.len() as u64 + (end - start) > draft.total {
+                    return Err(Failure::Refused(Errno::INVAL));
+                }
                 let staged = (start..end).map(|page| Ok((page, self.slot()?))).collect::<Result<Vec<_>>>()?;
                 content.read_into_slots(self.window.as_fd(), offset_of(at + start - inside.start), &staged)?;
                 if let Some(reserved) = &mut draft.reserved {

@@ -3,6 +3,9 @@
 //! A release takes what it will need before its first part is copied. So two that do not fit beside each other come one
 //! after the other, instead of each waiting for what the other one has. What a commit needs besides, for twins and merged
 //! pages, is not known before; if there is none the commit is refused.
+//!
+//! Known flaws: a user with many connections can keep others waiting until they give up, and a large release can starve
+//! beside small ones, which take what is free.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::files::Files;
 
-/// Longer than a client may leave a release unfinished.
+/// Longer than a client may leave a release of a moderate size unfinished.
 const WAIT: Duration = Duration::from_secs(20);
 /// Between looks: pages that are written out free slots too.
 const LOOK: Duration = Duration::from_millis(100);
@@ -43,7 +46,11 @@ impl ReleaseMemory {
     /// # Errors
     /// ENOSPC: there are not so many.
     pub(crate) fn reserve(&self, files: &Files, slots: u64) -> Result<Reserved<'_>, Errno> {
+        if slots > files.slots().all_slots() as u64 {
+            return Err(Errno::NOSPC);
+        }
         let give_up = Instant::now() + WAIT;
+        // Once: later ones are written out by timer.
         let mut written_out = false;
         let mut promised = self.lock();
         loop {
@@ -63,7 +70,6 @@ impl ReleaseMemory {
                 return Err(Errno::NOSPC);
             }
             promised = self.changed.wait_timeout(promised, LOOK).unwrap_or_else(PoisonError::into_inner).0;
-            written_out = false;
         }
     }
 

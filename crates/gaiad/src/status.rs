@@ -15,7 +15,7 @@ use crate::backing::{Access, proc_path};
 use crate::channel::{WITHIN, ask, refuse, send};
 use crate::clients::Clients;
 use crate::files::File;
-use crate::supervisor::{MountError, is_gaia, mount_of, mount_point, socket_of};
+use crate::supervisor::{MountError, is_gaia, is_trusted, mount_of, mount_point, socket_of};
 
 /// A mount of GAIA.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,9 +69,11 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     let Some(entry) = mount_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
+    if !is_trusted(&entry) {
+        return Err(error("a mount of another user: only that user may ask what it holds".into()));
+    }
     status_at(&socket_of(&entry)).map_err(|e| match e {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
-        Errno::ACCESS => error("a mount of another user: only that user and root may ask what it holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
         e => error(format!("cannot ask the server: {e}")),

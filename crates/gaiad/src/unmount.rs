@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags};
 use spinio_fuse::mount;
 
 use crate::status::status;
-use crate::supervisor::{MountError, Running, await_end, mount_of, mount_point};
+use crate::supervisor::{MountError, Running, await_end, is_trusted, mount_of, mount_point};
 
 /// How long the daemon may take to end after the mount is gone.
 const END: Duration = Duration::from_secs(30);
@@ -22,8 +22,9 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
     let Some(entry) = mount_of(&point).map_err(|e| error(e.to_string()))? else {
         return Err(error("GAIA is not mounted here".into()));
     };
-    if !mount::is_privileged() && entry.user != Some(rustix::process::getuid().as_raw()) {
-        return Err(error("is a mount of another user: unmounting it needs root".into()));
+    let own = rustix::process::getuid().as_raw();
+    if !is_trusted(&entry) || !mount::is_privileged() && entry.user != Some(own) {
+        return Err(error("is a mount of another user, who can unmount it so that nothing is lost".into()));
     }
     write_out(&point)?;
     let supervisor = Running::of(&entry);

@@ -111,14 +111,47 @@ fn client_that_stops_in_a_release_keeps_no_memory_from_others() {
     assert_eq!(stopped.part(1, run(0, pages), slots - 10, false, &[run(0, 1)]), Ok(0));
     // A small one finds what the other has not taken yet.
     assert_eq!(good.release(2, run(0, 8), &[run(0, 1)]), Ok(1));
-    // A large one waits for the other, which is disconnected.
+    // A large one waits for the other, which is forgotten.
     assert_eq!(good.part(3, run(8, pages - 8), slots / 2, false, &[run(8, 1)]), Ok(0));
     assert_eq!(good.release(3, run(8, pages - 8), &[run(9, 1)]), Ok(2));
-    assert_eq!(stopped.release(1, run(0, pages), &[run(1, 1)]), Err(0));
+    assert_eq!(stopped.release(1, run(0, pages), &[run(1, 1)]), Err(errno(Errno::TIMEDOUT)));
     let mut bytes = [0; 2];
     file.read_exact_at(&mut bytes[..1], 8 * PAGE).unwrap();
     file.read_exact_at(&mut bytes[1..], PAGE).unwrap();
     assert_eq!((bytes, mount.servers()), ([7, 0], 1));
+}
+
+/// Messages that come in time, but do not end the release.
+#[test]
+fn client_that_drags_a_release_on_keeps_no_memory_from_others() {
+    let Some((mount, file)) = mount_with(GIB) else { return };
+    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.slots as u32;
+    let pages = GIB / PAGE;
+    let mut slow = Raw::map(&file, Access::Write, 0, pages).unwrap();
+    slow.acquire(0, pages, Access::Write);
+    assert_eq!(slow.part(1, run(0, pages), slots, false, &[run(0, 1)]), Ok(0));
+    // Another request ends it.
+    assert!(matches!(slow.call(Request::Stats), Some(Reply::Stats(_))));
+    let mut good = Raw::map(&file, Access::Write, 0, pages).unwrap();
+    good.acquire(0, pages, Access::Write);
+    assert_eq!(good.part(2, run(0, pages), slots / 2, false, &[]), Ok(0));
+    assert_eq!(good.release(2, run(0, pages), &[]), Ok(0));
+    // More than it has said.
+    assert_eq!(slow.part(3, run(0, pages), 2, false, &[run(0, 3)]), Err(errno(Errno::INVAL)));
+    // A part a second, and a page each.
+    let mut parts = 0;
+    let refused = loop {
+        match slow.part(4, run(0, pages), slots, false, &[run(parts, 1)]) {
+            Ok(_) => parts += 1,
+            Err(error) => break error,
+        }
+        assert!(parts < 60, "it goes on");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    };
+    assert_eq!((refused, mount.servers()), (errno(Errno::TIMEDOUT), 1));
+    // The epoch goes on.
+    slow.stage(0, &[7; PAGE as usize]);
+    assert_eq!(slow.release(5, run(0, pages), &[run(0, 1)]), Ok(1));
 }
 
 #[test]

@@ -337,7 +337,14 @@ impl FilePages {
         let first = run.first().copied().unwrap_or_default();
         let inside = backing.size()?.saturating_sub(offset_of(first)) as usize;
         let bytes = buffer.as_flattened();
-        backing.write(offset_of(first), &bytes[..bytes.len().min(inside)])?;
+        if let Err(error) = backing.write(offset_of(first), &bytes[..bytes.len().min(inside)]) {
+            // It may have written some of them: what a client reads from the file meanwhile counts for no older version.
+            let clock = self.tick();
+            for page in run {
+                self.entries.entry(*page).and_modify(|entry| entry.overwritten = clock);
+            }
+            return Err(error.into());
+        }
         run.iter().for_each(|page| self.now_in_backing(*page, false, None));
         Ok(())
     }

@@ -75,6 +75,11 @@ impl Slots {
         self.copies.fetch_sub(1, Relaxed);
     }
 
+    /// Slots that there are.
+    pub fn all_slots(&self) -> usize {
+        self.memory.slots() as usize
+    }
+
     /// Slots that are free now.
     pub fn free_slots(&self) -> usize {
         self.lock().slots.len()

@@ -36,8 +36,8 @@ pub fn run(options: &Status) -> anyhow::Result<Exit> {
         None if options.socket.is_some() => Vec::new(),
         None => {
             let user = rustix::process::geteuid().as_raw();
-            // Another user's mount answers that user and root only.
-            let may_ask = |mount: &spinio_gaiad::Mount| user == 0 || mount.user == user || mount.user == 0;
+            // Another user's mount answers that user only.
+            let may_ask = |mount: &spinio_gaiad::Mount| mount.user == user || mount.user == 0;
             spinio_gaiad::mounts()?.into_iter().filter(may_ask).map(|mount| mount.point).collect()
         }
     };

@@ -154,7 +154,8 @@ impl Handlers {
             None => self.entry(parent, name)?,
         };
         if let Some(fd) = &made {
-            self.created(entry.node, fd)?;
+            // The kernel does not hear of the node.
+            self.created(entry.node, fd).inspect_err(|_| self.forget(entry.node, 1))?;
         }
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
@@ -169,9 +170,12 @@ impl Handlers {
         drop(as_caller);
         let fd = Arc::new(made?);
         let entry = self.entry_of(&fd)?;
-        let path = Arc::new(reopen(&fd, OFlags::PATH)?);
-        self.backing.orphan(&identity(&path, &stat(&path)?)?, &path)?;
-        self.created(entry.node, &fd)?;
+        let orphan = || {
+            let path = Arc::new(reopen(&fd, OFlags::PATH)?);
+            self.backing.orphan(&identity(&path, &stat(&path)?)?, &path)?;
+            self.created(entry.node, &fd)
+        };
+        orphan().inspect_err(|_| self.forget(entry.node, 1))?;
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
         Ok(())

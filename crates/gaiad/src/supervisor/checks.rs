@@ -102,6 +102,12 @@ pub(crate) fn mount_of(point: &Path) -> std::io::Result<Option<MountEntry>> {
     Ok(mount::mount_at(point)?.filter(is_gaia))
 }
 
+/// Whether this process may trust what the mount's daemon says, and the files beside its socket: root's, or its own user's.
+/// Root asks no daemon of another user.
+pub(crate) fn is_trusted(mount: &MountEntry) -> bool {
+    mount.user.is_none_or(|user| user == 0 || user == rustix::process::geteuid().as_raw())
+}
+
 /// Whether a mount is one of GAIA.
 pub(crate) fn is_gaia(mount: &MountEntry) -> bool {
     mount.kind == kind()

@@ -36,7 +36,7 @@ use crate::shared_counters::SharedCounters;
 use crate::state::StateMemory;
 
 pub use checks::{NAME, connection_of};
-pub(crate) use checks::{is_gaia, mount_of, mount_point};
+pub(crate) use checks::{is_gaia, is_trusted, mount_of, mount_point};
 use runtime_dir::Claim;
 pub(crate) use runtime_dir::{Running, await_end, socket_of};
 
