@@ -27,10 +27,11 @@ fn server_role() {
 }
 
 struct Test {
-    mount: TestMount,
-    file: File,
-    device: &'static Emulated,
     map: Map,
+    device: &'static Emulated,
+    file: File,
+    /// Dropped last: a daemon serves a mount that is in use.
+    mount: TestMount,
 }
 
 impl Test {
@@ -45,7 +46,7 @@ impl Test {
         let file = open(&mount.dir.join("file"));
         let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
         let map = Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device).unwrap();
-        Some(Test { mount, file, device, map })
+        Some(Test { map, device, file, mount })
     }
 
     fn acquire(&self) {
