@@ -95,6 +95,8 @@ fn demo_runs_as_an_ordinary_user() {
     let mut command = as_ordinary_user(place.path());
     let library = place.path().join("libspinio.so");
     std::fs::copy(Path::new(common::PROGRAM).with_file_name("libspinio.so"), &library).unwrap();
+    // Programs that are linked with it look for this name.
+    std::os::unix::fs::symlink("libspinio.so", place.path().join("libspinio.so.0")).unwrap();
     command.env("SPINIO_LIBRARY", library).env("TMPDIR", &dir);
     let demo = ["gaia", "demo", "--size", "256K", "--rounds", "12", "--kills", "3", "--path"];
     let assert = command.args(demo).arg(&dir).assert().success();
