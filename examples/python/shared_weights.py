@@ -92,21 +92,23 @@ def daemons(command):
 
 
 @contextlib.contextmanager
-def serving(command, folder):
+def serving(command):
     """While a daemon serves: one that runs already, or one of this example."""
     if daemons(command):
         yield "which ran already"
         return
-    socket = os.path.join(folder, "serve.sock")
-    os.environ["SPINIO_GAIA_SOCKET"] = socket  # for the processes too
-    try:
-        subprocess.run([command, "gaia", "serve", "--socket", socket], check=True)
-    except subprocess.CalledProcessError:
-        sys.exit("shared_weights: the daemon has not started")
-    try:
-        yield "started by this example"
-    finally:
-        subprocess.run([command, "gaia", "serve", "--stop", "--socket", socket], check=False)
+    # Not below $TMPDIR, which may be long: the path of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="spinio-", dir="/tmp") as folder:
+        socket = os.path.join(folder, "serve.sock")
+        os.environ["SPINIO_GAIA_SOCKET"] = socket  # for the processes too
+        try:
+            subprocess.run([command, "gaia", "serve", "--socket", socket], check=True)
+        except subprocess.CalledProcessError:
+            sys.exit("shared_weights: the daemon has not started")
+        try:
+            yield "started by this example"
+        finally:
+            subprocess.run([command, "gaia", "serve", "--stop", "--socket", socket], check=False)
 
 
 def gpu():
@@ -138,7 +140,7 @@ def main():
         path = os.path.join(folder, "model.safetensors")
         save(path, options.mib)
         size = os.path.getsize(path)
-        whose = stack.enter_context(serving(command, folder))
+        whose = stack.enter_context(serving(command))
         print(f"model    {size / (1 << 20):.1f} MiB, in {path}")
         print(f"daemon   spinio gaia serve, {whose}")
         print(f"device   {device}")
