@@ -94,7 +94,8 @@ fn demo_runs_as_an_ordinary_user() {
     std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
     let mut command = as_ordinary_user(place.path());
     let library = place.path().join("libspinio.so");
-    std::fs::copy(Path::new(common::PROGRAM).with_file_name("libspinio.so"), &library).unwrap();
+    // Next to this test: the one beside the program may be of an earlier build.
+    std::fs::copy(std::env::current_exe().unwrap().with_file_name("libspinio.so"), &library).unwrap();
     // Programs that are linked with it look for this name.
     std::os::unix::fs::symlink("libspinio.so", place.path().join("libspinio.so.0")).unwrap();
     command.env("SPINIO_LIBRARY", library).env("TMPDIR", &dir);

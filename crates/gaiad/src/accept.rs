@@ -18,7 +18,7 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use spinio_pagecache::messages::{self, MAX_MESSAGE, Request};
 
-use crate::channel::receive;
+use crate::channel::{receive, refuse, send};
 use crate::client::{self, Hello};
 use crate::clients::{Clients, spawn};
 use crate::explain;
@@ -86,6 +86,8 @@ fn serve(all: &Clients, socket: &OwnedFd) {
         }
         Some(Ok(Request::Status)) => status::serve(all, socket),
         Some(Ok(Request::Explain { ticket })) => explain::serve(all, socket, &ticket),
+        // Of another version, for example: the client reads ours in the reply.
+        Some(Err(_)) => drop(send(socket, |out| refuse(out, Errno::PROTO))),
         _ => {}
     }
 }
