@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use spinio_pagecache::messages::{self, Access, Reply, Request, Run, STAGE, TICKET_REPLY};
+use spinio_pagecache::messages::{self, Access, Reply, Request, Run, STAGE};
 
 use crate::common::TestMount;
 use crate::common::raw::{self, Raw};
@@ -226,7 +226,16 @@ fn wrong_messages_end_or_fail_their_own_connection_only() {
     for bytes in [&[0u8; 1][..], &[0xff; 8], &[0; messages::MAX_MESSAGE + 1], &[1, 0, 1, 0, 0, 0, 0, 0]] {
         let socket = raw::dial(&path);
         raw::send(&socket, bytes);
-        assert_eq!(rustix::io::read(&socket, &mut [0; TICKET_REPLY]).unwrap_or(0), 0, "{:?}", &bytes[..1]);
+        let mut reply = [0; messages::MAX_MESSAGE];
+        let got = rustix::io::read(&socket, &mut reply).unwrap_or(0);
+        let errno = match messages::parse_reply(&reply[..got]) {
+            Ok(Reply::Failed { errno }) => Some(errno),
+            other => (got > 0).then(|| panic!("{other:?}")),
+        };
+        // A client of another version learns ours.
+        let is_message = bytes.len() <= messages::MAX_MESSAGE;
+        assert_eq!(errno, is_message.then_some(Errno::PROTO.raw_os_error() as u32), "{:?}", &bytes[..1]);
+        assert_eq!(rustix::io::read(&socket, &mut reply).unwrap_or(0), 0, "{:?}", &bytes[..1]);
     }
     let write = |client: &mut Raw, request| matches!(client.call(request), Some(Reply::Failed { .. }) | None);
     let mut client = Raw::map(&file, Access::Read, 1, 2).unwrap();
