@@ -13,6 +13,7 @@ use spinio_pagecache::messages::{self, TICKET_IOCTL, TICKET_REPLY};
 
 use super::{Handlers, Reply, Result};
 use crate::backing::Access;
+use crate::report::report;
 
 const ACCESS_MODE: u32 = 0o3;
 const READ_ONLY: u32 = 0;
@@ -69,7 +70,14 @@ impl Handlers {
         if args.write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_suidgid(node, &file)?;
         }
-        let size = self.content.write(node, file.as_fd(), args.offset, data, cached)? as u32;
+        let written = self.content.write(node, file.as_fd(), args.offset, data, cached);
+        if let Err(error) = written
+            && cached
+        {
+            // The Linux kernel tells programs of it only at their next fsync, and drops the bytes.
+            report!("cannot write {} bytes at {} of node {node}: {error}", data.len(), args.offset);
+        }
+        let size = written? as u32;
         reply.push(&WriteOut { size, padding: 0 });
         Ok(())
     }
