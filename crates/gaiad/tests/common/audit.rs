@@ -1,4 +1,4 @@
-//! What processes have and are, from /proc.
+//! What processes have and are, from /proc, and what a mount may have left when its programs have ended: nothing.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,11 +9,81 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use super::TestMount;
+
 /// In uninterruptible sleep for longer than this, a process hangs.
 const LONGEST_SLEEP: Duration = Duration::from_secs(20);
+/// What is left for longer than this stays.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until `problem` has none; fails with it otherwise.
+fn until_none(mut problem: impl FnMut() -> Option<String>) {
+    let begun = Instant::now();
+    while let Some(problem) = problem() {
+        assert!(begun.elapsed() < PATIENCE, "{problem}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Nothing of clients is left with the server, and no file with the supervisor. To be called when all programs have
+/// closed their files and unmapped their maps, and what was released is written out. Of deleted files, `most_deleted` may
+/// stay until unmount: a LOOKUP or CREATE that is sent again to the next server counts twice. Returns how many stay.
+pub fn nothing_is_left(mount: &TestMount, most_deleted: usize) -> usize {
+    until_none(|| {
+        let left = accepted(&mount.socket);
+        (left > 0).then(|| format!("{left} connections are left: {}", stacks(mount.server())))
+    });
+    let mut deleted = 0;
+    until_none(|| {
+        let [server, supervisor] = [mount.server(), mount.supervisor()].map(descriptors);
+        let windows = server.iter().filter(|target| target.contains("spinio-gaia-window")).count();
+        // Memory files are deleted from the beginning; the state memory stays.
+        let is_deleted = |target: &&String| target.ends_with(" (deleted)") && !target.starts_with("/memfd:");
+        deleted = supervisor.iter().filter(is_deleted).count();
+        let others = supervisor.len() - deleted;
+        // In a user's own mount a file stays that the Linux kernel knows.
+        let stays = rustix::process::geteuid().is_root() && supervisor.iter().any(|target| target.ends_with("/file"));
+        let wrong = windows > 0 || deleted > most_deleted || others >= 20 || stays;
+        wrong.then(|| format!("descriptors are left: {server:?}, supervisor: {supervisor:?}"))
+    });
+    let state = State::of(mount.supervisor());
+    // The last requests of files that are gone come when the Linux kernel likes.
+    until_none(|| {
+        let slots = state.slots_in_use();
+        (slots > 0).then(|| format!("{slots} slots are left"))
+    });
+    // A crash may leave the records of the nodes that were asked for at that moment.
+    let (nodes, most) = (state.nodes(), 64 + 4 * u64::from(mount.servers()));
+    assert!(nodes < most, "{nodes} node records were used at a time, after {} servers", mount.servers());
+    let daemon = || [mount.supervisor(), mount.server()].into_iter().chain(children(mount.supervisor()));
+    until_none(|| {
+        let sleeper = daemon().find(|pid| !sleeping(*pid).is_empty())?;
+        Some(format!("process {sleeper} is in state D:\n{}", stacks(sleeper)))
+    });
+    deleted
+}
+
+/// Unmounts, after which the daemon's processes, sockets and the mount itself are gone.
+pub fn unmount_and_look(mount: TestMount) -> (PathBuf, tempfile::TempDir) {
+    let processes: Vec<u32> = children(mount.supervisor());
+    let (socket, lock) = (mount.socket.clone(), mount.socket.with_extension("lock"));
+    let (dir, root) = mount.unmount();
+    assert!(!socket.exists() && !lock.exists(), "files of the mount are left in {socket:?}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(dir.to_str().unwrap()), "the mount is left");
+    until_none(|| {
+        let is_running = |pid: &&u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+        };
+        let left = processes.iter().find(is_running)?;
+        Some(format!("process {left} of the daemon is left: {}", stacks(*left)))
+    });
+    (dir, root)
+}
 
 /// The process's children.
-pub(crate) fn children(pid: u32) -> Vec<u32> {
+pub fn children(pid: u32) -> Vec<u32> {
     let parent = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(") ")?.1.split_whitespace().nth(1)?.parse::<u32>().ok()
@@ -24,14 +94,14 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
 }
 
 /// What its descriptors refer to.
-pub(crate) fn descriptors(pid: u32) -> Vec<String> {
+pub fn descriptors(pid: u32) -> Vec<String> {
     let Ok(folder) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
     let targets = folder.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
     targets.map(|target| target.display().to_string()).collect()
 }
 
 /// Connections that a server has accepted at a socket, and that still exist.
-pub(crate) fn accepted(socket: &Path) -> usize {
+pub fn accepted(socket: &Path) -> usize {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
     let path = socket.to_str().unwrap();
     // Flags 00010000: it listens.
@@ -40,7 +110,7 @@ pub(crate) fn accepted(socket: &Path) -> usize {
 }
 
 /// Resident memory, in KiB.
-pub(crate) fn resident_kib(pid: u32) -> u64 {
+pub fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
@@ -48,10 +118,10 @@ pub(crate) fn resident_kib(pid: u32) -> u64 {
 
 /// The state memory of a mount, through its supervisor's descriptor. Its layout is in src/state.rs, slot_memory.rs and in
 /// crates/pagecache/src/layout.rs.
-pub(crate) struct State(File);
+pub struct State(File);
 
 impl State {
-    pub(crate) fn of(supervisor: u32) -> State {
+    pub fn of(supervisor: u32) -> State {
         let folder = std::fs::read_dir(format!("/proc/{supervisor}/fd")).unwrap().flatten();
         let is_state = |path: &PathBuf| {
             std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("spinio-gaia-state"))
@@ -66,12 +136,12 @@ impl State {
     }
 
     /// Node records that were ever used.
-    pub(crate) fn nodes(&self) -> u64 {
+    pub fn nodes(&self) -> u64 {
         self.words(3, 1)[0]
     }
 
     /// Slots that hold a released page or a twin.
-    pub(crate) fn slots_in_use(&self) -> usize {
+    pub fn slots_in_use(&self) -> usize {
         const PAGES: u64 = 512 + 1024 * 64 + (4 << 20) * 32;
         let [magic, slots, records] = self.words(PAGES, 3)[..] else { unreachable!() };
         assert_eq!(magic.to_le_bytes(), *b"SPNpage1");
@@ -81,20 +151,14 @@ impl State {
 
 /// Threads that are in uninterruptible sleep, and since when.
 #[derive(Default)]
-pub(crate) struct Sleepers(HashMap<u32, Instant>);
+pub struct Sleepers(HashMap<u32, Instant>);
 
 impl Sleepers {
     /// Looks at the threads of some processes; fails if one of them sleeps for too long.
-    pub(crate) fn look(&mut self, processes: impl Iterator<Item = u32>) {
+    pub fn look(&mut self, processes: impl Iterator<Item = u32>) {
         let mut now = HashMap::new();
         for pid in processes {
-            let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-            for task in tasks.flatten() {
-                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                let sleeps = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'));
-                let Some(tid) = task.file_name().to_str().and_then(|t| t.parse().ok()).filter(|_| sleeps) else {
-                    continue;
-                };
+            for tid in sleeping(pid) {
                 let since = self.0.get(&tid).copied().unwrap_or_else(Instant::now);
                 if since.elapsed() > LONGEST_SLEEP {
                     panic!("thread {tid} of process {pid} is in state D:\n{}", stacks(pid));
@@ -106,8 +170,18 @@ impl Sleepers {
     }
 }
 
+/// The threads of a process that are in uninterruptible sleep now.
+fn sleeping(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let is_asleep = |task: &std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
+    };
+    tasks.flatten().filter(is_asleep).filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// Where the threads of a process are in the Linux kernel.
-pub(crate) fn stacks(pid: u32) -> String {
+pub fn stacks(pid: u32) -> String {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return "it has ended".to_owned() };
     let stack = |task: std::fs::DirEntry| {
         let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
@@ -117,10 +191,10 @@ pub(crate) fn stacks(pid: u32) -> String {
 }
 
 /// Ends a mount on which this process itself waits for too long, and prints where all its processes are.
-pub(crate) struct Watchdog(Arc<AtomicU64>);
+pub struct Watchdog(Arc<AtomicU64>);
 
 impl Watchdog {
-    pub(crate) fn start(directory: &Path, supervisor: u32, patience: Duration) -> Watchdog {
+    pub fn start(directory: &Path, supervisor: u32, patience: Duration) -> Watchdog {
         let beats = Arc::new(AtomicU64::new(0));
         let (seen, directory) = (Arc::downgrade(&beats), directory.to_owned());
         std::thread::spawn(move || {
@@ -144,7 +218,7 @@ impl Watchdog {
         Watchdog(beats)
     }
 
-    pub(crate) fn alive(&self) {
+    pub fn alive(&self) {
         self.0.fetch_add(1, SeqCst);
     }
 }

@@ -1,0 +1,232 @@
+//! A kill at every injection point of the daemon and of the client, each with the promised outcome.
+//!
+//! ```text
+//!   a workload, undisturbed ──> which points it passes, and how often         control.rs
+//!   for each of them:  arm it ──> the same workload ──> killed just there     main.rs
+//!                                     └─ outcomes, bytes, names as promised   cpu.rs, gpu.rs, client.rs, restart.rs
+//!   at the end: every point of the sources was one of them; nothing is left   common/audit.rs
+//! ```
+//!
+//! The points are in the sources (`injection_point!`), and are found there: a new one that no workload passes fails this
+//! test. By default a point is hit on its first and last pass of a workload, and some between; with SPINIO_GAIA_POINTS=all
+//! on each. Builds without debug assertions have no points: there all of this is skipped.
+
+#![cfg(debug_assertions)]
+#![expect(unsafe_code, reason = "mappings and device memory")]
+
+mod client;
+#[path = "../common/mod.rs"]
+mod common;
+mod control;
+mod cpu;
+mod gpu;
+mod restart;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use spinio_sys::injection;
+
+use crate::common::{TestMount, audit};
+use crate::control::{Control, points};
+
+/// Passes of a point of one workload that are hit, but for the points that are passed at each word that is stored.
+const PASSES: u64 = 3;
+const WORDS: u64 = 12;
+/// A server is replaced in a fraction of a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn server_role() {
+    common::server_role();
+}
+
+#[test]
+fn client_role() {
+    client::role();
+}
+
+/// One run of a workload.
+pub(crate) struct Step<'a> {
+    pub(crate) control: &'a Control,
+    /// No other run has it.
+    pub(crate) round: u64,
+    /// What is hit, and on which pass; `None`: before each operation, the next pass.
+    target: Option<(&'a str, Option<u64>)>,
+    signal: Signal,
+}
+
+impl Step<'_> {
+    /// The next operation begins.
+    pub(crate) fn next(&self) {
+        if let Some((point, None)) = self.target {
+            self.control.arm(point, 1, self.signal);
+        }
+    }
+
+    /// The point that is to be hit.
+    pub(crate) fn point(&self) -> &str {
+        self.target.map_or("", |(point, _)| point)
+    }
+
+    /// Arms the point, in a workload whose points are passed after a certain moment.
+    pub(crate) fn arm(&self) {
+        if let Some((point, pass)) = self.target {
+            self.control.arm(point, pass.unwrap_or(1), self.signal);
+        }
+    }
+}
+
+impl fmt::Display for Step<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.target {
+            None => write!(f, "undisturbed, run {}", self.round),
+            Some((point, pass)) => {
+                write!(f, "{} at {point:?}, pass {pass:?}, run {}", self.signal.as_raw(), self.round)
+            }
+        }
+    }
+}
+
+/// Which passes of the points of a workload are hit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hit {
+    /// Some of them, one in each run.
+    Once,
+    /// One in each operation of one run.
+    EachOperation,
+}
+
+/// The mount, and what was hit.
+pub(crate) struct World {
+    pub(crate) mount: TestMount,
+    pub(crate) control: Control,
+    round: u64,
+    hit: BTreeSet<String>,
+    signals: u64,
+}
+
+impl World {
+    pub(crate) fn new(fill: impl FnOnce(&Path)) -> Option<World> {
+        let control = tempfile::Builder::new().prefix("spinio-points-").tempdir().unwrap();
+        let control = Control::new(&control.keep().join("words"));
+        let mount = TestMount::with_supervisor(fill, |supervisor| {
+            supervisor.env(injection::VARIABLE, &control.path).env(common::MEMORY, (16 << 20).to_string());
+        });
+        let Some(mount) = mount else {
+            control.remove();
+            return None;
+        };
+        Some(World { mount, control, round: 0, hit: BTreeSet::new(), signals: 0 })
+    }
+
+    /// Runs a workload undisturbed, and then for each point that it has passed and `wanted` names, with a signal there.
+    pub(crate) fn sweep(
+        &mut self,
+        hit: Hit,
+        signal: Signal,
+        wanted: impl Fn(&str) -> bool,
+        run: &mut dyn FnMut(&TestMount, &mut Step<'_>),
+    ) {
+        self.control.clear_passes();
+        self.round += 1;
+        run(&self.mount, &mut Step { control: &self.control, round: self.round, target: None, signal });
+        for (point, passes) in self.control.passes() {
+            if !wanted(&point) {
+                continue;
+            }
+            let targets: Vec<Option<u64>> = match hit {
+                Hit::Once => chosen(passes, if point.contains("word stored") { WORDS } else { PASSES }),
+                Hit::EachOperation => vec![None],
+            };
+            for pass in targets {
+                self.round += 1;
+                let fired = self.control.fired();
+                let mut step = Step { control: &self.control, round: self.round, target: Some((&point, pass)), signal };
+                if hit == Hit::Once {
+                    step.arm();
+                }
+                run(&self.mount, &mut step);
+                self.control.disarm();
+                if self.control.fired() > fired {
+                    self.hit.insert(point.clone());
+                }
+                if signal == Signal::KILL {
+                    self.signals += self.control.fired() - fired;
+                }
+            }
+        }
+    }
+
+    /// Only those servers have died that were killed, nothing is left, and the directory has what the mount had.
+    /// `servers`: those that the workloads have killed themselves.
+    pub(crate) fn end(self, servers: u64) -> (BTreeSet<String>, u64) {
+        let World { mount, control, hit, signals, .. } = self;
+        let begun = Instant::now();
+        while u64::from(mount.servers()) < 1 + servers && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(u64::from(mount.servers()), 1 + servers, "servers");
+        audit::nothing_is_left(&mount, servers as usize);
+        audit::unmount_and_look(mount);
+        control.remove();
+        (hit, signals)
+    }
+}
+
+/// The passes that are hit: the first, the last, and some between.
+fn chosen(passes: u64, most: u64) -> Vec<Option<u64>> {
+    let all = std::env::var_os("SPINIO_GAIA_POINTS").is_some_and(|text| text == "all");
+    let count = if all { passes } else { passes.min(most) };
+    let spread = (0..count).map(|n| if count == 1 { 1 } else { 1 + n * (passes - 1) / (count - 1) });
+    spread.collect::<BTreeSet<_>>().into_iter().map(Some).collect()
+}
+
+#[test]
+fn every_point_is_survived_as_promised() {
+    let mut hit = BTreeSet::new();
+    let mut signals = 0;
+    let parts: [fn() -> Option<(BTreeSet<String>, u64)>; 2] = [cpu_programs, gpu_programs];
+    for part in parts {
+        let begun = Instant::now();
+        let Some((points, killed)) = part() else { return };
+        eprintln!("{killed} kills at {} points in {:?}", points.len(), begun.elapsed());
+        hit.extend(points);
+        signals += killed;
+    }
+    let all: BTreeSet<String> = points().into_values().collect();
+    let missed: Vec<_> = all.difference(&hit).collect();
+    eprintln!("{signals} kills at {} points", hit.len());
+    assert!(missed.is_empty(), "no workload passes these points: {missed:?}");
+}
+
+fn cpu_programs() -> Option<(BTreeSet<String>, u64)> {
+    let mut world = World::new(|_| ())?;
+    let (names, content) = (cpu::names(), cpu::content());
+    world.sweep(
+        Hit::EachOperation,
+        Signal::KILL,
+        |point| point.starts_with("server: name change"),
+        &mut |mount, step| {
+            cpu::run(mount, &names, step);
+        },
+    );
+    world.sweep(Hit::Once, Signal::KILL, |point| !point.starts_with("server: name change"), &mut |mount, step| {
+        cpu::run(mount, &names, step);
+    });
+    world.sweep(Hit::Once, Signal::KILL, |_| true, &mut |mount, step| cpu::run(mount, &content, step));
+    let killed = world.signals;
+    Some(world.end(killed))
+}
+
+fn gpu_programs() -> Option<(BTreeSet<String>, u64)> {
+    let mut world = World::new(|dir| std::fs::write(dir.join("file"), "").unwrap())?;
+    let mut programs = gpu::Programs::new(common::gpu::open(&world.mount.dir.join("file")));
+    world.sweep(Hit::Once, Signal::KILL, |_| true, &mut |_, step| programs.run(step));
+    drop(programs);
+    let killed = world.signals;
+    Some(world.end(killed))
+}
