@@ -74,6 +74,11 @@ impl Control {
         }
     }
 
+    /// Passes of a point since.
+    pub(crate) fn passed(&self, point: &str) -> u64 {
+        self.passes().iter().find(|(name, _)| name == point).map_or(0, |(_, count)| *count)
+    }
+
     /// The points that were passed since, and how often.
     pub(crate) fn passes(&self) -> Vec<(String, u64)> {
         let pair = |at: usize| {

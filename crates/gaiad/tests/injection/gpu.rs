@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::Step;
 use crate::common::gpu::{Gpu, PAGE};
 
-const PAGES: usize = 6;
+pub(crate) const PAGES: usize = 6;
 /// Bytes of a page.
 const BEFORE: usize = 3;
 const INSIDE: usize = 1;
@@ -27,15 +27,16 @@ const COMMITTED: [&str; 4] =
 
 /// The file, its two GPU programs, and what they have released.
 pub(crate) struct Programs {
-    file: File,
+    pub(crate) file: File,
     gpus: [Gpu; 2],
     released: [u8; 2],
     /// Signals before this run.
     fired: u64,
 }
 
-fn bytes(file: &File, at: usize) -> Vec<u8> {
-    let mut all = vec![0; PAGES * PAGE];
+/// A byte of each of the first pages.
+pub(crate) fn bytes(file: &File, pages: usize, at: usize) -> Vec<u8> {
+    let mut all = vec![0; pages * PAGE];
     file.read_exact_at(&mut all, 0).unwrap();
     all.chunks(PAGE).map(|page| page[at]).collect()
 }
@@ -49,8 +50,10 @@ fn store(gpu: &Gpu, at: usize, byte: u8) {
 }
 
 impl Programs {
+    /// Connections to the server.
+    pub(crate) const MAPS: usize = 2;
+
     pub(crate) fn new(file: File) -> Programs {
-        file.set_len((PAGES * PAGE) as u64).unwrap();
         let gpus = [0, 1].map(|_| Gpu::new(&file, PAGES));
         Programs { file, gpus, released: [0; 2], fired: 0 }
     }
@@ -70,7 +73,7 @@ impl Programs {
         if hit && COMMITTED.contains(&step.point()) {
             assert!(released.is_ok(), "it was committed, {step}");
         }
-        assert_eq!(bytes(&self.file, at), [self.released[gpu]; PAGES], "after the release, {step}");
+        assert_eq!(bytes(&self.file, PAGES, at), [self.released[gpu]; PAGES], "after the release, {step}");
     }
 
     pub(crate) fn run(&mut self, step: &Step<'_>) {
@@ -92,19 +95,30 @@ impl Programs {
         self.gpus[0].acquire();
         store(&self.gpus[0], DISCARDED, byte);
         self.gpus[0].1.discard(0, (PAGES * PAGE) as u64).unwrap();
+        // A map that begins, and ends without an epoch.
+        let third = self.gpus[0].another(&self.file);
+        third.acquire();
+        assert_eq!(third.load(SECOND), self.released[1], "{step}");
+        drop(third);
         self.verify(step, byte);
     }
 
-    /// Releases what stays in memory, and an acquire that is not over.
-    pub(crate) fn leave_released(&mut self, byte: u8) {
+    /// Releases what is not written out.
+    pub(crate) fn leave_released(&mut self, step: &Step<'_>) -> u8 {
+        let byte = (step.round % 250 + 1) as u8;
         self.gpus[0].acquire();
         store(&self.gpus[0], FIRST, byte);
         self.gpus[0].release();
         self.released[0] = byte;
+        byte
     }
 
-    pub(crate) fn verify(&self, step: &Step<'_>, byte: u8) {
-        let seen = [BEFORE, INSIDE, FIRST, SECOND, DISCARDED].map(|at| bytes(&self.file, at));
+    pub(crate) fn verify_released(&self, byte: u8, step: &Step<'_>) {
+        assert_eq!(bytes(&self.file, PAGES, FIRST), [byte; PAGES], "{step}");
+    }
+
+    fn verify(&self, step: &Step<'_>, byte: u8) {
+        let seen = [BEFORE, INSIDE, FIRST, SECOND, DISCARDED].map(|at| bytes(&self.file, PAGES, at));
         let wanted = [byte, byte, self.released[0], self.released[1], 0].map(|byte| vec![byte; PAGES]);
         assert_eq!(seen, wanted, "{step}");
     }
