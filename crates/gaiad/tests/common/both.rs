@@ -213,7 +213,7 @@ pub const SLOTS: usize = 6;
 pub const PAGE: u64 = 4096;
 const SIZE: u64 = 40 * PAGE;
 
-const NAMES: &[&str] = &["a", "b", "c", "d0", "d1", "d0/a", "d0/b", "d1/a", "d1/d", "d1/d/x", "l", "missing/x"];
+pub const NAMES: &[&str] = &["a", "b", "c", "d0", "d1", "d0/a", "d0/b", "d1/a", "d1/d", "d1/d/x", "l", "missing/x"];
 const DIRECTORIES: &[&str] = &["", "d0", "d1", "d1/d"];
 
 /// Any operation.
@@ -564,6 +564,14 @@ fn list(directory: &Path) -> std::io::Result<Vec<String>> {
 
 /// All below a directory, with content: for comparing whole trees.
 pub fn tree(root: &Path) -> Vec<String> {
+    tree_with(root, |_, bytes| {
+        let sum = bytes.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
+        format!("sum {sum:x}")
+    })
+}
+
+/// The same; `content` describes that of a file, whose path below the directory it is given.
+pub fn tree_with(root: &Path, mut content: impl FnMut(&Path, &[u8]) -> String) -> Vec<String> {
     let mut lines = Vec::new();
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
@@ -596,8 +604,7 @@ pub fn tree(root: &Path) -> Vec<String> {
                             continue;
                         }
                     };
-                    let sum = bytes.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
-                    line += &format!(" {} bytes, sum {sum:x}", bytes.len());
+                    line += &format!(" {} bytes, {}", bytes.len(), content(&name, &bytes));
                 }
                 FileType::Symlink => line += &format!(" -> {}", std::fs::read_link(&path).unwrap().display()),
                 _ => {}
