@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -66,9 +66,14 @@ pub fn nothing_is_left(mount: &TestMount, most_deleted: usize) -> usize {
 /// Unmounts, after which the daemon's processes, sockets and the mount itself are gone.
 pub fn unmount_and_look(mount: TestMount) -> (PathBuf, tempfile::TempDir) {
     let processes: Vec<u32> = children(mount.supervisor());
-    let (socket, lock) = (mount.socket.clone(), mount.socket.with_extension("lock"));
+    // Another mount may get their names at once.
+    let file = |path: PathBuf| std::fs::metadata(&path).ok().map(|stat| (path, stat.ino(), stat.ctime_nsec()));
+    let before = [mount.socket.clone(), mount.socket.with_extension("lock")].map(file);
+    assert!(before.iter().all(Option::is_some));
     let (dir, root) = mount.unmount();
-    assert!(!socket.exists() && !lock.exists(), "files of the mount are left in {socket:?}");
+    for (path, inode, time) in before.into_iter().flatten() {
+        assert_ne!(file(path.clone()), Some((path, inode, time)), "a file of the mount is left");
+    }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(dir.to_str().unwrap()), "the mount is left");
     until_none(|| {

@@ -38,6 +38,8 @@ const PASSES: u64 = 2;
 const WORDS: u64 = 8;
 /// A server is replaced in a fraction of a second.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Runs that take longer are named: something may have waited for the end of a time.
+const SLOW: Duration = Duration::from_secs(5);
 
 #[test]
 fn server_role() {
@@ -159,8 +161,12 @@ impl World {
                 if hit == Hit::Once {
                     step.arm();
                 }
+                let begun = Instant::now();
                 run(&self.mount, &mut step);
                 self.control.disarm();
+                if begun.elapsed() > SLOW {
+                    eprintln!("{step}: {:?}", begun.elapsed());
+                }
                 let sent = self.control.fired() - fired - step.own;
                 if sent > 0 {
                     self.hit.insert(point.clone());
