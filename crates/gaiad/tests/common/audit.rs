@@ -16,6 +16,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(20);
 /// What is left for longer than this stays.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Descriptors of a supervisor at most that are not of deleted files: its own, and of files that were made without a name,
+/// and then got one.
+const OTHERS: usize = 40;
+
 /// Waits until `problem` has none; fails with it otherwise.
 fn until_none(mut problem: impl FnMut() -> Option<String>) {
     let begun = Instant::now();
@@ -37,14 +41,14 @@ pub fn nothing_is_left(mount: &TestMount, most_deleted: usize) -> usize {
     until_none(|| {
         let [server, supervisor] = [mount.server(), mount.supervisor()].map(descriptors);
         let windows = server.iter().filter(|target| target.contains("spinio-gaia-window")).count();
-        // Memory files are deleted from the beginning; the state memory stays.
-        let is_deleted = |target: &&String| target.ends_with(" (deleted)") && !target.starts_with("/memfd:");
-        deleted = supervisor.iter().filter(is_deleted).count();
+        deleted = deleted_files(mount.supervisor());
         let others = supervisor.len() - deleted;
         // In a user's own mount a file stays that the Linux kernel knows.
         let stays = rustix::process::geteuid().is_root() && supervisor.iter().any(|target| target.ends_with("/file"));
-        let wrong = windows > 0 || deleted > most_deleted || others >= 20 || stays;
-        wrong.then(|| format!("descriptors are left: {server:?}, supervisor: {supervisor:?}"))
+        let wrong = windows > 0 || deleted > most_deleted || others >= OTHERS || stays;
+        wrong.then(|| {
+            format!("descriptors are left, {deleted} of deleted files: {server:?}, supervisor: {supervisor:?}")
+        })
     });
     let state = State::of(mount.supervisor());
     // The last requests of files that are gone come when the Linux kernel likes.
@@ -104,6 +108,18 @@ pub fn descriptors(pid: u32) -> Vec<String> {
     let Ok(folder) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
     let targets = folder.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
     targets.map(|target| target.display().to_string()).collect()
+}
+
+/// How many of its descriptors are of files without a name. Memory files have none from the beginning.
+fn deleted_files(pid: u32) -> usize {
+    let Ok(folder) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let is_deleted = |path: &PathBuf| {
+        let target = std::fs::read_link(path).unwrap_or_default().display().to_string();
+        target.starts_with('/')
+            && !target.starts_with("/memfd:")
+            && std::fs::metadata(path).is_ok_and(|stat| stat.nlink() == 0)
+    };
+    folder.flatten().map(|entry| entry.path()).filter(is_deleted).count()
 }
 
 /// Connections that a server has accepted at a socket, and that still exist.
