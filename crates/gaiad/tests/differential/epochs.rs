@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -121,7 +121,9 @@ impl Drop for Ending<'_> {
 
 /// Maps files of the mount and writes them, until the CPU program has ended. `reference`: the ordinary directory.
 pub(crate) fn run(dir: &Path, reference: &Path, turn: &Turn, mut random: Random) {
-    let device = device();
+    // One for all mounts: a process has a few only.
+    static DEVICE: LazyLock<&'static Emulated> = LazyLock::new(device);
+    let device = *DEVICE;
     while !turn.over.load(SeqCst) {
         let name = random.pick(NAMES);
         let open = |root: &Path| {
