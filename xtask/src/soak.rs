@@ -1,7 +1,8 @@
 //! `cargo x soak`: the stress test (tests/soak), plain or under a sanitizer.
 //!
 //! A fifth of the time is for the same on a GAIA mount (crates/gaiad/tests/stress), where the sanitizers are not used: it
-//! consists of processes that are killed.
+//! consists of processes that are killed. Then a mount is compared with an ordinary directory while a GPU program writes
+//! the same files (crates/gaiad/tests/differential): a million operations in the long form of half an hour.
 //!
 //! The sanitizers are the compiler's own, enabled in a stable compiler; the thread sanitizer needs the standard
 //! library built with it too, hence its source (`rustup component add rust-src`).
@@ -15,6 +16,8 @@ use crate::tools;
 /// The part of the time that is for the test of GAIA, and the least that is of use.
 const GAIA_SHARE: u64 = 5;
 const GAIA_LEAST: u64 = 4;
+/// Operations on a mount that are compared, for each second of the whole: a million in half an hour.
+const OPERATIONS_EACH_SECOND: u64 = 556;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Sanitizer {
@@ -68,7 +71,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         eprintln!("{}", std::fs::read_to_string(report.path()).unwrap_or_default());
     }
     done?;
-    if gaia == 0 { Ok(()) } else { on_a_mount(gaia) }
+    if gaia == 0 {
+        return Ok(());
+    }
+    on_a_mount(gaia)?;
+    compared_with_a_directory(args.seconds * OPERATIONS_EACH_SECOND)
 }
 
 /// The stress test of GAIA: programs that die while they write the same pages, on a mount whose servers die.
@@ -76,6 +83,14 @@ fn on_a_mount(seconds: u64) -> Result<()> {
     let mut test = tools::cargo();
     test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "stress", "--", "--nocapture"]);
     tools::run(test.env("SPINIO_SOAK_SECONDS", seconds.to_string()))
+}
+
+/// Operations of a CPU program on a mount and on an ordinary directory, while a GPU program writes the same files.
+fn compared_with_a_directory(operations: u64) -> Result<()> {
+    let mut test = tools::cargo();
+    test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "differential"]);
+    test.args(["kernels_beside_a_cpu_program", "--", "--nocapture"]);
+    tools::run(test.env("SPINIO_GAIA_OPERATIONS", operations.to_string()))
 }
 
 fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {

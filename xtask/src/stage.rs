@@ -40,6 +40,9 @@ mod source {
     ];
 }
 
+/// The environment variable by which a test arms an injection point.
+const INJECTION: &[u8] = b"SPINIO_INJECTION";
+
 /// The library's name after installation.
 pub(crate) const SONAME: &str = "libspinio.so.0";
 
@@ -102,6 +105,9 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
     for program in ["bin/spinio", "lib/libspinio.so.0", "lib/spinio/demo-reader", "lib/spinio/libgpu.so"] {
         tools::run(tools::command("strip").arg("--strip-unneeded").arg(dir.join(program)))?;
     }
+    for program in ["bin/spinio", "lib/libspinio.so.0"] {
+        has_no_injection_points(&dir.join(program))?;
+    }
     for header in source::HEADERS {
         place(&root.join(header), &dir.join("include").join(name(header)), 0o644)?;
     }
@@ -122,6 +128,14 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
         place(&root.join(document), &documents.join(document), 0o644)?;
     }
     copy_folder(&root.join(source::DOCS), &documents.join("docs"))
+}
+
+/// What is installed has none of the places where tests end a process (`spinio_sys::injection`).
+fn has_no_injection_points(program: &Path) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let found = bytes.windows(INJECTION.len()).any(|part| part == INJECTION);
+    ensure!(!found, "{} has injection points: it was built with debug assertions", program.display());
+    Ok(())
 }
 
 /// Builds the command and the library; returns their directory.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spinio_pagecache::messages::Request;
-use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
+use spinio_sys::{Errno, injection_point};
 
 use crate::Result;
 use crate::connection::Connection;
@@ -27,12 +27,15 @@ impl LinkState {
     fn attach(&mut self) -> Result<(Arc<Window>, Counters, u64, Fd)> {
         self.attached = None;
         let ticket = self.file.ticket()?;
+        injection_point!("client: ticket received");
         let mut connection = Connection::dial(&ticket)?;
+        injection_point!("client: connected");
         let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
         let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
         let [changes, servers] = &sent.counters;
         let counters = Counters::map(changes, servers)?;
+        injection_point!("client: attached");
         if let Some(order) = self.order {
             let _ = linux::fadvise(sent.file.get(), 0, 0, order);
         }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request, TicketReply};
-use spinio_sys::Errno;
+use spinio_sys::{Errno, injection_point};
 
 use crate::owned_fd::OwnedFd;
 use crate::socket::Socket;
@@ -67,6 +67,7 @@ impl Connection {
     pub(crate) fn send_part(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         self.end_parts()?;
         self.post(encode)?;
+        injection_point!("client: part of a release sent");
         self.owed = true;
         Ok(())
     }
@@ -92,11 +93,13 @@ impl Connection {
     pub(crate) fn call(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Reply<'_>> {
         self.end_parts()?;
         self.post(encode)?;
+        injection_point!("client: request sent");
         self.receive(&mut Vec::new())
     }
 
     fn receive(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<Reply<'_>> {
         let got = self.socket.receive(&mut self.received, descriptors)?;
+        injection_point!("client: reply received");
         if got.is_cut || got.bytes > MAX_MESSAGE {
             return Err(Error::new(Errno::PROTO, "The GAIA server sent a message that is too long"));
         }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use spinio_host::lock;
 use spinio_pagecache::messages::Run;
+use spinio_sys::injection_point;
 
 use crate::Result;
 use crate::map::Map;
@@ -23,6 +24,7 @@ impl Map {
         self.replica.on_stream(|_| Ok(()))?;
         if state.pages.has_open(range.clone()) {
             self.drop_pages(&mut state, range.clone(), true)?;
+            injection_point!("client: stores discarded");
         }
         state.pages.discard(range.clone());
         state.pages.end_reading(range);

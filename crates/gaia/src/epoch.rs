@@ -16,7 +16,7 @@ use spinio_device::{Fingerprint, PAGE_BYTES};
 use spinio_host::lock;
 use spinio_pagecache::change_counters::Unwritten;
 use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
-use spinio_sys::Errno;
+use spinio_sys::{Errno, injection_point};
 
 use crate::counters::Counters;
 use crate::file_reader::OpenFile;
@@ -111,6 +111,7 @@ impl Map {
                 }
             }
         };
+        injection_point!("client: acquired");
         state.info.acquires += 1;
         state.info.file_size = size;
         match kept.is_empty() {
@@ -152,6 +153,7 @@ impl Map {
         };
         while !fills.is_empty() {
             self.copy_to_device(state, window, &fills)?;
+            injection_point!("client: pages on the device");
             fills = self.link.run(|link| link.filled())?;
         }
         if access == Access::Write && fetch {
@@ -259,6 +261,7 @@ impl Map {
             }
             Ok((fingerprints, changed))
         })?;
+        injection_point!("client: pages scanned");
         let id = release_id()?;
         let size = state.info.file_size;
         let published = match self.send_release(&window, id, whole, &changed) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
 use spinio_pagecache::messages::{self, Access, Fill, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
-use spinio_sys::Errno;
 use spinio_sys::linux::{self, Advice};
+use spinio_sys::{Errno, injection_point};
 
 use crate::connection::{Connection, unexpected};
 use crate::mounted_file::MountedFile;
@@ -86,7 +86,9 @@ impl LinkState {
     /// Hands what CPU programs have written to the range to the server.
     pub(crate) fn flush(&mut self, first: usize, pages: usize) -> Result<()> {
         let (offset, len) = self.byte_range(first, pages);
-        self.file.flush(offset, len)
+        self.file.flush(offset, len)?;
+        injection_point!("client: CPU pages flushed");
+        Ok(())
     }
 
     /// Has the server forget pages whose memory was taken away, whatever it takes them for.
@@ -164,6 +166,7 @@ impl LinkState {
             other => return Err(unexpected(&other)),
         };
         if committed.pages > 0 {
+            injection_point!("client: release committed");
             self.touch();
         }
         Ok(committed)

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use spinio_device::{Device, ReplicaMemory, SharedMemory};
 use spinio_host::{Settings, lock};
-use spinio_sys::Errno;
+use spinio_sys::{Errno, injection_point};
 
 use crate::chunks::{Chunks, Hold};
 use crate::lane::between_stops;
@@ -135,6 +135,7 @@ impl Room {
             }
             let run = first..first + missing.iter().zip(first..).take_while(|(chunk, next)| **chunk == *next).count();
             let mapped = between_stops(self.device, || memory.map(run.clone()));
+            injection_point!("client: chunks mapped");
             let mapped = mapped.map_err(|e| Error::device(e, "allocate device memory for a map"))?;
             used.bytes += memory.bytes_of(run.start..run.start + mapped);
             if mapped < run.len() {
@@ -152,8 +153,10 @@ impl Room {
                 // The calls that were queued have ended.
                 taken = Room::take_oldest(used, bytes);
             }
+            injection_point!("client: chunks chosen for eviction");
             taken.iter().map(|(memory, chunk)| memory.unmap(*chunk, true)).sum()
         });
+        injection_point!("client: chunks evicted");
         used.bytes -= freed;
         if freed > 0 {
             return Ok(());

@@ -11,6 +11,7 @@
 //! the part that was there. A small release is one part.
 
 use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
+use spinio_sys::injection_point;
 
 use crate::Result;
 use crate::link::Committed;
@@ -48,6 +49,7 @@ impl Map {
                 let _ = self.link.run(|link| link.end_parts());
                 return Err(e);
             }
+            injection_point!("client: pages staged");
             let sent = self.link.run(move |link| {
                 if number == 0 {
                     // It may flush what CPU programs have written.

@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 use spinio_device::{StreamId, WaitMode};
 use spinio_host::lock;
 use spinio_pagecache::messages::Access;
-use spinio_sys::Errno;
+use spinio_sys::{Errno, injection_point};
 
 use crate::lane::Lane;
 use crate::map::Map;
@@ -106,6 +106,7 @@ impl Map {
         let reached = move |stop| {
             lane.send(Box::new(move || {
                 let map: Option<Arc<Map>> = Weak::upgrade(&map);
+                injection_point!("client: call reached in the stream");
                 lane.beside(stop, || {
                     let done = run(map.as_deref(), &ticket, what, call, report);
                     // The program does not know yet, and its kernels follow: their memory stays until it gives it up.

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use spinio_pagecache::messages::{self, MAX_MESSAGE, Request};
+use spinio_sys::injection_point;
 
 use crate::channel::{receive, refuse, send};
 use crate::client::{self, Hello};
@@ -81,6 +82,7 @@ fn serve(all: &Clients, socket: &OwnedFd) {
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     match receive(socket, &mut buffer).map(messages::parse_request) {
         Some(Ok(Request::Hello { ticket, access, first, pages })) => {
+            injection_point!("server: hello received");
             let peer = Peer { pid, user };
             client::serve(all, socket, &Hello { ticket, access, first, pages, peer }, counted);
         }

@@ -36,6 +36,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use spinio_fuse::abi::ROOT_NODE;
+use spinio_sys::injection_point;
 use spinio_sys::linux::{handle_of, open_by_handle};
 
 use crate::link::{Link, Message, Use};
@@ -310,7 +311,9 @@ impl Backing {
     }
 
     fn give(&self, what: Use, node: u64, fd: &OwnedFd) -> Result<(), Errno> {
-        match self.supervisor.send(Message::Keep(what, node), &[fd.as_fd()]) {
+        let sent = self.supervisor.send(Message::Keep(what, node), &[fd.as_fd()]);
+        injection_point!("server: descriptor given to the supervisor");
+        match sent {
             // Without a supervisor there will be no other server either.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             sent => sent,
@@ -323,6 +326,7 @@ impl Backing {
         if inode.is_some() {
             self.forgotten.notify_one();
             let _ = self.supervisor.send(Message::Drop(Use::Inode, node), &[]);
+            injection_point!("server: descriptor taken back");
         }
     }
 

@@ -19,6 +19,7 @@ use spinio_pagecache::messages::{
     self, Access, Fill, MAX_MESSAGE, MAX_RUNS, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
 };
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
+use spinio_sys::injection_point;
 
 use crate::backing::{Access as Open, reopen};
 use crate::channel::{Received, receive_in_time, refuse, send};
@@ -91,12 +92,14 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
             return;
         }
     };
+    injection_point!("server: map made");
     let _ = set_socket_timeout(socket, Timeout::Recv, None);
     // A client that reads no replies would keep what its release has.
     let _ = set_socket_timeout(socket, Timeout::Send, Some(CONTINUE_WITHIN));
     if client.say_hello(socket).is_err() {
         return;
     }
+    injection_point!("server: hello answered");
     let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
     loop {
         let bytes = match receive_in_time(socket, &mut buffer) {
@@ -110,6 +113,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
             Received::End => return,
         };
         let Ok(request) = messages::parse_request(bytes) else { return };
+        injection_point!("server: client's request received");
         let mut out = Vec::new();
         let (error, ends) = match client.answer(request, &mut out) {
             Ok(()) => (None, false),
@@ -124,6 +128,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         if !out.is_empty() && send(socket, |message| message.append(&mut out)).is_err() || ends {
             return;
         }
+        injection_point!("server: client's request answered");
         let unfinished = client.release.is_some();
         if unfinished != limited {
             let _ = set_socket_timeout(socket, Timeout::Recv, unfinished.then_some(CONTINUE_WITHIN));
@@ -248,6 +253,7 @@ impl<'a> Client<'a> {
             Request::Drop { first, pages, open } => {
                 let range = self.file_pages(first, pages.into())?;
                 self.forget(range, open)?;
+                injection_point!("server: pages dropped");
                 Reply::Dropped.encode(out);
                 Ok(())
             }
@@ -298,7 +304,10 @@ impl<'a> Client<'a> {
         for run in std::mem::take(&mut self.told) {
             let again = pages.filled(self.owner, run);
             match again {
-                Ok(again) => self.queue.extend(again),
+                Ok(again) => {
+                    self.queue.extend(again);
+                    injection_point!("server: fill confirmed");
+                }
                 Err(error) => {
                     drop(pages);
                     return Err(self.refusal(&error));
@@ -323,6 +332,7 @@ impl<'a> Client<'a> {
             }
         };
         self.queue.extend(opened.map_err(|e| self.refusal(&e))?);
+        injection_point!("server: acquire planned");
         // Handlers want the lock too.
         std::thread::yield_now();
         Ok(true)
@@ -368,6 +378,7 @@ impl<'a> Client<'a> {
             }
         }
         messages::fills(out, self.size()?, &list);
+        injection_point!("server: pages in the window");
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use spinio_pagecache::change_counters::{self, FILE_WORDS};
 use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots};
+use spinio_sys::injection_point;
 
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
@@ -281,6 +282,7 @@ impl Files {
         // The kernel has no open descriptor of it, so no client can come, and those that are still there have died.
         let Some(file) = write(self.shard(node)).remove(&node) else { return };
         file.gone.store(true, SeqCst);
+        injection_point!("server: file gone");
         if let Err(error) = self.write_out(&file) {
             report!("released pages of node {node} are lost: {error}");
         }
@@ -301,7 +303,11 @@ impl Files {
             self.times.keep(file.node, fd.as_fd(), || {
                 let chunks = dirty.chunks(WRITE_OUT);
                 chunks
-                    .map(|chunk| file.pages().write_out(&backing, chunk).map_err(|e| errno(&e)))
+                    .map(|chunk| {
+                        let written = file.pages().write_out(&backing, chunk).map_err(|e| errno(&e));
+                        injection_point!("server: released pages written");
+                        written
+                    })
                     .fold(Ok(()), Result::and)
             })
         });
@@ -346,6 +352,7 @@ impl Files {
         for file in self.all() {
             let _release = file.lock_release();
             settle(&file, kernel);
+            injection_point!("server: file settled");
         }
     }
 }
@@ -364,6 +371,7 @@ pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, ru
     loop {
         kernel.invalidate(file.node, &runs);
         runs = file.pages().invalidated(release);
+        injection_point!("server: twins dropped");
         if runs.is_empty() {
             return;
         }

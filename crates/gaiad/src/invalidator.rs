@@ -28,6 +28,7 @@ use rustix::net::{
 };
 use spinio_fuse::Connection;
 use spinio_pagecache::{PAGE, offset_of};
+use spinio_sys::injection_point;
 
 use crate::report::report;
 
@@ -113,6 +114,7 @@ impl Invalidator {
             rustix::net::sendmsg(&self.requests, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)
         })?;
         drop(theirs);
+        injection_point!("server: invalidation asked for");
         let mut done = [0];
         match rustix::io::retry_on_intr(|| rustix::io::read(&ours, &mut done))? {
             1 => Ok(done[0]),
@@ -154,6 +156,7 @@ fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
     let (node, rest) = message[..received.bytes].split_first_chunk::<8>()?;
     let node = u64::from_ne_bytes(*node);
     let mut done = DONE;
+    injection_point!("invalidator: request received");
     if node == NO_NODE {
         let nodes: Vec<u64> = rest.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
         if connection.prune(&nodes).is_err() {
@@ -165,6 +168,7 @@ fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
             drop_pages(connection, node, (word(0), word(8)));
         }
     }
+    injection_point!("invalidator: pages invalidated");
     let _ = reply.map(|reply| rustix::net::send(&reply, &[done], SendFlags::NOSIGNAL));
     Some(())
 }

@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, Reply};
 use spinio_pagecache::{self as pagecache, Ended, PAGE, StagedPage, offset_of};
+use spinio_sys::injection_point;
 
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
@@ -47,6 +48,7 @@ impl<'a> Client<'a> {
             draft.reserved = Some(self.all.release_memory.reserve(self.all.content.files(), draft.total)?);
         }
         self.stage(&mut draft, part, size)?;
+        injection_point!("server: release staged");
         if part.last {
             return self.publish(&draft, size, out);
         }
@@ -100,12 +102,14 @@ impl<'a> Client<'a> {
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
         files::settle(&self.file, &self.all.kernel);
+        injection_point!("server: release begun");
         let files = self.all.content.files();
         // Pages that find no space on the disk must leave memory to other files.
         if self.file.is_stuck() && files.slots().free_slots() < self.all.content.slots() as usize / 2 {
             files.write_out(&self.file)?;
         }
         self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
+        injection_point!("server: release taken from the kernel");
         let commit = match self.commit(draft) {
             Err(pagecache::Error::NoSpace) => {
                 // Slots are freed by writing out what is released already.
@@ -115,11 +119,14 @@ impl<'a> Client<'a> {
             result => result,
         }
         .map_err(|e| self.refusal(&e))?;
+        injection_point!("server: release committed");
         self.file.mark_dirty();
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
+        injection_point!("server: release invalidated");
         // Not before: the CPU must not see less than this owner once the release has returned. It is committed: if this
         // fails, the client asks the next connection, and is told so.
         self.end_epoch(draft).map_err(|_| Failure::Ended)?;
+        injection_point!("server: epoch ended");
         let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
         let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use spinio_fuse::{Connection, Operation, REQUEST_BYTES, Received, Request};
-use spinio_sys::linux;
+use spinio_sys::{injection_point, linux};
 
 use crate::accept;
 use crate::backing::Backing;
@@ -56,8 +56,11 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
     let _ = rustix::process::configure_io_flusher_behavior(true);
     // A mode in a request is final.
     rustix::process::umask(rustix::fs::Mode::empty());
+    injection_point!("server: started");
     let (connection, handlers, clients, listener) = attach(link, fds)?;
+    injection_point!("server: attached");
     let first = resend(&connection, &handlers)?;
+    injection_point!("server: journal cleared");
     let first = Mutex::new(first);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() * 2).max(WORKERS_MIN);
     accept::start(&clients, listener)?;
@@ -72,7 +75,9 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         }
         Ok(())
     })?;
+    injection_point!("server: unmounted");
     handlers.content().finish();
+    injection_point!("server: all written");
     Ok(())
 }
 
@@ -93,6 +98,7 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
         match kept.receive(true)? {
             Some(link::Received { message: Message::Kept(what), nodes, fds }) => {
                 nodes.into_iter().zip(fds).for_each(|(node, fd)| backing.adopt(what, node, fd));
+                injection_point!("server: kept descriptors received");
             }
             Some(link::Received { message: Message::Go, .. }) => break,
             _ => return Err(Errno::PROTO),
@@ -129,6 +135,7 @@ fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, 
         Err(Errno::INVAL) => return Ok(taken),
         Err(error) => return Err(error),
     }
+    injection_point!("server: requests asked for again");
     let mut buffer = resident_buffer(REQUEST_BYTES);
     while connection.is_readable()? {
         // Without waiting: a request whose caller is killed leaves the queue, and others have been taken already.
@@ -149,6 +156,7 @@ fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, 
         let resent = request.is_resent();
         if resent {
             again.insert(request.id());
+            injection_point!("server: request received again");
         }
         taken.push(buffer[..len].to_vec());
         if !resent && !aside {
@@ -191,6 +199,7 @@ fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mu
             return;
         }
     };
+    injection_point!("server: request received");
     let unique = request.header.unique;
     let send = |result: Result<&Reply, Errno>| {
         let sent = match result {
@@ -202,6 +211,7 @@ fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mu
         {
             report!("cannot answer a request ({}): {error}", request.header.opcode);
         }
+        injection_point!("server: request answered");
     };
     // A request that panics would do so again in every new server.
     if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, send))).is_err() {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::io::Errno;
 use spinio_pagecache::{PAGE, PageBytes, SlotMemory, words};
-use spinio_sys::linux;
+use spinio_sys::{injection_point, linux};
 
 use crate::state::StateMemory;
 
@@ -84,6 +84,7 @@ impl SlotMemory for PageSlots {
 
     fn store(&self, index: usize, value: u64) {
         self.state.pages()[index].store(value, Release);
+        injection_point!("server: page table word stored");
     }
 
     fn read(&self, slot: u32, bytes: &mut PageBytes) {

@@ -260,3 +260,63 @@ fn calls_in_stream_order_run_beside_the_stopped_stream() {
     assert_eq!(one.acquire_async(0, whole, Access::Write, StreamId(0)).unwrap_err().errno, Errno::IO);
     assert_eq!(one.acquire(0, whole, Access::Write).unwrap_err().errno, Errno::IO);
 }
+
+/// A device whose copies fail: the call says so, nothing is published, no byte is wrong later, and other programs use the
+/// file as before.
+#[test]
+fn copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program() {
+    // In a process of its own: the other tests copy meanwhile.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_COPIES";
+    const PAGES: usize = 40;
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program";
+        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let Some(device) = gpu() else { return };
+    let fake = fake::open().unwrap();
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGES * PAGE]).unwrap()) else {
+        return;
+    };
+    let file = common::gpu::open(&mount.dir.join("file"));
+    let map = Map::new(file.as_raw_fd(), 0, (PAGES * PAGE) as u64, Access::Write, device).unwrap();
+    // Another program, on another device.
+    let other = common::gpu::Gpu::new(&file, PAGES);
+    let (whole, mut shown) = (map.len(), 1);
+    for round in 10..20_u8 {
+        let fails_acquire = round % 2 == 0;
+        if fails_acquire {
+            file.write_all_at(&[round; PAGES * PAGE], 0).unwrap();
+            fake.fail_copy(700);
+            assert_eq!(map.acquire(0, whole, Access::Write).unwrap_err().errno, Errno::IO);
+            fake.fail_copy(0);
+        }
+        other.acquire();
+        other.store(5, &[round]);
+        other.release();
+        if map.acquire(0, whole, Access::Write).is_err_and(|error| error.errno == Errno::STALE) {
+            map.acquire(0, whole, Access::Write).unwrap();
+        }
+        if fails_acquire {
+            shown = round;
+        }
+        let mut wanted = vec![shown; PAGES * PAGE];
+        wanted[5] = round;
+        assert!(load(device, &map, 0, PAGES * PAGE) == wanted, "round {round}");
+        store(device, &map, 100, &vec![round + 100; 30 * PAGE]);
+        fake.fail_copy(700);
+        assert_eq!(map.release(0, whole).unwrap_err().errno, Errno::IO);
+        fake.fail_copy(0);
+        let mut now = vec![0; PAGES * PAGE];
+        file.read_exact_at(&mut now, 0).unwrap();
+        assert!(now == wanted, "round {round}: nothing is published");
+        // The program discards the epoch, whatever is left of it.
+        map.discard(0, whole).unwrap();
+        file.sync_all().unwrap();
+    }
+    drop((map, other, file));
+    assert_eq!(mount.servers(), 1);
+    common::audit::nothing_is_left(&mount, 0);
+}

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use spinio_testkit::{continue_process, stop_process};
 
 use crate::common::gpu::{Client, Gpu, PAGE, open};
-use crate::common::{TestMount, gpu, unavailable};
+use crate::common::{TestMount, audit, gpu, unavailable};
 
 #[test]
 fn server_role() {
@@ -149,6 +149,7 @@ fn full_disk_is_reported_by_fsync_until_there_is_space() {
     std::fs::remove_file(&filler).unwrap();
     assert_eq!((errno(file.sync_all()), errno(file.sync_all())), (None, None));
     drop((gpu, gpu_of_other, file, other));
+    audit::nothing_is_left(&mount, 0);
     mount.unmount_directory();
     for name in ["sparse", "other"] {
         assert!(std::fs::read(dir.join(name)).unwrap() == [12; PAGES * PAGE], "{name}");
@@ -188,6 +189,7 @@ fn pages_that_wait_for_space_leave_memory_to_other_files() {
     std::fs::remove_file(disk.point.join("filler")).unwrap();
     gpu.1.release((refused * EACH * PAGE) as u64, (EACH * PAGE) as u64).unwrap();
     drop((gpu, gpu_of_other, file, other));
+    audit::nothing_is_left(&mount, 0);
     mount.unmount_directory();
     let mut wanted = vec![7; (refused + 1) * EACH * PAGE];
     wanted.resize(PAGES * PAGE, 0);
@@ -245,6 +247,7 @@ fn error_of_the_disk_is_reported_once_by_fsync() {
     mount.kill_server();
     assert_eq!((twice(&bad), twice(&good)), (wanted.0, (None, None)), "from the next server");
     drop((gpu, gpu_of_good, bad, good));
+    audit::nothing_is_left(&mount, 0);
     mount.unmount_directory();
     assert!(std::fs::read(dir.join("good")).unwrap()[..2 * PAGE] == [[11; PAGE], [111; PAGE]].concat());
 }
@@ -292,6 +295,9 @@ fn client_that_is_stopped_delays_nobody() {
     }
     client.finish();
     assert_eq!((others(1), mount.servers()), (81, 1));
+    drop((gpu, file));
+    audit::nothing_is_left(&mount, 0);
+    audit::unmount_and_look(mount);
 }
 
 /// Programs and clients wait for a server that is stopped for two seconds, and nothing else happens to them.
@@ -348,4 +354,7 @@ fn server_that_is_stopped_is_waited_for() {
     open(&path).read_exact_at(&mut bytes, 0).unwrap();
     let seen = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect::<Vec<_>>();
     assert_eq!(seen, [writes.load(SeqCst), epochs.load(SeqCst)]);
+    open(&path).sync_all().unwrap();
+    audit::nothing_is_left(&mount, 0);
+    audit::unmount_and_look(mount);
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::{TestMount, is_root};
+use common::{TestMount, audit, is_root};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
@@ -85,7 +85,8 @@ fn concurrent_stores_and_writes_survive_killed_servers() {
         }
     };
     check(&path);
-    let (below, _root) = mount.unmount();
+    audit::nothing_is_left(&mount, 0);
+    let (below, _root) = audit::unmount_and_look(mount);
     check(&below.join("shared"));
 }
 
@@ -133,7 +134,8 @@ fn files_without_name_survive_killed_server() {
     assert_eq!(std::fs::read(&named).unwrap(), b"unnamed");
     drop((files, removed));
     assert_eq!(std::fs::read_dir(&mount.dir).unwrap().count(), 1);
-    let (below, _root) = mount.unmount();
+    audit::nothing_is_left(&mount, mount.servers() as usize);
+    let (below, _root) = audit::unmount_and_look(mount);
     assert_eq!(std::fs::read_dir(&below).unwrap().count(), 1);
 }
 
@@ -236,7 +238,7 @@ fn names_survive_killed_servers() {
     });
     drop(killer);
     assert!(mount.servers() > 10, "only {} servers", mount.servers());
-    let (below, _root) = mount.unmount();
+    let (below, _root) = audit::unmount_and_look(mount);
     for (number, count) in counts.into_iter().enumerate() {
         let dir = below.join(format!("{number}"));
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), count);

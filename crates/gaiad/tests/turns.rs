@@ -16,8 +16,8 @@ use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
 use spinio_gaia::{Access, Advice as MapAdvice, Map};
 
-use crate::common::TestMount;
-use crate::common::both::Random;
+use crate::common::both::{Block, Random, direct};
+use crate::common::{TestMount, audit};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 4;
@@ -31,6 +31,8 @@ fn server_role() {
 /// The file as it must be.
 struct Turns {
     file: File,
+    /// Open with O_DIRECT.
+    direct: File,
     mapping: *mut u8,
     bytes: Vec<u8>,
     random: Random,
@@ -48,7 +50,7 @@ impl Turns {
     /// One operation of the CPU program.
     fn cpu(&mut self) {
         let value = self.random.range(1, 255) as u8;
-        match self.random.range(0, 10) {
+        match self.random.range(0, 13) {
             0..3 => {
                 let at = self.offset(LEN - 8);
                 self.file.write_all_at(&[value; 8], at as u64).unwrap();
@@ -81,6 +83,38 @@ impl Turns {
                 self.bytes[at.min(end)..(at + len).min(end)].fill(0);
             }
             7 => self.file.sync_all().unwrap(),
+            9 => {
+                let at = self.random.range(0, PAGES as u64) as usize * PAGE;
+                self.direct.write_all_at(&Block([value; PAGE]).0, at as u64).unwrap();
+                let end = self.bytes.len().max(at + PAGE);
+                self.bytes.resize(end, 0);
+                self.bytes[at..at + PAGE].fill(value);
+                self.touched.push(at..at + PAGE);
+            }
+            10 if !self.bytes.is_empty() => {
+                let at = self.offset(self.bytes.len() - 1) / PAGE * PAGE;
+                let mut block = Block([0; PAGE]);
+                let len = self.direct.read_at(&mut block.0, at as u64).unwrap();
+                assert_eq!(len, (self.bytes.len() - at).min(PAGE), "size");
+                compare("O_DIRECT", &block.0[..len], &self.bytes[at..at + len]);
+            }
+            11 => {
+                let at = self.offset(LEN - 1);
+                let len = (self.random.range(1, PAGE as u64 + 100) as usize).min(LEN - at);
+                let zero = self.random.range(0, 2) == 0;
+                let flags = if zero { FallocateFlags::ZERO_RANGE } else { FallocateFlags::empty() };
+                match rustix::fs::fallocate(&self.file, flags, at as u64, len as u64) {
+                    // Some file systems have no ZERO_RANGE, as tmpfs.
+                    Err(Errno::OPNOTSUPP) => return,
+                    result => result.unwrap(),
+                }
+                let end = self.bytes.len().max(at + len);
+                self.bytes.resize(end, 0);
+                if zero {
+                    self.bytes[at..at + len].fill(0);
+                    self.touched.push(at..at + len);
+                }
+            }
             8 => rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed).unwrap(),
             _ => self.verify("CPU"),
         }
@@ -129,6 +163,7 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
     let gpus = [0, 1].map(|_| Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device).unwrap());
     let mut turns = Turns {
         file,
+        direct: direct(&mount.dir.join("file")).unwrap(),
         mapping: mapping.unwrap().cast(),
         bytes: vec![7; LEN],
         random: Random::new(seed),
@@ -197,8 +232,10 @@ fn turns_of_cpu_and_gpu_lose_and_invent_no_byte() {
     drop(gpus);
     // SAFETY: no code uses it any more.
     unsafe { rustix::mm::munmap(turns.mapping.cast(), LEN) }.unwrap();
-    let Turns { file, bytes, .. } = turns;
-    drop(file);
-    let (dir, _root) = mount.unmount();
+    let Turns { file, direct, bytes, .. } = turns;
+    file.sync_all().unwrap();
+    drop((file, direct));
+    audit::nothing_is_left(&mount, mount.servers() as usize);
+    let (dir, _root) = audit::unmount_and_look(mount);
     assert!(std::fs::read(dir.join("file")).unwrap() == bytes);
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 use rustix::io::Errno;
 use spinio_fuse::abi::{AttrOut, SetattrIn, StatfsOut, StatxOut, Sx, SxTime, setattr};
+use spinio_sys::injection_point;
 
 use super::lookup::{attr, stat};
 use super::modes::chmod;
@@ -42,10 +43,12 @@ impl Handlers {
             let gid = sets(setattr::GID).then(|| Gid::from_raw(args.gid));
             let chown = || rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH);
             self.content.set_mode(node, None, chown)?;
+            injection_point!("server: owner set");
         }
         if sets(setattr::MODE) {
             let mode = args.mode & 0o7777;
             self.changing_mode(node, &fd, Some(mode), || chmod(&fd, mode))?;
+            injection_point!("server: mode set");
         }
         if sets(setattr::SIZE) {
             let file = self.backing.open(node, Access::Write)?;
@@ -53,6 +56,7 @@ impl Handlers {
                 self.drop_suidgid(node, &fd)?;
             }
             self.content.truncate(node, file.as_fd(), args.size)?;
+            injection_point!("server: size set");
         }
         if sets(setattr::ATIME | setattr::MTIME) {
             let time = |set, now, seconds: u64, nsec: u32| Timespec {
@@ -71,6 +75,7 @@ impl Handlers {
             };
             let set = || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH);
             self.content.set_times(node, fd.as_fd(), || set().or_else(|error| times_of_another(&fd, args, error)))?;
+            injection_point!("server: times set");
         }
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });
         Ok(())

@@ -10,6 +10,7 @@ use spinio_fuse::abi::{
 };
 
 use spinio_pagecache::messages::{self, TICKET_IOCTL, TICKET_REPLY};
+use spinio_sys::injection_point;
 
 use super::{Handlers, Reply, Result};
 use crate::backing::Access;
@@ -49,6 +50,7 @@ impl Handlers {
         // Now, so that what the backing file system refuses (read-only, immutable) is refused here, not at write-back.
         self.backing.open(node, if mode == READ_ONLY { Access::Read } else { Access::Write })?;
         self.opened(node, args.flags, reply);
+        injection_point!("server: file opened");
         Ok(())
     }
 
@@ -57,6 +59,7 @@ impl Handlers {
         let space = reply.space(args.size);
         let direct = args.flags & OFlags::DIRECT.bits() != 0;
         reply.data_len = self.content.read(node, file.as_fd(), args.offset, space, direct)?;
+        injection_point!("server: read executed");
         Ok(())
     }
 
@@ -70,7 +73,9 @@ impl Handlers {
         if args.write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_suidgid(node, &file)?;
         }
+        injection_point!("server: write begun");
         let written = self.content.write(node, file.as_fd(), args.offset, data, cached);
+        injection_point!("server: write executed");
         if let Err(error) = written
             && cached
         {
@@ -85,7 +90,9 @@ impl Handlers {
     pub(super) fn fsync(&self, node: u64, args: &FsyncIn) -> Result<()> {
         // Any descriptor of the file will do; one for writing if it is kept.
         let file = self.backing.open(node, Access::Read)?;
-        self.content.fsync(node, file.as_fd(), args.flags & FSYNC_DATA_ONLY != 0)
+        self.content.fsync(node, file.as_fd(), args.flags & FSYNC_DATA_ONLY != 0)?;
+        injection_point!("server: fsync executed");
+        Ok(())
     }
 
     /// The ticket of a client; all other calls are unknown.
@@ -103,6 +110,7 @@ impl Handlers {
             return Err(Errno::NOTTY);
         }
         let ticket = self.clients.ticket(node, access)?;
+        injection_point!("server: ticket made");
         reply.push(&IoctlOut::default());
         reply.head.extend_from_slice(&ticket.to_bytes());
         Ok(())
@@ -120,6 +128,8 @@ impl Handlers {
     pub(super) fn fallocate(&self, node: u64, args: &FallocateIn) -> Result<()> {
         let file = self.backing.open(node, Access::Write)?;
         let mode = FallocateFlags::from_bits(args.mode).ok_or(Errno::OPNOTSUPP)?;
-        self.content.allocate(node, file.as_fd(), mode, args.offset, args.length)
+        self.content.allocate(node, file.as_fd(), mode, args.offset, args.length)?;
+        injection_point!("server: fallocate executed");
+        Ok(())
     }
 }

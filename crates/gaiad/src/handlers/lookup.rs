@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, makedev};
 use rustix::io::Errno;
 use spinio_fuse::abi::{Attr, EntryOut};
+use spinio_sys::injection_point;
 use spinio_sys::linux::handle_of;
 
 use super::{Handlers, Reply, Result, VALID_SECONDS};
@@ -28,6 +29,7 @@ impl Handlers {
     pub(super) fn forget(&self, node: u64, lookups: u64) {
         if self.nodes.forget(node, lookups, || self.content.forget(node)) {
             self.backing.forget(node);
+            injection_point!("server: node forgotten");
         }
     }
 
@@ -41,6 +43,7 @@ impl Handlers {
     pub(super) fn entry_of(&self, fd: &Arc<OwnedFd>) -> Result<EntryOut> {
         let stat = stat(fd)?;
         let node = self.nodes.look_up(&identity(fd, &stat)?)?;
+        injection_point!("server: node counted");
         if let Err(error) = self.backing.found(node, fd) {
             self.forget(node, 1);
             return Err(error);

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use spinio_fuse::abi;
 use spinio_fuse::{MAX_WRITE, Operation, Request};
+use spinio_sys::injection_point;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::backing::Backing;
@@ -145,6 +146,7 @@ impl Handlers {
             Ok(claimed) => claimed,
             Err(error) => return send(Err(error)),
         };
+        injection_point!("server: name change claimed");
         let result = match past {
             Past::Done(result) => result.map(|bytes| reply.head.extend_from_slice(&bytes)),
             Past::None | Past::Begun(_) => {
@@ -157,12 +159,16 @@ impl Handlers {
                     },
                 };
                 entry.begin(note);
+                injection_point!("server: name change begun");
                 let result = self.change_names(request, reply, again.then_some(note));
+                injection_point!("server: name change executed");
                 entry.finish(result.as_ref().map(|()| &reply.head[..]).map_err(|e| *e));
+                injection_point!("server: name change recorded");
                 result
             }
         };
         send(result.map(|()| &*reply));
+        injection_point!("server: name change answered");
         drop(entry);
     }
 

@@ -9,6 +9,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, RenameFlags, makedev};
 use rustix::io::Errno;
 use spinio_fuse::abi::CreateIn;
 use spinio_fuse::{Operation, Request};
+use spinio_sys::injection_point;
 
 use super::lookup::{identity, stat};
 use super::xattrs::masked;
@@ -119,6 +120,7 @@ impl Handlers {
         let as_caller = AsCaller::new(request);
         let made = call(&directory);
         drop(as_caller);
+        injection_point!("server: name made");
         unless_done(made, Errno::EXIST, again)?;
         reply.push(&self.entry(parent, name)?);
         Ok(())
@@ -140,6 +142,7 @@ impl Handlers {
         let as_caller = AsCaller::new(request);
         let made = rustix::fs::openat(&directory, name, exclusive, mode);
         drop(as_caller);
+        injection_point!("server: file created");
         let made = match made {
             Ok(fd) => Some(Arc::new(fd)),
             Err(Errno::EXIST) if again.is_some() => self.open_created(parent, name, mode)?,
@@ -168,6 +171,7 @@ impl Handlers {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&directory, c".", flags, masked(args.mode, args.umask, &directory));
         drop(as_caller);
+        injection_point!("server: nameless file created");
         let fd = Arc::new(made?);
         let entry = self.entry_of(&fd)?;
         let orphan = || {
@@ -226,12 +230,14 @@ impl Handlers {
         // Before the call, so that a crash right after it loses nothing.
         let last = before.stx_nlink <= 1 || identity.file_type == FileType::Directory;
         let orphan = if last { self.backing.orphan(&identity, victim)? } else { None };
+        injection_point!("server: orphan held");
         if let Err(error) = call() {
             if let Some(node) = orphan {
                 self.backing.keeps_name(node);
             }
             return Err(error);
         }
+        injection_point!("server: name gone");
         // Two names of a file that go at the same time: each saw the other.
         if !last && stat(victim)?.stx_nlink == 0 {
             self.backing.orphan(&identity, victim)?;

@@ -43,38 +43,152 @@ impl Random {
 /// An operation. Names are of a small set, files are slots of open files.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Open { slot: usize, name: String, flags: OFlags, mode: u32 },
-    Tmpfile { slot: usize, name: String },
-    Publish { slot: usize, name: String },
-    Close { slot: usize },
-    Read { slot: usize, offset: u64, len: usize },
-    Write { slot: usize, offset: u64, len: usize, fill: u8 },
-    Append { slot: usize, len: usize, fill: u8 },
-    Map { slot: usize, offset: u64, len: usize, fill: Option<u8>, sync: bool },
-    Truncate { slot: usize, size: u64 },
-    Allocate { slot: usize, mode: FallocateFlags, offset: u64, len: u64 },
-    Sync { slot: usize, data_only: bool },
-    CopyRange { from: usize, to: usize, offset: u64, at: u64, len: usize },
-    Seek { slot: usize, offset: u64 },
-    StatFile { slot: usize },
-    Stat { name: String },
-    Unlink { name: String },
-    Rmdir { name: String },
-    Mkdir { name: String },
-    Mkfifo { name: String },
-    Rename { from: String, to: String, flags: RenameFlags },
-    Link { from: String, to: String },
-    Symlink { target: String, name: String },
-    Readlink { name: String },
-    Chmod { name: String, mode: u32 },
-    Chown { name: String, uid: u32 },
-    Times { name: String, seconds: i64, omit: bool },
-    List { name: String },
-    SetXattr { name: String, attribute: String, value: usize, flags: XattrFlags },
-    GetXattr { name: String, attribute: String },
-    ListXattr { name: String },
-    RemoveXattr { name: String, attribute: String },
-    Access { name: String },
+    Open {
+        slot: usize,
+        name: String,
+        flags: OFlags,
+        mode: u32,
+    },
+    Tmpfile {
+        slot: usize,
+        name: String,
+    },
+    Publish {
+        slot: usize,
+        name: String,
+    },
+    Close {
+        slot: usize,
+    },
+    Read {
+        slot: usize,
+        offset: u64,
+        len: usize,
+    },
+    Write {
+        slot: usize,
+        offset: u64,
+        len: usize,
+        fill: u8,
+    },
+    Append {
+        slot: usize,
+        len: usize,
+        fill: u8,
+    },
+    Map {
+        slot: usize,
+        offset: u64,
+        len: usize,
+        fill: Option<u8>,
+        sync: bool,
+    },
+    /// Whole pages, past the page cache: written, or read.
+    Direct {
+        slot: usize,
+        page: u64,
+        pages: usize,
+        fill: Option<u8>,
+    },
+    /// What is written back leaves the page cache.
+    Uncache {
+        slot: usize,
+    },
+    Truncate {
+        slot: usize,
+        size: u64,
+    },
+    Allocate {
+        slot: usize,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+    },
+    Sync {
+        slot: usize,
+        data_only: bool,
+    },
+    CopyRange {
+        from: usize,
+        to: usize,
+        offset: u64,
+        at: u64,
+        len: usize,
+    },
+    Seek {
+        slot: usize,
+        offset: u64,
+    },
+    StatFile {
+        slot: usize,
+    },
+    Stat {
+        name: String,
+    },
+    Unlink {
+        name: String,
+    },
+    Rmdir {
+        name: String,
+    },
+    Mkdir {
+        name: String,
+    },
+    Mkfifo {
+        name: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+        flags: RenameFlags,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Symlink {
+        target: String,
+        name: String,
+    },
+    Readlink {
+        name: String,
+    },
+    Chmod {
+        name: String,
+        mode: u32,
+    },
+    Chown {
+        name: String,
+        uid: u32,
+    },
+    Times {
+        name: String,
+        seconds: i64,
+        omit: bool,
+    },
+    List {
+        name: String,
+    },
+    SetXattr {
+        name: String,
+        attribute: String,
+        value: usize,
+        flags: XattrFlags,
+    },
+    GetXattr {
+        name: String,
+        attribute: String,
+    },
+    ListXattr {
+        name: String,
+    },
+    RemoveXattr {
+        name: String,
+        attribute: String,
+    },
+    Access {
+        name: String,
+    },
 }
 
 /// What an operation returned.
@@ -99,7 +213,7 @@ pub const SLOTS: usize = 6;
 pub const PAGE: u64 = 4096;
 const SIZE: u64 = 40 * PAGE;
 
-const NAMES: &[&str] = &["a", "b", "c", "d0", "d1", "d0/a", "d0/b", "d1/a", "d1/d", "d1/d/x", "l", "missing/x"];
+pub const NAMES: &[&str] = &["a", "b", "c", "d0", "d1", "d0/a", "d0/b", "d1/a", "d1/d", "d1/d/x", "l", "missing/x"];
 const DIRECTORIES: &[&str] = &["", "d0", "d1", "d1/d"];
 
 /// Any operation.
@@ -130,7 +244,11 @@ pub fn any_op(random: &mut Random) -> Op {
         14..24 => Op::Read { slot, offset, len },
         24..38 => Op::Write { slot, offset, len, fill },
         38..40 => Op::Append { slot, len, fill },
-        40..50 => {
+        40 => {
+            let fill = (!random.next().is_multiple_of(2)).then_some(fill);
+            Op::Direct { slot, page: offset / PAGE, pages: random.range(1, 4) as usize, fill }
+        }
+        41..50 => {
             let fill = (!random.next().is_multiple_of(3)).then_some(fill);
             Op::Map { slot, offset, len, fill, sync: random.next().is_multiple_of(4) }
         }
@@ -149,7 +267,8 @@ pub fn any_op(random: &mut Random) -> Op {
         58..60 => Op::Sync { slot, data_only: random.next().is_multiple_of(2) },
         60 => Op::CopyRange { from: slot, to: random.next() as usize % SLOTS, offset, at: random.range(0, SIZE), len },
         61 => Op::Seek { slot, offset },
-        62..65 => Op::StatFile { slot },
+        62 => Op::Uncache { slot },
+        63..65 => Op::StatFile { slot },
         65..69 => Op::Stat { name },
         69..72 => Op::Unlink { name },
         72 => Op::Rmdir { name },
@@ -257,6 +376,11 @@ impl Side {
                 text(rustix::io::write(file, &content(*len, *fill))?)
             }
             Op::Map { slot, offset, len, fill, sync } => self.map(*slot, *offset, *len, *fill, *sync),
+            Op::Direct { slot, page, pages, fill } => self.direct(*slot, *page, *pages, *fill),
+            Op::Uncache { slot } => {
+                rustix::fs::fadvise(self.file(*slot)?, 0, None, rustix::fs::Advice::DontNeed)?;
+                text("dropped")
+            }
             Op::Truncate { slot, size } => text(rustix::fs::ftruncate(self.file(*slot)?, *size)?),
             Op::Allocate { slot, mode, offset, len } => {
                 text(rustix::fs::fallocate(self.file(*slot)?, *mode, *offset, *len)?)
@@ -354,6 +478,35 @@ impl Side {
         }
     }
 
+    /// Reads or writes pages of a file that is open for both, past the page cache.
+    fn direct(&self, slot: usize, page: u64, pages: usize, fill: Option<u8>) -> Outcomes {
+        let file = self.file(slot)?;
+        let mode = rustix::fs::fcntl_getfl(file)? & (OFlags::RWMODE | OFlags::APPEND);
+        if mode != OFlags::RDWR || !file.metadata().map_err(errno)?.is_file() {
+            return text("not a file that is open for both");
+        }
+        // A set-user-ID bit, or a mode that forbids it, is of no interest here.
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
+        let Ok(file) = rustix::fs::open(path, OFlags::RDWR | OFlags::DIRECT, Mode::empty()) else {
+            return text("not to be opened again");
+        };
+        let mut block = vec![Block([0; 4096]); pages];
+        if let Some(fill) = fill {
+            let mut written = 0;
+            for (number, block) in (page..).zip(&mut block) {
+                block.0.copy_from_slice(&content(4096, fill));
+                written += rustix::io::pwrite(&file, &block.0, number * PAGE)?;
+            }
+            return text(written);
+        }
+        let mut bytes = Vec::new();
+        for (number, block) in (page..).zip(&mut block) {
+            let got = rustix::io::pread(&file, &mut block.0, number * PAGE)?;
+            bytes.extend_from_slice(&block.0[..got]);
+        }
+        Ok(Outcome::Bytes(bytes))
+    }
+
     /// Stores to, or loads from, a mapping of whole pages within the file.
     fn map(&self, slot: usize, offset: u64, len: usize, fill: Option<u8>, sync: bool) -> Outcomes {
         let file = self.file(slot)?;
@@ -411,6 +564,14 @@ fn list(directory: &Path) -> std::io::Result<Vec<String>> {
 
 /// All below a directory, with content: for comparing whole trees.
 pub fn tree(root: &Path) -> Vec<String> {
+    tree_with(root, |_, bytes| {
+        let sum = bytes.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
+        format!("sum {sum:x}")
+    })
+}
+
+/// The same; `content` describes that of a file, whose path below the directory it is given.
+pub fn tree_with(root: &Path, mut content: impl FnMut(&Path, &[u8]) -> String) -> Vec<String> {
     let mut lines = Vec::new();
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
@@ -443,8 +604,7 @@ pub fn tree(root: &Path) -> Vec<String> {
                             continue;
                         }
                     };
-                    let sum = bytes.iter().fold(0u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)));
-                    line += &format!(" {} bytes, sum {sum:x}", bytes.len());
+                    line += &format!(" {} bytes, {}", bytes.len(), content(&name, &bytes));
                 }
                 FileType::Symlink => line += &format!(" -> {}", std::fs::read_link(&path).unwrap().display()),
                 _ => {}
@@ -462,6 +622,7 @@ pub fn direct(path: &Path) -> std::io::Result<File> {
 }
 
 /// One block at an address that direct I/O accepts.
+#[derive(Clone)]
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; 4096]);
 

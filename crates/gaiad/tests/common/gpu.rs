@@ -38,6 +38,11 @@ impl Gpu {
         Gpu(device, Map::new(file.as_raw_fd(), 0, len, Access::Write, device).unwrap(), len)
     }
 
+    /// Another map of the same pages on the same device.
+    pub fn another(&self, file: &File) -> Gpu {
+        Gpu(self.0, Map::new(file.as_raw_fd(), 0, self.2, Access::Write, self.0).unwrap(), self.2)
+    }
+
     pub fn acquire(&self) {
         self.1.acquire(0, self.2, Access::Write).unwrap();
     }

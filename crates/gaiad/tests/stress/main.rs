@@ -17,7 +17,6 @@
 
 #![expect(unsafe_code, reason = "mappings and device memory")]
 
-mod audit;
 mod board;
 #[path = "../common/mod.rs"]
 mod common;
@@ -37,8 +36,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::board::{Board, Counter, LIVES, WORKERS};
-use crate::common::TestMount;
 use crate::common::both::Random;
+use crate::common::{TestMount, audit};
 use crate::layout::{GPUS, LEN, WRITERS};
 
 /// One mount lasts this long at most.
@@ -159,9 +158,7 @@ impl Chapter<'_> {
         chapter.verify_server(totals);
         drop(chapter);
         totals.servers += mount.servers();
-        let (socket, lock) = (mount.socket.clone(), mount.socket.with_extension("lock"));
-        let (dir, _root) = mount.unmount();
-        assert!(!socket.exists() && !lock.exists(), "files of the mount are left in {socket:?}");
+        let (dir, _root) = audit::unmount_and_look(mount);
         let names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["file"]);
         assert!(std::fs::read(dir.join("file")).unwrap() == bytes, "the directory is not what the mount was");
@@ -305,38 +302,9 @@ impl Chapter<'_> {
         again
     }
 
-    /// Nothing of the clients is left with the server, and no file with the supervisor, but for those that a crash may
-    /// leave: a LOOKUP or CREATE that is sent again to the next server counts twice, so the node of that file stays until
-    /// unmount, and if the file was deleted, a descriptor of it.
+    /// Nothing is left, but for what a crash may leave.
     fn verify_server(&self, totals: &mut Totals) {
-        let begun = Instant::now();
-        let servers = self.mount.servers() as usize;
-        let deleted = loop {
-            let [server, supervisor] = [self.mount.server(), self.mount.supervisor()].map(audit::descriptors);
-            // Memory files are deleted from the beginning; the state memory stays.
-            let windows = server.iter().filter(|target| target.contains("spinio-gaia-window")).count();
-            let is_deleted = |target: &&String| target.contains("/scratch-");
-            let deleted = supervisor.iter().filter(is_deleted).count();
-            let others = supervisor.len() - deleted;
-            // In a user's own mount a file stays that the Linux kernel knows.
-            let stays =
-                rustix::process::geteuid().is_root() && supervisor.iter().any(|target| target.ends_with("/file"));
-            if windows == 0 && deleted * 4 <= servers && others < 20 && !stays {
-                break deleted;
-            }
-            assert!(begun.elapsed() < PATIENCE, "descriptors are left: {server:?}, supervisor: {supervisor:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        totals.deleted += deleted;
-        let state = audit::State::of(self.mount.supervisor());
-        // The last requests of files that are gone come when the Linux kernel likes.
-        while state.slots_in_use() > 0 {
-            assert!(begun.elapsed() < PATIENCE, "{} slots are left", state.slots_in_use());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        // A crash may leave the records of the nodes that were asked for at that moment.
-        let (nodes, most) = (state.nodes(), 64 + 4 * u64::from(self.mount.servers()));
-        assert!(nodes < most, "{nodes} node records were used at a time, after {} servers", self.mount.servers());
+        totals.deleted += audit::nothing_is_left(self.mount, self.mount.servers() as usize / 4);
         let (server, supervisor) = (totals.server_kib, totals.supervisor_kib);
         assert!(server < SERVER_KIB && supervisor < SUPERVISOR_KIB, "{server} KiB, {supervisor} KiB resident");
     }

@@ -33,6 +33,13 @@ pub fn is_no_thread(tid: u32) -> bool {
     result == Err(Errno::SRCH)
 }
 
+/// Sends a signal to this thread. SIGKILL and SIGSTOP end and stop the whole process, this thread at once.
+pub fn kill_this_thread(signal: u32) {
+    let args = [getpid() as usize, gettid() as usize, signal as usize, 0, 0, 0];
+    // SAFETY: no memory is involved.
+    let _ = unsafe { syscall(k::__NR_tgkill, args) };
+}
+
 /// The alternate signal stack of this thread, and whether the thread runs on it now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
