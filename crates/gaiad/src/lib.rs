@@ -102,7 +102,7 @@ pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
-pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats};
+pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats, Totals};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};
 pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};

@@ -115,13 +115,14 @@ impl<'a> Client<'a> {
             result => result,
         }
         .map_err(|e| self.refusal(&e))?;
+        let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
+        self.all.count_release(commit.published, merged);
         self.file.mark_dirty();
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
         // Not before: the CPU must not see less than this owner once the release has returned. It is committed: if this
         // fails, the client asks the next connection, and is told so.
         self.end_epoch(draft).map_err(|_| Failure::Ended)?;
         let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
-        let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);
         Ok(())
     }
