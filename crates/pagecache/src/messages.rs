@@ -123,7 +123,8 @@ pub enum Request<'a> {
         pages: u64,
         /// What the epoch may do.
         access: Access,
-        /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched.
+        /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched. False, with
+        /// [`Access::Read`]: the client finds their bytes in the mounted file, once no release is under way.
         fetch: bool,
     },
     /// The pages of the last [`Reply::Fills`] are in the replica.
@@ -480,7 +481,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
             let (first, pages) = (at.number()?, at.number()?);
             check_range(first, pages)?;
             let (access, fetch) = match at.number()? {
-                number if number == access_number(Access::Write) | KEPT => (Access::Write, false),
+                number if number & KEPT != 0 => (access_of(number & !KEPT)?, false),
                 number => (access_of(number)?, true),
             };
             Request::Acquire { first, pages, access, fetch }

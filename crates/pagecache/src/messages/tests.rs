@@ -5,7 +5,7 @@ const TICKET: Ticket = [7; 16];
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 12];
+    let mut all = vec![Vec::new(); 13];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -18,6 +18,7 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
     Request::Explain { ticket: TICKET }.encode(&mut all[10]);
     Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false }.encode(&mut all[12]);
     all
 }
 
