@@ -66,6 +66,7 @@ enum {
     SPINIO_GAIA_READ = 1,    /* load */
     SPINIO_GAIA_WRITE = 2,   /* load and store */
     SPINIO_GAIA_OVERWRITE = 4, /* acquire: store to all of the range; its bytes are not fetched */
+    SPINIO_GAIA_IN_PLACE = 8,  /* map, with READ: kernels load from the page cache, without memory of the device */
     SPINIO_GAIA_DISCARD = 32 /* release: end the epoch and publish nothing */
 };
 
@@ -80,6 +81,13 @@ enum {
  * files; or Linux is too old (6.16, without a mount 6.9); or a forked child of a process with maps. EUSERS: this user
  * has too many maps. ETXTBSY: another process has a lease on it. */
 void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
+
+/* With SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE kernels load the pages of the Linux kernel's page cache over the bus. The
+ * map has no memory of the device, and nothing is copied: for files of which kernels read little, or once. What CPU programs
+ * write to pages that were acquired may be seen at once. An acquire registers again what has changed otherwise, for which
+ * it waits for kernels that run on the device, also those that use other memory. Only of files below a mount; in stream
+ * order there is no acquire (ENOTSUP). EINVAL: with WRITE. ENOTSUP also: the device cannot read registered pages. Where a
+ * program cuts the file, kernels on the emulated GPU must not load the pages that go, as with any mapping: SIGBUS. */
 
 /* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map
  * must have finished. EINVAL: no map begins at this address, for example because it was unmapped already. */
@@ -181,6 +189,7 @@ struct spinio_gaia_info {
     uint64_t acquires_unchanged;   /* of the acquires: sent no message, because nothing had changed */
     uint64_t device_bytes;         /* of device memory that the map has now; of leased files, also what others have too */
     uint64_t chunks_evicted;       /* times that a chunk of the map was evicted */
+    uint64_t bytes_registered;     /* by acquires of a map with SPINIO_GAIA_IN_PLACE */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicIsize, Ordering::Release};
 
-use spinio_device::{StreamId, registry};
+use spinio_device::{Device, StreamId, registry};
 use spinio_gaia::{Access, Advice, Error, Info};
 
 use crate::ffi_guard::{self as guard, Failure};
@@ -14,6 +14,8 @@ use crate::ffi_guard::{self as guard, Failure};
 const READ: c_uint = 1;
 const WRITE: c_uint = 2;
 const OVERWRITE: c_uint = 4;
+/// `SPINIO_GAIA_IN_PLACE`
+const IN_PLACE: c_uint = 8;
 /// `SPINIO_GAIA_DISCARD`
 const DISCARD: c_uint = 32;
 /// `SPINIO_GAIA_RANDOM`, `SPINIO_GAIA_SEQUENTIAL`, `SPINIO_GAIA_WILLNEED`, `SPINIO_GAIA_DONTNEED`
@@ -96,9 +98,22 @@ pub fn unmap_on_gpu(address: *mut c_void, size: usize) -> Option<c_int> {
 
 fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failure> {
     let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
-    let device = registry::current_device()
-        .ok_or_else(|| Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into()))?;
-    Ok(spinio_gaia::map(fd, offset, size as u64, access, device, &spinio_runtime::Routes)?)
+    Ok(spinio_gaia::map(fd, offset, size as u64, access, current_device()?, &spinio_runtime::Routes)?)
+}
+
+fn map_in_place(fd: c_int, offset: i64, size: usize, access: c_uint) -> Result<u64, Failure> {
+    if access != IN_PLACE | READ {
+        return Err(invalid(
+            "A map that is read in place is for reading only: SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE",
+        ));
+    }
+    let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
+    Ok(spinio_gaia::map_in_place(fd, offset, size as u64, current_device()?)?)
+}
+
+fn current_device() -> Result<&'static dyn Device, Failure> {
+    let none = || Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into());
+    registry::current_device().ok_or_else(none)
 }
 
 fn invalid(sentence: &str) -> Failure {
@@ -108,7 +123,10 @@ fn invalid(sentence: &str) -> Failure {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_map(fd: c_int, offset: i64, size: usize, access: c_uint) -> *mut c_void {
     guard::cancellation_point();
-    let mapped = guard::run(|| map(fd, offset, size, parse_access(access)?));
+    let mapped = guard::run(|| match access & IN_PLACE {
+        0 => map(fd, offset, size, parse_access(access)?),
+        _ => map_in_place(fd, offset, size, access),
+    });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }
 

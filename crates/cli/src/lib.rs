@@ -44,6 +44,7 @@ mod read;
 mod renamed_keys;
 mod run;
 pub mod scratch;
+mod screen;
 mod stat;
 pub mod table;
 pub mod test_file;

@@ -103,6 +103,49 @@ fn driver_may_unmap_a_part_of_a_map_and_the_program_may_not() {
 }
 
 #[test]
+fn c_kernel_reads_the_page_cache_in_place() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let source = r#"
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <string.h>
+        #include <unistd.h>
+        #include <spinio.h>
+        #include <spinio_gaia.h>
+        static unsigned char seen;
+        static void kernel(void *gpu) { seen = ((volatile unsigned char *)gpu)[5000]; }
+        static int fail(const char *what) { return fprintf(stderr, "%s: %s\n", what, spinio_last_error()), 1; }
+        int main(int argc, char **argv)
+        {
+            int fd = argc == 2 && spinio_emulated_stream() ? open(argv[1], O_RDWR) : -1;
+            struct spinio_gaia_info info;
+            if (spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_WRITE | SPINIO_GAIA_IN_PLACE) || errno != EINVAL ||
+                !strstr(spinio_last_error(), "for reading only"))
+                return fail("to write");
+            void *gpu = spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE);
+            if (!gpu)
+                return fail("map");
+            for (unsigned char byte = 1; byte < 4; byte++) {
+                if (pwrite(fd, &byte, 1, 5000) != 1 || spinio_gaia_acquire(gpu, 8192, SPINIO_GAIA_READ) != 8192)
+                    return fail("acquire");
+                spinio_emulated_launch(kernel, gpu, NULL);
+                if (spinio_emulated_wait(NULL) || seen != byte)
+                    return fprintf(stderr, "%d, not %d\n", seen, byte), 1;
+            }
+            if (spinio_gaia_acquire_async(gpu, 8192, SPINIO_GAIA_READ, spinio_emulated_stream()) != -1 || errno != ENOTSUP)
+                return fail("in stream order");
+            if (spinio_gaia_info(gpu, &info, sizeof info) || info.device_bytes || info.bytes_registered < 8192)
+                return fail("info");
+            return spinio_gaia_release(gpu, 8192, 0) || spinio_gaia_unmap(gpu) ? fail("unmap") : 0;
+        }"#;
+    let Some(program) = build(dir.path(), "in_place", source) else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, [0; 8192]).unwrap();
+    run(&program, dir.path(), &[file]);
+}
+
+#[test]
 fn status_names_mounts_and_mapped_files() {
     let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
     let source = r#"

@@ -152,7 +152,7 @@ impl Map {
             Begun::Fills(fills) => (fills, None),
         };
         while !fills.is_empty() {
-            self.copy_to_device(state, window, &fills)?;
+            self.bring_to_device(state, window, &fills)?;
             injection_point!("client: pages on the device");
             fills = self.link.run(|link| link.filled())?;
         }
@@ -168,6 +168,16 @@ impl Map {
             }
         }
         known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)
+    }
+
+    fn bring_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
+        let runs: Vec<Run> = fills.iter().map(|fill| fill.run).collect();
+        let Some(registered) = self.replica.register(&self.link, &runs) else {
+            return self.copy_to_device(state, window, fills);
+        };
+        state.info.bytes_registered += registered?;
+        runs.into_iter().for_each(|run| state.pages.forget(pages_of_run(run)));
+        Ok(())
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {

@@ -24,6 +24,8 @@
 //!
 //! Files that are not below a mount are mapped by another way, read-only: [`leased`].
 //!
+//! A map can also be read in place, from the page cache of the Linux kernel, without device memory ([`in_place`]).
+//!
 //! Device memory comes chunk by chunk, when pages are acquired, and goes when others need it ([`chunks`], [`room`]).
 //!
 //! Known flaws: one thread for each map; on a device without chunks a replica is one allocation.
@@ -38,6 +40,7 @@ mod drops;
 mod epoch;
 mod error;
 mod file_reader;
+mod in_place;
 mod lane;
 pub mod leased;
 mod link;
@@ -65,7 +68,7 @@ pub use advice::Advice;
 pub use error::Error;
 pub use file_reader::{FileReader, OpenFile};
 pub use map::Map;
-pub use maps::{FileMap, map, unmap, unmap_range, with_map};
+pub use maps::{FileMap, map, map_in_place, unmap, unmap_range, with_map};
 pub use ranges::touches_map;
 pub use room::limit_memory;
 pub use spinio_pagecache::messages::{Access, Stats};

@@ -24,6 +24,8 @@ pub(crate) struct Spec {
     /// The first page in the file.
     pub(crate) first: u64,
     pub(crate) pages: usize,
+    /// Read from the mapping of the file, without a replica.
+    pub(crate) in_place: bool,
 }
 
 /// The thread.
@@ -100,6 +102,7 @@ impl LinkState {
     ///
     /// `fetch` false: the program overwrites them, and none is.
     pub(crate) fn begin_acquire(&mut self, part: Range<usize>, access: Access, fetch: bool) -> Result<Begun> {
+        let fetch = fetch && !self.spec.in_place;
         let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch };
         let fills = self.fill(|out| request.encode(out))?;
         if fills.is_empty() { Ok(Begun::Current { size: self.sync_size()? }) } else { Ok(Begun::Fills(fills)) }

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{Device, PAGE_BYTES};
+use spinio_device::{Device, DeviceAddr, PAGE_BYTES};
 use spinio_host::lock;
 use spinio_pagecache::messages::{Access, MAX_PAGES, Stats};
 use spinio_sys::Errno;
@@ -61,6 +61,17 @@ impl Map {
         Map::with_file(offset, len, access, device, reader, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
     }
 
+    /// Maps as [`Map::new`] for reading, without memory of the device: kernels read the Linux kernel's page cache.
+    pub fn in_place(fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Map> {
+        let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
+        if mode == linux::O_WRONLY {
+            return Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access"));
+        }
+        let tid = linux::gettid();
+        let spec = spec(offset, len, Access::Read, true)?;
+        Map::with_spec(spec, len, device, None, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
+    }
+
     pub(crate) fn with_file(
         offset: u64,
         len: u64,
@@ -69,19 +80,16 @@ impl Map {
         reader: Option<&'static dyn FileReader>,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
     ) -> Result<Map> {
-        let page = PAGE_BYTES as u64;
-        let first = offset / page;
-        let pages = len.div_ceil(page);
-        let end = first.checked_add(pages).filter(|end| *end <= MAX_PAGES);
-        if !offset.is_multiple_of(page) || pages == 0 || end.is_none() {
-            let sentence = "A map begins at a multiple of 4096 bytes, is not empty, and ends below 64 TiB";
-            return Err(Error::new(Errno::INVAL, sentence));
-        }
-        if pages > u64::from(u32::MAX) {
-            return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
-        }
-        let pages = pages as usize;
-        let spec = Spec { access, first, pages };
+        Map::with_spec(spec(offset, len, access, false)?, len, device, reader, open)
+    }
+
+    fn with_spec(
+        spec: Spec,
+        len: u64,
+        device: &'static dyn Device,
+        reader: Option<&'static dyn FileReader>,
+        open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
+    ) -> Result<Map> {
         let link = Link::start(spec, open)?;
         let mut state = State {
             window: None,
@@ -96,7 +104,7 @@ impl Map {
         // After the server has agreed: a device without chunks has all of the memory now.
         let replica = Replica::new(device, spec, &state)?;
         // After the device has: a size that is wrong costs nothing.
-        lock(&state).pages = PageStates::new(pages);
+        lock(&state).pages = PageStates::new(spec.pages);
         Ok(Map {
             spec,
             len,
@@ -122,6 +130,14 @@ impl Map {
     /// Whether it has no byte; it always has one.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Copies `len` bytes from `offset` of a map in place, which lie in one page, to memory of the device: for tests.
+    /// Kernels of the emulated device load from the mapping, which never has the old pages that a registration may keep.
+    #[doc(hidden)]
+    pub fn copy_registered(&self, to: DeviceAddr, offset: u64, len: usize) -> Result<()> {
+        let none = || Error::new(Errno::INVAL, "The map is not read in place");
+        self.replica.in_place().ok_or_else(none)?.copy(to, offset, len)
     }
 
     /// What the map has done.
@@ -152,6 +168,21 @@ impl Map {
     pub fn is_own_process(&self) -> bool {
         self.pid == linux::getpid()
     }
+}
+
+fn spec(offset: u64, len: u64, access: Access, in_place: bool) -> Result<Spec> {
+    let page = PAGE_BYTES as u64;
+    let first = offset / page;
+    let pages = len.div_ceil(page);
+    let end = first.checked_add(pages).filter(|end| *end <= MAX_PAGES);
+    if !offset.is_multiple_of(page) || pages == 0 || end.is_none() {
+        let sentence = "A map begins at a multiple of 4096 bytes, is not empty, and ends below 64 TiB";
+        return Err(Error::new(Errno::INVAL, sentence));
+    }
+    if pages > u64::from(u32::MAX) {
+        return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
+    }
+    Ok(Spec { access, first, pages: pages as usize, in_place })
 }
 
 impl Drop for Map {

@@ -174,11 +174,28 @@ pub fn map(
     device: &'static dyn Device,
     reader: &'static dyn FileReader,
 ) -> Result<u64> {
+    insert(|| FileMap::new(fd, offset, len, access, device, reader))
+}
+
+/// Maps a range of a file below a mount for reading, without memory of the device: its kernels read the Linux kernel's
+/// page cache. Returns the device address.
+pub fn map_in_place(fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64> {
+    insert(|| {
+        let file_system = linux::file_system_magic(fd).map_err(|e| Error::of(e, "query the descriptor"))?;
+        if file_system != fs_magic::FUSE {
+            let sentence = "Only files below a GAIA mount are mapped in place; spinio_map does so with a pinned file";
+            return Err(Error::new(Errno::NOTSUP, sentence));
+        }
+        Map::in_place(fd, offset, len, device).map(|map| FileMap::Mounted(Arc::new(map)))
+    })
+}
+
+fn insert(make: impl FnOnce() -> Result<FileMap>) -> Result<u64> {
     let own = PROCESS.compare_exchange(0, linux::getpid(), SeqCst, SeqCst).unwrap_or_else(|process| process);
     if own != 0 && own != linux::getpid() {
         return Err(Error::new(Errno::NOTSUP, "The parent of this process has made maps: execute a program first"));
     }
-    let map = Arc::new(FileMap::new(fd, offset, len, access, device, reader)?);
+    let map = Arc::new(make()?);
     let address = map.address();
     let mut maps = lock(&MAPS);
     ranges::insert(address, end_of(&map));

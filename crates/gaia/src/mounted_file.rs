@@ -24,6 +24,8 @@ pub(crate) trait MountedFile: Send {
     fn size(&self) -> Result<u64>;
     /// The file was modified now.
     fn touch(&self) -> Result<()>;
+    /// Its descriptor in this thread's table, to map it.
+    fn descriptor(&self) -> Fd;
 }
 
 /// A descriptor below a mount of GAIA.
@@ -74,5 +76,9 @@ impl MountedFile for FuseFile {
         let time = |nanoseconds| Timespec { tv_sec: 0, tv_nsec: nanoseconds };
         let times = Timestamps { last_access: time(UTIME_OMIT), last_modification: time(UTIME_NOW) };
         rustix::fs::futimens(&self.0, &times).map_err(|e| Error::of(e, "set the time of the file"))
+    }
+
+    fn descriptor(&self) -> Fd {
+        self.0.get()
     }
 }

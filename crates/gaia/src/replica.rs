@@ -14,8 +14,9 @@ use spinio_pagecache::messages::{Access, Run};
 use spinio_sys::Errno;
 
 use crate::chunks::{Chunks, Hold};
+use crate::in_place::InPlace;
 use crate::lane::{Lane, between_stops};
-use crate::link::Spec;
+use crate::link::{Link, Spec};
 use crate::room::Room;
 use crate::state::State;
 use crate::window::Window;
@@ -38,6 +39,8 @@ enum Memory {
     Chunks(&'static Room, Arc<Chunks>),
     /// Of a device without chunks: one allocation, which nothing limits and which is never evicted.
     Whole,
+    /// None: kernels read the mapping of the file.
+    InPlace(InPlace),
 }
 
 impl Replica {
@@ -48,6 +51,11 @@ impl Replica {
             Error::new(Errno::NOTSUP, sentence)
         })?;
         let pages = spec.pages;
+        if spec.in_place {
+            let mapping = InPlace::reserve(memory, pages)?;
+            let start = DeviceAddr(mapping.start());
+            return Ok(Replica { device: memory, memory: Memory::InPlace(mapping), start, pages, slots: None });
+        }
         let alloc = |len| memory.alloc_replica(len).map_err(|e| Error::device(e, "allocate the memory of a map"));
         let slots = match spec.access {
             Access::Read => None,
@@ -72,7 +80,7 @@ impl Replica {
     pub(crate) fn hold(&self, pages: &Range<usize>) -> Result<Option<Hold>> {
         match &self.memory {
             Memory::Chunks(room, chunks) => room.hold(chunks, chunks.of_pages(pages)).map(Some),
-            Memory::Whole => Ok(None),
+            Memory::Whole | Memory::InPlace(_) => Ok(None),
         }
     }
 
@@ -95,6 +103,23 @@ impl Replica {
         match &self.memory {
             Memory::Chunks(_, chunks) => chunks.usage(),
             Memory::Whole => (self.pages as u64 * PAGE_BYTES as u64, 0),
+            Memory::InPlace(_) => (0, 0),
+        }
+    }
+
+    /// Of a map that is read in place: registers pages that have changed, and returns the bytes. `None`: it is none.
+    pub(crate) fn register(&self, link: &Link, runs: &[Run]) -> Option<Result<u64>> {
+        let mapping = self.in_place()?;
+        // What this thread's stream has queued may use the pages.
+        let waited = self.on_stream(|_| Ok(()));
+        Some(waited.and_then(|()| between_stops(self.device, || mapping.register(link, runs))))
+    }
+
+    /// The registered pages of a map that is read in place.
+    pub(crate) fn in_place(&self) -> Option<&InPlace> {
+        match &self.memory {
+            Memory::InPlace(mapping) => Some(mapping),
+            _ => None,
         }
     }
 
@@ -155,6 +180,7 @@ impl Drop for Replica {
                 free(Some(self.start));
                 free(self.slots);
             }),
+            Memory::InPlace(mapping) => between_stops(self.device, || mapping.end()),
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Info {
     pub device_bytes: u64,
     /// Chunks that were evicted to make room.
     pub chunks_evicted: u64,
+    /// Bytes that acquires of a map that is read in place have registered.
+    pub bytes_registered: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.

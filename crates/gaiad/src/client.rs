@@ -9,6 +9,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::MutexGuard;
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -26,7 +27,7 @@ use crate::channel::{Received, receive_in_time, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
-use crate::files::{self, Peer, Use};
+use crate::files::{self, File, Peer, Use};
 use crate::quotas::Counted;
 use crate::status;
 
@@ -152,6 +153,8 @@ pub(crate) struct Client<'a> {
     writing: pagecache::Access,
     /// False: the client overwrites what it has not.
     fetch: bool,
+    /// The client takes pages from the mount, as the Linux kernel has them.
+    in_place: bool,
     /// What the client must fetch and was not told yet.
     queue: VecDeque<pagecache::Fill>,
     /// What it was told and has not confirmed.
@@ -201,6 +204,7 @@ impl<'a> Client<'a> {
             rest,
             writing,
             fetch,
+            in_place: false,
             queue,
             told,
             release,
@@ -243,9 +247,15 @@ impl<'a> Client<'a> {
             Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
             Request::Acquire { first, pages, access, fetch } => {
                 self.acquire(first, pages, access, fetch)?;
+                let file = self.file.share();
+                let _settled = self.in_place.then(|| self.settled(&file));
                 self.tell(out).map_err(broken)
             }
-            Request::Filled => self.filled().and_then(|()| self.tell(out)).map_err(broken),
+            Request::Filled => {
+                let file = self.file.share();
+                let _settled = self.in_place.then(|| self.settled(&file));
+                self.filled().and_then(|()| self.tell(out)).map_err(broken)
+            }
             Request::Release { id, first, pages, last, at, total, runs } => {
                 let range = self.file_pages(first, pages.into())?;
                 self.release(&Part { id, range, last, at, total, runs }, out)
@@ -292,11 +302,20 @@ impl<'a> Client<'a> {
             Access::Read => pagecache::Access::Read,
             Access::Write => pagecache::Access::Write,
         };
-        (self.rest, self.fetch) = (range, fetch);
+        self.in_place = access == Access::Read && !fetch;
+        (self.rest, self.fetch) = (range, fetch || self.in_place);
         // Those of an acquire that the client has not completed are planned again.
         self.queue.clear();
         self.told.clear();
         Ok(())
+    }
+
+    /// No release is under way until this is dropped: the kernel has no page that a release has replaced. Else a client
+    /// that takes pages from the kernel would take the old one, and the page would count as current.
+    fn settled<'f>(&self, file: &'f File) -> MutexGuard<'f, ()> {
+        let release = file.lock_release();
+        files::settle(file, &self.all.kernel);
+        release
     }
 
     fn filled(&mut self) -> Result<()> {
@@ -386,6 +405,9 @@ impl<'a> Client<'a> {
     fn put(&self, first: u64, fill: &pagecache::Fill) -> Result<Source> {
         if !fill.fetch {
             return Ok(Source::Kept);
+        }
+        if self.in_place {
+            return Ok(Source::File);
         }
         let mut bytes = [0; PAGE];
         if !fill.source.copy(&mut bytes) {

@@ -10,11 +10,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
-use spinio_pagecache::messages::{Access, TicketReply};
+use spinio_pagecache::messages::{Access, TicketReply, Totals};
 
 use crate::backing::Backing;
 use crate::content::Content;
@@ -41,6 +42,10 @@ pub(crate) struct Clients {
     pub(crate) release_memory: ReleaseMemory,
     /// The supervisor's counter of servers, for clients.
     pub(crate) servers: OwnedFd,
+    /// Servers of the mount before this one.
+    pub(crate) replaced: u64,
+    /// Releases, pages whose bytes were new, pages merged.
+    released: [AtomicU64; 3],
 }
 
 impl Clients {
@@ -58,7 +63,8 @@ impl Clients {
         let path = address.path_bytes().ok_or(Errno::INVAL)?.to_vec();
         let (tickets, quotas) = (Tickets::default(), Quotas::new(limits));
         let since = Instant::now();
-        let writers = Writers::new(state.is_first_server());
+        let replaced = state.count_server();
+        let writers = Writers::new(replaced == 0);
         let waits_for_writeback = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
         let release_memory = ReleaseMemory::default();
         Ok(Clients {
@@ -73,6 +79,8 @@ impl Clients {
             writers,
             release_memory,
             servers,
+            replaced,
+            released: Default::default(),
         })
     }
 
@@ -86,6 +94,20 @@ impl Clients {
         }
         let ticket = self.tickets.give(Grant { node, access })?;
         TicketReply::new(ticket, &self.path).ok_or(Errno::NAMETOOLONG)
+    }
+
+    /// A release was committed.
+    pub(crate) fn count_release(&self, published: u64, merged: u64) {
+        for (counter, more) in self.released.iter().zip([1, published, merged]) {
+            counter.fetch_add(more, Relaxed);
+        }
+    }
+
+    /// Counters since this server started.
+    pub(crate) fn totals(&self) -> Totals {
+        let [commits, published, merged] = self.released.each_ref().map(|counter| counter.load(Relaxed));
+        let (invalidations, invalidated) = self.kernel.counters();
+        Totals { commits, published, merged, invalidations, invalidated }
     }
 
     pub(crate) fn tickets(&self) -> &Tickets {

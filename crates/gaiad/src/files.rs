@@ -186,6 +186,13 @@ impl Held<'_> {
 #[derive(Debug)]
 pub(crate) struct Use(Arc<File>);
 
+impl Use {
+    /// The same, for a guard that is held while the client changes.
+    pub(crate) fn share(&self) -> Arc<File> {
+        self.0.clone()
+    }
+}
+
 impl std::ops::Deref for Use {
     type Target = File;
 

@@ -19,6 +19,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -52,12 +53,14 @@ const SHORTAGE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Invalidator {
     requests: OwnedFd,
+    /// Calls, and the pages that they were for.
+    counters: [AtomicU64; 2],
 }
 
 impl Invalidator {
     /// `requests`: a socket whose other end the process has.
     pub(crate) fn new(requests: OwnedFd) -> Invalidator {
-        Invalidator { requests }
+        Invalidator { requests, counters: Default::default() }
     }
 
     /// Drops pages of a node from the kernel's page cache, after dirty ones were written back. No thread that handles
@@ -65,6 +68,11 @@ impl Invalidator {
     ///
     /// Without the process the server ends: the next one gets a new process, and invalidates what is committed.
     pub(crate) fn invalidate(&self, node: u64, runs: &[Range<u64>]) {
+        if runs.is_empty() {
+            return;
+        }
+        self.counters[0].fetch_add(1, Relaxed);
+        self.counters[1].fetch_add(runs.iter().map(|run| run.end - run.start).sum(), Relaxed);
         for runs in runs.chunks(RUNS) {
             while let Err(error) = self.request(node, runs) {
                 if !matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) {
@@ -74,6 +82,11 @@ impl Invalidator {
                 std::thread::sleep(SHORTAGE);
             }
         }
+    }
+
+    /// Calls of [`Invalidator::invalidate`] with pages, and these pages.
+    pub(crate) fn counters(&self) -> (u64, u64) {
+        (self.counters[0].load(Relaxed), self.counters[1].load(Relaxed))
     }
 
     /// Asks the kernel to forget nodes that no program uses; as many as fit into a message. False: it cannot.

@@ -37,6 +37,7 @@
 //! | `times.rs` | why writes leave modification times as they were |
 //! | `report.rs` | messages to the user |
 //! | `buffer.rs` | why the pages of buffers exist before they are used |
+//! | `privileges.rs` | the capabilities that each process keeps |
 //! | `identity.rs` | new files belong to the caller |
 //! | `unmount.rs` | `spinio gaia umount` |
 //! | `serve/` | the daemon of leased files, a process of its own: no mount, no server |
@@ -73,6 +74,7 @@ mod invalidator;
 mod journal;
 mod link;
 mod nodes;
+mod privileges;
 mod quotas;
 mod release;
 mod release_memory;
@@ -96,13 +98,14 @@ use std::process::ExitCode;
 use rustix::io::Errno;
 
 use crate::link::{Link, Message, Received};
+use crate::privileges::Role;
 use crate::report::report;
 
 pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
-pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats};
+pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats, Totals};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};
 pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};
@@ -119,10 +122,14 @@ pub fn default_pages_bytes() -> usize {
 pub fn server_role() -> ExitCode {
     let link = std::io::stdin().as_fd().try_clone_to_owned();
     let serve = |link: Link| match link.receive(true)? {
-        Some(Received { message: Message::Start, fds, .. }) => server::serve(link, fds),
+        Some(Received { message: Message::Start, fds, .. }) => {
+            privileges::keep(Role::Server)?;
+            server::serve(link, fds)
+        }
         Some(Received { message: Message::Invalidate, fds, .. }) => {
             let [device, requests] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| Errno::PROTO)?;
             drop(link);
+            privileges::keep(Role::Invalidator)?;
             invalidator::run(device, requests)
         }
         _ => Err(Errno::PROTO),

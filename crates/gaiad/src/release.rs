@@ -120,6 +120,8 @@ impl<'a> Client<'a> {
         }
         .map_err(|e| self.refusal(&e))?;
         injection_point!("server: release committed");
+        let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
+        self.all.count_release(commit.published, merged);
         self.file.mark_dirty();
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
         injection_point!("server: release invalidated");
@@ -128,7 +130,6 @@ impl<'a> Client<'a> {
         self.end_epoch(draft).map_err(|_| Failure::Ended)?;
         injection_point!("server: epoch ended");
         let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
-        let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);
         Ok(())
     }

@@ -106,9 +106,9 @@ impl StateMemory {
         Negotiated::from_words([0, 1, 2, 3].map(|i| self.words[header::NEGOTIATED + i].load(Relaxed)))
     }
 
-    /// Whether no server has called this before.
-    pub(crate) fn is_first_server(&self) -> bool {
-        self.words[header::SERVERS].fetch_add(1, AcqRel) == 0
+    /// How many servers have called this before.
+    pub(crate) fn count_server(&self) -> u64 {
+        self.words[header::SERVERS].fetch_add(1, AcqRel)
     }
 
     /// The part for the page table.

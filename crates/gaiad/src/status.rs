@@ -3,6 +3,7 @@
 //! A connection that begins with Status instead of a ticket gets a list and its end. Only root and the daemon's own user
 //! get it, because it names files.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +36,8 @@ pub struct FileStatus {
     pub path: String,
     /// Maps of it.
     pub maps: u64,
+    /// Processes that have these maps.
+    pub owners: u64,
     /// Pages that were released and are not in the file yet.
     pub dirty: u64,
     /// Counters.
@@ -76,6 +79,7 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
+        Errno::PROTO => error("the daemon of this mount is of another version of SPIN".into()),
         e => error(format!("cannot ask the server: {e}")),
     })
 }
@@ -85,8 +89,9 @@ fn status_at(path: &Path) -> Result<MountStatus, Errno> {
     ask(path, Request::Status, |reply| {
         match reply {
             Reply::ServerStatus(status) => server = Some(status),
-            Reply::FileStatus(messages::FileStatus { maps, dirty, stats, path }) => {
-                files.push(FileStatus { path: String::from_utf8_lossy(path).into_owned(), maps, dirty, stats });
+            Reply::FileStatus(messages::FileStatus { maps, owners, dirty, stats, path }) => {
+                let path = String::from_utf8_lossy(path).into_owned();
+                files.push(FileStatus { path, maps, owners, dirty, stats });
             }
             _ => return Err(Errno::PROTO),
         }
@@ -114,6 +119,8 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         mapped,
         used: slots.saturating_sub(all.content.files().slots().free_slots() as u64),
         slots,
+        replaced: all.replaced,
+        totals: all.totals(),
     };
     let mut sent = send(socket, |out| Reply::ServerStatus(server).encode(out));
     for file in all.content.files().all() {
@@ -135,13 +142,14 @@ fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> 
         let pages = file.pages();
         (pages.dirty().count() as u64, file_stats(&pages))
     };
-    let status = messages::FileStatus { maps: file.maps() as u64, dirty, stats, path: &path };
+    let owners = file.holders().values().map(|peer| peer.pid).collect::<HashSet<_>>().len() as u64;
+    let status = messages::FileStatus { maps: file.maps() as u64, owners, dirty, stats, path: &path };
     send(socket, |out| Reply::FileStatus(status).encode(out))
 }
 
 /// The counters of a file.
 pub(crate) fn file_stats(pages: &spinio_pagecache::FilePages) -> Stats {
-    let spinio_pagecache::Counters { commits, merged, unchanged, .. } = pages.counters();
+    let spinio_pagecache::Counters { commits, merged, unchanged, published, .. } = pages.counters();
     let twins = pages.pending().iter().flat_map(|(_, runs)| runs).map(|run| run.end - run.start).sum();
-    Stats { commits, merged, unchanged, twins }
+    Stats { commits, merged, unchanged, twins, published }
 }

@@ -32,7 +32,7 @@
 //! any run.
 
 /// The version of the protocol. Client and server are of one build, or at least of one version.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 8 + 32 + MAX_RUNS * RUN;
@@ -54,7 +54,7 @@ mod status;
 mod ticket;
 
 pub use holders::{Holder, RangeState};
-pub use status::{FileStatus, ServerStatus, Stats};
+pub use status::{FileStatus, ServerStatus, Stats, Totals};
 pub use ticket::{TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
 const HEADER: usize = 8;
@@ -123,7 +123,8 @@ pub enum Request<'a> {
         pages: u64,
         /// What the epoch may do.
         access: Access,
-        /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched.
+        /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched. False, with
+        /// [`Access::Read`]: the client finds their bytes in the mounted file, once no release is under way.
         fetch: bool,
     },
     /// The pages of the last [`Reply::Fills`] are in the replica.
@@ -434,19 +435,21 @@ impl Reply<'_> {
                 start(out, WAS_REPLY, 0);
                 numbers(out, &[u64::from(committed)]);
             }
-            Reply::Stats(Stats { commits, merged, unchanged, twins }) => {
+            Reply::Stats(Stats { commits, merged, unchanged, twins, published }) => {
                 start(out, STATS_REPLY, 0);
-                numbers(out, &[commits, merged, unchanged, twins]);
+                numbers(out, &[commits, merged, unchanged, twins, published]);
             }
-            Reply::ServerStatus(ServerStatus { pid, seconds, connections, mapped, used, slots }) => {
+            Reply::ServerStatus(ServerStatus { pid, seconds, connections, mapped, used, slots, replaced, totals }) => {
                 start(out, SERVER_STATUS, 0);
-                numbers(out, &[pid, seconds, connections, mapped, used, slots]);
+                numbers(out, &[pid, seconds, connections, mapped, used, slots, replaced]);
+                let Totals { commits, published, merged, invalidations, invalidated } = totals;
+                numbers(out, &[commits, published, merged, invalidations, invalidated]);
             }
-            Reply::FileStatus(FileStatus { maps, dirty, stats, path }) => {
+            Reply::FileStatus(FileStatus { maps, owners, dirty, stats, path }) => {
                 let path = &path[..path.len().min(MAX_RUNS)];
-                let Stats { commits, merged, unchanged, twins } = stats;
+                let Stats { commits, merged, unchanged, twins, published } = stats;
                 start(out, FILE_STATUS, path.len());
-                numbers(out, &[maps, dirty, commits, merged, unchanged, twins]);
+                numbers(out, &[maps, owners, dirty, commits, merged, unchanged, twins, published]);
                 out.extend(path);
             }
             Reply::Explained { ranges } => {
@@ -478,7 +481,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
             let (first, pages) = (at.number()?, at.number()?);
             check_range(first, pages)?;
             let (access, fetch) = match at.number()? {
-                number if number == access_number(Access::Write) | KEPT => (Access::Write, false),
+                number if number & KEPT != 0 => (access_of(number & !KEPT)?, false),
                 number => (access_of(number)?, true),
             };
             Request::Acquire { first, pages, access, fetch }
@@ -536,9 +539,12 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             mapped: at.number()?,
             used: at.number()?,
             slots: at.number()?,
+            replaced: at.number()?,
+            totals: at.totals()?,
         }),
         FILE_STATUS => Reply::FileStatus(FileStatus {
             maps: at.number()?,
+            owners: at.number()?,
             dirty: at.number()?,
             stats: at.stats()?,
             path: at.path()?,
@@ -644,7 +650,23 @@ impl<'a> Cursor<'a> {
     }
 
     fn stats(&mut self) -> Result<Stats, BadMessage> {
-        Ok(Stats { commits: self.number()?, merged: self.number()?, unchanged: self.number()?, twins: self.number()? })
+        Ok(Stats {
+            commits: self.number()?,
+            merged: self.number()?,
+            unchanged: self.number()?,
+            twins: self.number()?,
+            published: self.number()?,
+        })
+    }
+
+    fn totals(&mut self) -> Result<Totals, BadMessage> {
+        Ok(Totals {
+            commits: self.number()?,
+            published: self.number()?,
+            merged: self.number()?,
+            invalidations: self.number()?,
+            invalidated: self.number()?,
+        })
     }
 
     /// As many bytes as the header says, which end the message.

@@ -32,9 +32,19 @@ fn access(write: bool, overwrite: bool) -> Access {
 #[pymethods]
 impl GaiaMap {
     #[new]
-    #[pyo3(signature = (fd, offset, bytes, write, device=None))]
-    fn new(py: Python<'_>, fd: i32, offset: u64, bytes: u64, write: bool, device: Option<&str>) -> PyResult<GaiaMap> {
-        let map = py.detach(|| Map::new(fd, offset, bytes, write, device)).map_err(|e| failure::request_error(&e))?;
+    #[pyo3(signature = (fd, offset, bytes, write, in_place, device=None))]
+    fn new(
+        py: Python<'_>,
+        fd: i32,
+        offset: u64,
+        bytes: u64,
+        write: bool,
+        in_place: bool,
+        device: Option<&str>,
+    ) -> PyResult<GaiaMap> {
+        let map = py
+            .detach(|| Map::new(fd, offset, bytes, write, in_place, device))
+            .map_err(|e| failure::request_error(&e))?;
         let (address, device) = (map.address(), map.device());
         Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), device, address, bytes })
     }
@@ -120,6 +130,7 @@ impl GaiaMap {
             ("acquires_unchanged", info.acquires_unchanged),
             ("device_bytes", info.device_bytes),
             ("chunks_evicted", info.chunks_evicted),
+            ("bytes_registered", info.bytes_registered),
         ] {
             dict.set_item(name, value)?;
         }

@@ -56,6 +56,18 @@ def raises(number, path):
 # ---- on a mount
 
 
+def test_map_in_place_shows_the_page_cache(mount):
+    path = mount.file("in_place", bytes(2 * PAGE))
+    with gaia.open(path, "r+") as f, f.map(device="emulated", in_place=True) as m:
+        assert m.readonly
+        for byte in range(1, 4):
+            os.pwrite(f.fileno(), bytes([byte]), 5000)
+            with m.reading() as array:
+                assert array.tobytes()[5000] == byte
+        with pytest.raises(OSError, check=lambda e: e.errno == errno.EINVAL):
+            f.map(device="emulated", in_place=True, write=True)
+
+
 def test_calls_in_stream_order_need_no_wait(mount, device):
     path = mount.file("stream", bytes(2 * PAGE))
     if device == "cuda":

@@ -100,6 +100,8 @@ const GAIA_READ: u32 = 1;
 /// An acquire for writing that fetches nothing.
 const GAIA_OVERWRITE: u32 = 4;
 const GAIA_WRITE: u32 = 2;
+/// A map that is read in place; with the access.
+const GAIA_IN_PLACE: u32 = 8;
 
 /// A read of many ranges of one file. Arrays have `count` elements.
 #[repr(C)]

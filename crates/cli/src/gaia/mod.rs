@@ -11,9 +11,11 @@
 mod cache;
 mod demo;
 mod explain;
+mod held;
 mod mount;
 mod serve;
 mod status;
+mod top;
 
 use clap::{Args, Subcommand};
 
@@ -49,6 +51,9 @@ enum Command {
     /// Show what mounts and the daemon of leased files hold: maps, released bytes, merges, shared chunks
     #[command(after_help = exit::CODES)]
     Status(status::Status),
+    /// The same live: released bytes, merges, invalidations
+    #[command(after_help = exit::CODES)]
+    Top(top::Top),
     /// Show where the pages of a file of a mount are, and which programs have copies
     #[command(after_help = exit::CODES)]
     Explain(explain::Explain),
@@ -67,6 +72,7 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Cache(cache) => cache::run(cache).map(|exit| exit as u8),
         Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
+        Command::Top(top) => top::run(top).map(|exit| exit as u8),
         Command::Explain(explain) => explain::run(explain).map(|exit| exit as u8),
         Command::Server => {
             let served = spinio_gaiad::server_role();

@@ -72,10 +72,6 @@ fn supervise(options: &Mount) -> anyhow::Result<Exit> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
     }
-    if options.until_stdin_ends {
-        let ended = stop_writer(&signalled)?;
-        std::thread::Builder::new().name("stdin".to_owned()).spawn(ended)?;
-    }
     if options.background {
         let _ = rustix::process::setsid();
     }
@@ -87,6 +83,11 @@ fn supervise(options: &Mount) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
+    supervisor.drop_privileges()?;
+    if options.until_stdin_ends {
+        let ended = stop_writer(&signalled)?;
+        std::thread::Builder::new().name("stdin".to_owned()).spawn(ended)?;
+    }
     if options.background {
         println!("mounted");
         std::io::stdout().flush()?;

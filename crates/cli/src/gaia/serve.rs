@@ -121,9 +121,6 @@ fn serve(options: &Serve, socket: PathBuf) -> anyhow::Result<Exit> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
     }
-    if options.until_stdin_ends {
-        std::thread::Builder::new().name("stdin".to_owned()).spawn(stop_writer(&signalled)?)?;
-    }
     if options.background {
         let _ = rustix::process::setsid();
     }
@@ -135,6 +132,10 @@ fn serve(options: &Serve, socket: PathBuf) -> anyhow::Result<Exit> {
         }
         Err(error) => return Err(error.into()),
     };
+    daemon.drop_privileges()?;
+    if options.until_stdin_ends {
+        std::thread::Builder::new().name("stdin".to_owned()).spawn(stop_writer(&signalled)?)?;
+    }
     if options.background {
         println!("serving");
         std::io::stdout().flush()?;

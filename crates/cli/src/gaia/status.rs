@@ -8,8 +8,7 @@ use comfy_table::Cell;
 use serde_json::json;
 use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus};
 
-use super::serve;
-
+use super::held::Held;
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
 use crate::{format, output, table};
@@ -31,40 +30,14 @@ pub struct Status {
 
 /// Runs it. A mount that does not answer is reported after the others.
 pub fn run(options: &Status) -> anyhow::Result<Exit> {
-    let points = match &options.directory {
-        Some(directory) => vec![directory.clone()],
-        None if options.socket.is_some() => Vec::new(),
-        None => {
-            let user = rustix::process::geteuid().as_raw();
-            // Another user's mount answers that user only.
-            let may_ask = |mount: &spinio_gaiad::Mount| mount.user == user || mount.user == 0;
-            spinio_gaiad::mounts()?.into_iter().filter(may_ask).map(|mount| mount.point).collect()
-        }
-    };
-    let (mut found, mut errors) = (Vec::new(), Vec::new());
-    for point in points {
-        match spinio_gaiad::status(&point) {
-            Ok(status) => found.push((point, status)),
-            Err(error) => errors.push(error.to_string()),
-        }
-    }
-    let mut daemons = Vec::new();
-    if options.directory.is_none() {
-        for socket in serve::sockets(options.socket.as_ref()) {
-            match spinio_gaiad::query_daemon(&socket) {
-                Ok(Some(daemon)) => daemons.push((socket, daemon)),
-                Ok(None) => {}
-                Err(error) => errors.push(error.to_string()),
-            }
-        }
-    }
+    let Held { mounts, daemons, errors } = Held::ask(options.directory.as_ref(), options.socket.as_ref())?;
     if options.json {
-        let mut all = as_json(&found);
+        let mut all = as_json(&mounts);
         all.extend(daemons_as_json(&daemons));
         output::print(&format!("{:#}\n", serde_json::Value::Array(all)))?;
     } else {
         let paint = OutputStyle::stdout();
-        let parts = [render(&found, &paint), render_daemons(&daemons, &paint)];
+        let parts = [render(&mounts, &paint), render_daemons(&daemons, &paint)];
         let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         output::print(&parts.join("\n"))?;
         if parts.is_empty() && errors.is_empty() {
@@ -80,8 +53,8 @@ pub fn run(options: &Status) -> anyhow::Result<Exit> {
 fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
     let file = |file: &FileStatus| {
         json!({
-            "path": file.path, "maps": file.maps, "unwritten_bytes": file.dirty * PAGE,
-            "releases": file.stats.commits, "pages_merged": file.stats.merged,
+            "path": file.path, "maps": file.maps, "processes": file.owners, "unwritten_bytes": file.dirty * PAGE,
+            "releases": file.stats.commits, "pages_released": file.stats.published, "pages_merged": file.stats.merged,
             "pages_unchanged": file.stats.unchanged, "pages_being_invalidated": file.stats.twins,
         })
     };
@@ -91,6 +64,9 @@ fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
             "mount": point.to_string_lossy(), "server_pid": server.pid, "server_seconds": server.seconds,
             "maps": server.connections, "mapped_bytes": server.mapped * PAGE,
             "memory_bytes": server.used * PAGE, "memory_limit_bytes": server.slots * PAGE,
+            "servers_replaced": server.replaced, "releases": server.totals.commits,
+            "released_bytes": server.totals.published * PAGE, "pages_merged": server.totals.merged,
+            "invalidations": server.totals.invalidations, "pages_invalidated": server.totals.invalidated,
             "files": status.files.iter().map(file).collect::<Vec<_>>(),
         })
     });
@@ -105,7 +81,12 @@ fn render(found: &[(PathBuf, MountStatus)], paint: &OutputStyle) -> String {
         }
         let _ = writeln!(s, "{}", paint.text(TextRole::Head, &point.display().to_string()));
         let since = format::time(server.seconds as f64 * 1e9);
-        let _ = writeln!(s, "  server  process {}, for {since}", server.pid);
+        let replaced = match server.replaced {
+            0 => String::new(),
+            1 => ", in place of one that died".to_owned(),
+            n => format!(", after {n} that died"),
+        };
+        let _ = writeln!(s, "  server  process {}, for {since}{replaced}", server.pid);
         let _ = writeln!(s, "  maps    {}, of {}", server.connections, format::bytes(server.mapped * PAGE));
         let (used, limit) = (format::bytes(server.used * PAGE), format::bytes(server.slots * PAGE));
         let _ = writeln!(s, "  memory  {used} of at most {limit} for released bytes that are not in their files yet");
@@ -133,7 +114,7 @@ fn daemons_as_json(daemons: &[(PathBuf, DaemonStatus)]) -> impl Iterator<Item = 
 }
 
 /// A device as CUDA's tools write it, or the name of an emulated one.
-fn uuid(bytes: &[u8; 16]) -> String {
+pub(super) fn uuid(bytes: &[u8; 16]) -> String {
     if let Some([number @ .., _, _, _]) = bytes.strip_prefix(b"spinio-emu\0\0") {
         return format!("emulated:{}", number[0]);
     }
@@ -168,7 +149,7 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
 fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
     let head = ["maps", "not in the file yet", "releases", "pages merged", "file"];
     let mut table = table::new(paint, &head);
-    for FileStatus { path, maps, dirty, stats } in files {
+    for FileStatus { path, maps, dirty, stats, .. } in files {
         let columns = [
             maps.to_string(),
             format::bytes(dirty * PAGE),
@@ -184,21 +165,30 @@ fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
 
 #[cfg(test)]
 mod tests {
-    use spinio_gaiad::{ServerStatus, Stats};
+    use spinio_gaiad::{ServerStatus, Stats, Totals};
 
     use super::*;
 
     fn found() -> Vec<(PathBuf, MountStatus)> {
-        let server = ServerStatus { pid: 7, seconds: 90, connections: 2, mapped: 512, used: 3, slots: 1 << 14 };
+        let server = ServerStatus {
+            pid: 7,
+            seconds: 90,
+            connections: 2,
+            mapped: 512,
+            used: 3,
+            slots: 1 << 14,
+            replaced: 2,
+            totals: Totals { published: 9, ..Totals::default() },
+        };
         let stats = Stats { commits: 5, merged: 1, ..Stats::default() };
-        let file = FileStatus { path: "/graph.bin".into(), maps: 2, dirty: 3, stats };
+        let file = FileStatus { path: "/graph.bin".into(), maps: 2, owners: 1, dirty: 3, stats };
         vec![("/data".into(), MountStatus { server, files: vec![file] })]
     }
 
     #[test]
     fn status_names_mount_server_memory_and_files() {
         let text = render(&found(), &OutputStyle { colour: false, width: 100 });
-        for part in ["/data\n", "process 7", "2, of 2 MiB", "12 KiB of at most 64 MiB"] {
+        for part in ["/data\n", "process 7", "after 2 that died", "2, of 2 MiB", "12 KiB of at most 64 MiB"] {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
@@ -229,6 +219,7 @@ mod tests {
         let json = as_json(&found());
         assert_eq!(json[0]["memory_limit_bytes"], 64 << 20);
         assert_eq!(json[0]["files"][0]["unwritten_bytes"], 3 * 4096);
+        assert_eq!((&json[0]["servers_replaced"], &json[0]["released_bytes"]), (&json!(2), &json!(9 * 4096)));
         assert_eq!(json[0]["files"][0]["path"], "/graph.bin");
     }
 }

@@ -6,17 +6,21 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 use spinio_fuse::Request;
 use spinio_fuse::abi::XattrOut;
 
 use super::{Handlers, Reply, Result};
 use crate::backing::{Access, proc_path};
 use crate::identity::AsCaller;
+use crate::privileges::Raised;
 
 /// Access control lists, which the kernel enforces.
 const ACL: &[u8] = b"system.posix_acl_";
 /// The list that new files of a directory get.
 const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
+/// Attributes of programs, which take no privilege.
+const USER: &[u8] = b"user.";
 /// File systems show these names to privileged programs only.
 const TRUSTED: &[u8] = b"trusted.";
 /// Bytes of the longest list of names (XATTR_LIST_MAX).
@@ -26,6 +30,7 @@ impl Handlers {
     pub(super) fn getxattr(&self, node: u64, name: &CStr, size: u32, reply: &mut Reply) -> Result<()> {
         let fd = self.backing.open(node, Access::Path)?;
         let path = proc_path(&fd);
+        let _raised = privilege_to_see(name);
         // The kernel asks for lists that it must check. It would refuse access, if there are none on this file system.
         let none = |error| if error == Errno::OPNOTSUPP && is_acl(name) { Errno::NODATA } else { error };
         if size == 0 {
@@ -38,6 +43,7 @@ impl Handlers {
     /// The names that the caller may see. A request does not contain capabilities: user 0 has them.
     pub(super) fn listxattr(&self, node: u64, uid: u32, size: u32, reply: &mut Reply) -> Result<()> {
         let fd = self.backing.open(node, Access::Path)?;
+        let _raised = (uid == 0).then(|| Raised::new(CapabilitySet::SYS_ADMIN));
         let mut names = vec![0; LIST_BYTES];
         let len = rustix::fs::listxattr(proc_path(&fd), &mut names[..])?;
         let is_seen = |name: &[u8]| uid == 0 || !name.starts_with(TRUSTED);
@@ -53,6 +59,7 @@ impl Handlers {
 
     pub(super) fn has_xattr(&self, node: u64, name: &CStr) -> bool {
         let Ok(fd) = self.backing.open(node, Access::Path) else { return false };
+        let _raised = privilege_to_see(name);
         rustix::fs::getxattr_query(proc_path(&fd), name).is_ok()
     }
 
@@ -61,6 +68,7 @@ impl Handlers {
     pub(super) fn setxattr(&self, request: &Request<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
         let fd = self.backing.open(request.header.node, Access::Path)?;
         let _as_caller = is_acl(name).then(|| AsCaller::new(request));
+        let _raised = privilege_to_change(name);
         let set = || rustix::fs::setxattr(proc_path(&fd), name, value, XattrFlags::from_bits_retain(flags));
         // A list contains the mode.
         if is_acl(name) { self.changing_mode(request.header.node, &fd, None, set) } else { set() }
@@ -68,6 +76,7 @@ impl Handlers {
 
     pub(super) fn removexattr(&self, node: u64, name: &CStr) -> Result<()> {
         let fd = self.backing.open(node, Access::Path)?;
+        let _raised = privilege_to_change(name);
         rustix::fs::removexattr(proc_path(&fd), name)
     }
 }
@@ -78,6 +87,16 @@ pub(super) fn masked(mode: u32, umask: u32, directory: &OwnedFd) -> Mode {
     let masked = mode & !umask;
     let has_default = || rustix::fs::getxattr_query(proc_path(directory), DEFAULT_ACL).is_ok();
     Mode::from_raw_mode(if masked != mode && has_default() { mode } else { masked })
+}
+
+/// What the Linux kernel has checked that the caller has, for a name that takes it.
+fn privilege_to_see(name: &CStr) -> Option<Raised> {
+    name.to_bytes().starts_with(TRUSTED).then(|| Raised::new(CapabilitySet::SYS_ADMIN))
+}
+
+fn privilege_to_change(name: &CStr) -> Option<Raised> {
+    let takes_it = !is_acl(name) && !name.to_bytes().starts_with(USER);
+    takes_it.then(|| Raised::new(CapabilitySet::SYS_ADMIN))
 }
 
 fn is_acl(name: &CStr) -> bool {

@@ -41,9 +41,11 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::CapabilitySet;
 use spinio_sys::linux;
 
 use crate::MountError;
+use crate::privileges::{self, Raised, Role};
 use crate::report::report;
 
 use self::store::Store;
@@ -97,12 +99,22 @@ impl Daemon {
         self.fill_within = fill_within;
     }
 
+    /// Gives up privileges that serving does not take; to be called before other threads are made. [`Daemon::run`] does
+    /// so too.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn drop_privileges(&self) -> std::io::Result<()> {
+        Ok(privileges::keep(Role::Leases)?)
+    }
+
     /// Serves until `stop` is readable, or a client of the same user asks it to end.
     ///
     /// # Errors
     /// If it cannot begin.
     pub fn run(&self, stop: &impl AsFd) -> Result<(), MountError> {
         let failed = |e: Errno| MountError::new(format!("cannot serve: {e}"));
+        self.drop_privileges().map_err(|e| MountError::new(format!("cannot give up privileges: {e}")))?;
         let limit = rustix::process::getrlimit(Resource::Nofile);
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
@@ -134,6 +146,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let _raised = Raised::new(CapabilitySet::DAC_OVERRIDE);
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -31,6 +31,7 @@ use spinio_fuse::{Connection, mount, negotiate};
 use spinio_pagecache::change_counters::{self, SERVER_WORDS};
 
 use crate::link::{Link, Message, Use};
+use crate::privileges::{self, Role};
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::state::StateMemory;
@@ -86,6 +87,8 @@ pub struct Supervisor {
     kept: HashMap<(Use, u64), OwnedFd>,
     /// Counts servers, for clients.
     servers: SharedCounters,
+    /// It has mounted by itself, and unmounts so.
+    privileged: bool,
     /// The process that waits for the kernel, and the socket of its requests.
     invalidator: Option<(Child, OwnedFd)>,
 }
@@ -113,6 +116,7 @@ impl Supervisor {
     /// With nothing left mounted.
     pub fn mount(directory: &Path, pages_bytes: usize) -> Result<Supervisor, MountError> {
         let checks::Checked { point, directory, flags } = checks::check(directory)?;
+        let privileged = mount::is_privileged();
         let device = mount::make(&point, NAME, flags).map_err(|e| checks::no_mount(&point, &e))?;
         let entry = mount::mount_at(&point).ok().flatten();
         let Some(entry) = entry.filter(checks::is_gaia) else {
@@ -140,7 +144,17 @@ impl Supervisor {
         let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let servers = SharedCounters::new(SERVER_WORDS).map_err(|e| failed("no memory for a counter", e))?;
         let kept = HashMap::new();
-        Ok(Supervisor { mounted, connection, directory, state, claim, kept, servers, invalidator: None })
+        let invalidator = None;
+        Ok(Supervisor { mounted, connection, directory, state, claim, kept, servers, privileged, invalidator })
+    }
+
+    /// Gives up the privileges that only mounting takes; to be called before other threads are made. [`Supervisor::run`]
+    /// does so too.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn drop_privileges(&self) -> std::io::Result<()> {
+        Ok(privileges::keep(Role::Supervisor { unmounts: self.privileged })?)
     }
 
     /// Where it is mounted.
@@ -178,6 +192,7 @@ impl Supervisor {
         mut spawned: impl FnMut(u32),
         stop: &impl AsFd,
     ) -> std::io::Result<Ended> {
+        self.drop_privileges()?;
         let mut short_lives = 0;
         let mut stopping = false;
         let mut any_lived = false;

@@ -11,6 +11,8 @@ pub struct Stats {
     pub unchanged: u64,
     /// Twins kept now.
     pub twins: u64,
+    /// Pages whose released bytes were new.
+    pub published: u64,
 }
 
 /// What a server holds.
@@ -28,6 +30,25 @@ pub struct ServerStatus {
     pub used: u64,
     /// Pages that they may occupy.
     pub slots: u64,
+    /// Servers of the mount before this one.
+    pub replaced: u64,
+    /// Counters of this server.
+    pub totals: Totals,
+}
+
+/// Counters of all files since the server started, also of those that it has no page table of any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Releases committed.
+    pub commits: u64,
+    /// Pages whose released bytes were new.
+    pub published: u64,
+    /// Pages merged.
+    pub merged: u64,
+    /// Requests to the Linux kernel to drop pages.
+    pub invalidations: u64,
+    /// The pages that they were for.
+    pub invalidated: u64,
 }
 
 /// What a server holds of one file.
@@ -35,6 +56,8 @@ pub struct ServerStatus {
 pub struct FileStatus<'a> {
     /// Maps of it.
     pub maps: u64,
+    /// Processes that have these maps.
+    pub owners: u64,
     /// Pages that were released and not written to the file.
     pub dirty: u64,
     /// Counters.

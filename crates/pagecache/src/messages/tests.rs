@@ -5,7 +5,7 @@ const TICKET: Ticket = [7; 16];
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 12];
+    let mut all = vec![Vec::new(); 13];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -18,6 +18,7 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
     Request::Explain { ticket: TICKET }.encode(&mut all[10]);
     Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false }.encode(&mut all[12]);
     all
 }
 
@@ -29,12 +30,13 @@ fn replies() -> Vec<Vec<u8>> {
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
     Reply::Was { committed: true }.encode(&mut all[3]);
-    Reply::Stats(Stats { commits: 1, merged: 2, unchanged: 3, twins: 4 }).encode(&mut all[4]);
+    Reply::Stats(Stats { commits: 1, merged: 2, unchanged: 3, twins: 4, published: 5 }).encode(&mut all[4]);
     Reply::Failed { errno: 116 }.encode(&mut all[5]);
-    let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6 };
+    let totals = Totals { commits: 8, published: 9, merged: 10, invalidations: 11, invalidated: 12 };
+    let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6, replaced: 7, totals };
     Reply::ServerStatus(status).encode(&mut all[6]);
     let stats = Stats { commits: 1, ..Stats::default() };
-    Reply::FileStatus(FileStatus { maps: 1, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
+    Reply::FileStatus(FileStatus { maps: 1, owners: 3, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
     Reply::Dropped.encode(&mut all[8]);
     let state = RangeState { unwritten: true, invalidating: true, current: 255, stale: 2, open: 3 };
     explained(&mut all[9], &[(Run { first: 0, count: 7 }, state), (Run { first: 7, count: 1 }, RangeState::default())]);

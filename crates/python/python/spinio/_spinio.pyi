@@ -99,10 +99,13 @@ class _GaiaInfo(TypedDict):
     acquires_unchanged: int
     device_bytes: int
     chunks_evicted: int
+    bytes_registered: int
 
 @final
 class GaiaMap:
-    def __new__(cls, fd: int, offset: int, bytes: int, write: bool, device: str | None = None) -> GaiaMap: ...
+    def __new__(
+        cls, fd: int, offset: int, bytes: int, write: bool, in_place: bool, device: str | None = None
+    ) -> GaiaMap: ...
     @property
     def place(self) -> tuple[int, int]: ...
     @property

@@ -39,24 +39,33 @@ class File(_file.File):
     """A spinio.File that can be mapped into device memory; all of its other methods work, on the same bytes."""
 
     def map(
-        self, offset: int = 0, nbytes: int | None = None, *, device: Any = None, write: bool | None = None
+        self,
+        offset: int = 0,
+        nbytes: int | None = None,
+        *,
+        device: Any = None,
+        write: bool | None = None,
+        in_place: bool = False,
     ) -> Map:
         """Maps bytes of the file into the memory of a device, as they are at each acquire; see Map.
 
         offset: a multiple of 4096. Without nbytes, the map extends to the end of the file. device: "emulated", "cuda"
         ...; by default the device in use. write: whether GPU kernels may store; by default whether the file is open for
-        both reading and writing. The map stays when the file is closed.
+        both reading and writing. The map stays when the file is closed. in_place: GPU kernels read the pages of the Linux
+        kernel's page cache over the bus, and the map has no memory of the device; it is for reading only, and only of
+        files below a mount.
 
-        Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page or an
-        empty range, ENOMEM if the device is full or the server has no memory for the map, ENODEV if no device is in use,
+        Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page, an
+        empty range, or a map in place that is to be written, ENOMEM if the device is full or the server has no memory for the map, ENODEV if no device is in use,
         EUSERS if the user has too many maps, ENOTSUP if the device cannot map files, or the file is not below a GAIA
         mount, and it is to be written or no `spinio gaia serve` runs.
         """
         offset = _number("offset", offset)
         if nbytes is None:
             nbytes = max(0, os.fstat(self.fileno()).st_size - offset)
-        writable = self.readable() and self.writable() if write is None else bool(write)
-        mapped = self._named(_spinio.GaiaMap, offset, _number("nbytes", nbytes), writable, _device(device))
+        writable = not in_place and self.readable() and self.writable() if write is None else bool(write)
+        nbytes = _number("nbytes", nbytes)
+        mapped = self._named(_spinio.GaiaMap, offset, nbytes, writable, bool(in_place), _device(device))
         return Map(mapped, self.name, writable)
 
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr::null;
 
 use super::{Error, Stream, call_for_count, missing_report, table, with_report};
-use crate::{GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE};
+use crate::{GAIA_IN_PLACE, GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE};
 pub use spinio_gaia::Info;
 
 /// A range of a file in device memory. It is unmapped when dropped; stores that were not released are dropped with it.
@@ -37,10 +37,19 @@ impl Access {
 }
 
 impl Map {
-    /// Maps `len` bytes of a file on a device (`emulated`, `cuda:0`), or on the one in use.
-    pub fn new(fd: c_int, offset: u64, len: u64, write: bool, device: Option<&str>) -> Result<Map, Error> {
+    /// Maps `len` bytes of a file on a device (`emulated`, `cuda:0`), or on the one in use. `in_place`: kernels read the
+    /// Linux kernel's page cache.
+    pub fn new(
+        fd: c_int,
+        offset: u64,
+        len: u64,
+        write: bool,
+        in_place: bool,
+        device: Option<&str>,
+    ) -> Result<Map, Error> {
         let (name, name_len) = device.map_or((null(), 0), |name| (name.as_ptr(), name.len()));
         let access = if write { Access::Write } else { Access::Read }.number();
+        let access = if in_place { access | GAIA_IN_PLACE } else { access };
         // SAFETY: null, or a string of `name_len` bytes.
         let map = |report| unsafe { (table().gaia_map)(fd, offset, len, access, name, name_len, report) };
         match with_report(map) {

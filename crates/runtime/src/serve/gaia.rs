@@ -9,7 +9,7 @@ use spinio_gaia::{Access, FileMap, Info};
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
-use crate::{GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE, Report};
+use crate::{GAIA_IN_PLACE, GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE, Report};
 
 fn access(access: u32) -> Result<Access, Failure> {
     match access {
@@ -53,7 +53,14 @@ pub(super) unsafe extern "C" fn map(
         // SAFETY: unless it is null, the caller has `name_len` bytes there.
         let name = (!name.is_null()).then(|| unsafe { core::slice::from_raw_parts(name, name_len) });
         let name = name.map(String::from_utf8_lossy);
-        Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device(name.as_deref())?, &Routes)?)
+        let device = device(name.as_deref())?;
+        if wanted & GAIA_IN_PLACE == 0 {
+            return Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device, &Routes)?);
+        }
+        if wanted != GAIA_IN_PLACE | GAIA_READ {
+            return Err(Failure::new(libc::EINVAL, "A map that is read in place is for reading only"));
+        }
+        Ok(spinio_gaia::map_in_place(fd, offset, len, device)?)
     };
     // SAFETY: the report is the caller's.
     unsafe { answer(report, map) }.unwrap_or(0)
