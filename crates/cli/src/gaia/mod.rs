@@ -12,6 +12,7 @@ mod cache;
 mod demo;
 mod explain;
 mod mount;
+pub mod mounted;
 mod serve;
 mod status;
 
