@@ -1,5 +1,6 @@
 // An image collage: each block of an input image is replaced by one of many small images in a file. Which one, only the
-// kernel knows that has seen the block; about a quarter of the file is needed.
+// kernel knows that has seen the block; about a quarter of the file is needed. Images that are alike lie together, so
+// that what is needed comes in pieces of 256 KiB.
 //
 //   choose: block ──> number of its image              paste: image and block ──> output
 //
@@ -17,18 +18,19 @@
 
 namespace lab {
 
-enum : unsigned { block_words = 32, image_words = page_bytes / 8 };
+enum : unsigned { block_words = 32, image_words = page_bytes / 8, alike = 64 };
 
 // Up to this many images that are not needed are acquired between two that are.
 constexpr size_t most_gap = 16;
 
-// The images that are needed lie anywhere.
+// One of four neighbouring groups of images that are alike is needed; which one, no pattern tells.
 __host__ __device__ inline unsigned image_of(const unsigned long long *block, unsigned images)
 {
     unsigned long long seen = 0;
     for (unsigned i = 0; i < block_words; i++)
         seen = mix(seen ^ block[i]);
-    return unsigned(seen % images);
+    unsigned long long groups = images / alike / 4, group = seen / alike % groups;
+    return unsigned((group * 4 + mix(group) % 4) * alike + seen % alike);
 }
 
 __host__ __device__ inline unsigned long long pasted(const unsigned long long *block, const unsigned long long *image, size_t word)

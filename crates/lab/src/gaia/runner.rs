@@ -119,35 +119,47 @@ fn measure(
     runs: usize,
     share_ends: Instant,
 ) -> (Vec<Figures>, Option<anyhow::Error>) {
-    let mut counted = Vec::new();
-    let mut all = || -> anyhow::Result<()> {
-        if stage.deadline.left().is_zero() {
-            return Err(TimeUp.into());
-        }
-        let mut cell = (experiment.open)(stage, method, setting)?;
-        for run in 0..runs {
-            if run >= 2 && Instant::now() >= share_ends {
-                break;
-            }
-            let figures = once(stage, cell.as_mut(), run)?;
-            if run > 0 {
-                counted.push(figures);
-            }
-        }
-        Ok(())
-    };
-    let problem = all().err();
-    if problem.as_ref().is_some_and(|problem| problem.is::<Wrong>()) {
-        counted.clear();
+    if stage.deadline.left().is_zero() {
+        return (Vec::new(), Some(TimeUp.into()));
     }
-    (counted, problem)
+    match (experiment.open)(stage, method, setting) {
+        Ok(mut cell) => repeat(cell.as_mut(), &|| usage::cpu_seconds(&stage.daemon()), runs, share_ends),
+        Err(problem) => (Vec::new(), Some(problem)),
+    }
 }
 
-fn once(stage: &Stage, cell: &mut dyn Cell, run: usize) -> anyhow::Result<Figures> {
+/// `daemon`: seconds of processors that it has used.
+fn repeat(
+    cell: &mut dyn Cell,
+    daemon: &dyn Fn() -> f64,
+    runs: usize,
+    share_ends: Instant,
+) -> (Vec<Figures>, Option<anyhow::Error>) {
+    let mut counted = Vec::new();
+    for run in 0..runs {
+        // Two runs are the least from which one counts.
+        if run >= 2 && Instant::now() >= share_ends {
+            break;
+        }
+        match once(cell, daemon, run) {
+            Ok(figures) if run > 0 => counted.push(figures),
+            Ok(_) => {}
+            Err(problem) => {
+                if problem.is::<Wrong>() {
+                    counted.clear();
+                }
+                return (counted, Some(problem));
+            }
+        }
+    }
+    (counted, None)
+}
+
+fn once(cell: &mut dyn Cell, daemon: &dyn Fn() -> f64, run: usize) -> anyhow::Result<Figures> {
     cell.prepare(run)?;
-    let before = usage::cpu_seconds(&stage.daemon());
+    let before = daemon();
     let mut figures = cell.run()?;
-    *figures.entry("cpu".to_owned()).or_default() += (usage::cpu_seconds(&stage.daemon()) - before).max(0.0);
+    *figures.entry("cpu".to_owned()).or_default() += (daemon() - before).max(0.0);
     match cell.wrong()? {
         0 => Ok(figures),
         wrong => Err(Wrong(wrong).into()),
@@ -169,5 +181,47 @@ mod tests {
         assert_eq!(of(&[4.0, 2.0]), Some((3.0, 0.5)));
         assert_eq!(of(&[9.0, 1.0, 5.0, 3.0, 7.0]), Some((5.0, 2.0)));
         assert_eq!(of(&[]), None);
+    }
+
+    /// Its `n`-th run takes `n` seconds, and is wrong from a run on.
+    struct Counting {
+        run: usize,
+        wrong_from: usize,
+    }
+
+    impl Cell for Counting {
+        fn prepare(&mut self, run: usize) -> anyhow::Result<()> {
+            self.run = run;
+            Ok(())
+        }
+
+        fn run(&mut self) -> anyhow::Result<Figures> {
+            Ok(Figures::from([("seconds".to_owned(), self.run as f64), ("cpu".to_owned(), 1.0)]))
+        }
+
+        fn wrong(&mut self) -> anyhow::Result<u64> {
+            Ok(u64::from(self.run >= self.wrong_from))
+        }
+    }
+
+    #[test]
+    fn first_run_is_dropped_and_the_daemons_time_is_added() {
+        let later = Instant::now() + Duration::from_secs(3600);
+        let used = std::cell::Cell::new(0.0);
+        let daemon = || used.replace(used.get() + 0.5);
+        let (runs, problem) = repeat(&mut Counting { run: 0, wrong_from: 9 }, &daemon, 4, later);
+        let seconds: Vec<_> = runs.iter().map(|run| (run["seconds"], run["cpu"])).collect();
+        assert_eq!(seconds, [(1.0, 1.5), (2.0, 1.5), (3.0, 1.5)]);
+        assert!(problem.is_none());
+    }
+
+    #[test]
+    fn one_run_counts_when_the_time_is_over_and_none_when_a_result_is_wrong() {
+        let (runs, problem) = repeat(&mut Counting { run: 0, wrong_from: 9 }, &|| 0.0, 9, Instant::now());
+        assert!(runs.len() == 1 && problem.is_none());
+        let later = Instant::now() + Duration::from_secs(3600);
+        let (runs, problem) = repeat(&mut Counting { run: 0, wrong_from: 3 }, &|| 0.0, 9, later);
+        assert!(runs.is_empty());
+        assert_eq!(problem.unwrap().to_string(), "1 results are wrong");
     }
 }
