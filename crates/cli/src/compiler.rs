@@ -1,11 +1,70 @@
-//! The compilers of this machine, for the programs of the demos.
+//! The compilers of this machine, for the programs of the demos and of the laboratory.
+//!
+//! A program with kernels is one source: nvcc compiles it for the GPU, if there are both, else the C++ compiler with the
+//! headers of the emulated device.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Context;
+use spinio_device::DeviceKind;
+
 use crate::exit::{self, Exit};
+
+/// What programs with kernels include: names below a directory, and their text.
+const HEADERS: [(&str, &str); 9] = [
+    ("spinio.h", include_str!("../../capi/include/spinio.h")),
+    ("spinio_gaia.h", include_str!("../../capi/include/spinio_gaia.h")),
+    ("spinio/kernel.h", include_str!("../../../device/include/spinio/kernel.h")),
+    ("spinio/emulation/atomics.h", include_str!("../../../device/include/spinio/emulation/atomics.h")),
+    ("spinio/emulation/block.h", include_str!("../../../device/include/spinio/emulation/block.h")),
+    ("spinio/emulation/fiber.h", include_str!("../../../device/include/spinio/emulation/fiber.h")),
+    ("spinio/emulation/grid.h", include_str!("../../../device/include/spinio/emulation/grid.h")),
+    ("spinio/emulation/runtime.h", include_str!("../../../device/include/spinio/emulation/runtime.h")),
+    ("spinio/emulation/words.h", include_str!("../../../device/include/spinio/emulation/words.h")),
+];
+
+/// Where GPU kernels run, and why there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    /// On the first CUDA GPU.
+    Cuda,
+    /// On the emulated device, and why not on a GPU.
+    Emulated(&'static str),
+}
+
+/// Writes sources to `dir`: names below it, and their text.
+pub fn write(dir: &Path, sources: &[(&str, &str)]) -> anyhow::Result<()> {
+    for (name, text) in sources {
+        let path = dir.join(name);
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.and_then(|()| std::fs::write(&path, text)).with_context(|| format!("Cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Compiles a program with kernels in `dir`, from the source of this name there. `library`: libspinio.so.
+pub fn gpu(dir: &Path, program: &str, source: &str, library: &Path) -> anyhow::Result<Gpu> {
+    write(dir, &HEADERS)?;
+    // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
+    let library = library.display().to_string();
+    if crate::device::preferred().0.kind == DeviceKind::Cuda {
+        let linked = ["-Xcompiler", "-pthread", "-I.", "-o", program, source, &library, "-Xlinker"];
+        let rpath = rpath.trim_start_matches("-Wl,");
+        if let Some(compiled) = nvcc(dir, &[&linked[..], &[rpath]].concat()) {
+            return compiled.map(|()| Gpu::Cuda);
+        }
+    }
+    let gpu = match crate::device::preferred().0.kind {
+        DeviceKind::Cuda => Gpu::Emulated("there is a CUDA GPU, but no nvcc: name it in NVCC"),
+        _ => Gpu::Emulated("there is no CUDA GPU here"),
+    };
+    cxx(dir, &["-pthread", "-I.", "-o", program, "-x", "c++", source, "-x", "none", &library, &rpath])?;
+    Ok(gpu)
+}
 
 /// Runs the C compiler in `dir`: that of CC, else `cc`.
 pub fn c(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
@@ -13,12 +72,12 @@ pub fn c(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Runs the C++ compiler in `dir`: that of CXX, else `c++`.
-pub fn cxx(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+fn cxx(dir: &Path, args: &[&str]) -> anyhow::Result<()> {
     compile("C++ compiler", "CXX", "c++", "g++", dir, &[&["-O2", "-std=c++17"], args].concat())
 }
 
 /// Runs nvcc in `dir`: that of NVCC, else `nvcc`, else that of /usr/local/cuda. `None`: there is none.
-pub fn nvcc(dir: &Path, args: &[&str]) -> Option<anyhow::Result<()>> {
+fn nvcc(dir: &Path, args: &[&str]) -> Option<anyhow::Result<()>> {
     let named = std::env::var_os("NVCC").filter(|n| !n.is_empty()).map(PathBuf::from);
     let name = named.or_else(|| {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -40,7 +99,7 @@ fn run(what: &str, example: &str, packages: &str, dir: &Path, compiler: &OsStr, 
         io::ErrorKind::NotFound => exit::error(
             Exit::Missing,
             format!(
-                "Cannot compile the demo program: there is no {what} `{name}`. On Debian: apt install {packages}. Or \
+                "Cannot compile a program: there is no {what} `{name}`. On Debian: apt install {packages}. Or \
                  name one: {example}"
             ),
         ),
@@ -48,10 +107,7 @@ fn run(what: &str, example: &str, packages: &str, dir: &Path, compiler: &OsStr, 
     })?;
     if !out.status.success() {
         let text = String::from_utf8_lossy(&out.stderr);
-        return Err(exit::error(
-            Exit::Missing,
-            format!("The {what} `{name}` failed on the demo program:\n{}", text.trim()),
-        ));
+        return Err(exit::error(Exit::Missing, format!("The {what} `{name}` failed:\n{}", text.trim())));
     }
     Ok(())
 }

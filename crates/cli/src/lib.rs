@@ -16,24 +16,25 @@
 //! One file per subcommand. Results go to standard output, errors and tables about another
 //! program to standard error. Exit codes are a contract: see [`exit`].
 //!
-//! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices and measurements. Only these
-//! are public.
+//! It is a library so that the laboratory (`spinio-lab`) shares its tables, units, devices, measurements, compilers and
+//! mounts. Only these are public.
 #![forbid(unsafe_code)]
 #![expect(unreachable_pub, reason = "a command has no library users: `pub` here means `for other files`")]
 
 mod block_stack;
 pub mod calibrate;
+pub mod cleanup;
 pub mod color;
-mod compiler;
+pub mod compiler;
 mod demo;
 pub mod device;
 mod doctor;
 pub mod exit;
 mod explain;
 pub mod format;
-mod gaia;
+pub mod gaia;
 mod input;
-mod library;
+pub mod library;
 pub mod output;
 mod pin_holders;
 mod processes;

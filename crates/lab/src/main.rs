@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   bench     the paper's figures, on this machine's devices
+//!   gaia      the evaluation of the GAIA paper, and uses of today
 //!   simulate  the distance of each planner from the best schedule, on random residency
 //!   chart     points and fit of `spinio calibrate --json`, as SVG
 //! ```
@@ -14,12 +15,16 @@
 mod bench;
 mod calibration;
 mod chart;
+mod gaia;
+mod machine;
 mod simulate;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use spinio_cli::{calibrate, color, device, exit, format, output, progress, random, scratch, table, test_file};
+use spinio_cli::{
+    calibrate, cleanup, color, device, exit, format, output, progress, random, scratch, table, test_file,
+};
 
 /// The laboratory of SPIN: the paper's figures, the planners' study, charts
 #[derive(Debug, Parser)]
@@ -34,6 +39,9 @@ enum Command {
     /// Reproduce the paper's figures on this machine: five ways to read a file into device memory
     #[command(after_help = exit::CODES)]
     Bench(bench::Bench),
+    /// Reproduce the evaluation of the GAIA paper, and measure uses of today, on a mount of this machine
+    #[command(after_help = exit::CODES)]
+    Gaia(gaia::Gaia),
     /// Compare the planners on random residency, as the paper did
     #[command(after_help = exit::CODES)]
     Simulate(simulate::Simulate),
@@ -43,6 +51,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if gaia::is_daemon() {
+        return spinio_cli::main();
+    }
     progress::start_clock();
     let lab = match Lab::try_parse() {
         Ok(lab) => lab,
@@ -50,6 +61,7 @@ fn main() -> ExitCode {
     };
     let done = match lab.command {
         Command::Bench(bench) => bench::run(&bench),
+        Command::Gaia(gaia) => gaia::run(&gaia),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Chart(draw) => calibration::run(&draw),
     };

@@ -7,7 +7,6 @@
 // pages published, and how many of these others had changed meanwhile. Exit status: 0 done, 1 an error (message on
 // stderr), 2 usage.
 #include <spinio.h>
-#include <spinio/kernel.h>
 #include <spinio_gaia.h>
 
 #include <cerrno>
@@ -18,71 +17,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tiles.h"
-
-enum : unsigned { THREADS = 256 };
-
-// What the kernels work on, in device memory but for the numbers.
-struct Work {
-    tiles t;
-    unsigned writer, writers;
-    const unsigned char *overview, *images;
-    unsigned *differences; // of each tile at each position
-    unsigned *found;       // the position of each tile
-};
-
-__global__ void compare(Work work)
-{
-    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, tile = i / POSITIONS;
-    if (tile < work.t.columns * work.t.rows && writer_of(&work.t, tile, work.writers) == work.writer)
-        work.differences[i] = difference(&work.t, work.overview, work.images, tile, i % POSITIONS);
-}
-
-__global__ void choose(Work work)
-{
-    unsigned tile = blockIdx.x * blockDim.x + threadIdx.x;
-    if (tile >= work.t.columns * work.t.rows || writer_of(&work.t, tile, work.writers) != work.writer)
-        return;
-    const unsigned *differences = work.differences + size_t(tile) * POSITIONS;
-    unsigned best = 0;
-    for (unsigned position = 1; position < POSITIONS; position++)
-        if (differences[position] < differences[best])
-            best = position;
-    work.found[tile] = best;
-}
-
-// One thread a pixel. Stores only the pixels of its own tiles: what a kernel does not store stays as others leave it.
-__global__ void paste(Work work, unsigned char *picture)
-{
-    size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, line = width(&work.t);
-    if (i >= line * height(&work.t))
-        return;
-    unsigned x = unsigned(i % line), y = unsigned(i / line), tile = y / CELL * work.t.columns + x / CELL;
-    if (writer_of(&work.t, tile, work.writers) != work.writer)
-        return;
-    const unsigned char *from = pixel(work.images, tile, work.found[tile], x % CELL, y % CELL);
-    for (int c = 0; c < 3; c++)
-        picture[i * 3 + c] = from[c];
-}
+#include "stitch.h"
 
 static int fail(const char *what)
 {
     std::fprintf(stderr, "%s: %s\n", what, spinio_last_error());
     return 1;
-}
-
-static unsigned blocks(size_t threads)
-{
-    return unsigned((threads + THREADS - 1) / THREADS);
-}
-
-static bool stitch(const Work &work, unsigned char *picture)
-{
-    size_t count = size_t(work.t.columns) * work.t.rows;
-    spinio::launch(compare, blocks(count * POSITIONS), unsigned(THREADS), work);
-    spinio::launch(choose, blocks(count), unsigned(THREADS), work);
-    spinio::launch(paste, blocks(width(&work.t) * height(&work.t)), unsigned(THREADS), work, picture);
-    return !cudaGetLastError() && !cudaDeviceSynchronize();
 }
 
 int main(int argc, char **argv)

@@ -14,7 +14,6 @@
 //! Known flaws: a rate includes the start of SPIN inside the reader (its threads, its pinned memory), which matters for
 //! small files. A virtual disk that its host has cached looks faster cold than any real disk.
 
-pub mod cleanup;
 pub mod file;
 mod program;
 mod report;
@@ -29,6 +28,7 @@ use rustix::io::Errno;
 use self::file::State;
 use self::program::Program;
 use self::report::{DemoRun, Report};
+use crate::cleanup;
 use crate::device::DeviceName;
 use crate::exit::{self, Exit};
 use crate::{format, library, output, scratch};

@@ -13,6 +13,7 @@ mod demo;
 mod explain;
 mod held;
 mod mount;
+pub mod mounted;
 mod serve;
 mod status;
 mod top;

@@ -42,7 +42,7 @@ use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
 use crate::progress::Progress;
 use crate::test_file::TestFile;
-use crate::{format, output, scratch};
+use crate::{format, machine, output, scratch};
 
 /// What `spinio-lab bench` takes.
 #[derive(Debug, Args)]
@@ -192,7 +192,7 @@ fn run_experiment(
         device: device.to_string(),
         storage: "-".to_owned(),
         file_system: "-".to_owned(),
-        machine: machine_info(),
+        machine: machine::info(),
         threads,
         runs: bench.runs - 1,
         size,
@@ -297,21 +297,6 @@ fn measure_all(
         }
     }
     Ok(())
-}
-
-/// The machine.
-fn machine_info() -> Value {
-    let line = |path: &str, name: &str| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        let found = text.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':'));
-        found.map(|(_, value)| value.trim().to_owned())
-    };
-    serde_json::json!({
-        "processors": spinio_sys::linux::available_cpus(),
-        "processor": line("/proc/cpuinfo", "model name"),
-        "memory": line("/proc/meminfo", "MemTotal"),
-        "kernel": rustix::system::uname().release().to_string_lossy(),
-    })
 }
 
 fn write(folder: &Path, outcome: &ExperimentResult) -> anyhow::Result<()> {

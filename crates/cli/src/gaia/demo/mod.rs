@@ -15,7 +15,6 @@
 //!
 //! GPU kernels run on the first CUDA GPU, if there are one and nvcc, else on the emulated device: the report says which.
 
-mod mounted;
 mod programs;
 mod report;
 mod writers;
@@ -28,13 +27,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use self::mounted::Mounted;
 use self::report::Report;
 use self::writers::Writers;
-use crate::demo::cleanup;
 use crate::exit::{self, Exit};
+use crate::gaia::mounted::Mounted;
 use crate::progress::Progress;
-use crate::{format, library, output, scratch};
+use crate::{cleanup, format, library, output, scratch};
 
 const PAGE: u64 = 4096;
 

@@ -8,25 +8,13 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use spinio_device::DeviceKind;
-
-use crate::compiler;
+use crate::compiler::{self, Gpu};
 
 /// File names below the working directory, and their text.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 3] = [
     ("cells.h", include_str!("../../../../../examples/gaia/cells.h")),
     ("update.c", include_str!("../../../../../examples/gaia/update.c")),
     ("update.cu", include_str!("../../../../../examples/gaia/update.cu")),
-    ("spinio.h", include_str!("../../../../capi/include/spinio.h")),
-    ("spinio_gaia.h", include_str!("../../../../capi/include/spinio_gaia.h")),
-    ("spinio/kernel.h", include_str!("../../../../../device/include/spinio/kernel.h")),
-    ("spinio/emulation/atomics.h", include_str!("../../../../../device/include/spinio/emulation/atomics.h")),
-    ("spinio/emulation/block.h", include_str!("../../../../../device/include/spinio/emulation/block.h")),
-    ("spinio/emulation/fiber.h", include_str!("../../../../../device/include/spinio/emulation/fiber.h")),
-    ("spinio/emulation/grid.h", include_str!("../../../../../device/include/spinio/emulation/grid.h")),
-    ("spinio/emulation/runtime.h", include_str!("../../../../../device/include/spinio/emulation/runtime.h")),
-    ("spinio/emulation/words.h", include_str!("../../../../../device/include/spinio/emulation/words.h")),
 ];
 
 /// The legacy program, below the working directory.
@@ -34,39 +22,11 @@ pub const LEGACY: &str = "update";
 /// The program with GPU kernels.
 pub const GPU: &str = "update-gpu";
 
-/// Where the GPU kernels run, and why there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gpu {
-    /// On the first CUDA GPU.
-    Cuda,
-    /// On the emulated device, and why not on a GPU.
-    Emulated(&'static str),
-}
-
 /// Writes the sources to `dir` and compiles them there. `library`: libspinio.so.
 pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<Gpu> {
-    for (name, text) in SOURCES {
-        let path = dir.join(name);
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        made.and_then(|()| std::fs::write(&path, text)).with_context(|| format!("Cannot write {}", path.display()))?;
-    }
+    compiler::write(dir, &SOURCES)?;
     compiler::c(dir, &["-o", LEGACY, "update.c"])?;
-    // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
-    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
-    let library = library.display().to_string();
-    if crate::device::preferred().0.kind == DeviceKind::Cuda {
-        let linked = ["-Xcompiler", "-pthread", "-I.", "-o", GPU, "update.cu", &library, "-Xlinker"];
-        let rpath = rpath.trim_start_matches("-Wl,");
-        if let Some(compiled) = compiler::nvcc(dir, &[&linked[..], &[rpath]].concat()) {
-            return compiled.map(|()| Gpu::Cuda);
-        }
-    }
-    let gpu = match crate::device::preferred().0.kind {
-        DeviceKind::Cuda => Gpu::Emulated("there is a CUDA GPU, but no nvcc: name it in NVCC"),
-        _ => Gpu::Emulated("there is no CUDA GPU here"),
-    };
-    compiler::cxx(dir, &["-pthread", "-I.", "-o", GPU, "-x", "c++", "update.cu", "-x", "none", &library, &rpath])?;
-    Ok(gpu)
+    compiler::gpu(dir, GPU, "update.cu", library)
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use comfy_table::Cell;
 
-use super::programs::Gpu;
 use super::writers::{Counters, Writer};
 use crate::color::{OutputStyle, TextRole};
+use crate::compiler::Gpu;
 use crate::{format, table};
 
 const PAGE: u64 = 4096;

@@ -1,4 +1,6 @@
-//! The mount of the demo: a supervisor process that lives as long as this one.
+//! A mount for the demo and for the laboratory: a supervisor process that lives as long as this one.
+//!
+//! The program that runs this must be a program with the arguments of `spinio gaia`, as the laboratory is.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -42,7 +44,7 @@ impl Mounted {
                 errors.read_to_string(&mut why)?;
             }
             let why = why.trim().trim_start_matches("spinio: ");
-            return Err(exit::error(Exit::Failed, format!("Cannot mount GAIA for the demo: {why}")));
+            return Err(exit::error(Exit::Failed, format!("Cannot mount GAIA: {why}")));
         }
         let server = mounted.server.clone();
         let watch = move || {
@@ -53,7 +55,7 @@ impl Mounted {
                 }
             }
         };
-        std::thread::Builder::new().name("demo-servers".to_owned()).spawn(watch)?;
+        std::thread::Builder::new().name("servers".to_owned()).spawn(watch)?;
         Ok(mounted)
     }
 
@@ -66,6 +68,13 @@ impl Mounted {
         // The kernel answers this call from no cache.
         rustix::fs::statvfs(&self.directory).context("the mount does not answer")?;
         Ok(killed.elapsed())
+    }
+
+    /// Supervisor and server, as far as they are there.
+    pub fn processes(&self) -> Vec<u32> {
+        let server = *self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = server.map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+        std::iter::once(self.supervisor.id()).chain(server).collect()
     }
 
     /// Unmounts, and waits until all is written.

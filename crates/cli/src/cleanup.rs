@@ -1,6 +1,6 @@
-//! Removes the demo's files when the user interrupts it: they may be many GiB.
+//! Removes the files of a demo or an experiment when the user interrupts it: they may be many GiB.
 //!
-//! A signal ends a process without running a destructor, so a thread waits for the usual signals, removes the demo's
+//! A signal ends a process without running a destructor, so a thread waits for the usual signals, removes the
 //! files, and then ends the process as the signal would have.
 
 use std::path::PathBuf;

@@ -1,0 +1,195 @@
+//! Where experiments run: compiled programs, a mount, a directory beside it, and the files of both.
+//!
+//! ```text
+//!   work/  worker, kmeans, ...            compiled from the sources that this command contains
+//!          mount/   GAIA is mounted here: methods with maps
+//!          plain/   the same file system without GAIA: peers
+//! ```
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use spinio_cli::compiler::Gpu;
+use spinio_cli::gaia::mounted::Mounted;
+use spinio_sys::linux::{self, Advice};
+
+use super::programs;
+use crate::cleanup::{self, Cleanup};
+use crate::exit::{self, Exit};
+
+/// When the present experiment must have ended; shared with the programs that run.
+#[derive(Clone)]
+pub struct Deadline(Rc<Cell<Instant>>);
+
+impl Deadline {
+    /// From now on.
+    pub fn after(limit: Duration) -> Deadline {
+        Deadline(Rc::new(Cell::new(Instant::now() + limit)))
+    }
+
+    /// Sets it.
+    pub fn set(&self, at: Instant) {
+        self.0.set(at);
+    }
+
+    /// Time left; none after it.
+    pub fn left(&self) -> Duration {
+        self.0.get().saturating_duration_since(Instant::now())
+    }
+}
+
+/// Everything that cells use.
+pub struct Stage {
+    /// Where kernels run.
+    pub gpu: Gpu,
+    /// GPUs that processes can use.
+    pub devices: u32,
+    /// The name of the first one.
+    pub device: String,
+    /// When the present experiment must have ended.
+    pub deadline: Deadline,
+    mounted: Mounted,
+    /// The directory below the mount, opened before.
+    below: File,
+    _cleanup: Cleanup,
+    work: tempfile::TempDir,
+}
+
+impl Stage {
+    /// Compiles and mounts, in a temporary directory of `folder`.
+    pub fn set_up(folder: &Path, deadline: Deadline) -> anyhow::Result<Stage> {
+        let work = tempfile::Builder::new()
+            .prefix("spinio-lab-gaia-")
+            .tempdir_in(folder)
+            .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+        let (mount, plain) = (work.path().join("mount"), work.path().join("plain"));
+        for made in [&mount, &plain] {
+            std::fs::create_dir(made).with_context(|| format!("Cannot make {}", made.display()))?;
+        }
+        if !Path::new("/dev/fuse").exists() {
+            return Err(exit::error(Exit::Missing, "These experiments need a GAIA mount, and there is no /dev/fuse"));
+        }
+        let library = spinio_cli::library::find()?;
+        let below = File::open(&mount)?;
+        let mounted = Mounted::new(&mount)?;
+        let gpu = programs::compile(work.path(), &library)?;
+        let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {
+            let mount = mount.clone();
+            // Programs end with this process: until then the mount is in use, and is only detached.
+            move || drop(Command::new("/proc/self/exe").args(["gaia", "umount"]).arg(&mount).output())
+        });
+        let listed = Command::new(work.path().join(programs::WORKER)).arg("devices").output()?;
+        let text = String::from_utf8_lossy(&listed.stdout).trim().to_owned();
+        let (devices, device) = text.split_once(' ').with_context(|| {
+            format!("The experiments' program finds no device: {}", String::from_utf8_lossy(&listed.stderr).trim())
+        })?;
+        let (devices, device) = (devices.parse()?, device.to_owned());
+        Ok(Stage { gpu, devices, device, deadline, mounted, below, _cleanup: cleanup, work })
+    }
+
+    /// Whether kernels run on a GPU.
+    pub fn is_cuda(&self) -> bool {
+        self.gpu == Gpu::Cuda
+    }
+
+    /// The daemon's processes.
+    pub fn daemon(&self) -> Vec<u32> {
+        self.mounted.processes()
+    }
+
+    /// A compiled program.
+    pub fn program(&self, name: &str) -> Command {
+        Command::new(self.work.path().join(name))
+    }
+
+    /// A path in the temporary directory, neither in the mount nor beside it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.work.path().join(name)
+    }
+
+    /// The path of a file in the mount, or beside it.
+    pub fn place(&self, mounted: bool, name: &str) -> PathBuf {
+        self.work.path().join(if mounted { "mount" } else { "plain" }).join(name)
+    }
+
+    /// A file of words, each mixed from its place: made if it is not there.
+    pub fn words(&self, mounted: bool, name: &str, size: u64) -> anyhow::Result<PathBuf> {
+        self.made(mounted, name, |out| {
+            (0..size / 8).try_for_each(|i| out.write_all(&mix(i).to_le_bytes())).map_err(Into::into)
+        })
+    }
+
+    /// A file that `make` writes if it is not there.
+    pub fn made(
+        &self,
+        mounted: bool,
+        name: &str,
+        make: impl FnOnce(&mut BufWriter<File>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<PathBuf> {
+        let path = self.place(mounted, name);
+        if !path.exists() {
+            let cannot = || format!("Cannot write {}", path.display());
+            let mut out = BufWriter::with_capacity(1 << 20, File::create_new(&path).with_context(cannot)?);
+            make(&mut out).with_context(cannot)?;
+            out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all().with_context(cannot)?;
+        }
+        Ok(path)
+    }
+
+    /// What drops a file's cached pages, also those of the file below the mount.
+    pub fn evictor(&self, path: &Path) -> anyhow::Result<impl Fn() -> anyhow::Result<()> + use<>> {
+        let mut paths = vec![path.to_owned()];
+        if path.starts_with(self.place(true, "")) {
+            let name = path.file_name().context("a file")?;
+            paths.push(PathBuf::from(format!("/proc/self/fd/{}", self.below.as_raw_fd())).join(name));
+        }
+        let open = |path: &PathBuf| File::open(path).with_context(|| format!("Cannot open {}", path.display()));
+        let files = paths.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(move || {
+            for file in &files {
+                file.sync_all()?;
+                linux::fadvise(file.as_raw_fd(), 0, file.metadata()?.len(), Advice::DontNeed)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes the files of an experiment.
+    pub fn clear(&self) -> anyhow::Result<()> {
+        for mounted in [true, false] {
+            for entry in std::fs::read_dir(self.place(mounted, ""))? {
+                std::fs::remove_file(entry?.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts, and removes all.
+    pub fn close(self) -> anyhow::Result<()> {
+        self.clear()?;
+        self.mounted.unmount()
+    }
+}
+
+/// A number that depends on all bits of another one (splitmix64). The programs have the same.
+pub fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// How many bytes of two files differ; files of different lengths differ in all.
+pub fn differing_bytes(a: &Path, b: &Path) -> anyhow::Result<u64> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("Cannot read {}", path.display()));
+    let (a, b) = (read(a)?, read(b)?);
+    ensure!(!a.is_empty(), "an empty file");
+    Ok(if a.len() == b.len() { a.iter().zip(&b).filter(|(a, b)| a != b).count() as u64 } else { a.len() as u64 })
+}
