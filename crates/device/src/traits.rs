@@ -196,6 +196,23 @@ pub trait Device: Send + Sync + 'static {
     /// Frees a bounce buffer that no copy uses any more.
     fn free_pinned(&self, buffer: PinnedBuffer);
 
+    /// Registers memory of the process, so that copies from and to it run at full speed; any others are slower. It may
+    /// be shared with other processes.
+    ///
+    /// # Safety
+    /// The range must stay mapped, and keep its pages, until it is unregistered.
+    unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        let _ = (ptr, len);
+        Err(DeviceError::new(crate::ErrorKind::Unsupported, "registration of host memory"))
+    }
+
+    /// Unregisters what begins at `ptr`. No copy may use it any more. It may wait for all work of the device. False: it may be
+    /// registered still, and must stay mapped.
+    fn unregister_host(&self, ptr: *mut u8) -> bool {
+        let _ = ptr;
+        true
+    }
+
     /// The stream for small requests of this thread.
     fn app_stream(&self) -> AppStream;
 

@@ -273,6 +273,22 @@ pub(crate) fn between_stops<T>(device: &'static dyn ReplicaMemory, work: impl Fn
     done
 }
 
+/// As [`between_stops`], if no stream is stopped now; else nothing is done.
+pub(crate) fn unless_stopped<T>(device: &'static dyn ReplicaMemory, work: impl FnOnce() -> T) -> Option<T> {
+    let lane = lock(&LANES).iter().copied().find(|lane| core::ptr::addr_eq(lane.device, device));
+    let Some(lane) = lane else { return Some(work()) };
+    let mut gate = lock(&lane.gate);
+    if gate.pending > 0 {
+        return None;
+    }
+    gate.freeing += 1;
+    drop(gate);
+    let done = work();
+    lock(&lane.gate).freeing -= 1;
+    lane.changed.notify_all();
+    Some(done)
+}
+
 /// Copies memory that another process may change meanwhile.
 ///
 /// # Safety

@@ -52,6 +52,7 @@ mod page_states;
 mod queued_calls;
 mod ranges;
 mod reattach;
+mod registered_stages;
 mod replica;
 mod room;
 mod socket;

@@ -17,6 +17,7 @@ use crate::chunks::{Chunks, Hold};
 use crate::in_place::InPlace;
 use crate::lane::{Lane, between_stops};
 use crate::link::{Link, Spec};
+use crate::registered_stages::RegisteredStages;
 use crate::room::Room;
 use crate::state::State;
 use crate::window::Window;
@@ -33,6 +34,7 @@ pub(crate) struct Replica {
     pages: usize,
     /// Where scans put fingerprints; only of maps for writing.
     slots: Option<DeviceAddr>,
+    stages: RegisteredStages,
 }
 
 enum Memory {
@@ -72,7 +74,7 @@ impl Replica {
         let (start, chunks) = made.inspect_err(|_| {
             let _ = slots.map(|slots| memory.free_replica(slots));
         })?;
-        Ok(Replica { device: memory, memory: chunks, start, pages, slots })
+        Ok(Replica { device: memory, memory: chunks, start, pages, slots, stages: RegisteredStages::new(memory) })
     }
 
     /// Has the device memory for pages until this is dropped, and longer if they are in an epoch then. `None`: it
@@ -121,6 +123,11 @@ impl Replica {
             Memory::InPlace(mapping) => Some(mapping),
             _ => None,
         }
+    }
+
+    /// So many pages will be copied through the stage of the window.
+    pub(crate) fn prepare_stage(&self, window: &Arc<Window>, pages: usize) {
+        self.stages.prepare(window, pages);
     }
 
     /// Whose memory it is.
@@ -174,11 +181,15 @@ impl Drop for Replica {
         let free = |memory: Option<DeviceAddr>| {
             let _ = memory.map(|memory| self.device.free_replica(memory));
         };
+        let free_slots = || {
+            free(self.slots);
+            self.stages.unregister();
+        };
         match &self.memory {
-            Memory::Chunks(room, chunks) => room.free(chunks, || free(self.slots)),
+            Memory::Chunks(room, chunks) => room.free(chunks, free_slots),
             Memory::Whole => between_stops(self.device, || {
                 free(Some(self.start));
-                free(self.slots);
+                free_slots();
             }),
             Memory::InPlace(mapping) => between_stops(self.device, || mapping.end()),
         }

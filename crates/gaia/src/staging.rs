@@ -10,6 +10,8 @@
 //! The server copies a part of a release while the device copies the next one into the other half, after the answer for
 //! the part that was there. A small release is one part.
 
+use std::sync::Arc;
+
 use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
 use spinio_sys::injection_point;
 
@@ -26,7 +28,7 @@ impl Map {
     /// server has committed is dropped by it if this fails.
     pub(crate) fn send_release(
         &self,
-        window: &Window,
+        window: &Arc<Window>,
         id: ReleaseId,
         range: Run,
         changed: &[Run],
@@ -34,6 +36,7 @@ impl Map {
         let parts = parts(changed);
         let (last, total): (usize, u32) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
         let mut committed = Committed::default();
+        self.replica.prepare_stage(window, total as usize);
         for (number, part) in parts.into_iter().enumerate() {
             let at = number as u32 % 2 * PART;
             let copied = self.replica.on_stream(|copies| {

@@ -2,8 +2,12 @@
 //!
 //! The server made it and sealed its size, so that it stays mapped whatever either side does. The server may change it
 //! at any time; it is read by the device's copies and by volatile loads only.
+//!
+//! The stage is registered with the device once it is worth it ([`crate::registered_stages`]).
 
 #![expect(unsafe_code, reason = "memory shared with another process")]
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use spinio_device::PAGE_BYTES;
@@ -21,6 +25,8 @@ const KEPT: usize = 256;
 pub(crate) struct Window {
     start: *mut u8,
     pages: usize,
+    /// The device knows the memory of the stage, which must stay.
+    registered: AtomicBool,
 }
 
 // SAFETY: the pointer is to a shared mapping, which any thread may use; it is unmapped with the last reference.
@@ -46,7 +52,7 @@ impl Window {
         .map_err(|e| Error::of(e, "map the window"))?;
         // SAFETY: the fresh mapping; a forked child has no maps.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
-        Ok(Window { start: start.cast(), pages })
+        Ok(Window { start: start.cast(), pages, registered: AtomicBool::new(false) })
     }
 
     /// Bytes.
@@ -61,9 +67,19 @@ impl Window {
         unsafe { self.start.add((2 * self.pages + page) * PAGE_BYTES) }
     }
 
+    /// Whether the device knows the memory of the stage.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered.load(Relaxed)
+    }
+
+    /// The device knows the memory of the stage from now on, which stays until the window is unmapped.
+    pub(crate) fn set_registered(&self) {
+        self.registered.store(true, Relaxed);
+    }
+
     /// Frees the memory of the stage but for its first pages, if more than these were used.
     pub(crate) fn trim_stage(&self, used: usize) {
-        if used > KEPT {
+        if used > KEPT && !self.is_registered() {
             let rest = STAGE as usize - KEPT;
             // SAFETY: inside the mapping. A failure costs memory only.
             let _ =

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -147,7 +147,7 @@ pub(crate) struct Client<'a> {
     /// Pages of the file.
     pub(crate) pages: Range<u64>,
     pub(crate) backing: OwnedFd,
-    pub(crate) window: OwnedFd,
+    pub(crate) window: Arc<OwnedFd>,
     /// What the acquire has not planned yet.
     rest: Range<u64>,
     writing: pagecache::Access,
@@ -180,7 +180,7 @@ impl<'a> Client<'a> {
         pages: Range<u64>,
         peer: Peer,
     ) -> std::result::Result<Client<'a>, Errno> {
-        let window = window(pages.end - pages.start)?;
+        let window = Arc::new(window(pages.end - pages.start)?);
         // A new open file, because the client may change the flags of what it gets. For the owner's own reads too.
         let opened = all.backing.open(node, Open::Read)?;
         let backing = reopen(&opened, OFlags::RDONLY)?;

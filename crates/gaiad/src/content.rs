@@ -12,15 +12,16 @@
 //!
 //! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, StagedPage, WriteFrom, offset_of};
+use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, WriteFrom, offset_of};
 
 use crate::backing::Backing;
+use crate::copiers::Copiers;
 use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{File, Files};
 use crate::slot_memory::PageSlots;
@@ -28,6 +29,8 @@ use crate::state::StateMemory;
 
 /// A READ that was overtaken by releases this often is done under the lock.
 const READS_WITHOUT_LOCK: usize = 3;
+/// Pages that one thread copies in less time than another takes to begin.
+const LEAST_COPY: usize = 128;
 /// Released pages are written to the file after this time.
 const WRITE_OUT_AFTER: Duration = Duration::from_secs(5);
 
@@ -36,6 +39,7 @@ const WRITE_OUT_AFTER: Duration = Duration::from_secs(5);
 pub struct Content {
     files: Files,
     memory: Arc<PageSlots>,
+    copiers: Copiers,
 }
 
 impl Content {
@@ -53,7 +57,8 @@ impl Content {
         };
         // As much as for released pages.
         table.limit_copies(memory.slots() as usize);
-        Ok(Content { files: Files::new(table, recovered, backing)?, memory })
+        let copiers = Copiers::default();
+        Ok(Content { files: Files::new(table, recovered, backing)?, memory, copiers })
     }
 
     /// Pages that can be released and not yet written out.
@@ -61,15 +66,27 @@ impl Content {
         self.memory.slots()
     }
 
-    /// Reads pages of a file into slots that no page refers to.
-    pub(crate) fn read_into_slots(
-        &self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        pages: &[(u64, StagedPage)],
-    ) -> Result<(), Errno> {
-        let slots: Vec<u32> = pages.iter().map(|(_, staged)| staged.slot()).collect();
-        self.memory.read_from(file, offset, &slots)
+    /// Reads runs of pages of a file, each from an offset, into slots that no page refers to.
+    pub(crate) fn read_into_slots(&self, file: &Arc<OwnedFd>, runs: Vec<(u64, Vec<u32>)>) -> Result<(), Errno> {
+        let pages: usize = runs.iter().map(|(_, slots)| slots.len()).sum();
+        let each = pages.div_ceil(Copiers::width()).max(LEAST_COPY);
+        let mut pieces: Vec<Vec<(u64, Vec<u32>)>> = Vec::new();
+        let mut room = 0;
+        for run in runs {
+            if room == 0 {
+                pieces.push(Vec::new());
+                room = each;
+            }
+            room = room.saturating_sub(run.1.len());
+            if let Some(piece) = pieces.last_mut() {
+                piece.push(run);
+            }
+        }
+        let read = |piece: Vec<(u64, Vec<u32>)>| {
+            let (memory, file) = (Arc::clone(&self.memory), Arc::clone(file));
+            move || piece.iter().try_for_each(|(offset, slots)| memory.read_from(file.as_fd(), *offset, slots))
+        };
+        self.copiers.run(pieces.into_iter().map(read).collect())
     }
 
     pub(crate) fn files(&self) -> &Files {
@@ -181,7 +198,8 @@ impl Content {
     /// # Errors
     /// Of the backing file.
     pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
-        self.write_out_node(node)?;
+        let found = self.files.hold(node).file().cloned();
+        found.map_or(Ok(()), |found| self.files.write_out_to_storage(&found))?;
         if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
 

@@ -8,16 +8,16 @@
 //! while a client is waited for. A handler takes all but the second. That of times.rs is held for its own calls only.
 
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut};
-use std::os::fd::AsFd;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use spinio_pagecache::change_counters::{self, FILE_WORDS};
-use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots};
-use spinio_sys::injection_point;
+use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots, offset_of};
+use spinio_sys::{injection_point, linux};
 
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
@@ -30,6 +30,8 @@ use crate::times::Times;
 const SHARDS: usize = 64;
 /// Pages written out while the lock of a file is held.
 const WRITE_OUT: usize = 128;
+/// Pages that storage gets in one go: 8 MiB.
+const TO_STORAGE: u64 = 2048;
 
 /// The process at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -299,30 +301,52 @@ impl Files {
 
     /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.
     pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
+        self.write_out_then(file, |_, _| ())
+    }
+
+    /// The same for a caller that will wait until they are on storage: of many pages, storage gets the first ones while the
+    /// others are written to the file.
+    pub(crate) fn write_out_to_storage(&self, file: &File) -> Result<(), Errno> {
+        let mut waiting: Option<Range<u64>> = None;
+        self.write_out_then(file, |fd, pages| {
+            let from = waiting.take().map_or(pages.start, |waiting| waiting.start);
+            if pages.end - from < TO_STORAGE {
+                waiting = Some(from..pages.end);
+                return;
+            }
+            // A failure is the caller's, whose fsync finds it again.
+            let _ = linux::start_write_back(fd.as_raw_fd(), offset_of(from), offset_of(pages.end - from));
+        })
+    }
+
+    /// `written` is told of pages that are written to the file, and others between them.
+    fn write_out_then(&self, file: &File, mut written: impl FnMut(BorrowedFd<'_>, Range<u64>)) -> Result<(), Errno> {
         *lock(&file.dirty_since) = None;
         let dirty: Vec<u64> = file.pages().dirty().collect();
         if dirty.is_empty() {
             file.stuck.store(false, SeqCst);
             return Ok(());
         }
-        let written = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
+        let result = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
             let backing = FileBacking(fd.as_fd());
             self.times.keep(file.node, fd.as_fd(), || {
                 let chunks = dirty.chunks(WRITE_OUT);
-                chunks
-                    .map(|chunk| {
-                        let written = file.pages().write_out(&backing, chunk).map_err(|e| errno(&e));
-                        injection_point!("server: released pages written");
-                        written
-                    })
-                    .fold(Ok(()), Result::and)
+                let write = |chunk: &[u64]| {
+                    let done = file.pages().write_out(&backing, chunk).map_err(|e| errno(&e));
+                    injection_point!("server: released pages written");
+                    if let [first, .., last] = chunk {
+                        written(fd.as_fd(), *first..*last + 1);
+                    }
+                    done
+                };
+                chunks.map(write).fold(Ok(()), Result::and)
             })
         });
-        file.stuck.store(written.is_err(), SeqCst);
-        if written.is_err() {
+        file.stuck.store(result.is_err(), SeqCst);
+        if result.is_err() {
             file.mark_dirty();
         }
-        written
+        result
     }
 
     /// Writes out files with pages that were released before this age, or all; drops tables that no client needs.
@@ -373,7 +397,7 @@ pub(crate) fn settle(file: &File, kernel: &Invalidator) {
 }
 
 /// Invalidates the pages of a release until it is over. With the release lock of the file, and not that of its pages.
-pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, runs: Vec<std::ops::Range<u64>>) {
+pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, runs: Vec<Range<u64>>) {
     let mut runs = runs;
     loop {
         kernel.invalidate(file.node, &runs);

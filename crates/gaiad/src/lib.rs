@@ -26,6 +26,7 @@
 //! | `handlers/` | the operations |
 //! | `backing.rs` | descriptors of the backing file system |
 //! | `content.rs` | reads and writes of file content: from the page table, or the file below the mount |
+//! | `copiers.rs` | threads that copy the pages of large releases |
 //! | `files.rs` | files with a page table, and the invalidation of the kernel's pages |
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
@@ -64,6 +65,7 @@ mod channel;
 mod client;
 mod clients;
 mod content;
+mod copiers;
 mod draft;
 mod explain;
 mod file_backing;

@@ -67,23 +67,30 @@ impl<'a> Client<'a> {
     fn stage(&self, draft: &mut Draft<'_>, part: &Part<'_>, size: u64) -> Result<()> {
         let content = &self.all.content;
         let mut at = 2 * (self.pages.end - self.pages.start) + u64::from(part.at);
+        let (mut staged, mut copies) = (Vec::new(), Vec::new());
         for run in part.runs.iter() {
             let pages = self.file_pages(run.first, run.count.into())?;
             let inside = draft.next_run(pages, size.div_ceil(PAGE as u64)).ok_or(Failure::Refused(Errno::INVAL))?;
             for start in inside.clone().step_by(BATCH) {
                 let end = inside.end.min(start + BATCH as u64);
-                if draft.pages.len() as u64 + (end - start) > draft.total {
+                if (draft.pages.len() + staged.len()) as u64 + (end - start) > draft.total {
                     return Err(Failure::Refused(Errno::INVAL));
                 }
-                let staged = (start..end).map(|page| Ok((page, self.slot()?))).collect::<Result<Vec<_>>>()?;
-                content.read_into_slots(self.window.as_fd(), offset_of(at + start - inside.start), &staged)?;
-                if let Some(reserved) = &mut draft.reserved {
-                    reserved.take(staged.len() as u64);
+                let before = staged.len();
+                for page in start..end {
+                    staged.push((page, self.slot()?));
                 }
-                draft.pages.extend(staged);
+                let slots = staged[before..].iter().map(|(_, staged): &(u64, StagedPage)| staged.slot()).collect();
+                copies.push((offset_of(at + start - inside.start), slots));
             }
             at += u64::from(run.count);
         }
+        // Before this returns no thread stores to a slot any more.
+        content.read_into_slots(&self.window, copies)?;
+        if let Some(reserved) = &mut draft.reserved {
+            reserved.take(staged.len() as u64);
+        }
+        draft.pages.extend(staged);
         Ok(())
     }
 

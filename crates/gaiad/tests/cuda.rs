@@ -181,6 +181,60 @@ fn chunks_of_cuda_memory_are_evicted_and_come_back() {
     assert!(registry::find(at as *const u8, 1).is_none());
 }
 
+/// A large release goes through a stage that the driver knows, unless it refuses.
+#[test]
+fn stage_is_registered_by_a_large_release_and_unregistered_with_the_map() {
+    // In a process of its own: the other tests register memory too.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_STAGE";
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "stage_is_registered_by_a_large_release_and_unregistered_with_the_map";
+        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    const LEN: usize = 12 << 20;
+    let Some(device) = gpu() else { return };
+    let Some(mount) = TestMount::with_supervisor(
+        |dir| std::fs::write(dir.join("file"), vec![1; LEN]).unwrap(),
+        |command| {
+            command.env(common::MEMORY, (LEN * 3).to_string());
+        },
+    ) else {
+        return;
+    };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = || Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device).unwrap();
+    let fake = fake::open().unwrap();
+    let release = |map: &Map, byte: u8, len: usize| {
+        map.overwrite(0, len as u64).unwrap();
+        store(device, map, 0, &vec![byte; len]);
+        assert_eq!(map.release(0, len as u64).unwrap(), len as u64);
+        let mut now = vec![0; len];
+        file.read_exact_at(&mut now, 0).unwrap();
+        assert!(now == vec![byte; len], "{byte}");
+    };
+    let (known, refused) = (map(), map());
+    let before = fake.live_pins();
+    release(&known, 2, 8 << 20);
+    assert_eq!(fake.live_pins(), before, "as much as the stage: it would cost more than it saves");
+    release(&known, 3, LEN);
+    release(&known, 4, LEN);
+    assert_eq!(fake.live_pins(), before + 1);
+    fake.fail_register(2);
+    release(&refused, 5, LEN);
+    fake.fail_register(0);
+    release(&refused, 6, LEN);
+    assert_eq!(fake.live_pins(), before + 1, "it is not asked again");
+    // The stage of a server that has ended stays until the map ends.
+    mount.kill_server();
+    release(&known, 7, LEN);
+    assert_eq!(fake.live_pins(), before + 2);
+    drop(known);
+    assert_eq!(fake.live_pins(), before);
+    drop(refused);
+}
+
 /// Stops of streams, with the driver's waits and, as on a driver that has none, in host functions. The fake driver dies
 /// if anything is made, registered or freed while a stream waits.
 #[test]

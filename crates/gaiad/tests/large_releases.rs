@@ -81,6 +81,7 @@ fn every_byte_of_a_release_in_many_parts_arrives() {
     test.store(&now);
     assert_eq!(test.release().unwrap(), LEN as u64);
     assert!(test.content() == now, "all pages");
+    assert_eq!(test.device.resources_in_use().registered, 1, "the stage");
 
     // Every other page: more runs than a message has. A CPU program changes other bytes of some of them meanwhile.
     test.acquire();
@@ -96,7 +97,9 @@ fn every_byte_of_a_release_in_many_parts_arrives() {
     assert!(test.map.info().pages_merged > 10, "{:?}", test.map.info());
     assert!(test.content() == now, "every other page");
     test.map.sync(0, LEN as u64).unwrap();
+    assert_eq!(test.device.resources_in_use().registered, 1, "once for the life of the map");
     drop(test.map);
+    assert_eq!(test.device.resources_in_use().registered, 0, "unmapped");
     assert!(std::fs::read(test.mount.dir.join("file")).unwrap() == now, "on storage");
 }
 
@@ -135,4 +138,8 @@ fn release_in_many_parts_is_all_or_nothing_when_the_server_is_killed() {
     }
     eprintln!("{committed} releases were committed, {lost} lost");
     assert_eq!(committed + lost, 16);
+    // Stages of servers that have ended are given back too.
+    assert!(test.device.resources_in_use().registered > 1);
+    drop(test.map);
+    assert_eq!(test.device.resources_in_use().registered, 0);
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page};
+use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page, is_base};
 use crate::layout::{Kind, Label, Tag};
+use crate::lookup::{Lookup, Members};
 use crate::owner::Replica;
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
@@ -32,6 +33,20 @@ struct Change {
     slots: Option<(SlotRef, Option<SlotRef>)>,
     /// The replica equals head afterwards.
     same: bool,
+}
+
+/// What the table says of a page before the commit.
+#[derive(Clone, Copy)]
+struct Known {
+    /// Of the owner's copy.
+    stamp: u64,
+    /// Bytes before the end of the file.
+    inside: usize,
+    has_twin: bool,
+    /// The kernel may have it.
+    cached: bool,
+    /// What the owner has is head, but for its own stores.
+    current: bool,
 }
 
 /// A release before its commit. Dropped, it leaves nothing.
@@ -109,7 +124,9 @@ impl FilePages {
             changes: Vec::new(),
             committed: false,
         };
+        draft.changes.reserve(pages.len());
         let mut counters = self.counters;
+        let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
         for (page, staged) in pages {
             let page = *page;
             let in_order = draft.changes.last().is_none_or(|last| last.page < page);
@@ -117,7 +134,15 @@ impl FilePages {
             if !in_order {
                 return Err(Error::NotOpen);
             }
-            let change = self.prepare(backing, &draft, page, stamp, staged, bytes_inside(page, size))?;
+            let entry = entries.get(page);
+            let known = Known {
+                stamp,
+                inside: bytes_inside(page, size),
+                has_twin: entry.is_some_and(|entry| entry.twin.is_some()),
+                cached: cached.contains(page),
+                current: entry.is_none_or(|entry| entry.version <= stamp),
+            };
+            let change = self.prepare(backing, &draft, page, staged, known)?;
             match &change.slots {
                 Some((_, twin)) => {
                     counters.published += 1;
@@ -125,7 +150,7 @@ impl FilePages {
                 }
                 None => counters.unchanged += u64::from(change.same),
             }
-            counters.merged += u64::from(!self.is_current(page, stamp));
+            counters.merged += u64::from(!known.current);
             draft.changes.push(change);
         }
         counters.commits += 1;
@@ -142,18 +167,16 @@ impl FilePages {
         backing: &dyn Backing,
         draft: &Draft,
         page: u64,
-        stamp: u64,
         staged: &StagedPage,
-        inside: usize,
+        known: Known,
     ) -> Result<Change> {
-        let entry = self.entries.get(&page);
-        if entry.is_some_and(|entry| entry.twin.is_some()) && keep(Rule::OneRelease) {
+        let Known { stamp, inside, has_twin, cached, current } = known;
+        if has_twin && keep(Rule::OneRelease) {
             return Err(Error::Busy);
         }
         if inside == 0 {
             return Ok(Change { page, slots: None, same: false });
         }
-        let (cached, current) = (self.cached.contains(page), self.is_current(page, stamp));
         if !cached && current && inside == PAGE {
             // Most pages are whole, and nothing else has changed them: their bytes are not looked at.
             let snapshot = draft.publish(Kind::Snapshot, page, staged.0.clone());
@@ -201,47 +224,85 @@ impl FilePages {
     fn apply(&mut self, owner: OwnerId, draft: &mut Draft) -> Commit {
         let (release, version) = (draft.release, draft.version);
         let mut commit = Commit { release, invalidate: Vec::new(), merged: Vec::new(), published: 0 };
-        let mut pages = Vec::new();
-        for Change { page, slots, same } in draft.changes.drain(..) {
-            self.set_replica(owner, page, if same { Replica::Valid(version) } else { Replica::Absent });
+        let changes = std::mem::take(&mut draft.changes);
+        self.end_epochs(owner, version, &changes);
+        let (mut pages, mut untidy, mut cached) = (Vec::new(), Vec::new(), Members::new(&self.cached));
+        for Change { page, slots, same } in &changes {
             if !same {
-                add_page(&mut commit.merged, page);
+                add_page(&mut commit.merged, *page);
             }
-            if let Some((snapshot, twin)) = slots {
-                commit.published += 1;
-                pages.push(page);
-                if self.cached.contains(page) {
-                    add_page(&mut commit.invalidate, page);
-                    self.cached.remove(page);
-                }
-                self.advance(page, Source::Slot(snapshot), version, None);
-                let entry = self.entries.entry(page).or_insert_with(Entry::new);
+            if slots.is_none() {
+                untidy.push(*page);
+                continue;
+            }
+            commit.published += 1;
+            add_page(&mut pages, *page);
+            if cached.contains(*page) {
+                add_page(&mut commit.invalidate, *page);
+            }
+        }
+        commit.invalidate.iter().for_each(|run| self.cached.remove_all(run.clone()));
+        let mut heads = changes.into_iter().filter_map(|change| Some((change.page, change.slots?)));
+        let mut absent = Vec::new();
+        for run in &pages {
+            let mut entries = self.entries.range_mut(run.clone()).peekable();
+            for (page, (snapshot, twin)) in heads.by_ref().take((run.end - run.start) as usize) {
+                let mut new = None;
+                let entry = match entries.next_if(|(at, _)| **at == page) {
+                    Some((_, entry)) => entry,
+                    None => new.insert(Entry::new()),
+                };
+                let is_base = is_base(&self.owners, page, entry.version..version);
+                entry.advance(Source::Slot(snapshot), version, is_base, None);
                 entry.drop_twin();
                 entry.twin = twin.map(|slot| CpuTwin { slot, release, again: false });
                 if !keep(Rule::TwinUntilInvalidated) {
                     entry.drop_twin();
                 }
+                // Others have a snapshot, and nothing that could be dropped.
+                if !entry.old.is_empty() {
+                    untidy.push(page);
+                }
+                absent.extend(new.map(|entry| (page, entry)));
             }
-            self.tidy(page);
         }
+        // To build a table of many takes less time than to search for the place of each.
+        match absent.len() > self.entries.len() / 4 {
+            true => self.entries.append(&mut absent.into_iter().collect()),
+            false => self.entries.extend(absent),
+        }
+        untidy.into_iter().for_each(|page| self.tidy(page));
         self.releases.insert(release, pages);
         commit
+    }
+
+    /// What the owner has of the pages afterwards.
+    fn end_epochs(&mut self, owner: OwnerId, version: u64, changes: &[Change]) {
+        let mut rest = changes;
+        while let Some(first) = rest.first() {
+            let next = rest.iter().zip(first.page..);
+            let len = next.take_while(|(change, page)| change.page == *page && change.same == first.same).count();
+            let replica = if first.same { Replica::Valid(version) } else { Replica::Absent };
+            self.set_replicas(owner, first.page..first.page + len as u64, replica);
+            rest = &rest[len..];
+        }
     }
 
     /// INVAL of a release's pages has returned. Returns pages that must be invalidated again, after which this is
     /// called again; once there are none, the release is over.
     pub fn invalidated(&mut self, release: Release) -> Vec<Range<u64>> {
         let mut again = Vec::new();
-        let Some(pages) = self.releases.get(&release) else { return again };
-        for page in pages {
-            let Some(entry) = self.entries.get_mut(page) else { continue };
-            match &mut entry.twin {
-                Some(twin) if twin.release == release && twin.again => {
-                    twin.again = false;
-                    add_page(&mut again, *page);
+        let Some(runs) = self.releases.get(&release) else { return again };
+        for run in runs {
+            for (page, entry) in self.entries.range_mut(run.clone()) {
+                match &mut entry.twin {
+                    Some(twin) if twin.release == release && twin.again => {
+                        twin.again = false;
+                        add_page(&mut again, *page);
+                    }
+                    Some(twin) if twin.release == release => entry.drop_twin(),
+                    _ => {}
                 }
-                Some(twin) if twin.release == release => entry.drop_twin(),
-                _ => {}
             }
         }
         if again.is_empty() {
@@ -252,30 +313,36 @@ impl FilePages {
 
     /// Detaches the snapshots from the record, which is then free to be used again.
     fn settle(&mut self, release: Release) {
-        for page in self.releases.remove(&release).unwrap_or_default() {
-            if let Some(entry) = self.entries.get(&page)
-                && let Source::Slot(slot) = &entry.head
-                && slot.tag().and_then(|tag| tag.record) == Some((release.record, release.sequence))
-            {
-                slot.set_tag(Tag { kind: Kind::Snapshot, record: None });
+        let (record, mut untidy) = (Some((release.record, release.sequence)), Vec::new());
+        for run in self.releases.remove(&release).unwrap_or_default() {
+            for (page, entry) in self.entries.range(run) {
+                let slot = match &entry.head {
+                    Source::Slot(slot) => Some(slot),
+                    _ => None,
+                };
+                if let Some(slot) = slot.filter(|slot| slot.tag().and_then(|tag| tag.record) == record) {
+                    slot.set_tag(Tag { kind: Kind::Snapshot, record: None });
+                }
+                if slot.is_none() || !entry.old.is_empty() {
+                    untidy.push(*page);
+                }
             }
-            self.tidy(page);
         }
+        untidy.into_iter().for_each(|page| self.tidy(page));
         self.slots.done(release);
     }
 
     /// Releases that wait for INVAL, and their pages: after a restart the caller invalidates these.
     pub fn pending(&self) -> Vec<(Release, Vec<Range<u64>>)> {
-        let runs = |release: &Release, pages: &Vec<u64>| {
-            let mut runs = Vec::new();
-            for page in pages {
-                let twin = self.entries.get(page).and_then(|entry| entry.twin.as_ref());
-                if twin.is_some_and(|twin| twin.release == *release) {
-                    add_page(&mut runs, *page);
+        let waiting = |release: &Release, runs: &[Range<u64>]| {
+            let mut waiting = Vec::new();
+            for (page, entry) in runs.iter().flat_map(|run| self.entries.range(run.clone())) {
+                if entry.twin.as_ref().is_some_and(|twin| twin.release == *release) {
+                    add_page(&mut waiting, *page);
                 }
             }
-            runs
+            waiting
         };
-        self.releases.iter().map(|(release, pages)| (*release, runs(release, pages))).collect()
+        self.releases.iter().map(|(release, runs)| (*release, waiting(release, runs))).collect()
     }
 }

@@ -310,7 +310,7 @@ impl FilePages {
         self.set_replicas(owner, page..page + 1, replica);
     }
 
-    fn set_replicas(&mut self, owner: OwnerId, pages: Range<u64>, replica: Replica) {
+    pub(crate) fn set_replicas(&mut self, owner: OwnerId, pages: Range<u64>, replica: Replica) {
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.set(pages, replica);
         }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::lookup::Lookup;
 use crate::owner::Owner;
 use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::page_set::PageSet;
@@ -80,7 +81,7 @@ pub struct FilePages {
     pub(crate) given: Option<PageSet>,
     pub(crate) owners: BTreeMap<OwnerId, Owner>,
     /// Releases committed but not settled, and their pages.
-    pub(crate) releases: BTreeMap<Release, Vec<u64>>,
+    pub(crate) releases: BTreeMap<Release, Vec<Range<u64>>>,
     /// Counts versions, overwritten backing pages and lost owners of this file.
     pub(crate) clock: u64,
     /// The counter when an entry was last removed.
@@ -113,6 +114,19 @@ pub(crate) struct CpuTwin {
 impl Entry {
     pub(crate) fn new() -> Entry {
         Entry { version: 0, head: Source::Backing, overwritten: 0, twin: None, old: Vec::new() }
+    }
+
+    /// Another version is head. `is_base`: the old one is the base of an open page; `saved` is where its bytes are, if not
+    /// where they were.
+    pub(crate) fn advance(&mut self, head: Source, version: u64, is_base: bool, saved: Option<Source>) {
+        let was = std::mem::replace(&mut self.version, version);
+        let old = std::mem::replace(&mut self.head, head);
+        if let Source::Slot(slot) = &old {
+            slot.retire();
+        }
+        if is_base {
+            self.old.push((was, saved.unwrap_or(old)));
+        }
     }
 
     /// Forgets the twin, also for recovery.
@@ -222,7 +236,7 @@ impl FilePages {
 
     /// Whether an open page has a base with one of these stamps.
     pub(crate) fn is_base(&self, page: u64, stamps: Range<u64>) -> bool {
-        self.owners.values().any(|owner| owner.get(page).base().is_some_and(|stamp| stamps.contains(&stamp)))
+        is_base(&self.owners, page, stamps)
     }
 
     /// Called before the page's bytes in the backing file are overwritten: copies those that are the base of an open
@@ -262,15 +276,7 @@ impl FilePages {
     pub(crate) fn advance(&mut self, page: u64, head: Source, version: u64, saved: Option<Source>) {
         let was = self.version(page);
         let is_base = self.is_base(page, was..version);
-        let entry = self.entries.entry(page).or_insert_with(Entry::new);
-        let old = std::mem::replace(&mut entry.head, head);
-        entry.version = version;
-        if let Source::Slot(slot) = &old {
-            slot.retire();
-        }
-        if is_base {
-            entry.old.push((was, saved.unwrap_or(old)));
-        }
+        self.entries.entry(page).or_insert_with(Entry::new).advance(head, version, is_base, saved);
     }
 
     /// The page's bytes in the backing file are head now. `changed`: they are a new version.
@@ -311,7 +317,8 @@ impl FilePages {
     pub fn write_out(&mut self, backing: &dyn Backing, pages: &[u64]) -> Result<()> {
         let (mut result, mut rest, mut buffer) = (Ok(()), pages, Vec::new());
         while let Some(first) = rest.first() {
-            let has_snapshot = |page| matches!(self.head(page), Source::Slot(_));
+            let mut entries = Lookup::new(&self.entries);
+            let mut has_snapshot = |page| entries.get(page).is_some_and(|entry| matches!(entry.head, Source::Slot(_)));
             let run = rest.iter().zip(*first..).take(WRITE_RUN);
             let len = run.take_while(|(page, expected)| *page == expected && has_snapshot(**page)).count();
             let (run, after) = rest.split_at(len.max(1));
@@ -330,9 +337,18 @@ impl FilePages {
     /// Writes consecutive pages by one call. If it fails, some of them may be in the file; their heads are in slots still.
     fn write_out_run(&mut self, backing: &dyn Backing, run: &[u64], buffer: &mut Vec<PageBytes>) -> Result<()> {
         buffer.resize(run.len(), ZEROS);
+        let mut bases = Vec::new();
+        let mut entries = Lookup::new(&self.entries);
         for (page, bytes) in run.iter().zip(&mut *buffer) {
-            self.head(*page).copy(bytes);
-            self.save_bases(backing, *page)?;
+            let Some(entry) = entries.get(*page) else { continue };
+            entry.head.copy(bytes);
+            // Head is in a slot: of old versions only.
+            if !entry.old.is_empty() {
+                bases.push(*page);
+            }
+        }
+        for page in bases {
+            self.save_bases(backing, page)?;
         }
         let first = run.first().copied().unwrap_or_default();
         let inside = backing.size()?.saturating_sub(offset_of(first)) as usize;
@@ -345,8 +361,29 @@ impl FilePages {
             }
             return Err(error.into());
         }
-        run.iter().for_each(|page| self.now_in_backing(*page, false, None));
+        if let (Some(first), Some(last)) = (run.first(), run.last()) {
+            self.are_in_backing(*first..*last + 1);
+        }
         Ok(())
+    }
+
+    /// The bytes of these pages in the backing file, side by side, are those of their heads now.
+    fn are_in_backing(&mut self, run: Range<u64>) {
+        let clock = self.tick();
+        // Of most pages the owner that released them has a copy, and their entry stays.
+        let owners = self.owners.values();
+        let copied: Vec<Range<u64>> = owners.flat_map(|owner| owner.copied_runs(run.clone())).collect();
+        let mut untidy = Vec::new();
+        for (page, entry) in self.entries.range_mut(run) {
+            entry.overwritten = clock;
+            if let Source::Slot(slot) = std::mem::replace(&mut entry.head, Source::Backing) {
+                slot.retire();
+            }
+            if !entry.old.is_empty() || !copied.iter().any(|copied| copied.contains(page)) {
+                untidy.push(*page);
+            }
+        }
+        untidy.into_iter().for_each(|page| self.tidy(page));
     }
 
     /// Writes out every snapshot of these pages.
@@ -368,6 +405,11 @@ impl FilePages {
             self.slots.done(release);
         }
     }
+}
+
+/// Whether one of the owners has an open page whose base has one of these stamps.
+pub(crate) fn is_base(owners: &BTreeMap<OwnerId, Owner>, page: u64, stamps: Range<u64>) -> bool {
+    owners.values().any(|owner| owner.get(page).base().is_some_and(|stamp| stamps.contains(&stamp)))
 }
 
 /// Adds a page to runs that ascend.

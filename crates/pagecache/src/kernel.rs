@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::file::{Backing, FilePages, add_page, parts};
+use crate::lookup::Members;
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
@@ -56,9 +57,10 @@ impl FilePages {
         // The kernel makes pages past the end itself.
         let inside = backing.size()?.div_ceil(PAGE as u64);
         let mut runs = Vec::new();
+        let mut cached = Members::new(&self.cached);
         for page in pages {
-            let has_twin = self.entries.get(&page).is_some_and(|entry| entry.twin.is_some());
-            if page < inside && self.cached.contains(page) && !has_twin {
+            let has_twin = || self.entries.get(&page).is_some_and(|entry| entry.twin.is_some());
+            if page < inside && cached.contains(page) && !has_twin() {
                 add_page(&mut runs, page);
             }
         }

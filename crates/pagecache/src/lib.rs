@@ -82,6 +82,7 @@ mod file;
 mod kernel;
 mod layout;
 pub mod leased_messages;
+mod lookup;
 pub mod messages;
 #[cfg(test)]
 #[path = "../tests/model/mod.rs"]

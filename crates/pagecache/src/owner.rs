@@ -98,7 +98,12 @@ impl Owner {
 
     /// The pages of a range of which it has a copy, or a part of one.
     pub(crate) fn copies(&self, pages: Range<u64>) -> impl Iterator<Item = u64> + '_ {
-        self.runs(pages).filter(|(_, replica)| *replica != Replica::Absent).flat_map(|(run, _)| run)
+        self.copied_runs(pages).flatten()
+    }
+
+    /// The same as runs.
+    pub(crate) fn copied_runs(&self, pages: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.runs(pages).filter(|(_, replica)| *replica != Replica::Absent).map(|(run, _)| run)
     }
 }
 

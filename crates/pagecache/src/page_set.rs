@@ -26,12 +26,22 @@ impl PageSet {
         }
     }
 
+    /// The pages `64 * number` and the 63 after it, one bit each.
+    pub(crate) fn word(&self, number: u64) -> u64 {
+        let (chunk, word) = (number / WORDS as u64, (number % WORDS as u64) as usize);
+        self.chunks.get(&chunk).copied().unwrap_or_else(|| self.absent(chunk))[word]
+    }
+
     pub(crate) fn insert(&mut self, pages: Range<u64>) {
         self.set(pages, true);
     }
 
     pub(crate) fn remove(&mut self, page: u64) {
         self.set(page..page + 1, false);
+    }
+
+    pub(crate) fn remove_all(&mut self, pages: Range<u64>) {
+        self.set(pages, false);
     }
 
     /// Adds every page from this one on.

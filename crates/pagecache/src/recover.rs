@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::file::{Backing, CpuTwin, Entry, FilePages, KernelPages};
+use crate::file::{Backing, CpuTwin, Entry, FilePages, KernelPages, add_page};
 use crate::layout::{COMMITTED, DONE, Kind, SEQUENCES, SlotMemory, Tag, Words};
 use crate::page::bytes_inside;
 use crate::rules::{Rule, keep};
@@ -136,7 +136,9 @@ impl FilePages {
         for (release, of_release) in of_release {
             let mut of_release: Vec<u64> = of_release.into_iter().collect();
             of_release.sort_unstable();
-            pages.releases.insert(release, of_release);
+            let mut runs = Vec::new();
+            of_release.into_iter().for_each(|page| add_page(&mut runs, page));
+            pages.releases.insert(release, runs);
         }
         let all: Vec<u64> = pages.entries.keys().copied().collect();
         all.into_iter().for_each(|page| pages.tidy(page));

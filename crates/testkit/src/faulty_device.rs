@@ -210,6 +210,16 @@ impl Device for FaultyDevice {
         self.inner.free_pinned(memory);
     }
 
+    unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        self.check(Operation::Staging)?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.inner.register_host(ptr, len) }
+    }
+
+    fn unregister_host(&self, ptr: *mut u8) -> bool {
+        self.inner.unregister_host(ptr)
+    }
+
     fn app_stream(&self) -> AppStream {
         self.inner.app_stream()
     }

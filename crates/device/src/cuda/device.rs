@@ -181,6 +181,15 @@ impl Device for Cuda {
         self.free_pinned_host(memory);
     }
 
+    unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.register_memory(ptr, len) }
+    }
+
+    fn unregister_host(&self, ptr: *mut u8) -> bool {
+        self.unregister_memory(ptr)
+    }
+
     #[inline]
     fn app_stream(&self) -> AppStream {
         self.thread_app_stream()

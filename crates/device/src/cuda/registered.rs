@@ -82,6 +82,31 @@ impl Cuda {
         }
     }
 
+    /// Registers memory of the process.
+    ///
+    /// # Safety
+    /// The range must stay mapped, and keep its pages, until it is unregistered.
+    pub(super) unsafe fn register_memory(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        let _entered = self.enter()?;
+        let _relaxed = RelaxedCapture::enter(self.driver);
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.driver.host_register(ptr, len, register::PORTABLE) }
+            .map_err(|e| self.driver_error("cuMemHostRegister", e))
+    }
+
+    /// Unregisters it; false if the driver refuses.
+    pub(super) fn unregister_memory(&self, ptr: *mut u8) -> bool {
+        match self.enter() {
+            Ok(_entered) => {
+                let _relaxed = RelaxedCapture::enter(self.driver);
+                // SAFETY: registered by `register_memory`; by the contract no copy uses it any more.
+                unsafe { self.driver.host_unregister(ptr) }.is_ok()
+            }
+            // The registration, and every copy, ended with the context.
+            Err(e) => e.kind == ErrorKind::ContextLost,
+        }
+    }
+
     /// Registers the pages around a range.
     ///
     /// # Safety

@@ -33,7 +33,7 @@ mod worker;
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use spinio_sys::linux::{self, FdTableRoot};
 
@@ -66,6 +66,7 @@ pub struct Emulated {
     pins: Arc<Pins>,
     worker: Worker,
     pinned: HostMemoryPool,
+    registered: AtomicUsize,
 }
 
 /// Acquired and not released objects; all zero when nothing leaks.
@@ -81,6 +82,8 @@ pub struct ResourceCounts {
     pub streams: usize,
     /// Bounce buffers.
     pub pinned_blocks: usize,
+    /// Registered ranges of host memory.
+    pub registered: usize,
     /// Allocations of device memory.
     pub allocations: usize,
     /// Handles and mappings of chunks, and reserved ranges for them.
@@ -124,6 +127,7 @@ impl Emulated {
                 pins,
                 worker,
                 pinned: staging,
+                registered: AtomicUsize::new(0),
             }))
         })?;
         registry::add_range(owner_number, start, len)?;
@@ -194,6 +198,7 @@ impl Emulated {
             fences,
             streams: queues,
             pinned_blocks: self.pinned.in_use(),
+            registered: self.registered.load(Relaxed),
             allocations: self.memory.count(),
             chunks: self.memory.chunks.in_use(),
         }
@@ -252,6 +257,21 @@ impl Device for Emulated {
         if self.check().is_ok() {
             self.pinned.release(memory);
         }
+    }
+
+    unsafe fn register_host(&self, _ptr: *mut u8, _len: usize) -> Result<()> {
+        self.check()?;
+        self.registered.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn unregister_host(&self, _ptr: *mut u8) -> bool {
+        if self.check().is_ok() {
+            // As a driver, which waits for running kernels.
+            self.engine.synchronize_all();
+            self.registered.fetch_sub(1, Relaxed);
+        }
+        true
     }
 
     fn app_stream(&self) -> AppStream {

@@ -245,6 +245,14 @@ pub fn write_back_range(fd: Fd, offset: u64, len: u64) -> Result<()> {
         .map(drop)
 }
 
+/// `sync_file_range` without waiting: storage gets the dirty pages of the range now.
+pub fn start_write_back(fd: Fd, offset: u64, len: u64) -> Result<()> {
+    let flags = k::SYNC_FILE_RANGE_WRITE;
+    // SAFETY: no memory is involved.
+    unsafe { syscall(k::__NR_sync_file_range, [fd as usize, offset as usize, len as usize, flags as usize, 0, 0]) }
+        .map(drop)
+}
+
 /// `openat(AT_FDCWD)` with O_CLOEXEC.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
     let flags = flags | k::O_CLOEXEC as i32;
