@@ -39,6 +39,8 @@ pub(super) struct Memory {
     size: u64,
     bar: u64,
     allocator: Mutex<FirstFit>,
+    /// Kernels that run and access it, of this device and of others.
+    accesses: Mutex<u32>,
     /// Memory at other addresses, which other processes share.
     pub(super) chunks: Chunks,
 }
@@ -52,12 +54,23 @@ pub(super) enum Direction {
 
 /// The memory is accessible to the CPU while this lives.
 #[derive(Debug)]
-pub(super) struct CpuAccess<'a>(&'a Memory);
+pub(super) struct CpuAccess<'a> {
+    memory: &'a Memory,
+    /// Chunks too.
+    chunks: bool,
+}
 
 impl Drop for CpuAccess<'_> {
     fn drop(&mut self) {
-        let _ = self.0.protect(NONE);
-        self.0.chunks.revoke_cpu_access();
+        let mut accesses = self.memory.lock_accesses();
+        *accesses -= 1;
+        if *accesses == 0 {
+            let _ = self.memory.protect(NONE);
+        }
+        drop(accesses);
+        if self.chunks {
+            self.memory.chunks.revoke_cpu_access();
+        }
     }
 }
 
@@ -94,7 +107,15 @@ impl Memory {
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTFORK);
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTDUMP);
         }
-        Ok(Memory { base, alias: view, size, bar, allocator: Mutex::default(), chunks: Chunks::default() })
+        Ok(Memory {
+            base,
+            alias: view,
+            size,
+            bar,
+            allocator: Mutex::default(),
+            accesses: Mutex::default(),
+            chunks: Chunks::default(),
+        })
     }
 
     /// The device addresses: first byte and length.
@@ -197,12 +218,31 @@ impl Memory {
         Ok(self.alias + (addr.0 - self.base))
     }
 
-    /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. One at a time.
+    /// Gives the CPU access to all of it, under the device's addresses: while a kernel of the device runs. One at a time.
     pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
-        self.protect(RW)?;
-        let access = CpuAccess(self);
+        let mut access = self.grant_peer_access()?;
+        access.chunks = true;
         self.chunks.grant_cpu_access()?;
         Ok(access)
+    }
+
+    /// The same without the chunks: while a kernel of another device runs.
+    pub(super) fn grant_peer_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
+        let mut accesses = self.lock_accesses();
+        if *accesses == 0 {
+            self.protect(RW)?;
+        }
+        *accesses += 1;
+        Ok(CpuAccess { memory: self, chunks: false })
+    }
+
+    fn lock_accesses(&self) -> MutexGuard<'_, u32> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether an address is the device's, allocated or not.
+    pub(super) fn contains(&self, addr: DeviceAddr) -> bool {
+        addr.0.wrapping_sub(self.base) < self.size || self.chunks.reserves(addr)
     }
 
     /// The CPU's access to memory that is not host-mapped.
