@@ -66,6 +66,8 @@ fn address_sanitizer_follows_stack_switches() {
 #[test]
 fn cuda_programs_run_on_emulated_device() {
     if has_cxx() {
-        assert_passes(run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[])));
+        let mut run = run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[]));
+        run.env("SPINIO_EMULATED", "devices=2");
+        assert_passes(run);
     }
 }
