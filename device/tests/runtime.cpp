@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 static int failures;
@@ -161,6 +162,58 @@ static void cpu_access_faults_and_new_memory_is_poisoned()
     CHECK(cudaFree(memory) == cudaSuccess);
 }
 
+__global__ void add_from(int *into, const int *from, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        into[i] += from[i];
+}
+
+// Two devices, as SPINIO_EMULATED asks for.
+static void two_devices_have_their_own_memory_and_streams()
+{
+    const int n = 5000;
+    int count = 0, possible = 0, current = -1, *one, *two;
+    cudaStream_t of_one, of_two;
+    std::vector<int> host(n), back(n);
+    for (int i = 0; i < n; i++)
+        host[i] = i;
+    CHECK(cudaGetDeviceCount(&count) == cudaSuccess && count == 2);
+    CHECK(cudaMalloc(&one, n * sizeof *one) == cudaSuccess && cudaStreamCreate(&of_one) == cudaSuccess);
+    CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice && cudaGetLastError() == cudaErrorInvalidDevice);
+    CHECK(cudaSetDevice(1) == cudaSuccess && cudaGetDevice(&current) == cudaSuccess && current == 1);
+    std::thread other([] {
+        int device = -1;
+        CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);
+    });
+    other.join();
+    CHECK(cudaMalloc(&two, n * sizeof *two) == cudaSuccess && cudaStreamCreate(&of_two) == cudaSuccess && of_one != of_two);
+    CHECK(cudaMemcpy(two, host.data(), n * sizeof *two, cudaMemcpyHostToDevice) == cudaSuccess);
+    spinio::launch_on(of_two, add, 20, 256, two, 1, n);
+    CHECK(cudaStreamSynchronize(of_two) == cudaSuccess);
+    CHECK(cudaMemcpyPeer(one, 0, two, 1, n * sizeof *one) == cudaSuccess);
+    // The stream of the first device, while the second is current.
+    spinio::launch_on(of_one, add, 20, 256, one, 10, n);
+    CHECK(cudaMemcpyPeerAsync(two, 1, one, 0, n * sizeof *one, of_one) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(of_one) == cudaSuccess);
+    CHECK(cudaMemcpy(back.data(), two, n * sizeof *two, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < n; i++)
+        CHECK(back[i] == i + 11);
+    CHECK(cudaDeviceCanAccessPeer(&possible, 1, 0) == cudaSuccess && possible == 1);
+    CHECK(cudaDeviceCanAccessPeer(&possible, 1, 1) == cudaSuccess && possible == 0);
+    CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaSuccess);
+    CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaErrorPeerAccessAlreadyEnabled);
+    spinio::launch(add_from, 20, 256, two, (const int *)one, n);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(back.data(), two, n * sizeof *two, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < n; i++)
+        CHECK(back[i] == 2 * (i + 11));
+    CHECK(cudaMemcpyPeer(one, 0, two, 7, 4) == cudaErrorInvalidDevice);
+    cudaGetLastError();
+    CHECK(cudaFree(one) == cudaSuccess && cudaFree(two) == cudaSuccess);
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+}
+
 static void errors_are_reported()
 {
     int *x;
@@ -179,6 +232,7 @@ int main()
     kernels_wait_for_the_program_and_for_each_other();
     grid_that_cannot_be_resident_is_refused();
     cpu_access_faults_and_new_memory_is_poisoned();
+    two_devices_have_their_own_memory_and_streams();
     errors_are_reported();
     return failures ? 1 : 0;
 }

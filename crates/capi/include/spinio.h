@@ -34,7 +34,7 @@ extern "C" {
 #define SPINIO_MEM_HOST_MAPPED 1u
 
 /* Allocates memory of a device; NULL and errno on failure:
- *   "emulated", "emulated:0"   the software GPU
+ *   "emulated", "emulated:0"   the software GPU; "emulated:1" .. "emulated:7" where SPINIO_EMULATED has devices=8
  *   "p2pmem:0"                 PCI memory that the kernel publishes for peer-to-peer, counted from 0
  * CUDA memory comes from CUDA's own allocators. flags: 0 or SPINIO_MEM_HOST_MAPPED.
  * EINVAL: size 0, unknown flags. ENODEV: no such device. ENOMEM: the device is full. */
@@ -64,23 +64,45 @@ ssize_t spinio_pread_async(int fd, void *buffer, size_t size, off_t offset, void
  * work queued there. */
 void spinio_set_stream(void *stream);
 
-/* ---- GPU kernels of the emulated GPU ---------------------------------------------------------------------------
+/* ---- GPU kernels of the emulated GPUs --------------------------------------------------------------------------
  *
- * For headers that build GPU kernels for it (device/ in SPIN's source builds them from CUDA C++), and for tests. */
+ * For headers that build GPU kernels for them (device/ in SPIN's source builds them from CUDA C++), and for tests.
+ * SPINIO_EMULATED=devices=2 makes two. Each thread uses one of them, the first until it chooses another. ENODEV: there is
+ * no such device. */
 
-/* Queues a call of kernel(argument) on a stream of the emulated GPU; NULL is the default stream. It runs on a thread of
- * the library, calls of different streams side by side, and only during such calls can the CPU access the memory of
- * spinio_mem_alloc("emulated", ...). */
+/* The number of emulated GPUs; 1 unless SPINIO_EMULATED says otherwise. */
+int spinio_emulated_device_count(void);
+
+/* Chooses the emulated GPU that this thread uses: for new streams, for the default stream, and for maps of files. */
+int spinio_emulated_set_device(int device);
+
+/* The number of the one that this thread uses. */
+int spinio_emulated_device(void);
+
+/* Whether kernels of a device can access the memory of another one: 1 or 0. */
+int spinio_emulated_can_access_peer(int device, int peer);
+
+/* Kernels of the device that this thread uses may access the memory of another one from now on (that of
+ * spinio_mem_alloc(), not maps of files). EEXIST: they may already. ENODEV: they cannot. */
+int spinio_emulated_enable_peer_access(int peer);
+
+/* Queues a copy from device memory to device memory, of the same or of two devices, on a stream of either. EINVAL if one
+ * is not device memory of `size` bytes. */
+int spinio_emulated_copy(void *to, const void *from, size_t size, void *stream);
+
+/* Queues a call of kernel(argument) on a stream of an emulated GPU; NULL is the default stream of the one that this
+ * thread uses. It runs on a thread of the library, calls of different streams side by side, and only during such calls
+ * can the CPU access the memory of that device, as of spinio_mem_alloc("emulated", ...). */
 int spinio_emulated_launch(void (*kernel)(void *), void *argument, void *stream);
 
-/* Creates a stream of the emulated GPU, ordered with the default stream in both directions as a blocking CUDA stream
- * is; NULL and errno on failure. It exists until the process ends. */
+/* Creates a stream of the emulated GPU that this thread uses, ordered with its default stream in both directions as a
+ * blocking CUDA stream is; NULL and errno on failure. It exists until the process ends. */
 void *spinio_emulated_stream(void);
 
 /* The same, ordered with no other stream, as a CUDA stream with cudaStreamNonBlocking. */
 void *spinio_emulated_stream_nonblocking(void);
 
-/* Waits for all work queued on a stream; NULL: on all streams. */
+/* Waits for all work queued on a stream; NULL: on all streams of the device that this thread uses. */
 int spinio_emulated_wait(void *stream);
 
 /* ---- writes ---------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, WaitMode, registry};
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, WaitMode, emulated, registry};
 use spinio_io::{Target, runtime};
 
 use super::target_of;
@@ -76,8 +76,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
 /// Configures the emulated GPU; without effect once it is created.
 pub(super) fn configure_emulated() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
-    registry::configure_emulated(text)
-        .map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
+    emulated::configure(text).map_err(|e| Failure::Message(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
 /// `emulated`, `p2pmem:1`: back end and number, 0 if none is given.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use spinio_device::cuda::standalone;
-use spinio_device::{Device, DeviceAddr, DeviceId, DeviceKind, registry};
+use spinio_device::{Device, DeviceAddr, DeviceId, DeviceKind, emulated, registry};
 use spinio_io::{Target, runtime};
 
 use crate::exit::{self, Exit};
@@ -48,9 +48,9 @@ pub fn open(device: DeviceName) -> anyhow::Result<&'static dyn Device> {
         |e: &dyn fmt::Display| exit::error(Exit::Missing, format!("Cannot use {id}: {e}. `spinio doctor` has details"));
     match id.kind {
         DeviceKind::Cuda => standalone::open(id.ordinal).map_err(|e| missing(&e)),
-        DeviceKind::Emulated if id.ordinal == 0 => {
+        DeviceKind::Emulated => {
             configure()?;
-            let device = registry::emulated().map_err(|e| missing(&e))?;
+            let device = emulated::device(id.ordinal).map_err(|e| missing(&e))?;
             Ok(device)
         }
         _ => Err(missing(&"files cannot be mapped there")),
@@ -101,11 +101,15 @@ pub fn probe_buffer(device: DeviceName) -> anyhow::Result<spinio_io::Buffer> {
     Ok(spinio_io::Buffer::of(&page.target.allocation))
 }
 
+/// The number of emulated devices, as the settings of this process say.
+pub fn emulated_devices() -> anyhow::Result<u32> {
+    configure()?;
+    Ok(emulated::count())
+}
+
 fn configure() -> anyhow::Result<()> {
     match &runtime().settings().emulated {
-        Some(text) => {
-            registry::configure_emulated(text).map_err(|e| exit::error(Exit::Usage, format!("SPINIO_EMULATED: {e}")))
-        }
+        Some(text) => emulated::configure(text).map_err(|e| exit::error(Exit::Usage, format!("SPINIO_EMULATED: {e}"))),
         None => Ok(()),
     }
 }

@@ -39,6 +39,17 @@ fn text_and_json_have_the_same_facts() {
 }
 
 #[test]
+fn each_emulated_device_is_a_fact() {
+    let asked = spinio().args(["doctor", "--json"]).env("SPINIO_EMULATED", "devices=3,size=4M").assert().success();
+    let all = facts(&stdout(&asked));
+    let devices = all.iter().filter(|f| f["name"] == "emulated device").map(|f| f["detail"].as_str().unwrap());
+    for (n, detail) in devices.clone().enumerate() {
+        assert!(detail.starts_with(&format!("emulated:{n}: emulated GPU, 4 MiB")), "{detail}");
+    }
+    assert_eq!(devices.count(), 3);
+}
+
+#[test]
 fn colour_follows_environment() {
     let forced = spinio().arg("doctor").env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").assert().success();
     assert!(stdout(&forced).contains("\x1b[32m"));

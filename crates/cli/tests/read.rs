@@ -79,11 +79,19 @@ fn failed_write_to_stdout_is_reported() {
 }
 
 #[test]
-fn second_emulated_device_is_refused() {
+fn second_emulated_device_exists_if_the_settings_say_so() {
     let dir = folder();
     let path = file(dir.path(), "data", 10);
     let assert = spinio().args(["read", "--device", "emulated:1"]).arg(&path).assert().code(4);
     assert!(stderr(&assert).contains("emulated:0 is the only emulated device"), "{}", stderr(&assert));
+    let with_two = |device: &str| {
+        let mut command = spinio();
+        command.env("SPINIO_EMULATED", "devices=2,size=16M").args(["read", "--device", device]).arg(&path);
+        command.assert()
+    };
+    assert!(stdout(&with_two("emulated:1").success()).contains("emulated:1"));
+    let assert = with_two("emulated:2").code(4);
+    assert!(stderr(&assert).contains("SPINIO_EMULATED has fewer"), "{}", stderr(&assert));
 }
 
 #[test]

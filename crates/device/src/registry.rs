@@ -13,10 +13,10 @@
 //!
 //! So a wrong "host" costs no more than a wasted call: the Linux kernel refuses device memory.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::emulated::{Config, ConfigError, Emulated};
+use crate::emulated::{self, Emulated};
 use crate::range_table::{DeviceRange, RangeTable};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
@@ -29,14 +29,6 @@ static RANGES: RangeTable = RangeTable::new();
 /// The owners, by number.
 static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
 static OWNERS_USED: AtomicU32 = AtomicU32::new(0);
-
-/// The process's emulated device, and its configuration before it is created.
-static EMULATED: Mutex<EmulatedState> = Mutex::new(EmulatedState { config: None, started: None });
-
-struct EmulatedState {
-    config: Option<Config>,
-    started: Option<&'static Emulated>,
-}
 
 /// Whether any device could own any address now. One relaxed load.
 #[inline]
@@ -97,42 +89,27 @@ pub fn hint_open(path: &[u8]) {
     }
 }
 
-/// Configures the emulated device: the text of `SPINIO_EMULATED`. Starts nothing; the device is created at
-/// its first allocation. Without effect after that.
-pub fn configure_emulated(text: &str) -> Result<(), ConfigError> {
-    let config = Config::parse(text)?;
-    EMULATED.lock().unwrap_or_else(PoisonError::into_inner).config = Some(config);
-    Ok(())
-}
-
-/// The emulated device of this process; created now if necessary.
+/// The first emulated device of this process; created now if necessary.
 pub fn emulated() -> Result<&'static Emulated, DeviceError> {
-    let mut state = EMULATED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = state.started {
-        return Ok(device);
-    }
-    let device = Emulated::start(state.config.unwrap_or_default())?;
-    state.started = Some(device);
-    Ok(device)
+    emulated::device(0)
 }
 
 /// The default device of a program: that of the CUDA context that is current on this thread, else the
-/// emulated one if it is in use.
+/// emulated one that this thread uses, if it is in use.
 pub fn current_device() -> Option<&'static dyn Device> {
     if let Some(device) = cuda::current_device() {
         return Some(device);
     }
-    EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started.map(|d| d as &'static dyn Device)
+    emulated::current_in_use().map(|d| d as &'static dyn Device)
 }
 
 /// Allocates device memory, for programs without an allocator, and for SPIN's own programs: on CUDA it loads the
 /// driver. `host_mapped` requests memory that the CPU can store to.
 pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> Result<DeviceAddr, DeviceError> {
-    match (kind, ordinal) {
-        (DeviceKind::Emulated, 0) => emulated()?.alloc(len, host_mapped),
-        (DeviceKind::P2pmem, _) => p2pmem::alloc(ordinal, len),
-        (DeviceKind::Cuda, _) => cuda::standalone::alloc(ordinal, len),
-        _ => Err(DeviceError::new(ErrorKind::Unsupported, "allocation: emulated:0 is the only emulated device")),
+    match kind {
+        DeviceKind::Emulated => emulated::device(ordinal)?.alloc(len, host_mapped),
+        DeviceKind::P2pmem => p2pmem::alloc(ordinal, len),
+        DeviceKind::Cuda => cuda::standalone::alloc(ordinal, len),
     }
 }
 
@@ -142,10 +119,7 @@ pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     let Some(arena) = RANGES.find(addr.0) else { return cuda::standalone::free(addr) };
     let owner = OWNERS.get(arena.owner as usize).and_then(OnceLock::get).ok_or(unknown)?;
     match owner.id().kind {
-        DeviceKind::Emulated => {
-            let device = EMULATED.lock().unwrap_or_else(PoisonError::into_inner).started;
-            device.filter(|d| d.id() == owner.id()).ok_or(unknown)?.free(addr)
-        }
+        DeviceKind::Emulated => emulated::with_id(owner.id()).ok_or(unknown)?.free(addr),
         DeviceKind::P2pmem => p2pmem::free(addr),
         DeviceKind::Cuda => Err(unknown),
     }

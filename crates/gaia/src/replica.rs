@@ -56,7 +56,8 @@ impl Replica {
         if spec.in_place {
             let mapping = InPlace::reserve(memory, pages)?;
             let start = DeviceAddr(mapping.start());
-            return Ok(Replica { device: memory, memory: Memory::InPlace(mapping), start, pages, slots: None });
+            let stages = RegisteredStages::new(memory);
+            return Ok(Replica { device: memory, memory: Memory::InPlace(mapping), start, pages, slots: None, stages });
         }
         let alloc = |len| memory.alloc_replica(len).map_err(|e| Error::device(e, "allocate the memory of a map"));
         let slots = match spec.access {

@@ -21,7 +21,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_device::{DeviceAddr, DeviceKind, emulated, registry};
 use spinio_io::settings::NvmmuStripes;
 use spinio_io::{Runtime, Settings, Target};
 use spinio_nvmmu::{Direction, Session};
@@ -171,7 +171,7 @@ fn main() -> Result<()> {
         nvmmu_stripes: if o.mode == "preread" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned },
         ..Settings::default()
     };
-    registry::configure_emulated("size=512M")?;
+    emulated::configure("size=512M")?;
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime::new(settings)));
     let offsets = o.offsets();
     let bytes = offsets.len() as u64 * o.request;

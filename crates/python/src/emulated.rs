@@ -38,10 +38,10 @@ pub(crate) struct Memory {
 #[pymethods]
 impl Memory {
     #[new]
-    #[pyo3(signature = (bytes, host_mapped=false))]
-    fn new(bytes: usize, host_mapped: bool) -> PyResult<Memory> {
+    #[pyo3(signature = (bytes, host_mapped=false, device=0))]
+    fn new(bytes: usize, host_mapped: bool, device: u32) -> PyResult<Memory> {
         // Empty memory has an address too, so that arrays without elements need no special case.
-        let addr = client::emulated::alloc(bytes.max(1), host_mapped).map_err(|e| {
+        let addr = client::emulated::alloc(device, bytes.max(1), host_mapped).map_err(|e| {
             let said = || format!("Cannot allocate {bytes} bytes on the emulated device: {e}");
             match e.errno {
                 number if number == Errno::NOMEM.raw_os_error() => PyMemoryError::new_err(said()),
@@ -50,7 +50,7 @@ impl Memory {
             }
         })?;
         let owned = OwnedMemory::of_allocation(addr);
-        Ok(Memory { owner: Owner::Array(Arc::new(owned)), device: EMULATED, addr, bytes })
+        Ok(Memory { owner: Owner::Array(Arc::new(owned)), device: emulated_device(device), addr, bytes })
     }
 
     /// Its address, as the device knows it.
@@ -130,9 +130,10 @@ impl Memory {
 impl Memory {
     /// The memory of a map, on the device of this name.
     pub(crate) fn of_map(map: Arc<MapSlot>, device: &str, addr: u64, bytes: usize) -> Memory {
-        let device = match device.strip_prefix("cuda:").map(str::parse) {
-            Some(Ok(device_id)) => DLDevice { device_type: DLDeviceType::CUDA, device_id },
-            _ => EMULATED,
+        let device = match device.split_once(':').map(|(kind, number)| (kind, number.parse())) {
+            Some(("cuda", Ok(device_id))) => DLDevice { device_type: DLDeviceType::CUDA, device_id },
+            Some((_, Ok(number))) => emulated_device(number as u32),
+            _ => emulated_device(0),
         };
         Memory { owner: Owner::Map(map), device, addr, bytes }
     }
@@ -171,11 +172,12 @@ pub(crate) struct Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    fn new() -> PyResult<Stream> {
-        let mut queue = client::emulated::stream().map_err(no_device)?;
+    #[pyo3(signature = (device=0))]
+    fn new(device: u32) -> PyResult<Stream> {
+        let mut queue = client::emulated::stream(device).map_err(no_device)?;
         if queue.0 == 1 {
             // CUDA's second handle of the default stream. It stays open, so that it is not used for another stream.
-            queue = client::emulated::stream().map_err(no_device)?;
+            queue = client::emulated::stream(device).map_err(no_device)?;
         }
         Ok(Stream { queue })
     }
@@ -200,7 +202,9 @@ impl Drop for Stream {
 }
 
 /// DLPack's type for devices that have none of their own.
-const EMULATED: DLDevice = DLDevice { device_type: DLDeviceType::EXTDEV, device_id: 0 };
+fn emulated_device(ordinal: u32) -> DLDevice {
+    DLDevice { device_type: DLDeviceType::EXTDEV, device_id: ordinal as i32 }
+}
 
 struct DlpackArray {
     owned: Arc<OwnedMemory>,

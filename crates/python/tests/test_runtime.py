@@ -85,6 +85,35 @@ assert back.raw == expected
     )
 
 
+def test_second_emulated_device_has_its_own_memory_and_streams(data):
+    # In a process of its own: the number of devices is fixed once one is used.
+    program = """
+import sys, spinio
+from spinio import emulated
+emulated.configure("devices=2,size=64M")
+one, two = (emulated.empty(100_000, device=f"emulated:{n}") for n in (0, 1))
+assert [a.__dlpack_device__() for a in (one, two)] == [(12, 0), (12, 1)]
+stream = emulated.Stream("emulated:1")
+assert stream.handle >> 32 == 1
+with spinio.open(sys.argv[1]) as f:
+    with spinio.stream(stream):
+        assert f.pread(two, 4096) == 100_000
+    assert f.pread(one, 4096) == 100_000
+expected = open(sys.argv[1], "rb").read()[4096:104096]
+assert two.tobytes() == expected and one.tobytes() == expected
+loaded = spinio.fromfile(sys.argv[1], device="emulated:1")
+assert loaded.__dlpack_device__() == (12, 1) and loaded[4096:104096].tobytes() == expected
+for call in (lambda: emulated.empty(1, device="emulated:2"), lambda: emulated.Stream("emulated:2")):
+    try:
+        call()
+    except RuntimeError as e:
+        assert "SPINIO_EMULATED has fewer" in str(e), e
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program, str(data)], check=True, timeout=120)
+
+
 def test_streams_and_threads_are_shared(library, data):
     run(
         """

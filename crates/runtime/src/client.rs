@@ -499,11 +499,11 @@ pub mod emulated {
         call_for_count(|report| unsafe { (table().emulated_configure)(text.as_ptr(), text.len(), report) }).map(drop)
     }
 
-    /// Allocates memory. EINVAL: `SPINIO_EMULATED` cannot be parsed.
-    pub fn alloc(len: usize, host_mapped: bool) -> Result<u64, Error> {
+    /// Allocates memory on the device of a number. EINVAL: `SPINIO_EMULATED` cannot be parsed. ENODEV: there is none.
+    pub fn alloc(device: u32, len: usize, host_mapped: bool) -> Result<u64, Error> {
         // SAFETY: takes numbers only.
         let (address, report) =
-            with_report(|report| unsafe { (table().emulated_alloc)(len, c_int::from(host_mapped), report) });
+            with_report(|report| unsafe { (table().emulated_alloc_on)(device, len, c_int::from(host_mapped), report) });
         if address == 0 { Err(report.unwrap_or_else(missing_report)) } else { Ok(address) }
     }
 
@@ -512,11 +512,11 @@ pub mod emulated {
         (table().emulated_free)(address);
     }
 
-    /// A new stream.
-    pub fn stream() -> Result<Stream, Error> {
+    /// A new stream of the device of a number.
+    pub fn stream(device: u32) -> Result<Stream, Error> {
         let mut stream = 0;
         // SAFETY: there is room for it.
-        call_for_count(|report| unsafe { (table().emulated_stream)(&mut stream, report) })?;
+        call_for_count(|report| unsafe { (table().emulated_stream_on)(device, &mut stream, report) })?;
         Ok(Stream(stream))
     }
 
@@ -531,7 +531,7 @@ pub mod emulated {
         call_for_count(|report| unsafe { (table().emulated_wait)(stream.0, report) }).map(drop)
     }
 
-    /// No copy starts until `resume`.
+    /// No copy starts on the first device until `resume`.
     pub fn pause() -> Result<(), Error> {
         // SAFETY: takes the report only.
         call_for_count(|report| unsafe { (table().emulated_pause)(report) }).map(drop)

@@ -224,6 +224,10 @@ pub struct Table {
     gaia_acquire_async: unsafe extern "C" fn(address: u64, len: u64, access: u32, stream: u64, report: Report) -> i64,
     gaia_release_async: unsafe extern "C" fn(address: u64, len: u64, stream: u64, report: Report) -> i64,
     gaia_end_reading: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+
+    // `emulated_alloc` and `emulated_stream` on the emulated device of a number.
+    emulated_alloc_on: unsafe extern "C" fn(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64,
+    emulated_stream_on: unsafe extern "C" fn(device: u32, stream: *mut u64, report: Report) -> i64,
 }
 
 /// A move of a session.

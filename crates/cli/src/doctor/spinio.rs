@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use spinio_device::{Device, DeviceId, DeviceKind, registry};
+use spinio_device::{Device, DeviceId, DeviceKind, emulated};
 use spinio_io::settings;
 
 use super::{Fact, State};
-use crate::device::{Buffer, DeviceName};
+use crate::device::{self, Buffer, DeviceName};
 use crate::library;
 
 const GROUP: &str = "SPIN";
@@ -38,7 +38,10 @@ pub fn collect(facts: &mut Vec<Fact>) {
         };
         facts.push(Fact::new(GROUP, "settings", State::Limited, format!("{name} is deprecated: {cure}")));
     }
-    facts.push(emulated());
+    match device::emulated_devices() {
+        Ok(count) => facts.extend((0..count).map(|ordinal| emulated(ordinal, count))),
+        Err(e) => facts.push(emulated_does_not_start(&e)),
+    }
 }
 
 /// Variables that look like settings and are not: a mistyped name has no effect.
@@ -69,13 +72,20 @@ fn check_preload(path: &Path) -> Fact {
     }
 }
 
-fn emulated() -> Fact {
-    let name = DeviceName(DeviceId { kind: DeviceKind::Emulated, ordinal: 0 });
+fn emulated(ordinal: u32, count: u32) -> Fact {
+    let name = DeviceName(DeviceId { kind: DeviceKind::Emulated, ordinal });
     match Buffer::new(name, 4096) {
         Ok(_) => {
-            let what = registry::emulated().map_or_else(|_| String::new(), |d| d.describe());
+            let mut what = emulated::device(ordinal).map_or_else(|_| String::new(), |d| d.describe());
+            if count > 1 {
+                what = format!("{name}: {what}");
+            }
             Fact::new(GROUP, "emulated device", State::Found, what)
         }
-        Err(e) => Fact::new(GROUP, "emulated device", State::Limited, "does not start").because(format!("{e:#}")),
+        Err(e) => emulated_does_not_start(&e),
     }
+}
+
+fn emulated_does_not_start(why: &anyhow::Error) -> Fact {
+    Fact::new(GROUP, "emulated device", State::Limited, "does not start").because(format!("{why:#}"))
 }

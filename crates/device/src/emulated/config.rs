@@ -1,4 +1,4 @@
-//! The configuration of an emulated device: `size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`.
+//! The configuration of the emulated devices: `size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, of each of `devices=2`.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,16 @@ pub struct Config {
     pub unpin_latency: Duration,
     /// Memory can be mapped in chunks, as GPUs can that have virtual memory management.
     pub vmm: bool,
+    /// How many such devices a process has.
+    pub devices: u32,
+    /// Devices can access each other's memory.
+    pub peer: bool,
+    /// Bytes per second of copies between two devices; `None`: as other copies.
+    pub peer_bandwidth: Option<f64>,
 }
+
+/// The most devices of a process.
+pub const MAX_DEVICES: u32 = 8;
 
 impl Default for Config {
     fn default() -> Config {
@@ -36,6 +45,9 @@ impl Default for Config {
             pin_latency: pin,
             unpin_latency: unpin,
             vmm: true,
+            devices: 1,
+            peer: true,
+            peer_bandwidth: None,
         }
     }
 }
@@ -77,9 +89,13 @@ impl Config {
                 "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
                 "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
                 "vmm" => config.vmm = flag(value).map_err(invalid)?,
+                "devices" => config.devices = count(value).map_err(invalid)?,
+                "peer" => config.peer = flag(value).map_err(invalid)?,
+                "peer_gbps" => config.peer_bandwidth = Some(positive(value).map_err(invalid)? * 1e9),
                 _ => {
                     return Err(invalid(
-                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us, unpin_us and vmm",
+                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us, unpin_us, vmm, devices, peer \
+                         and peer_gbps",
                     ));
                 }
             }
@@ -98,8 +114,17 @@ impl Config {
 
     /// The engine's time for `len` bytes.
     pub(super) fn transfer(&self, len: usize) -> Duration {
-        self.bandwidth.map_or(Duration::ZERO, |b| Duration::from_secs_f64(len as f64 / b))
+        time(len, self.bandwidth)
     }
+
+    /// The same for a copy between two devices.
+    pub(super) fn peer_transfer(&self, len: usize) -> Duration {
+        time(len, self.peer_bandwidth.or(self.bandwidth))
+    }
+}
+
+fn time(len: usize, bandwidth: Option<f64>) -> Duration {
+    bandwidth.map_or(Duration::ZERO, |b| Duration::from_secs_f64(len as f64 / b))
 }
 
 type Parsed<T> = Result<T, &'static str>;
@@ -127,6 +152,13 @@ fn flag(text: &str) -> Parsed<bool> {
     }
 }
 
+fn count(text: &str) -> Parsed<u32> {
+    match text.parse::<u32>() {
+        Ok(n) if (1..=MAX_DEVICES).contains(&n) => Ok(n),
+        _ => Err("expected a number of devices, 1 to 8"),
+    }
+}
+
 fn positive(text: &str) -> Parsed<f64> {
     match text.parse::<f64>() {
         Ok(n) if n.is_finite() && n >= 1e-6 => Ok(n),
@@ -149,7 +181,9 @@ mod tests {
     fn keys_are_optional_and_in_any_order() {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         assert_eq!(
-            Config::parse("latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7,vmm=0"),
+            Config::parse(
+                "latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7,vmm=0,devices=8,peer=0,peer_gbps=200"
+            ),
             Ok(Config {
                 size: 1 << 30,
                 bar: 64 << 20,
@@ -159,6 +193,9 @@ mod tests {
                 pin_latency: Duration::from_micros(6),
                 unpin_latency: Duration::from_micros(7),
                 vmm: false,
+                devices: 8,
+                peer: false,
+                peer_bandwidth: Some(200e9),
             })
         );
         assert_eq!(Config::parse("size=5000").unwrap().size, 8192);
@@ -179,6 +216,9 @@ mod tests {
             ("gbps=nan", "GB/s"),
             ("latency_us=1e99", "microseconds"),
             ("p2p=yes", "0 or 1"),
+            ("devices=0", "1 to 8"),
+            ("devices=9", "1 to 8"),
+            ("peer_gbps=-1", "GB/s"),
             ("speed=3", "the parts are"),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();
@@ -189,6 +229,9 @@ mod tests {
     #[test]
     fn transfer_time_is_bytes_over_bandwidth() {
         assert_eq!(Config::default().transfer(1 << 30), Duration::ZERO);
-        assert_eq!(Config::parse("gbps=2").unwrap().transfer(2_000_000), Duration::from_millis(1));
+        let config = Config::parse("gbps=2").unwrap();
+        assert_eq!(config.transfer(2_000_000), Duration::from_millis(1));
+        assert_eq!(config.peer_transfer(2_000_000), Duration::from_millis(1));
+        assert_eq!(Config::parse("gbps=2,peer_gbps=4").unwrap().peer_transfer(2_000_000), Duration::from_micros(500));
     }
 }

@@ -39,10 +39,18 @@ pub(super) struct Memory {
     size: u64,
     bar: u64,
     allocator: Mutex<FirstFit>,
-    /// Running kernels.
-    kernels: Mutex<usize>,
+    accesses: Mutex<Accesses>,
     /// Memory at other addresses, which other processes share.
     pub(super) chunks: Chunks,
+}
+
+/// Kernels that run and access the memory.
+#[derive(Debug, Default)]
+struct Accesses {
+    /// Of this device and of others.
+    all: u32,
+    /// Of this device.
+    own: u32,
 }
 
 /// What an access does to the memory.
@@ -54,15 +62,24 @@ pub(super) enum Direction {
 
 /// The memory is accessible to the CPU while this lives.
 #[derive(Debug)]
-pub(super) struct CpuAccess<'a>(&'a Memory);
+pub(super) struct CpuAccess<'a> {
+    memory: &'a Memory,
+    /// Chunks too.
+    chunks: bool,
+}
 
 impl Drop for CpuAccess<'_> {
     fn drop(&mut self) {
-        let mut kernels = self.0.lock_kernels();
-        *kernels -= 1;
-        if *kernels == 0 {
-            let _ = self.0.protect(NONE);
-            self.0.chunks.revoke_cpu_access();
+        let mut accesses = self.memory.lock_accesses();
+        accesses.all -= 1;
+        if accesses.all == 0 {
+            let _ = self.memory.protect(NONE);
+        }
+        if self.chunks {
+            accesses.own -= 1;
+            if accesses.own == 0 {
+                self.memory.chunks.revoke_cpu_access();
+            }
         }
     }
 }
@@ -106,7 +123,7 @@ impl Memory {
             size,
             bar,
             allocator: Mutex::default(),
-            kernels: Mutex::default(),
+            accesses: Mutex::default(),
             chunks: Chunks::default(),
         })
     }
@@ -211,20 +228,41 @@ impl Memory {
         Ok(self.alias + (addr.0 - self.base))
     }
 
-    /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. The first of several
-    /// kernels opens it, the last one closes it.
+    /// Gives the CPU access to all of it, under the device's addresses: while a kernel of the device runs. The first of
+    /// several kernels opens it, the last one closes it.
     pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
-        let mut kernels = self.lock_kernels();
-        if *kernels == 0 {
-            let opened = self.protect(RW).and_then(|()| self.chunks.grant_cpu_access());
-            if let Err(e) = opened {
-                let _ = self.protect(NONE);
-                self.chunks.revoke_cpu_access();
-                return Err(e);
-            }
+        let mut access = self.grant_peer_access()?;
+        let mut accesses = self.lock_accesses();
+        if accesses.own == 0
+            && let Err(e) = self.chunks.grant_cpu_access()
+        {
+            self.chunks.revoke_cpu_access();
+            drop(accesses);
+            return Err(e);
         }
-        *kernels += 1;
-        Ok(CpuAccess(self))
+        accesses.own += 1;
+        access.chunks = true;
+        drop(accesses);
+        Ok(access)
+    }
+
+    /// The same without the chunks: while a kernel of another device runs.
+    pub(super) fn grant_peer_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
+        let mut accesses = self.lock_accesses();
+        if accesses.all == 0 {
+            self.protect(RW)?;
+        }
+        accesses.all += 1;
+        Ok(CpuAccess { memory: self, chunks: false })
+    }
+
+    fn lock_accesses(&self) -> MutexGuard<'_, Accesses> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether an address is the device's, allocated or not.
+    pub(super) fn contains(&self, addr: DeviceAddr) -> bool {
+        addr.0.wrapping_sub(self.base) < self.size || self.chunks.reserves(addr)
     }
 
     /// The CPU's access to memory that is not host-mapped.
@@ -241,10 +279,6 @@ impl Memory {
     /// The number of allocations.
     pub(super) fn count(&self) -> usize {
         self.lock_allocator().count()
-    }
-
-    fn lock_kernels(&self) -> MutexGuard<'_, usize> {
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_allocator(&self) -> MutexGuard<'_, FirstFit> {

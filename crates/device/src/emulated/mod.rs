@@ -12,9 +12,10 @@
 //! [`Emulated::pause`] stalls the engine, so that a test which lacks a wait fails every time.
 //!
 //! GPU kernels are functions of the program, run in stream order, those of several streams side by side. The memory is
-//! accessible while one runs ([`Emulated::launch`]); the headers in `device/` make them from CUDA C++.
+//! accessible while one runs ([`Emulated::launch`]); the headers in `device/` make them from CUDA C++. A process may have
+//! several devices (`devices.rs`), which copy from each other and access each other's memory (`peer.rs`).
 //!
-//! Known differences: peer and managed memory and graph capture do not exist here; one engine serves both directions;
+//! Known differences: managed memory and graph capture do not exist here; one engine serves both directions;
 //! while kernels run, the CPU can access the memory by accident; a freed range is refused at once, while a GPU may
 //! keep it mapped.
 
@@ -22,10 +23,12 @@
 
 mod chunks;
 mod config;
+mod devices;
 mod engine;
 mod first_fit;
 mod gather;
 mod memory;
+mod peer;
 mod pins;
 mod replica;
 mod shared_memory;
@@ -37,7 +40,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use spinio_sys::linux::{self, FdTableRoot};
 
-pub use self::config::{Config, ConfigError};
+pub use self::config::{Config, ConfigError, MAX_DEVICES};
+pub use self::devices::{configure, count, current, current_ordinal, device, of_stream, set_current};
+pub(crate) use self::devices::{current_in_use, with_id};
 pub use self::memory::POISON;
 
 use self::engine::{Engine, Kernel, Operation};
@@ -90,16 +95,21 @@ pub struct ResourceCounts {
     pub chunks: usize,
 }
 
-static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The next number of a device that is none of [`device`]'s.
+static COUNT: AtomicU32 = AtomicU32::new(MAX_DEVICES);
 
 impl Emulated {
-    /// Creates a device and registers it.
+    /// Creates a device that is none of the process's numbered ones, and registers it: for tests.
     pub fn start(config: Config) -> Result<&'static Emulated> {
+        Emulated::start_numbered(config, COUNT.fetch_add(1, Relaxed))
+    }
+
+    fn start_numbered(config: Config, ordinal: u32) -> Result<&'static Emulated> {
         let no_thread = DeviceError::new(ErrorKind::Driver, "shadow thread of the emulated device");
         let root = FdTableRoot::new().map_err(|_| no_thread)?;
         let worker = Worker::start(&root, "spinio-emu-pin")?;
         let memory = Arc::new(worker.run_blocking(|| Memory::map(config.size, config.bar))??);
-        let engine = Arc::new(Engine::new(config));
+        let engine = Arc::new(Engine::new(config, ordinal));
         let pins = Arc::new(Pins::default());
         let (engine_ref, pins_ref, memory_ref) = (Arc::clone(&engine), Arc::clone(&pins), Arc::clone(&memory));
         if !root.spawn("spinio-emu-dma", move || engine_ref.run(&memory_ref, &pins_ref)) {
@@ -117,7 +127,6 @@ impl Emulated {
         }
         let alive = linux::wipe_on_fork_word().map_err(|e| system_error("madvise", e))?;
         alive.store(1, Relaxed);
-        let ordinal = COUNT.fetch_add(1, Relaxed);
         let (start, len) = memory.range();
         let mut owner_number = 0;
         let device: &'static Emulated = registry::add_owner(|owner| {
@@ -136,6 +145,7 @@ impl Emulated {
                 registered: AtomicUsize::new(0),
             }))
         })?;
+        devices::add(device);
         registry::add_range(owner_number, start, len)?;
         Ok(device)
     }

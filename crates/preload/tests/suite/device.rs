@@ -124,6 +124,8 @@ fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
 #[test]
 fn cuda_programs_run_on_emulated_device() {
     if has_cxx() {
-        assert_passes(run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[])));
+        let mut run = run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[]));
+        run.env("SPINIO_EMULATED", "devices=2");
+        assert_passes(run);
     }
 }

@@ -236,29 +236,32 @@ class CuPy(NumPy):
 
 
 class Emulated:
-    """The emulated device."""
+    """An emulated device."""
+
+    def __init__(self, device: str = "emulated") -> None:
+        self.device = device
 
     def require(self, dtype: _dtypes.DType) -> None:
         """It has all types."""
 
     def empty(self, nbytes: int) -> Any:
-        return emulated.empty(nbytes)
+        return emulated.empty(nbytes, device=self.device)
 
     def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, emulated.Array]:
-        mapped = file.map(offset, nbytes, device="emulated", write=False)
+        mapped = file.map(offset, nbytes, device=self.device, write=False)
         return mapped, mapped.view()
 
     def view(self, raw: emulated.Array, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> emulated.Array:
         part = raw[begin : begin + _nbytes(dtype, shape)]
         if dtype.itemsize and part.address % dtype.itemsize:
-            copy = emulated.empty(part.nbytes)
+            copy = emulated.empty(part.nbytes, device=self.device)
             copy.set(part.tobytes())
             part = copy
         return part.view(dtype).reshape(tuple(shape))
 
     def index(self, array: emulated.Array, keys: tuple[Any, ...]) -> emulated.Array:
         part = array[keys]
-        copy = emulated.empty(part.shape, part.dtype)
+        copy = emulated.empty(part.shape, part.dtype, device=self.device)
         copy.set(part.tobytes())
         return copy
 
@@ -267,7 +270,7 @@ class Emulated:
         return emulated.stream_of(_stream.current_stream())
 
     def new_stream(self) -> emulated.Stream:
-        return emulated.Stream()
+        return emulated.Stream(self.device)
 
     def on_stream(self, stream: emulated.Stream) -> ContextManager[Any]:
         return _stream.stream(stream)
@@ -312,7 +315,7 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
     kind, _, number = text.partition(":")
     if kind not in ("cpu", "cuda", "emulated") or (number and not number.isdigit()):
         hint = ", and the framework is named by library=" if text in _FRAMEWORKS else ""
-        raise ValueError(f'{text!r} is no device: devices are "cpu", "cuda", "cuda:1" and "emulated"{hint}')
+        raise ValueError(f'{text!r} is no device: devices are "cpu", "cuda", "cuda:1", "emulated" and "emulated:1"{hint}')
     fit = {"cpu": ("torch", "numpy"), "cuda": ("torch", "cupy"), "emulated": ("emulated",)}[kind]
     if name is None:
         have = [n for n in fit if n in sys.modules] if kind != "emulated" else ["emulated"]
@@ -329,7 +332,7 @@ def library(device: Any = "cpu", name: str | None = None) -> Library:
         return NumPy()
     if name == "cupy":
         return CuPy(int(number) if number else None)
-    return Emulated()
+    return Emulated(text)
 
 
 def size_of(f: _file.File) -> int:

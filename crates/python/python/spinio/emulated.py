@@ -3,7 +3,7 @@
 Neither the CPU nor a system call can access its memory; a thread of the device makes copies, in order. It is
 as strict as a GPU. Its arrays have only the operations that programs need: `empty`, slices, `numpy()`.
 
-SPINIO_EMULATED sets the device's properties (docs/settings.md).
+SPINIO_EMULATED sets the device's properties, and how many there are (docs/settings.md): "emulated:1" names the second.
 """
 
 from __future__ import annotations
@@ -224,7 +224,17 @@ def _compact(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def empty(shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool = False) -> Array:
+def ordinal_of(device: str) -> int:
+    """The number of the emulated device of a name: "emulated", "emulated:1"."""
+    kind, _, number = device.partition(":")
+    if kind != "emulated" or (number and not number.isdigit()):
+        raise ValueError(f'{device!r} is no emulated device: those are "emulated" and "emulated:1"')
+    return int(number or 0)
+
+
+def empty(
+    shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool = False, device: str = "emulated"
+) -> Array:
     """A new array, filled with 0xA5: programs must not rely on its contents."""
     given: Any = shape
     lengths = tuple(map(operator.index, [given] if _file.is_number(given) else given))
@@ -234,15 +244,15 @@ def empty(shape: int | Sequence[int], dtype: Any = "uint8", *, host_mapped: bool
     bits = math.prod(lengths) * d.bits
     if bits % 8:
         raise ValueError(f"{math.prod(lengths)} elements of {d.bits} bits are not whole bytes")
-    return Array(_spinio.Memory(bits // 8, host_mapped), 0, lengths, _compact(lengths), d)
+    return Array(_spinio.Memory(bits // 8, host_mapped, ordinal_of(device)), 0, lengths, _compact(lengths), d)
 
 
-def array(host: Any) -> Array:
+def array(host: Any, *, device: str = "emulated") -> Array:
     """A copy of a NumPy array."""
     import numpy
 
     host = numpy.ascontiguousarray(host)
-    new = empty(host.shape, host.dtype)
+    new = empty(host.shape, host.dtype, device=device)
     new.set(host)
     return new
 
@@ -252,8 +262,8 @@ class Stream:
 
     __slots__ = ("__weakref__", "_stream")
 
-    def __init__(self) -> None:
-        self._stream = _spinio.Stream()
+    def __init__(self, device: str = "emulated") -> None:
+        self._stream = _spinio.Stream(ordinal_of(device))
         _streams[self.handle] = self
 
     @property
@@ -284,7 +294,7 @@ def configure(text: str) -> None:
 
 @contextlib.contextmanager
 def paused() -> Generator[None, None, None]:
-    """For tests: no copy starts on the device inside the block."""
+    """For tests: no copy starts on the first emulated device inside the block."""
     _spinio.pause()
     try:
         yield

@@ -346,5 +346,5 @@ def _device(device: Any) -> str | None:
     text = f"cuda:{device}" if _file.is_number(device) else str(device)
     kind, _, number = text.partition(":")
     if kind not in ("cuda", "emulated") or (number and not number.isdigit()):
-        raise ValueError(f'{text!r} is no device that files are mapped on: those are "emulated", "cuda" and "cuda:1"')
-    return kind if kind == "emulated" else f"cuda:{number or 0}"
+        raise ValueError(f'{text!r} is no device that files are mapped on: those are "emulated", "emulated:1", "cuda" and "cuda:1"')
+    return f"{kind}:{number or 0}"

@@ -4,8 +4,8 @@
 
 use std::ffi::c_int;
 
-use spinio_device::emulated::Emulated;
-use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
+use spinio_device::emulated::{self, Emulated};
+use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, registry};
 use spinio_io::runtime;
 
 use super::{Failure, answer, count};
@@ -38,28 +38,36 @@ pub(super) extern "C" fn set_thread_stream(stream: u64) {
 /// The device is configured by SPINIO_EMULATED; without effect once it is created.
 pub(super) fn as_set() -> Result<(), Failure> {
     let Some(text) = &runtime().settings().emulated else { return Ok(()) };
-    registry::configure_emulated(text).map_err(|e| Failure::new(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
+    emulated::configure(text).map_err(|e| Failure::new(libc::EINVAL, format!("SPINIO_EMULATED={text}: {e}")))
 }
 
-pub(super) fn emulated() -> Result<&'static Emulated, Failure> {
-    Ok(registry::emulated()?)
+/// An emulated device, as SPINIO_EMULATED describes it.
+pub(super) fn emulated_device(ordinal: u32) -> Result<&'static Emulated, Failure> {
+    as_set()?;
+    Ok(emulated::device(ordinal)?)
+}
+
+fn first() -> Result<&'static Emulated, Failure> {
+    Ok(emulated::device(0)?)
 }
 
 pub(super) unsafe extern "C" fn emulated_configure(text: *const u8, len: usize, report: Report) -> i64 {
     let configure = || {
         // SAFETY: the caller has `len` bytes there.
         let text = String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text, len) });
-        registry::configure_emulated(&text).map(|()| 0).map_err(|e| Failure::new(libc::EINVAL, e))
+        emulated::configure(&text).map(|()| 0).map_err(|e| Failure::new(libc::EINVAL, e))
     };
     // SAFETY: the report is the caller's.
     unsafe { count(report, configure) }
 }
 
 pub(super) unsafe extern "C" fn emulated_alloc(len: usize, host_mapped: c_int, report: Report) -> u64 {
-    let alloc = || {
-        as_set()?;
-        Ok(registry::alloc(DeviceKind::Emulated, 0, len, host_mapped != 0)?.0)
-    };
+    // SAFETY: the report is the caller's.
+    unsafe { emulated_alloc_on(0, len, host_mapped, report) }
+}
+
+pub(super) unsafe extern "C" fn emulated_alloc_on(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64 {
+    let alloc = || Ok(emulated_device(device)?.alloc(len, host_mapped != 0)?.0);
     // SAFETY: the report is the caller's.
     unsafe { answer(report, alloc) }.unwrap_or(0)
 }
@@ -69,9 +77,13 @@ pub(super) extern "C" fn emulated_free(address: u64) {
 }
 
 pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report) -> i64 {
+    // SAFETY: the place and the report are the caller's.
+    unsafe { emulated_stream_on(0, stream, report) }
+}
+
+pub(super) unsafe extern "C" fn emulated_stream_on(device: u32, stream: *mut u64, report: Report) -> i64 {
     let make = || {
-        as_set()?;
-        let queue = emulated()?.new_stream()?;
+        let queue = emulated_device(device)?.new_stream()?;
         // SAFETY: the caller passes a place for it.
         unsafe { stream.write(queue.0) };
         Ok(0)
@@ -81,22 +93,26 @@ pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report
 }
 
 pub(super) extern "C" fn emulated_release_stream(stream: u64) {
-    if let Ok(device) = registry::emulated() {
+    if let Ok(device) = emulated::of_stream(StreamId(stream)) {
         device.release_stream(StreamId(stream));
     }
 }
 
 pub(super) unsafe extern "C" fn emulated_wait(stream: u64, report: Report) -> i64 {
+    let wait = || {
+        let stream = StreamId(stream);
+        Ok(emulated::of_stream(stream)?.synchronize(stream, WaitMode::Context).map(|()| 0)?)
+    };
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(emulated()?.synchronize(StreamId(stream), WaitMode::Context).map(|()| 0)?)) }
+    unsafe { count(report, wait) }
 }
 
 pub(super) unsafe extern "C" fn emulated_pause(report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || emulated().map(Emulated::pause).map(|()| 0)) }
+    unsafe { count(report, || first().map(Emulated::pause).map(|()| 0)) }
 }
 
 pub(super) unsafe extern "C" fn emulated_resume(report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || emulated().map(Emulated::resume).map(|()| 0)) }
+    unsafe { count(report, || first().map(Emulated::resume).map(|()| 0)) }
 }

@@ -78,6 +78,8 @@ pub const TABLE: Table = Table {
     gaia_acquire_async: gaia::acquire_async,
     gaia_release_async: gaia::release_async,
     gaia_end_reading: gaia::end_reading,
+    emulated_alloc_on: devices::emulated_alloc_on,
+    emulated_stream_on: devices::emulated_stream_on,
 };
 
 extern "C" fn version() -> *const c_char {

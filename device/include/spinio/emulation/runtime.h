@@ -1,16 +1,23 @@
-// runtime.h: the part of the CUDA runtime that programs need around their kernels, on the emulated device of libspinio.so.
+// runtime.h: the part of the CUDA runtime that programs need around their kernels, on the emulated devices of libspinio.so.
 //
 //   cudaMalloc ──> memory that neither the CPU nor a system call can access, filled with 0xA5
 //   launch ──────> queued on the stream ──> in stream order: unprotect that memory, run the grid, protect it
 //
-// Kernels of different streams run side by side. So errors on a GPU are errors here: a CPU access to a result in place faults, and a kernel without a synchronization
-// has not run. Only while kernels run can the CPU access device memory by accident.
+// Kernels of different streams run side by side. So errors on a GPU are errors here: a CPU access to a result in place
+// faults, and a kernel without a synchronization has not run. Only while kernels run can the CPU access device memory by
+// accident.
+//
+// SPINIO_EMULATED=devices=2 makes two devices. As in CUDA each thread has a current one, for allocations, for new streams
+// and for the default stream; a stream belongs to the device that was current when it was made. Known difference: variables
+// with __device__ or __constant__ exist once, for all devices.
 #ifndef SPINIO_EMULATION_RUNTIME_H
 #define SPINIO_EMULATION_RUNTIME_H
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <tuple>
 
 #include <spinio.h>
@@ -22,6 +29,9 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorPeerAccessUnsupported = 217,
+    cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorUnknown = 999
 };
@@ -58,7 +68,28 @@ inline cudaError_t fail(cudaError_t error)
 // The CUDA error of the library's last failed call.
 inline cudaError_t failed_call()
 {
-    return fail(errno == ENOMEM ? cudaErrorMemoryAllocation : errno == EINVAL || errno == EFAULT ? cudaErrorInvalidValue : cudaErrorUnknown);
+    switch (errno) {
+    case ENOMEM:
+        return fail(cudaErrorMemoryAllocation);
+    case EINVAL:
+    case EFAULT:
+        return fail(cudaErrorInvalidValue);
+    case ENODEV:
+        return fail(cudaErrorInvalidDevice);
+    default:
+        return fail(cudaErrorUnknown);
+    }
+}
+
+// Waits for all work of a device.
+inline bool wait_for(int device)
+{
+    int before = spinio_emulated_device();
+    bool done = !spinio_emulated_set_device(device) && !spinio_emulated_wait(nullptr);
+    int why = errno;
+    spinio_emulated_set_device(before);
+    errno = why;
+    return done;
 }
 
 // A launch queued on a stream.
@@ -133,10 +164,50 @@ unsigned largest_resident_grid(void (*)(Parameters...), dim3)
 
 } // namespace spinio
 
+inline cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = spinio_emulated_device_count();
+    return *count < 0 ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+inline cudaError_t cudaSetDevice(int device)
+{
+    return spinio_emulated_set_device(device) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int *device)
+{
+    *device = spinio_emulated_device();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceCanAccessPeer(int *possible, int device, int peer)
+{
+    *possible = spinio_emulated_can_access_peer(device, peer);
+    return *possible < 0 ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+// Kernels of the current device may use the memory of `peer` from now on.
+inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    if (flags)
+        return spinio::emulation::fail(cudaErrorInvalidValue);
+    int possible;
+    if (cudaError_t error = cudaDeviceCanAccessPeer(&possible, spinio_emulated_device(), peer))
+        return error;
+    if (!possible)
+        return spinio::emulation::fail(peer == spinio_emulated_device() ? cudaErrorInvalidDevice : cudaErrorPeerAccessUnsupported);
+    if (!spinio_emulated_enable_peer_access(peer))
+        return cudaSuccess;
+    return errno == EEXIST ? spinio::emulation::fail(cudaErrorPeerAccessAlreadyEnabled) : spinio::emulation::failed_call();
+}
+
 template <typename T>
 cudaError_t cudaMalloc(T **memory, size_t bytes)
 {
-    *memory = static_cast<T *>(spinio_mem_alloc("emulated", bytes, 0));
+    char name[32];
+    std::snprintf(name, sizeof name, "emulated:%d", spinio_emulated_device());
+    *memory = static_cast<T *>(spinio_mem_alloc(name, bytes, 0));
     return *memory ? cudaSuccess : spinio::emulation::failed_call();
 }
 
@@ -155,7 +226,26 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return spinio_emulated_wait(stream) ? spinio::emulation::failed_call() : cudaSuccess;
 }
 
-// The default stream waits for all others.
+// Between two devices; the numbers must be those of the memory. After the work queued on a stream of either.
+inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream = nullptr)
+{
+    int count = spinio_emulated_device_count();
+    if (to_device < 0 || to_device >= count || from_device < 0 || from_device >= count)
+        return spinio::emulation::fail(cudaErrorInvalidDevice);
+    return spinio_emulated_copy(to, from, bytes, stream) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+// After all work of both devices.
+inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes)
+{
+    if (!spinio::emulation::wait_for(to_device) || !spinio::emulation::wait_for(from_device))
+        return spinio::emulation::failed_call();
+    if (cudaError_t error = cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes))
+        return error;
+    return spinio_emulated_wait(nullptr) ? spinio::emulation::failed_call() : cudaSuccess;
+}
+
+// The default stream waits for all others of the current device.
 inline cudaError_t cudaDeviceSynchronize()
 {
     return cudaStreamSynchronize(nullptr);
@@ -197,7 +287,7 @@ inline cudaError_t cudaFreeHost(void *memory)
     return waited;
 }
 
-// Streams of the emulated device are few and exist until the process ends.
+// Streams of the emulated devices are few and exist until the process ends.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     return cudaStreamSynchronize(stream);
@@ -234,6 +324,10 @@ inline const char *cudaGetErrorString(cudaError_t error)
                       (unsigned long long)spinio::emulation::refused_blocks, spinio::emulation::most_resident);
         return sentence;
     }
+    case cudaErrorPeerAccessAlreadyEnabled:
+        return "peer access is already enabled";
+    case cudaErrorPeerAccessUnsupported:
+        return "peer access is not supported between these two devices";
     default:
         return spinio_last_error();
     }

@@ -17,7 +17,7 @@ use spinio_sys::linux::FdTableRoot;
 
 use super::streams::EngineState;
 use super::{Engine, Kernel, Result};
-use crate::emulated::memory::Memory;
+use crate::emulated::memory::{CpuAccess, Memory};
 
 /// The most kernels at a time, as on CUDA devices.
 const MAX_KERNELS: usize = 128;
@@ -91,7 +91,8 @@ impl Engine {
             };
             state.idle_kernel_threads -= 1;
             drop(state);
-            let outcome = memory.grant_cpu_access().map(|open| {
+            let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let outcome = Self::grant_access(memory, &peers).map(|open| {
                 // SAFETY: the caller that launched it guarantees the function and its argument until it is done.
                 unsafe { (kernel.function)(kernel.argument as *mut c_void) };
                 drop(open);
@@ -100,6 +101,13 @@ impl Engine {
             state.idle_kernel_threads += 1;
             self.end(&mut state, at, outcome);
         }
+    }
+
+    /// Gives a kernel access to the memory of this device, and of those whose memory its kernels may access.
+    fn grant_access<'a>(memory: &'a Memory, peers: &'a [Arc<Memory>]) -> Result<(CpuAccess<'a>, Vec<CpuAccess<'a>>)> {
+        let own = memory.grant_cpu_access()?;
+        let others = peers.iter().map(|peer| peer.grant_peer_access()).collect::<Result<Vec<_>>>()?;
+        Ok((own, others))
     }
 
     /// The kernel or function at the head of a stream has ended.

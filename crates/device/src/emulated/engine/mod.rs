@@ -23,6 +23,7 @@
 //!
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
 //! allows happens at its beginning, not evenly over its time. At most [`MAX_KERNELS`] kernels run at a time.
+//! A copy between two devices occupies the engine of its stream's device only.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -30,7 +31,7 @@ mod kernels;
 mod streams;
 
 use std::ffi::c_void;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::streams::{Command, EngineState, Mark, Role, StreamState};
@@ -54,6 +55,8 @@ const SPIN_LIMIT: Duration = Duration::from_micros(120);
 pub(super) enum Operation {
     /// From memory to memory.
     Bytes { dst: u64, src: u64, len: usize },
+    /// From the memory of one device to that of another.
+    Peer { dst: u64, src: u64, len: usize },
     /// From a pin.
     Pinned { dst: u64, pin: u64, offset: usize, len: usize },
     /// Entry by entry, from a list that is read when the command runs.
@@ -79,7 +82,7 @@ pub(super) struct Kernel {
 impl Operation {
     fn len(self) -> usize {
         match self {
-            Operation::Bytes { len, .. } | Operation::Pinned { len, .. } => len,
+            Operation::Bytes { len, .. } | Operation::Peer { len, .. } | Operation::Pinned { len, .. } => len,
             // SAFETY: the caller that enqueued the gather keeps the list until it is done.
             Operation::Gather { list, count } => unsafe { gather::total_bytes(list, count) },
             Operation::Kernel(_) | Operation::Stop(_) => 0,
@@ -96,23 +99,39 @@ pub(super) struct Engine {
     kernel_work: Condvar,
     host_work: Condvar,
     progress: Condvar,
+    /// The memory of other devices that this one's kernels access.
+    peers: Mutex<Vec<Arc<Memory>>>,
 }
 
 impl Engine {
-    pub(super) fn new(config: Config) -> Engine {
+    pub(super) fn new(config: Config, ordinal: u32) -> Engine {
         let new = Condvar::new;
-        let state = Mutex::new(EngineState::new());
-        Engine { config, state, work: new(), kernel_work: new(), host_work: new(), progress: new() }
+        let (state, peers) = (Mutex::new(EngineState::new(ordinal)), Mutex::default());
+        Engine { config, state, work: new(), kernel_work: new(), host_work: new(), progress: new(), peers }
+    }
+
+    /// Kernels that start from now on may access the memory of another device; false: they may already.
+    pub(super) fn add_peer(&self, memory: &Arc<Memory>) -> bool {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = !peers.iter().any(|peer| Arc::ptr_eq(peer, memory));
+        if is_new {
+            peers.push(Arc::clone(memory));
+        }
+        is_new
     }
 
     /// A stream of the program, ordered with stream 0; it is never released.
     pub(super) fn new_app_stream(&self) -> u64 {
-        self.state().open(Role::App) as u64
+        let mut state = self.state();
+        let at = state.open(Role::App);
+        state.number_of(at)
     }
 
     /// A stream of the program that is ordered with no other; it is never released.
     pub(super) fn new_unordered_stream(&self) -> u64 {
-        self.state().open(Role::AppUnordered) as u64
+        let mut state = self.state();
+        let at = state.open(Role::AppUnordered);
+        state.number_of(at)
     }
 
     /// A stream that is ordered with no other.
@@ -121,13 +140,15 @@ impl Engine {
         if state.streams_in_use() == MAX_STREAMS {
             return Err(DeviceError::new(ErrorKind::NoMemory, "acquiring a stream"));
         }
-        Ok(state.open(Role::Internal) as u64)
+        let at = state.open(Role::Internal);
+        Ok(state.number_of(at))
     }
 
     /// Releases an internal stream or one of the program. Work on it still runs.
     pub(super) fn release_stream(&self, stream: u64) {
         let mut state = self.state();
-        let queue = state.streams.get_mut(stream as usize).filter(|q| matches!(q.role, Role::Internal | Role::App));
+        let at = state.index_of(stream).ok();
+        let queue = at.map(|at| &mut state.streams[at]).filter(|q| matches!(q.role, Role::Internal | Role::App));
         debug_assert!(queue.is_some(), "a stream was released that is not acquired");
         if let Some(queue) = queue {
             queue.role = Role::Idle;
@@ -311,7 +332,11 @@ impl Engine {
                 let len = copy.len();
                 // SAFETY: the caller that enqueued the copy guarantees its memory until it is done.
                 outcome = unsafe { execute(copy, memory, pins) };
-                clock = begin + self.config.transfer(len);
+                clock = begin
+                    + match copy {
+                        Operation::Peer { .. } => self.config.peer_transfer(len),
+                        _ => self.config.transfer(len),
+                    };
                 sleep_until(clock);
                 state = self.state();
                 state.busy = false;
@@ -349,7 +374,7 @@ fn sleep_until(when: Instant) {
 /// The addresses of the copy must be valid until this returns.
 unsafe fn execute(copy: Operation, memory: &Memory, pins: &Pins) -> Result<()> {
     match copy {
-        Operation::Bytes { dst, src, len } => {
+        Operation::Bytes { dst, src, len } | Operation::Peer { dst, src, len } => {
             // SAFETY: guaranteed by the caller.
             unsafe { copy_bytes(dst, src, len) };
             Ok(())

@@ -3,6 +3,9 @@
 //! A command waits for those before it on its stream, and for its fences: a stream of the program for work enqueued on
 //! stream 0 before it, and the reverse; an internal one for the fences it follows. Of all runnable commands the oldest
 //! runs.
+//!
+//! A stream's number has its device's number in the upper half, so that a stream of another device is refused; 0 is the
+//! default stream of every device.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -56,6 +59,8 @@ impl StreamState {
 
 #[derive(Debug)]
 pub(super) struct EngineState {
+    /// The device's part of the numbers of streams.
+    device: u64,
     pub(super) streams: Vec<StreamState>,
     pub(super) fences: Vec<Option<Mark>>,
     pub(super) fences_in_use: usize,
@@ -71,8 +76,9 @@ pub(super) struct EngineState {
 }
 
 impl EngineState {
-    pub(super) fn new() -> EngineState {
+    pub(super) fn new(ordinal: u32) -> EngineState {
         EngineState {
+            device: u64::from(ordinal) << 32,
             streams: vec![StreamState::new(Role::Default)],
             fences: Vec::new(),
             fences_in_use: 0,
@@ -102,9 +108,19 @@ impl EngineState {
         self.streams.iter().filter(|q| q.role == Role::Internal).count()
     }
 
+    /// The number of the stream at an index.
+    pub(super) fn number_of(&self, index: usize) -> u64 {
+        self.device | index as u64
+    }
+
     pub(super) fn index_of(&self, stream: u64) -> Result<usize> {
-        let is_open = self.streams.get(stream as usize).is_some_and(|q| q.role != Role::Idle);
-        if is_open { Ok(stream as usize) } else { Err(DeviceError::new(ErrorKind::BadAddress, "stream")) }
+        let index = if stream == 0 { 0 } else { stream ^ self.device };
+        let is_open = usize::try_from(index).ok().and_then(|index| self.streams.get(index));
+        if is_open.is_some_and(|q| q.role != Role::Idle) {
+            Ok(index as usize)
+        } else {
+            Err(DeviceError::new(ErrorKind::BadAddress, "stream"))
+        }
     }
 
     pub(super) fn reached(&self, mark: Mark) -> bool {

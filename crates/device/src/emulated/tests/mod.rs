@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
+mod devices;
 mod ordering;
 mod pins;
 mod replica;
