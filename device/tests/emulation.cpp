@@ -1,39 +1,10 @@
 // The emulation without a device, on host memory: barriers, threads that return early, shared memory, atomics, many blocks.
 // Prints each failure and exits with 1.
-#include <spinio/emulation/atomics.h>
-#include <spinio/emulation/grid.h>
-#include <spinio/emulation/words.h>
+#include "check.h"
 
-#include <cstdio>
-#include <tuple>
 #include <vector>
 
 namespace emulation = spinio::emulation;
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);                                        \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
-
-// Runs a kernel immediately, without a device.
-template <typename... Parameters, typename... Arguments>
-static void run(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
-{
-    struct Call {
-        void (*kernel)(Parameters...);
-        std::tuple<Parameters...> arguments;
-        static void call(const void *self)
-        {
-            std::apply(static_cast<const Call *>(self)->kernel, static_cast<const Call *>(self)->arguments);
-        }
-    } call{kernel, {static_cast<Parameters>(arguments)...}};
-    emulation::run_grid({Call::call, &call}, grid, block);
-}
 
 // ---- indices
 
@@ -284,6 +255,7 @@ static void launch_limits_equal_cuda()
     CHECK(!emulation::is_launchable(1, {1, 1, 65}));
     CHECK(!emulation::is_launchable({1, 65536, 1}, 1));
     CHECK(!emulation::is_launchable(1, {32, 0, 1}));
+    CHECK(emulation::can_be_resident({8, 4, 2}) && !emulation::can_be_resident({13, 5, 1}) && !emulation::can_be_resident({65536, 65535, 1}));
 }
 
 int main()

@@ -1,9 +1,12 @@
 // A typical CUDA program, on the emulated device. Prints each failure and exits with 1.
 #include <spinio/kernel.h>
+#include <spinio/wait.h>
+#include <spinio/word.h>
 
 #include <csetjmp>
 #include <csignal>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 static int failures;
@@ -80,6 +83,57 @@ static void streams_are_ordered_with_the_default_stream()
     CHECK(cudaFree(x) == cudaSuccess);
 }
 
+// Waits for a word of the CPU or of another kernel, and answers with another word; all blocks agree on it first.
+__global__ void answer(const uint64_t *question, uint64_t *reply, uint64_t *arrived, uint64_t wanted)
+{
+    if (threadIdx.x == 0) {
+        spinio::Backoff waiting;
+        while (spinio::load_acquire_system(question) != wanted)
+            waiting.pause();
+        spinio::add_release_device(arrived, 1);
+        while (spinio::load_acquire_device(arrived) != gridDim.x)
+            waiting.pause();
+        if (blockIdx.x == 0)
+            spinio::store_release_system(reply, wanted + 1);
+    }
+}
+
+static void kernels_wait_for_the_program_and_for_each_other()
+{
+    const unsigned most = spinio::largest_resident_grid(answer, 64);
+    uint64_t *words, *counts, zeros[2] = {};
+    cudaStream_t one, two;
+    CHECK(cudaHostAlloc(&words, 3 * sizeof *words, cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaMalloc(&counts, sizeof zeros) == cudaSuccess);
+    CHECK(cudaMemcpy(counts, zeros, sizeof zeros, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking) == cudaSuccess && cudaStreamCreate(&two) == cudaSuccess);
+    words[0] = words[1] = words[2] = 0;
+    // The first kernel waits for the second, which waits for the program.
+    spinio::launch_resident_on(one, answer, most / 2, 64, words + 1, words + 2, counts, 8u);
+    void *arguments[] = {new const uint64_t *(words), new uint64_t *(words + 1), new uint64_t *(counts + 1), new uint64_t(7)};
+    CHECK(cudaLaunchCooperativeKernel(answer, most / 2, 64, arguments, 0, two) == cudaSuccess);
+    // A copy that is ordered with neither goes on.
+    uint64_t back = 1;
+    spinio_set_stream(spinio_emulated_stream_nonblocking());
+    CHECK(cudaMemcpy(&back, counts, sizeof back, cudaMemcpyDeviceToHost) == cudaSuccess && back <= most);
+    spinio_set_stream(nullptr);
+    spinio::store_release_system(words, 7);
+    CHECK(cudaStreamSynchronize(one) == cudaSuccess && cudaStreamSynchronize(two) == cudaSuccess);
+    CHECK(words[1] == 8 && words[2] == 9);
+    delete (const uint64_t **)arguments[0], delete (uint64_t **)arguments[1], delete (uint64_t **)arguments[2], delete (uint64_t *)arguments[3];
+    CHECK(cudaFree(counts) == cudaSuccess && cudaFreeHost(words) == cudaSuccess);
+}
+
+static void grid_that_cannot_be_resident_is_refused()
+{
+    const unsigned most = spinio::largest_resident_grid(answer, 64);
+    spinio::launch_resident(answer, most + 1, 64, nullptr, nullptr, nullptr, 0u);
+    cudaError_t refused = cudaGetLastError();
+    std::string sentence = cudaGetErrorString(refused);
+    CHECK(refused == cudaErrorCooperativeLaunchTooLarge && cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(sentence.find(": " + std::to_string(most + 1) + ", and at most " + std::to_string(most)) != std::string::npos);
+}
+
 static sigjmp_buf out_of_here;
 
 static void caught(int)
@@ -122,6 +176,8 @@ int main()
 {
     copies_and_kernels_are_ordered();
     streams_are_ordered_with_the_default_stream();
+    kernels_wait_for_the_program_and_for_each_other();
+    grid_that_cannot_be_resident_is_refused();
     cpu_access_faults_and_new_memory_is_poisoned();
     errors_are_reported();
     return failures ? 1 : 0;

@@ -69,12 +69,16 @@ void spinio_set_stream(void *stream);
  * For headers that build GPU kernels for it (device/ in SPIN's source builds them from CUDA C++), and for tests. */
 
 /* Queues a call of kernel(argument) on a stream of the emulated GPU; NULL is the default stream. It runs on a thread of
- * the library, and only during that call can the CPU access the memory of spinio_mem_alloc("emulated", ...). */
+ * the library, calls of different streams side by side, and only during such calls can the CPU access the memory of
+ * spinio_mem_alloc("emulated", ...). */
 int spinio_emulated_launch(void (*kernel)(void *), void *argument, void *stream);
 
 /* Creates a stream of the emulated GPU, ordered with the default stream in both directions as a blocking CUDA stream
  * is; NULL and errno on failure. It exists until the process ends. */
 void *spinio_emulated_stream(void);
+
+/* The same, ordered with no other stream, as a CUDA stream with cudaStreamNonBlocking. */
+void *spinio_emulated_stream_nonblocking(void);
 
 /* Waits for all work queued on a stream; NULL: on all streams. */
 int spinio_emulated_wait(void *stream);

@@ -33,6 +33,12 @@ extern "C" fn spinio_emulated_stream() -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn spinio_emulated_stream_nonblocking() -> *mut c_void {
+    let made = guard::run(|| device()?.new_unordered_stream().map_err(|e| device_failure(e, "make a stream")));
+    made.map_or(core::ptr::null_mut(), |queue| queue.0 as *mut c_void)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_wait(stream: *mut c_void) -> c_int {
     let done = guard::run(|| {
         device()?.wait_stream(StreamId(stream as u64)).map_err(|e| device_failure(e, "wait for a stream"))

@@ -18,6 +18,8 @@
 
 #if defined(__CUDACC__)
 
+#include <tuple>
+
 #include <cuda_runtime.h>
 
 namespace spinio {
@@ -31,12 +33,39 @@ void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, di
     kernel<<<grid, block, 0, stream>>>(static_cast<Parameters>(arguments)...);
 }
 
+// The same for a kernel whose blocks wait for each other or for the program: all run at the same time, or the launch fails
+// with cudaErrorCooperativeLaunchTooLarge: largest_resident_grid() names the limit.
+template <typename... Parameters, typename... Arguments>
+void launch_resident_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
+{
+    std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
+    std::apply(
+        [&](Parameters &...each) {
+            void *addresses[] = {const_cast<void *>(static_cast<const void *>(&each))..., nullptr};
+            // Its error stays for cudaGetLastError().
+            (void)cudaLaunchCooperativeKernel(reinterpret_cast<const void *>(kernel), grid, block, addresses, 0, stream);
+        },
+        values);
+}
+
+// The most blocks with which the kernel can be launched resident, 0 if that fails.
+template <typename... Parameters>
+unsigned largest_resident_grid(void (*kernel)(Parameters...), dim3 block)
+{
+    int device = 0, processors = 0, blocks = 0;
+    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(block.x * block.y * block.z), 0))
+        return 0;
+    return unsigned(processors) * unsigned(blocks);
+}
+
 } // namespace spinio
 
 #else
 
 #include <spinio/emulation/atomics.h>
 #include <spinio/emulation/runtime.h>
+#include <spinio/emulation/shuffles.h>
 #include <spinio/emulation/words.h>
 
 #endif
@@ -48,6 +77,12 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
 {
     launch_on(nullptr, kernel, grid, block, arguments...);
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch_resident(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
+{
+    launch_resident_on(nullptr, kernel, grid, block, arguments...);
 }
 
 } // namespace spinio

@@ -59,7 +59,7 @@ struct State {
     /// Descriptors in the worker's table.
     handles: BTreeMap<u64, (Fd, u64)>,
     last_handle: u64,
-    /// A kernel is running.
+    /// Kernels are running.
     cpu_access: bool,
 }
 
@@ -225,7 +225,7 @@ impl Chunks {
         (end <= covered).then_some(window.alias + at)
     }
 
-    /// A kernel begins.
+    /// The first kernel begins.
     pub(super) fn grant_cpu_access(&self) -> Result<()> {
         let mut state = self.lock();
         state.cpu_access = true;
@@ -235,7 +235,7 @@ impl Chunks {
         state.mapped.iter().try_for_each(protect)
     }
 
-    /// It has ended.
+    /// The last one has ended.
     pub(super) fn revoke_cpu_access(&self) {
         let mut state = self.lock();
         state.cpu_access = false;

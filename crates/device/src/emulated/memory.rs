@@ -39,6 +39,8 @@ pub(super) struct Memory {
     size: u64,
     bar: u64,
     allocator: Mutex<FirstFit>,
+    /// Running kernels.
+    kernels: Mutex<usize>,
     /// Memory at other addresses, which other processes share.
     pub(super) chunks: Chunks,
 }
@@ -56,8 +58,12 @@ pub(super) struct CpuAccess<'a>(&'a Memory);
 
 impl Drop for CpuAccess<'_> {
     fn drop(&mut self) {
-        let _ = self.0.protect(NONE);
-        self.0.chunks.revoke_cpu_access();
+        let mut kernels = self.0.lock_kernels();
+        *kernels -= 1;
+        if *kernels == 0 {
+            let _ = self.0.protect(NONE);
+            self.0.chunks.revoke_cpu_access();
+        }
     }
 }
 
@@ -94,7 +100,15 @@ impl Memory {
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTFORK);
             let _ = linux::madvise(view as *mut u8, len, MADV_DONTDUMP);
         }
-        Ok(Memory { base, alias: view, size, bar, allocator: Mutex::default(), chunks: Chunks::default() })
+        Ok(Memory {
+            base,
+            alias: view,
+            size,
+            bar,
+            allocator: Mutex::default(),
+            kernels: Mutex::default(),
+            chunks: Chunks::default(),
+        })
     }
 
     /// The device addresses: first byte and length.
@@ -197,12 +211,20 @@ impl Memory {
         Ok(self.alias + (addr.0 - self.base))
     }
 
-    /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. One at a time.
+    /// Gives the CPU access to all of it, under the device's addresses: while a kernel runs. The first of several
+    /// kernels opens it, the last one closes it.
     pub(super) fn grant_cpu_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
-        self.protect(RW)?;
-        let access = CpuAccess(self);
-        self.chunks.grant_cpu_access()?;
-        Ok(access)
+        let mut kernels = self.lock_kernels();
+        if *kernels == 0 {
+            let opened = self.protect(RW).and_then(|()| self.chunks.grant_cpu_access());
+            if let Err(e) = opened {
+                let _ = self.protect(NONE);
+                self.chunks.revoke_cpu_access();
+                return Err(e);
+            }
+        }
+        *kernels += 1;
+        Ok(CpuAccess(self))
     }
 
     /// The CPU's access to memory that is not host-mapped.
@@ -219,6 +241,10 @@ impl Memory {
     /// The number of allocations.
     pub(super) fn count(&self) -> usize {
         self.lock_allocator().count()
+    }
+
+    fn lock_kernels(&self) -> MutexGuard<'_, usize> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_allocator(&self) -> MutexGuard<'_, FirstFit> {

@@ -11,11 +11,11 @@
 //! complete later, and read their source when they run; pins become stale; after `fork` the child has no device.
 //! [`Emulated::pause`] stalls the engine, so that a test which lacks a wait fails every time.
 //!
-//! GPU kernels are functions of the program, run in stream order, during which the memory is accessible
-//! ([`Emulated::launch`]); the headers in `device/` make them from CUDA C++.
+//! GPU kernels are functions of the program, run in stream order, those of several streams side by side. The memory is
+//! accessible while one runs ([`Emulated::launch`]); the headers in `device/` make them from CUDA C++.
 //!
 //! Known differences: peer and managed memory and graph capture do not exist here; one engine serves both directions;
-//! while a kernel runs, the CPU can access the memory by accident; a freed range is refused at once, while a GPU may
+//! while kernels run, the CPU can access the memory by accident; a freed range is refused at once, while a GPU may
 //! keep it mapped.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
@@ -102,8 +102,14 @@ impl Emulated {
         if !root.spawn("spinio-emu-dma", move || engine_ref.run(&memory_ref, &pins_ref)) {
             return Err(no_thread);
         }
+        let functions = Arc::clone(&engine);
+        if !root.spawn("spinio-emu-host", move || functions.run_host_functions()) {
+            return Err(no_thread);
+        }
         let (kernels, memory_ref) = (Arc::clone(&engine), Arc::clone(&memory));
-        if !root.spawn("spinio-emu-kern", move || kernels.run_kernels(&memory_ref)) {
+        let threads = Arc::new(root);
+        let root_ref = Arc::clone(&threads);
+        if !threads.spawn("spinio-emu-kern", move || Engine::start_kernel_threads(&kernels, &memory_ref, &root_ref)) {
             return Err(no_thread);
         }
         let alive = linux::wipe_on_fork_word().map_err(|e| system_error("madvise", e))?;
@@ -148,6 +154,12 @@ impl Emulated {
     pub fn new_stream(&self) -> Result<StreamId> {
         self.check()?;
         Ok(StreamId(self.engine.new_app_stream()))
+    }
+
+    /// A stream of the program that is ordered with no other, as a non-blocking CUDA stream.
+    pub fn new_unordered_stream(&self) -> Result<StreamId> {
+        self.check()?;
+        Ok(StreamId(self.engine.new_unordered_stream()))
     }
 
     /// Enqueues a call of `function`, during which the CPU can load and store in this device's memory.

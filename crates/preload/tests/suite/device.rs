@@ -43,24 +43,82 @@ pub(crate) fn run_with_timeout(program: &Path) -> Command {
     run
 }
 
+/// A program of `device/tests`.
+fn device_test(name: &str, more: &[&str]) -> PathBuf {
+    let out = format!("{name}{}", more.concat().replace(['=', ','], "-"));
+    build(&out, &[workspace_path("device/tests").join(format!("{name}.cpp"))], more)
+}
+
+/// Whether programs can be built with a sanitizer; says so if not.
+fn has_sanitizer(name: &str) -> bool {
+    let probe = build_dir().join(format!("{name}.cpp"));
+    std::fs::write(&probe, "int main() { return 0; }\n").expect("a file");
+    let flag = format!("-fsanitize={name}");
+    let built = Command::new("c++").arg(flag).arg("-o").arg(build_dir().join(name)).arg(&probe).output();
+    let there = built.is_ok_and(|done| done.status.success())
+        && Command::new(build_dir().join(name)).output().is_ok_and(|done| done.status.success());
+    if !there {
+        eprintln!("skipped: no programs with {name} sanitizer here");
+    }
+    there
+}
+
 #[test]
 fn blocks_threads_and_barriers_behave_as_on_gpu() {
     if has_cxx() {
-        assert_passes(run_with_timeout(&build("emulation", &[workspace_path("device/tests/emulation.cpp")], &[])));
+        assert_passes(run_with_timeout(&device_test("emulation", &[])));
+    }
+}
+
+#[test]
+fn warps_behave_as_on_gpu_and_report_misuse() {
+    if !has_cxx() {
+        return;
+    }
+    let program = device_test("warps", &[]);
+    assert_passes(run_with_timeout(&program));
+    for (which, sentence) in [
+        ("not-in-mask", "a lane is not in the mask"),
+        ("two-masks", "different masks"),
+        ("two-operations", "different operations"),
+        ("two-barriers", "16 wait at a barrier of the block"),
+    ] {
+        let done = run_with_timeout(&program).arg(which).output().expect("timeout runs");
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && error.contains(sentence), "{which}: {}\n{error}", done.status);
+    }
+}
+
+#[test]
+fn resident_blocks_wait_for_each_other() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("resident", &[])));
     }
 }
 
 #[test]
 fn address_sanitizer_follows_stack_switches() {
-    let probe = build_dir().join("asan.cpp");
-    std::fs::write(&probe, "int main() { return 0; }\n").expect("a file");
-    let asan =
-        Command::new("c++").arg("-fsanitize=address").arg("-o").arg(build_dir().join("asan")).arg(&probe).output();
-    if !asan.is_ok_and(|done| done.status.success()) {
-        return eprintln!("skipped: this compiler has no address sanitizer");
+    if !has_cxx() || !has_sanitizer("address") {
+        return;
     }
-    let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    assert_passes(run_with_timeout(&build("emulation-asan", &[workspace_path("device/tests/emulation.cpp")], &flags)));
+    for name in ["emulation", "warps"] {
+        let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+        assert_passes(run_with_timeout(&device_test(name, &flags)));
+    }
+}
+
+#[test]
+fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
+    if !has_cxx() || !has_sanitizer("thread") {
+        return;
+    }
+    let program = device_test("races", &["-fsanitize=thread"]);
+    assert_passes(run_with_timeout(&program));
+    for (which, kernel) in [("barrier", "block_sum"), ("warp", "warp_rotate"), ("release", "gather")] {
+        let done = run_with_timeout(&program).arg(which).output().expect("timeout runs");
+        let report = String::from_utf8_lossy(&done.stderr);
+        assert!(report.contains("data race") && report.contains(kernel), "{which}: {}\n{report}", done.status);
+    }
 }
 
 #[test]

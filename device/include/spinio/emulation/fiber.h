@@ -4,7 +4,7 @@
 //                                 take theirs, pop, return: there
 //
 // Below each stack is a guard page, so that a kernel with too much on its stack ends with a fault and not with wrong
-// bytes. Each switch is reported to AddressSanitizer.
+// bytes. Each switch is reported to AddressSanitizer and ThreadSanitizer.
 #ifndef SPINIO_EMULATION_FIBER_H
 #define SPINIO_EMULATION_FIBER_H
 
@@ -14,27 +14,16 @@
 #include <cstdlib>
 #include <sys/mman.h>
 
+#include <spinio/emulation/sanitizers.h>
+
 #if !defined(__x86_64__)
 #error "the emulation switches stacks in x86-64 assembly"
-#endif
-
-#if defined(__SANITIZE_ADDRESS__)
-#define SPINIO_EMULATION_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SPINIO_EMULATION_ASAN 1
-#endif
-#endif
-
-#ifdef SPINIO_EMULATION_ASAN
-extern "C" void __sanitizer_start_switch_fiber(void **fake, const void *bottom, size_t size);
-extern "C" void __sanitizer_finish_switch_fiber(void *fake, const void **bottom, size_t *size);
 #endif
 
 namespace spinio::emulation {
 
 // Bytes of a fiber's stack. A GPU's thread has a few KiB; debug builds and sanitizers take more.
-#ifdef SPINIO_EMULATION_ASAN
+#if defined(SPINIO_EMULATION_ASAN) || defined(SPINIO_EMULATION_TSAN)
 constexpr size_t stack_bytes = 256 << 10;
 #else
 constexpr size_t stack_bytes = 64 << 10;
@@ -67,6 +56,7 @@ struct Context {
     const void *bottom = nullptr;
     size_t size = 0;
     void *fake = nullptr;
+    void *thread = nullptr; // ThreadSanitizer's
 };
 
 // Switches from `from` to `to`; returns after a switch back. A context that has just begun calls `arrived` itself.
@@ -90,11 +80,25 @@ inline void switch_to(Context &from, Context &to)
 #ifdef SPINIO_EMULATION_ASAN
     __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
 #endif
+#ifdef SPINIO_EMULATION_TSAN
+    __tsan_switch_to_fiber(peek(to.thread), tsan_no_order);
+#endif
     fiber_switch(&from.pointer, to.pointer);
     arrived(from, nullptr);
 }
 
-// A stack, and the saved stack pointer.
+// What a fiber asks of its block when it leaves.
+enum class Request : unsigned {
+    ended,   // all threads that it ran have ended
+    barrier, // its thread waits at a barrier of the block
+    warp,    // its thread waits for the lanes of a mask
+    pause,   // its thread waits for something else
+};
+
+// The lanes of a warp.
+constexpr unsigned lanes = 32;
+
+// A stack, the saved stack pointer, and what its thread gives to others and gets from them.
 class Fiber {
 public:
     // `entry` is called at the first switch, and must never return.
@@ -118,8 +122,18 @@ public:
         context.pointer = top;
     }
 
+    // Its next thread is a new one for ThreadSanitizer: ordered after its block's beginning, not after another thread.
+    void renew()
+    {
+#ifdef SPINIO_EMULATION_TSAN
+        forget();
+        context.thread = __tsan_create_fiber(0);
+#endif
+    }
+
     ~Fiber()
     {
+        forget();
         munmap(base, guard + stack_bytes);
     }
 
@@ -128,8 +142,26 @@ public:
 
     Context context;
     unsigned thread = 0; // the thread of the block that it currently runs
+    Request request = Request::ended;
+    bool vote = false;      // barrier: its predicate. pause: it begins to wait
+    unsigned mask = 0;      // warp: whom it waits for, and for what
+    unsigned operation = 0;
+    uint64_t value = 0;     // what it gives
+    unsigned given = 0;     // which lanes gave theirs, and what
+    uint64_t values[lanes] = {};
+    char order[2] = {};     // addresses for acquire_order, used in turn
+    unsigned turn = 0;
 
 private:
+    void forget()
+    {
+#ifdef SPINIO_EMULATION_TSAN
+        if (context.thread)
+            __tsan_destroy_fiber(context.thread);
+        context.thread = nullptr;
+#endif
+    }
+
     static constexpr size_t guard = 4096;
     char *base;
 };

@@ -1,9 +1,13 @@
-// grid.h: runs the blocks of a grid on a pool of CPU threads.
+// grid.h: runs the blocks of grids on a pool of CPU threads.
 //
 //   run_grid(kernel, grid, block) ──> next block number <── caller, worker, worker ...   each takes a few at a time
 //
 // A block runs on the CPU thread that took it: its shared memory is that thread's `static thread_local`. Blocks are taken
-// in order, but run in any order: as on a GPU, a block must not wait for one with a higher number.
+// in order, but run in any order: as on a GPU, a block must not wait for one with a higher number. Grids whose blocks
+// wait for each other are resident.h's.
+//
+// Grids of several callers run side by side. Workers help the oldest that has blocks left; each caller runs blocks of its
+// own grid, so that a grid goes on even if all workers are in blocks that wait for it.
 //
 // Known limit: a forked child has no pool, and a grid would never end there. It has no emulated device either.
 #ifndef SPINIO_EMULATION_GRID_H
@@ -15,6 +19,7 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <spinio/emulation/block.h>
 
@@ -25,6 +30,12 @@ constexpr unsigned most_workers = 16;
 // CUDA's limit.
 constexpr unsigned most_threads_in_a_block = 1024;
 
+inline uint3 block_index(dim3 grid, uint64_t number)
+{
+    uint64_t row = number / grid.x;
+    return {unsigned(number % grid.x), unsigned(row % grid.y), unsigned(row / grid.y)};
+}
+
 class Pool {
 public:
     // The pool of this process. It is never destroyed: a detached worker may outlive main.
@@ -34,23 +45,22 @@ public:
         return *pool;
     }
 
-    // Runs a grid and returns when it has finished. One grid at a time.
+    // Runs a grid and returns when it has finished.
     void run(const Body &body, dim3 grid, dim3 block)
     {
-        std::lock_guard<std::mutex> one(grids);
         Job job{body, grid, block, uint64_t(grid.x) * grid.y * grid.z};
         // A block of a small kernel takes a few microseconds, as long as fetching its number under contention.
         job.batch = std::clamp<uint64_t>(job.blocks / (workers * 16), 1, 64);
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            present = &job;
-            number++;
-        }
-        if (job.blocks > 1)
+        if (job.blocks > 1) {
+            {
+                std::lock_guard<std::mutex> lock(mutex);
+                jobs.push_back(&job);
+            }
             wake.notify_all();
+        }
         job.work();
         std::unique_lock<std::mutex> lock(mutex);
-        present = nullptr;
+        jobs.erase(std::remove(jobs.begin(), jobs.end(), &job), jobs.end());
         done.wait(lock, [&] { return job.active == 0; });
     }
 
@@ -74,9 +84,7 @@ private:
                 if (first >= blocks)
                     return;
                 for (uint64_t at = first; at < std::min(first + batch, blocks); at++) {
-                    uint64_t row = at / grid.x;
-                    uint3 index = {unsigned(at % grid.x), unsigned(row % grid.y), unsigned(row / grid.y)};
-                    threads.run(body, block, index, at % 2);
+                    threads.run(body, block, block_index(grid, at), at % 2);
                 }
             }
         }
@@ -90,12 +98,10 @@ private:
 
     void serve()
     {
-        uint64_t seen = 0;
         std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
-            wake.wait(lock, [&] { return present && number != seen; });
-            seen = number;
-            Job *job = present;
+            Job *job = nullptr;
+            wake.wait(lock, [&] { return (job = oldest()) != nullptr; });
             job->active++;
             lock.unlock();
             job->work();
@@ -105,11 +111,19 @@ private:
         }
     }
 
+    // The oldest grid with blocks that nothing has taken yet.
+    Job *oldest()
+    {
+        for (Job *job : jobs)
+            if (job->next.load(std::memory_order_relaxed) < job->blocks)
+                return job;
+        return nullptr;
+    }
+
     const unsigned workers;
-    std::mutex grids, mutex;
+    std::mutex mutex;
     std::condition_variable wake, done;
-    Job *present = nullptr;
-    uint64_t number = 0;
+    std::vector<Job *> jobs;
 };
 
 // Whether CUDA would accept these sizes.

@@ -5,10 +5,11 @@
 #ifndef SPINIO_EMULATION_WORDS_H
 #define SPINIO_EMULATION_WORDS_H
 
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+
+#include <x86intrin.h>
 
 #include <spinio/emulation/block.h>
 
@@ -21,7 +22,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 
-#define threadIdx (::spinio::emulation::here.thread)
+#define threadIdx (::spinio::emulation::thread_index())
 #define blockIdx (::spinio::emulation::here.block)
 #define blockDim (::spinio::emulation::here.threads)
 #define gridDim (::spinio::emulation::here.blocks)
@@ -49,7 +50,7 @@ inline int __syncthreads_and(int yes)
 
 inline void __threadfence()
 {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    spinio::emulation::fence();
 }
 
 inline void __threadfence_block()
@@ -60,6 +61,48 @@ inline void __threadfence_block()
 inline void __threadfence_system()
 {
     __threadfence();
+}
+
+// Other threads run first. How long a thread sleeps is up to the block: see block.h.
+inline void __nanosleep(unsigned)
+{
+    spinio::emulation::current_block->pause(false);
+}
+
+// Cycles of this processor.
+inline long long clock64()
+{
+    return (long long)__rdtsc();
+}
+
+inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+
+inline int __popcll(unsigned long long x)
+{
+    return __builtin_popcountll(x);
+}
+
+inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
+}
+
+inline int __ffsll(long long x)
+{
+    return __builtin_ffsll(x);
+}
+
+inline int __clz(int x)
+{
+    return x ? __builtin_clz(unsigned(x)) : 32;
+}
+
+inline int __clzll(long long x)
+{
+    return x ? __builtin_clzll((unsigned long long)x) : 64;
 }
 
 #endif

@@ -1,10 +1,11 @@
-//! The DMA engine: one thread that runs the copies of all streams, and one more that runs GPU kernels.
+//! The DMA engine: one thread that runs the copies of all streams, one more for host functions, and a thread for each
+//! GPU kernel that runs.
 //!
 //! ```text
 //!   stream 0  [c][k][c]───┐  waits for the program's streams, and they for it
-//!   program   [c]         ├──> the oldest that may run ── copy ────> engine ──────────> done
-//!   internal  [c][follow] ┘  waits only for the       └─ kernel ──> its own thread ──> done
-//!                            fences it follows
+//!   program   [c]         ├──> the oldest that may run ─┬ copy ─────────> engine ──────────> done
+//!   internal  [c][follow] ┘  waits only for the         ├ host function > one thread ──────> done
+//!                            fences it follows          └ kernel ───────> its own thread ──> done
 //! ```
 //!
 //! A stream is a counter of enqueued and a counter of finished work, so a position in it is a number, and it is reached
@@ -14,13 +15,18 @@
 //! Time: a copy begins `latency` after it was enqueued or when the one before it ends, whichever is later, and ends
 //! bytes / bandwidth after that; the next copy makes up for oversleeping.
 //!
-//! A stop occupies its stream only, neither of the two threads: what ends it may copy and scan on other streams.
+//! Kernels of different streams run side by side, as on a GPU: one may wait for another, for a copy on another stream, or
+//! for the program. Their threads are started as they are needed, and stay. The kernel's own blocks run on threads of
+//! the program (`device/include/spinio/emulation/grid.h`).
+//!
+//! A stop occupies its stream only, none of the threads: what ends it may copy and scan on other streams.
 //!
 //! Known flaws: a GPU copies in both directions at once, this engine does not; a copy longer than its bandwidth
-//! allows happens at its beginning, not evenly over its time. GPU kernels run one at a time, whatever their streams.
+//! allows happens at its beginning, not evenly over its time. At most [`MAX_KERNELS`] kernels run at a time.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
+mod kernels;
 mod streams;
 
 use std::ffi::c_void;
@@ -88,18 +94,25 @@ pub(super) struct Engine {
     state: Mutex<EngineState>,
     work: Condvar,
     kernel_work: Condvar,
+    host_work: Condvar,
     progress: Condvar,
 }
 
 impl Engine {
     pub(super) fn new(config: Config) -> Engine {
-        let (work, kernel_work, progress) = (Condvar::new(), Condvar::new(), Condvar::new());
-        Engine { config, state: Mutex::new(EngineState::new()), work, kernel_work, progress }
+        let new = Condvar::new;
+        let state = Mutex::new(EngineState::new());
+        Engine { config, state, work: new(), kernel_work: new(), host_work: new(), progress: new() }
     }
 
     /// A stream of the program, ordered with stream 0; it is never released.
     pub(super) fn new_app_stream(&self) -> u64 {
         self.state().open(Role::App) as u64
+    }
+
+    /// A stream of the program that is ordered with no other; it is never released.
+    pub(super) fn new_unordered_stream(&self) -> u64 {
+        self.state().open(Role::AppUnordered) as u64
     }
 
     /// A stream that is ordered with no other.
@@ -276,8 +289,7 @@ impl Engine {
             let Some(command) = state.streams[at].pending.pop_front() else { continue };
             if let Some(Operation::Kernel(kernel)) = command.copy {
                 state.streams[at].running = Some(command.order);
-                state.kernels.push_back((at, kernel));
-                self.kernel_work.notify_one();
+                self.hand_over(&mut state, at, kernel);
                 continue;
             }
             if let Some(Operation::Stop(stop)) = command.copy {
@@ -310,33 +322,6 @@ impl Engine {
                 queue.failed.get_or_insert((queue.done, error));
             }
             self.progress.notify_all();
-        }
-    }
-
-    /// The thread of GPU kernels and host functions. The CPU can access the memory while a kernel runs.
-    pub(super) fn run_kernels(&self, memory: &Memory) -> ! {
-        let mut state = self.state();
-        loop {
-            let Some((at, kernel)) = state.kernels.pop_front() else {
-                state = self.kernel_work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            drop(state);
-            let cpu_access = if kernel.maps_memory { memory.grant_cpu_access().map(Some) } else { Ok(None) };
-            let outcome = cpu_access.map(|open| {
-                // SAFETY: the caller that launched it guarantees the function and its argument until it is done.
-                unsafe { (kernel.function)(kernel.argument as *mut c_void) };
-                drop(open);
-            });
-            state = self.state();
-            let queue = &mut state.streams[at];
-            queue.running = None;
-            queue.done += 1;
-            if let Err(error) = outcome {
-                queue.failed.get_or_insert((queue.done, error));
-            }
-            self.progress.notify_all();
-            self.work.notify_one();
         }
     }
 

@@ -21,6 +21,8 @@ pub(in crate::emulated) struct Mark {
 pub(super) enum Role {
     Default,
     App,
+    /// The program's, ordered with no other.
+    AppUnordered,
     Internal,
     Idle,
 }
@@ -60,8 +62,12 @@ pub(super) struct EngineState {
     pub(super) order: u64,
     pub(super) pauses: u32,
     pub(super) busy: bool,
-    /// Runnable kernels, with their streams.
+    /// Runnable GPU kernels, with their streams, and the threads that wait for one.
     pub(super) kernels: VecDeque<(usize, Kernel)>,
+    pub(super) idle_kernel_threads: usize,
+    pub(super) kernel_threads: usize,
+    /// Runnable host functions.
+    pub(super) host_functions: VecDeque<(usize, Kernel)>,
 }
 
 impl EngineState {
@@ -74,6 +80,9 @@ impl EngineState {
             pauses: 0,
             busy: false,
             kernels: VecDeque::new(),
+            idle_kernel_threads: 0,
+            kernel_threads: 0,
+            host_functions: VecDeque::new(),
         }
     }
 

@@ -2,6 +2,9 @@
 
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
+use std::ffi::c_void;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -248,4 +251,62 @@ fn stop_holds_its_stream_and_no_other() {
     device.release_stream(other);
     assert!(device.stop_stream(StreamId(99), Box::new(drop)).is_err());
     assert_eq!(device.resources_in_use(), ResourceCounts { allocations: 1, ..Default::default() });
+}
+
+/// Two words in device memory, by which two kernels talk.
+struct Talk {
+    first: AtomicU64,
+    second: AtomicU64,
+}
+
+/// Waits for the second word, after it has set the first.
+unsafe extern "C" fn asks(talk: *mut c_void) {
+    // SAFETY: device memory, accessible while a kernel runs.
+    let talk = unsafe { &*talk.cast::<Talk>() };
+    talk.first.store(1, Release);
+    while talk.second.load(Acquire) != 2 {
+        std::thread::yield_now();
+    }
+    talk.first.store(3, Release);
+}
+
+unsafe extern "C" fn answers(talk: *mut c_void) {
+    // SAFETY: as above.
+    let talk = unsafe { &*talk.cast::<Talk>() };
+    while talk.first.load(Acquire) != 1 {
+        std::thread::yield_now();
+    }
+    talk.second.store(2, Release);
+}
+
+#[test]
+fn kernels_of_two_streams_run_side_by_side() {
+    let device = device("size=1M");
+    let addr = device.alloc(4096, false).unwrap();
+    write_device(device, addr, &[0; 4096]);
+    let streams = [device.new_stream().unwrap(), device.new_unordered_stream().unwrap()];
+    for round in 0..8 {
+        let talk = addr.offset(64 * round).0 as *mut c_void;
+        // SAFETY: the functions end, and the memory stays.
+        unsafe {
+            device.launch(streams[0], asks, talk).unwrap();
+            device.launch(streams[1], answers, talk).unwrap();
+        }
+    }
+    for stream in streams {
+        device.wait_stream(stream).unwrap();
+    }
+    for round in 0..8 {
+        // One kernel was the last each time, and closed the memory only then.
+        assert_eq!(read_device(device, addr.offset(64 * round), 16)[..9], [3, 0, 0, 0, 0, 0, 0, 0, 2]);
+    }
+    // An unordered stream waits for nothing on stream 0.
+    write_device(device, addr, &[0; 16]);
+    // SAFETY: as above.
+    unsafe {
+        device.launch(DEFAULT_STREAM, asks, addr.0 as *mut c_void).unwrap();
+        device.launch(streams[1], answers, addr.0 as *mut c_void).unwrap();
+    }
+    device.wait_stream(DEFAULT_STREAM).unwrap();
+    assert_eq!(read_device(device, addr, 1), [3]);
 }

@@ -1,0 +1,69 @@
+// wait.h: how a thread of a kernel waits for something that another thread, a block, a grid or the CPU will do.
+//
+//     spinio::Backoff waiting;
+//     while (spinio::load_acquire_system(word) != wanted)
+//         waiting.pause();
+//
+// On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds. On the emulated device other threads of
+// the block run meanwhile, and if all of them wait, the CPU thread sleeps: a thread that polls without a pause, or
+// __nanosleep(), would never see the change there.
+//
+// Blocks that wait for other blocks must be resident: launch_resident() in kernel.h.
+#ifndef SPINIO_WAIT_H
+#define SPINIO_WAIT_H
+
+#include <spinio/kernel.h>
+
+#if !defined(__CUDACC__)
+#include <ctime>
+#endif
+
+namespace spinio {
+
+class Backoff {
+public:
+    __device__ explicit Backoff(unsigned most = 2048) : most(most) {}
+
+    // Once in a loop, after each look that was in vain.
+    __device__ void pause()
+    {
+#if defined(__CUDA_ARCH__)
+        __nanosleep(time);
+#elif !defined(__CUDACC__)
+        emulation::current_block->pause(time == first);
+#endif
+        time = time < most ? 2 * time : most;
+    }
+
+private:
+    static constexpr unsigned first = 32;
+    unsigned most, time = first;
+};
+
+// A single pause, for loops that have no place for a Backoff.
+__device__ inline void wait_hint()
+{
+#if defined(__CUDA_ARCH__) || !defined(__CUDACC__)
+    __nanosleep(256);
+#endif
+}
+
+// Nanoseconds of a clock that is the same for all threads of a kernel; on a GPU it may advance in steps of a microsecond.
+__device__ inline unsigned long long nanoseconds()
+{
+#if defined(__CUDA_ARCH__)
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#elif defined(__CUDACC__)
+    return 0;
+#else
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
+#endif
+}
+
+} // namespace spinio
+
+#endif

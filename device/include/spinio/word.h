@@ -1,0 +1,148 @@
+// word.h: words that threads of kernels, kernels and the CPU share, as acquire and release operations.
+//
+//   _system  crosses PCIe: a word in host memory, or one that the CPU or another GPU accesses. 8 aligned bytes, one writer,
+//            plain loads and stores only: the bus has no read-modify-write.
+//   _device  in device memory, for threads of one GPU: claims, counts, locks.
+//
+//   writer: bytes ... store_release(word)    reader: load_acquire(word), if it is new: the bytes
+//
+// PTX on a GPU, __atomic elsewhere. Operations instead of fences, since ThreadSanitizer knows no fences.
+#ifndef SPINIO_WORD_H
+#define SPINIO_WORD_H
+
+#include <cstdint>
+
+#include <spinio/kernel.h>
+
+namespace spinio {
+
+#if defined(__CUDACC__)
+
+__device__ inline uint64_t load_acquire_system(const uint64_t *at)
+{
+    unsigned long long value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
+    return value;
+}
+
+__device__ inline void store_release_system(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
+}
+
+__device__ inline uint64_t load_acquire_device(const uint64_t *at)
+{
+    unsigned long long value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
+    return value;
+}
+
+__device__ inline void store_release_device(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
+}
+
+__device__ inline uint64_t add_acquire_device(uint64_t *at, uint64_t by)
+{
+    unsigned long long old;
+    asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)by)
+                 : "memory");
+    return old;
+}
+
+__device__ inline uint64_t add_release_device(uint64_t *at, uint64_t by)
+{
+    unsigned long long old;
+    asm volatile("atom.release.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)by)
+                 : "memory");
+    return old;
+}
+
+__device__ inline uint64_t or_acquire_device(uint64_t *at, uint64_t bits)
+{
+    unsigned long long old;
+    asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)bits)
+                 : "memory");
+    return old;
+}
+
+__device__ inline uint64_t and_release_device(uint64_t *at, uint64_t bits)
+{
+    unsigned long long old;
+    asm volatile("atom.release.gpu.global.and.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)bits)
+                 : "memory");
+    return old;
+}
+
+// Returns the old value: the exchange was made if that is `expected`. Acquire and release.
+__device__ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    unsigned long long old;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)expected), "l"((unsigned long long)wanted)
+                 : "memory");
+    return old;
+}
+
+#else
+
+inline uint64_t load_acquire_system(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+inline void store_release_system(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t load_acquire_device(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+inline void store_release_device(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t add_acquire_device(uint64_t *at, uint64_t by)
+{
+    return __atomic_fetch_add(at, by, __ATOMIC_ACQUIRE);
+}
+
+inline uint64_t add_release_device(uint64_t *at, uint64_t by)
+{
+    return __atomic_fetch_add(at, by, __ATOMIC_RELEASE);
+}
+
+inline uint64_t or_acquire_device(uint64_t *at, uint64_t bits)
+{
+    return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE);
+}
+
+inline uint64_t and_release_device(uint64_t *at, uint64_t bits)
+{
+    return __atomic_fetch_and(at, bits, __ATOMIC_RELEASE);
+}
+
+inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+#endif
+
+} // namespace spinio
+
+#endif
