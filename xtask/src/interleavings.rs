@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::tools;
 
 /// Crates with models.
-const CRATES: [&str; 4] = ["spinio-host", "spinio-transfer", "spinio-pinned", "spinio-batch"];
+const CRATES: [&str; 5] = ["spinio-ring", "spinio-host", "spinio-transfer", "spinio-pinned", "spinio-batch"];
 
 pub(crate) fn run() -> Result<()> {
     for name in CRATES {

@@ -6,12 +6,12 @@
 //!    8  capi
 //!    7  runtime
 //!    6  batch  nvmmu  gaiad
-//!    5  io
+//!    5  io  gaia  net
 //!    4  pinned
 //!    3  files  pagecache
 //!    2  stats  transfer
 //!    1  device  host  fuse
-//!    0  sys  plan
+//!    0  sys  plan  ring
 //!
 //!   testkit: a dev-dependency of any crate; itself on top of layers below 4
 //!   outside crates/ (xtask, examples): on top of everything but preload; no crate depends on them
@@ -31,6 +31,7 @@ use crate::{circles, tools};
 const RANKS: &[(&str, u8)] = &[
     ("spinio-sys", 0),
     ("spinio-plan", 0),
+    ("spinio-ring", 0),
     ("spinio-device", 1),
     ("spinio-host", 1),
     ("spinio-fuse", 1),
@@ -41,6 +42,7 @@ const RANKS: &[(&str, u8)] = &[
     ("spinio-pinned", 4),
     ("spinio-io", 5),
     ("spinio-gaia", 5),
+    ("spinio-net", 5),
     ("spinio-batch", 6),
     ("spinio-nvmmu", 6),
     ("spinio-gaiad", 6),

@@ -5,7 +5,7 @@
 //!   lib/libspinio.so.0           the library under its SONAME
 //!   lib/libspinio.so             a link to it, for programs that are linked with it
 //!   lib/spinio/                  demo-reader and its libgpu.so: the compiled program of `spinio demo`
-//!   include/                     spinio.h, spinio_gaia.h, nvmmu.h, spinio/: headers of code that runs on a device
+//!   include/                     spinio.h, spinio_gaia.h, spinio_net.h, nvmmu.h, spinio/: headers of code that runs on a device
 //!   lib/systemd/                 units: a mount at boot, the daemon of leased files
 //!   share/doc/spinio/            README.md, CHANGELOG.md, docs/, licences
 //! ```
@@ -26,8 +26,12 @@ use crate::tools;
 /// The sources in the repository.
 mod source {
     pub(super) const PACKAGES: [&str; 2] = ["spinio-cli", "spinio-preload"];
-    pub(super) const HEADERS: [&str; 3] =
-        ["crates/capi/include/spinio.h", "crates/capi/include/spinio_gaia.h", "crates/capi/include/nvmmu.h"];
+    pub(super) const HEADERS: [&str; 4] = [
+        "crates/capi/include/spinio.h",
+        "crates/capi/include/spinio_gaia.h",
+        "crates/capi/include/spinio_net.h",
+        "crates/capi/include/nvmmu.h",
+    ];
     pub(super) const DEVICE_HEADERS: &str = "device/include/spinio";
     pub(super) const DEMO: &str = "examples/demo";
     pub(super) const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];

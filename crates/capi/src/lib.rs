@@ -1,4 +1,4 @@
-//! The C API, declared in `include/spinio.h`, `include/spinio_gaia.h` and `include/nvmmu.h`: the headers are its manual.
+//! The C API, declared in `include/spinio.h`, `include/spinio_gaia.h`, `include/spinio_net.h` and `include/nvmmu.h`: the headers are its manual.
 //!
 //! ```text
 //!   batch.rs       spinio_batch, _file, _fixed, ...     many reads at once
@@ -6,6 +6,7 @@
 //!   gaia.rs        spinio_gaia_...                     declared in include/spinio_gaia.h
 //!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
 //!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without their own allocator
+//!   net.rs         spinio_net_...                      declared in include/spinio_net.h
 //!   nvmmu.rs       nvmmuBegin ... nvmmu_move ...        declared in include/nvmmu.h
 //!   read.rs        spinio_pread, spinio_pread_async     as the hooks, without the 2 GiB limit, or stream-ordered
 //!   write.rs       spinio_pwrite, spinio_pwrite_async
@@ -34,6 +35,7 @@ pub mod fork_guard;
 pub mod gaia;
 mod last_error;
 mod memory;
+mod net;
 mod nvmmu;
 mod pinned;
 mod read;

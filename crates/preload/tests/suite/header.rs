@@ -10,7 +10,7 @@ fn headers_compile_as_c_and_cxx() {
     let user = build_dir().join("header.c");
     std::fs::write(
         &user,
-        "#include <spinio.h>\n#include <spinio_gaia.h>\n#include <nvmmu.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n",
+        "#include <spinio.h>\n#include <spinio_gaia.h>\n#include <spinio_net.h>\n#include <nvmmu.h>\nint unused(void);\nint unused(void) { return SPINIO_ROUTES; }\n",
     )
     .expect("a file");
     let user = user.to_str().expect("a path in UTF-8");
@@ -25,7 +25,7 @@ fn headers_compile_as_c_and_cxx() {
 #[test]
 fn declared_functions_are_exported() {
     let read = |name: &str| std::fs::read_to_string(headers().join(name)).expect("a header");
-    let header = read("spinio.h") + &read("spinio_gaia.h") + &read("nvmmu.h");
+    let header = read("spinio.h") + &read("spinio_gaia.h") + &read("spinio_net.h") + &read("nvmmu.h");
     // A declaration starts its line with a type and has its name right before the parenthesis.
     let declared: BTreeSet<&str> = header
         .lines()

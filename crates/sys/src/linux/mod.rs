@@ -26,6 +26,7 @@ mod shadow_table;
 mod shared_fd;
 mod shared_words;
 mod signals;
+pub mod socket;
 mod types;
 mod uring;
 mod wipe;

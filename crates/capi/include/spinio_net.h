@@ -1,0 +1,96 @@
+/* spinio_net.h: sockets that GPU kernels call, the host's side (libspinio.so). docs/gpunet.md is the manual, and
+ * device/include/spinio/net.h has the calls of kernels.
+ *
+ *     spinio_net *net = spinio_net_open(NULL, NULL);
+ *     struct spinio_net_handle handle;
+ *     int listener = net ? spinio_net_listen(net, "tcp://127.0.0.1:8080", 16) : -1;
+ *     if (listener < 0 || spinio_net_handle(net, &handle))
+ *         return fprintf(stderr, "%s\n", spinio_last_error()), 1;
+ *     ... launch a kernel with handle and listener, and wait for it ...
+ *     spinio_net_close(net);
+ *
+ * A net belongs to one device of one process. Its memory (with the defaults 32 MiB pinned and 2 MiB of the device) is made
+ * by spinio_net_open() and given back by spinio_net_close(): a driver gives memory back only when no kernel runs. While
+ * kernels of a net wait for the network, calls of the program that wait for all kernels (cudaDeviceSynchronize, cudaFree,
+ * cudaFreeHost, work on the default stream) wait for them: launch them on a stream made with cudaStreamNonBlocking. Load
+ * the module of every kernel before (cudaFuncGetAttributes): loading one waits too.
+ *
+ * A thread of the library makes the system calls. It has a descriptor table of its own, so the program's table has no
+ * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv4), unix:///PATH and unix:@NAME (abstract). Sockets are numbers
+ * for kernels, no descriptors of the program. A forked child does not have the nets of its parent.
+ *
+ * Any thread may call these functions at any time, but none during or after spinio_net_close() of its net. A function that
+ * fails returns -1 or NULL and sets errno, and spinio_last_error() of spinio.h returns a sentence about the cause.
+ * ENODEV: a forked child. ESHUTDOWN: the net is stopped. */
+#ifndef SPINIO_NET_H
+#define SPINIO_NET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct spinio_net spinio_net;
+
+/* 0 is the default everywhere. The struct only grows at its end: set `size` to sizeof(struct spinio_net_options). */
+struct spinio_net_options {
+    size_t size;
+    uint32_t sockets;        /* descriptors at a time, at most 65536; default 1024 */
+    uint32_t connections;    /* connections at a time: pairs of rings; default 256 */
+    uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536 */
+    uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
+    uint64_t first_position; /* where streams begin; for tests */
+};
+
+/* The argument of kernels, by value: spinio::net::Handle on the device. */
+struct spinio_net_handle {
+    uint64_t opaque[8];
+};
+
+/* What a net has done. The struct only grows at its end. */
+struct spinio_net_stats {
+    uint64_t open;           /* descriptors now */
+    uint64_t accepted, connected;
+    uint64_t bytes_received, bytes_sent;
+    uint64_t doorbells;      /* of kernels */
+    uint64_t calls;          /* that needed an answer: accept, close ... */
+    uint64_t violations;     /* words of kernels that were refused: their connections were reset */
+    uint64_t proxy_ns;       /* processor time of the library's thread */
+};
+
+/* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated
+ * GPU. options: NULL for the defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no
+ * virtual memory management. EAGAIN: no thread. */
+spinio_net *spinio_net_open(const char *device, const struct spinio_net_options *options);
+
+/* Stores the argument of kernels. */
+int spinio_net_handle(spinio_net *net, struct spinio_net_handle *handle);
+
+/* Makes a listening socket for kernels and returns its number. EINVAL: no address. ENAMETOOLONG. The errno of bind(2) and
+ * listen(2). */
+int spinio_net_listen(spinio_net *net, const char *address, int backlog);
+
+/* Makes a connected socket for kernels and returns its number. EINVAL, ENAMETOOLONG, and the errno of connect(2). */
+int spinio_net_connect(spinio_net *net, const char *address);
+
+/* Stores the address of a socket as text, with its NUL, as "tcp://127.0.0.1:40123" after a port 0. ENAMETOOLONG: size. */
+int spinio_net_address(spinio_net *net, int socket, char *text, size_t size);
+
+/* Ends the net for kernels: all their calls return -ESHUTDOWN, those that wait as well. Bytes that arrived before can be
+ * received, and what was sent before is sent. */
+int spinio_net_stop(spinio_net *net);
+
+/* Stops the net, sends what is left (at most a second), closes the sockets and frees the memory. All kernels that use the
+ * net must have ended: stop it and synchronize with their stream before. */
+int spinio_net_close(spinio_net *net);
+
+/* Stores what the net has done; size: sizeof *stats. */
+int spinio_net_stats(spinio_net *net, struct spinio_net_stats *stats, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

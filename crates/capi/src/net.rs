@@ -1,0 +1,188 @@
+//! Sockets for GPU kernels, declared in `include/spinio_net.h`.
+
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
+use std::ffi::{CStr, c_char, c_int};
+
+use spinio_device::{Device, registry};
+use spinio_net::{Error, Handle, Net, NetAddress, Options};
+
+use crate::ffi_guard::{self as guard, Failure};
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Message(error.errno.raw_os_error(), error.to_string())
+    }
+}
+
+/// `struct spinio_net_options`
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct RawOptions {
+    size: usize,
+    sockets: u32,
+    connections: u32,
+    ring_bytes: u32,
+    idle_us: u32,
+    first_position: u64,
+}
+
+fn null(what: &str) -> Failure {
+    Failure::Message(libc::EFAULT, format!("There is no {what}: the pointer is NULL"))
+}
+
+fn find_device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
+    let emulated = || {
+        super::memory::configure_emulated()?;
+        let failed = |e| Failure::Message(libc::ENODEV, format!("Cannot start the emulated GPU: {e}"));
+        registry::emulated().map(|device| device as &dyn Device).map_err(failed)
+    };
+    match name {
+        None => registry::current_device().map_or_else(emulated, Ok),
+        Some("emulated") => emulated(),
+        Some(other) => Err(Failure::Message(
+            libc::ENODEV,
+            format!("There is no device \"{other}\" for a net: NULL is that of the current CUDA context"),
+        )),
+    }
+}
+
+/// # Safety
+/// NULL, or a net that is not closed.
+unsafe fn net<'a>(net: *const Net) -> Result<&'a Net, Failure> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { net.as_ref() }.ok_or_else(|| null("net"))
+}
+
+/// # Safety
+/// NULL, or a string.
+unsafe fn parse_address(text: *const c_char) -> Result<NetAddress, Failure> {
+    if text.is_null() {
+        return Err(null("address"));
+    }
+    // SAFETY: guaranteed by the caller.
+    Ok(NetAddress::parse(&unsafe { CStr::from_ptr(text) }.to_string_lossy())?)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawOptions) -> *mut Net {
+    let opened = guard::run(|| {
+        // SAFETY: the header asks for a string or NULL.
+        let name = (!device.is_null()).then(|| unsafe { CStr::from_ptr(device) }.to_string_lossy());
+        let mut given = RawOptions::default();
+        if !options.is_null() {
+            // SAFETY: the header asks for a struct that begins with its own size.
+            let size = unsafe { options.cast::<usize>().read_unaligned() };
+            if size < size_of::<usize>() {
+                let sentence = format!("The options of a net say that they have {size} bytes: set their size");
+                return Err(Failure::Message(libc::EINVAL, sentence));
+            }
+            let known = size.min(size_of::<RawOptions>());
+            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers.
+            unsafe { core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), known) };
+        }
+        let options = Options {
+            sockets: given.sockets,
+            connections: given.connections,
+            ring_bytes: given.ring_bytes,
+            idle_us: given.idle_us,
+            first_position: given.first_position,
+        };
+        Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
+    });
+    opened.unwrap_or(core::ptr::null_mut())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_net_handle(this: *const Net, out: *mut Handle) -> c_int {
+    let done = guard::run(|| {
+        if out.is_null() {
+            return Err(null("memory for the handle"));
+        }
+        // SAFETY: the header asks for an open net, and for memory of the handle's size.
+        unsafe { out.write_unaligned(net(this)?.handle()) };
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_listen(this: *const Net, address: *const c_char, backlog: c_int) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open net and a string.
+    guard::run(|| unsafe { Ok(net(this)?.listen(&parse_address(address)?, backlog as u32)?) }).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_connect(this: *const Net, address: *const c_char) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open net and a string.
+    guard::run(|| unsafe { Ok(net(this)?.connect(&parse_address(address)?)?) }).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_address(
+    this: *const Net,
+    socket: c_int,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        if text.is_null() {
+            return Err(null("memory for the address"));
+        }
+        // SAFETY: the header asks for an open net.
+        let address = unsafe { net(this) }?.address(socket)?.to_string();
+        if address.len() >= size {
+            let sentence = format!("The address {address} has no room in {size} bytes");
+            return Err(Failure::Message(libc::ENAMETOOLONG, sentence));
+        }
+        // SAFETY: the header asks for `size` bytes at `text`, which are more than the address has.
+        unsafe {
+            core::ptr::copy_nonoverlapping(address.as_ptr().cast(), text, address.len());
+            text.add(address.len()).write(0);
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_stop(this: *const Net) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open net.
+    guard::run(|| Ok(unsafe { net(this) }?.stop()?)).map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_close(this: *mut Net) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        if this.is_null() {
+            return Err(null("net"));
+        }
+        // SAFETY: made by `spinio_net_open`, and the header forbids its use from now on.
+        Ok(unsafe { Box::from_raw(this) }.close()?)
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_net_stats(this: *const Net, out: *mut u8, size: usize) -> c_int {
+    let done = guard::run(|| {
+        if out.is_null() {
+            return Err(null("memory for the result"));
+        }
+        // SAFETY: the header asks for an open net.
+        let stats = unsafe { net(this) }?.stats();
+        let known = size.min(size_of_val(&stats));
+        // SAFETY: the header asks for `size` bytes at `out`; the struct has no padding.
+        unsafe {
+            core::ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out, known);
+            out.add(known).write_bytes(0, size - known);
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}

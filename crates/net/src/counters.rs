@@ -1,0 +1,74 @@
+//! What a net has done.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// `struct spinio_net_stats`, which only grows at its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Stats {
+    /// Descriptors that kernels or the host have open now.
+    pub open: u64,
+    /// Connections that were accepted.
+    pub accepted: u64,
+    /// Connections that were made.
+    pub connected: u64,
+    /// Bytes from peers.
+    pub bytes_received: u64,
+    /// Bytes to peers.
+    pub bytes_sent: u64,
+    /// Doorbells of kernels.
+    pub doorbells: u64,
+    /// Calls that needed an answer.
+    pub calls: u64,
+    /// Words of kernels that were refused.
+    pub violations: u64,
+    /// Processor time of the proxy in nanoseconds.
+    pub proxy_ns: u64,
+}
+
+/// The same while it changes. Only the proxy writes it.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) open: Counter,
+    pub(crate) accepted: Counter,
+    pub(crate) connected: Counter,
+    pub(crate) bytes_received: Counter,
+    pub(crate) bytes_sent: Counter,
+    pub(crate) doorbells: Counter,
+    pub(crate) calls: Counter,
+    pub(crate) violations: Counter,
+    pub(crate) proxy_ns: Counter,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, by: u64) {
+        self.set(self.get() + by);
+    }
+
+    pub(crate) fn set(&self, to: u64) {
+        self.0.store(to, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Counters {
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            open: self.open.get(),
+            accepted: self.accepted.get(),
+            connected: self.connected.get(),
+            bytes_received: self.bytes_received.get(),
+            bytes_sent: self.bytes_sent.get(),
+            doorbells: self.doorbells.get(),
+            calls: self.calls.get(),
+            violations: self.violations.get(),
+            proxy_ns: self.proxy_ns.get(),
+        }
+    }
+}

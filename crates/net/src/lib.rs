@@ -1,0 +1,32 @@
+//! GPUnet: stream sockets that GPU kernels call.
+//!
+//! ```text
+//!   kernel ── send, recv, accept ...        device/include/spinio/net.h
+//!     │  doorbells, lines, rings (spinio-ring), in pinned host memory and device memory: memory.rs
+//!   proxy ── socket, send, recv ...         proxy/: one thread, with a descriptor table of its own
+//!     │
+//!   Linux ── TCP, UNIX ── nc, curl, any program
+//! ```
+//!
+//! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy. All memory is made when it is opened and
+//! given back when it is closed: a driver gives memory back only when no kernel runs.
+//!
+//! The proxy makes system calls for sockets only. It never calls the device and never reads a file, so nothing that waits
+//! for a kernel or a disk stops the sockets. Its descriptors are not in the program's table: the program cannot close them,
+//! and a forked child holds none of its ports.
+//!
+//! Known flaws: one proxy thread serves all sockets of a net; rings are of one size; after a pause the first doorbell waits
+//! for the proxy's next look, at most 5 ms (`proxy/pace.rs`).
+
+mod address;
+mod counters;
+mod error;
+mod memory;
+mod net;
+mod proxy;
+
+pub use address::NetAddress;
+pub use counters::Stats;
+pub use error::{Error, Result};
+pub use net::{Net, Options};
+pub use spinio_ring::layout::Handle;

@@ -1,0 +1,156 @@
+//! The memory of a net: one pinned block that kernels and the proxy share, and device memory for kernels alone.
+//!
+//! Both are made when the net is opened, and filled before a kernel sees them. What the parts are: [`spinio_ring::layout`].
+//!
+//! Known flaw: the pinned memory is one block of the device's allocator. Connections over shared memory will need memory
+//! that another process can map, in parts.
+
+#![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
+
+use std::sync::atomic::AtomicU64;
+
+use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
+use spinio_ring::Word;
+use spinio_ring::layout::{
+    DOORBELL_BYTES, DOORBELLS, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, RECORD_BYTES, Sizes, header,
+};
+use spinio_sys::Errno;
+use spinio_sys::linux::{Fd, socket};
+
+use crate::{Error, Result};
+
+/// The memory. It is freed by [`Memory::free`] alone, on a thread that may call the device.
+pub(crate) struct Memory {
+    device: &'static dyn SharedMemory,
+    pinned: PinnedBuffer,
+    device_start: DeviceAddr,
+    device_bytes: u64,
+    sizes: Sizes,
+}
+
+impl Memory {
+    /// Allocates it, for rings of `ring_bytes` in all.
+    pub(crate) fn new(device: &'static dyn Device, sizes: Sizes, ring_bytes: usize) -> Result<Memory> {
+        let Some(device) = device.shared_memory() else {
+            let sentence = format!("{} has no virtual memory management, which a net needs", device.id());
+            return Err(Error::new(Errno::NOTSUP, sentence));
+        };
+        let failed = |e| Error::device(e, "allocate device memory for a net");
+        let granularity = device.chunk_granularity().map_err(failed)?;
+        let device_bytes = (sizes.device_bytes() as u64).next_multiple_of(granularity);
+        let bytes = (sizes.rings() + ring_bytes).max(device_bytes as usize);
+        let pinned = device.alloc_pinned(bytes).map_err(|e| Error::device(e, "allocate pinned memory for a net"))?;
+        // Not the rings, of which pages that no connection uses need no memory on the emulated device.
+        let cleared = sizes.rings().max(device_bytes as usize);
+        // SAFETY: nothing else uses the new block, which is longer.
+        unsafe { pinned.ptr.write_bytes(0, cleared) };
+        let free_pinned = |e: DeviceError| {
+            device.free_pinned(pinned);
+            failed(e)
+        };
+        let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
+        let memory = Memory { device, pinned, device_start, device_bytes, sizes };
+        let mapped = device.map_private_chunks(device_start, &[device_bytes]);
+        if !matches!(mapped, Ok(1)) {
+            let _ = device.free_reservation(device_start, device_bytes);
+            device.free_pinned(pinned);
+            let none = || Error::new(Errno::NOMEM, "The device has no memory left for a net");
+            return Err(mapped.map_or_else(failed, |_| none()));
+        }
+        if let Err(error) = memory.clear_device_memory() {
+            let _ = memory.free();
+            return Err(failed(error));
+        }
+        memory.words(0, 8)[header::MAGIC].store_release(MAGIC);
+        Ok(memory)
+    }
+
+    fn clear_device_memory(&self) -> core::result::Result<(), DeviceError> {
+        let stream = self.device.acquire_stream()?;
+        // SAFETY: the pinned block is as long, full of zeros until the copy has been waited for, and stays allocated.
+        let queued =
+            unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_bytes as usize) };
+        let done = queued.and_then(|()| self.device.synchronize(stream, WaitMode::Block));
+        self.device.release_stream(stream);
+        done
+    }
+
+    /// Gives it back. Neither a kernel nor the proxy may use it any more.
+    pub(crate) fn free(&self) -> Result<()> {
+        let failed = |e| Error::device(e, "give the memory of a net back");
+        self.device.unmap_chunk(self.device_start, self.device_bytes).map_err(failed)?;
+        self.device.free_reservation(self.device_start, self.device_bytes).map_err(failed)?;
+        self.device.free_pinned(self.pinned);
+        Ok(())
+    }
+
+    /// The argument of kernels.
+    pub(crate) fn handle(&self) -> Result<Handle> {
+        let pinned = self.device.device_ptr(self.pinned.ptr);
+        Ok(Handle {
+            pinned: pinned.map_err(|e| Error::device(e, "find the device's address of pinned memory"))?,
+            device: self.device_start.0,
+            sockets: self.sizes.sockets,
+            mailboxes: self.sizes.mailboxes,
+            reserved: [0; 5],
+        })
+    }
+
+    fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {
+        assert!(offset.is_multiple_of(8) && offset + bytes <= self.sizes.rings());
+        // SAFETY: inside the block, whose start is aligned to a page; all accesses of the host to this part are atomic.
+        unsafe { core::slice::from_raw_parts(self.pinned.ptr.add(offset).cast::<AtomicU64>(), bytes / 8) }
+    }
+
+    /// The header.
+    pub(crate) fn header(&self) -> &[AtomicU64] {
+        self.words(0, self.sizes.doorbells())
+    }
+
+    /// The doorbell queue.
+    pub(crate) fn doorbells(&self) -> &[AtomicU64] {
+        self.words(self.sizes.doorbells(), DOORBELLS * DOORBELL_BYTES)
+    }
+
+    /// The record of a socket.
+    pub(crate) fn record(&self, socket: u32) -> &[AtomicU64] {
+        self.words(self.sizes.records() + socket as usize * RECORD_BYTES, RECORD_BYTES)
+    }
+
+    /// The line that kernels read.
+    pub(crate) fn device_line(&self, socket: u32) -> &[AtomicU64] {
+        self.words(self.sizes.device_lines() + socket as usize * LINE_BYTES, LINE_BYTES)
+    }
+
+    /// The line that kernels write.
+    pub(crate) fn host_line(&self, socket: u32) -> &[AtomicU64] {
+        self.words(self.sizes.host_lines() + socket as usize * LINE_BYTES, LINE_BYTES)
+    }
+
+    /// Request and reply of a mailbox.
+    pub(crate) fn mailbox(&self, mailbox: u32) -> (&[AtomicU64], &[AtomicU64]) {
+        self.words(self.sizes.mailboxes() + mailbox as usize * MAILBOX_BYTES, MAILBOX_BYTES).split_at(LINE_BYTES / 8)
+    }
+
+    fn ring(&self, offset: u64, len: usize) -> *mut u8 {
+        let offset = offset as usize;
+        assert!(
+            offset >= self.sizes.rings() && offset + len <= self.pinned.len,
+            "a ring is outside the memory of its net"
+        );
+        // SAFETY: inside the block, as just checked.
+        unsafe { self.pinned.ptr.add(offset) }
+    }
+
+    /// Sends bytes of a ring.
+    pub(crate) fn send(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
+        // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
+        unsafe { socket::send(fd, self.ring(offset, len), len) }
+    }
+
+    /// Receives bytes into a ring.
+    pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
+        // SAFETY: inside the block, and no Rust code reads or writes rings.
+        unsafe { socket::recv(fd, self.ring(offset, len), len) }
+    }
+}

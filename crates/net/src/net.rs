@@ -1,0 +1,207 @@
+//! A net as the program sees it: open, calls on behalf of kernels, stop, close.
+//!
+//! Calls of the program go to the proxy through a channel, since only its thread has the descriptors. The proxy looks at it
+//! in each pass, so a call takes up to its longest sleep.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use spinio_device::Device;
+use spinio_ring::Position;
+use spinio_ring::layout::{Descriptor, Handle, MAX_SOCKETS, QUICK_MAILBOXES, Sizes};
+use spinio_ring::mailbox::{Address, Call, Reply, Request};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, FdTableRoot};
+
+use crate::counters::Counters;
+use crate::memory::Memory;
+use crate::proxy::{Command, Proxy, Setup};
+use crate::{Error, NetAddress, Result, Stats};
+
+const SOCK_STREAM: u32 = 1;
+const SMALLEST_RING: u64 = 4096;
+const LARGEST_RING: u64 = 4 << 20;
+/// Mailboxes for calls that wait: as many blocks can wait in accept and connect at a time.
+const WAITING_MAILBOXES: u32 = 2048;
+
+/// What a net is made for; 0 is the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Descriptors at a time: rounded up to a power of two, at most 65536. Default: 1024.
+    pub sockets: u32,
+    /// Connections at a time. Default: 256.
+    pub connections: u32,
+    /// Bytes of a ring, one for each direction of a connection: a power of two from 4096 to 4 MiB. Default: 65536.
+    pub ring_bytes: u32,
+    /// The longest sleep of the proxy in microseconds. Default: 5000.
+    pub idle_us: u32,
+    /// The position at which streams begin: for tests.
+    pub first_position: u64,
+}
+
+/// A net.
+pub struct Net {
+    memory: Arc<Memory>,
+    counters: Arc<Counters>,
+    commands: Sender<Command>,
+    /// Disconnected once the proxy has ended.
+    ended: std::sync::Mutex<Receiver<()>>,
+    handle: Handle,
+    pid: u32,
+}
+
+impl Net {
+    /// Makes the memory and starts the proxy. No kernel of the net runs yet.
+    pub fn open(device: &'static dyn Device, options: Options) -> Result<Net> {
+        let or = |value: u32, default: u32| if value == 0 { default } else { value };
+        let ring_bytes = u64::from(or(options.ring_bytes, 64 << 10));
+        if !ring_bytes.is_power_of_two() || !(SMALLEST_RING..=LARGEST_RING).contains(&ring_bytes) {
+            let sentence = format!("A ring of {ring_bytes} bytes: it has to be a power of two from 4 KiB to 4 MiB");
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
+        let (sockets, ring_pairs) = (or(options.sockets, 1024), or(options.connections, 256));
+        if sockets > MAX_SOCKETS || ring_pairs > MAX_SOCKETS {
+            let sentence = format!("{} sockets: a net has at most {MAX_SOCKETS}", sockets.max(ring_pairs));
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
+        let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
+        let memory = Arc::new(Memory::new(device, sizes, ring_pairs as usize * 2 * ring_bytes as usize)?);
+        let counters = Arc::new(Counters::default());
+        let (commands, receiver) = mpsc::channel();
+        let setup = Setup {
+            memory: Arc::clone(&memory),
+            counters: Arc::clone(&counters),
+            commands: receiver,
+            sizes,
+            ring_pairs,
+            ring_bytes,
+            first: Position::of(options.first_position),
+            longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
+        };
+        let started = memory.handle().and_then(|handle| Ok((handle, start(setup)?)));
+        let (handle, ended) = started.inspect_err(|_| {
+            let _ = memory.free();
+        })?;
+        Ok(Net { memory, counters, commands, ended: std::sync::Mutex::new(ended), handle, pid: linux::getpid() })
+    }
+
+    /// The argument of kernels.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// A listening socket, for kernels to accept on.
+    pub fn listen(&self, address: &NetAddress, backlog: u32) -> Result<i32> {
+        let socket = self.socket(address)?;
+        let done = self
+            .call(Call::Bind, socket, 0, address.bytes(), &format!("bind to {address}"))
+            .and_then(|_| self.call(Call::Listen, socket, backlog, &[], &format!("listen on {address}")));
+        self.close_unless(done.map(drop), socket)
+    }
+
+    /// A connected socket, for kernels.
+    pub fn connect(&self, address: &NetAddress) -> Result<i32> {
+        let socket = self.socket(address)?;
+        let done = self.call(Call::Connect, socket, 0, address.bytes(), &format!("connect to {address}"));
+        self.close_unless(done.map(drop), socket)
+    }
+
+    /// The address to which a socket is bound.
+    pub fn address(&self, socket: i32) -> Result<NetAddress> {
+        let reply = self.call(Call::SocketName, socket, 0, &[], "find the address of a socket")?;
+        let (bytes, len) = reply.address.bytes();
+        Ok(NetAddress::of(&bytes[..len]))
+    }
+
+    /// Closes a socket that no kernel uses.
+    pub fn close_socket(&self, socket: i32) -> Result<()> {
+        self.send(Command::Close(Descriptor::of(socket as u32)))
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> Stats {
+        self.counters.stats()
+    }
+
+    /// All calls of kernels fail with ESHUTDOWN from now on, also those that wait.
+    pub fn stop(&self) -> Result<()> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.send(Command::Stop(sender))?;
+        receiver.recv().map_err(|_| ended())
+    }
+
+    /// Stops it, sends what is left (at most a second), and gives its memory back. No kernel of the net may run.
+    pub fn close(self) -> Result<()> {
+        self.send(Command::End)?;
+        let ended = self.ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // It fails, once the proxy has dropped its end.
+        let _ = ended.recv();
+        self.memory.free()
+    }
+
+    fn socket(&self, address: &NetAddress) -> Result<i32> {
+        let argument = u32::from(address.family()) << 16 | SOCK_STREAM;
+        Ok(self.call(Call::Socket, 0, argument, &[], "make a socket")?.result)
+    }
+
+    fn close_unless(&self, done: Result<()>, socket: i32) -> Result<i32> {
+        if done.is_err() {
+            let _ = self.close_socket(socket);
+        }
+        done.map(|()| socket)
+    }
+
+    fn call(&self, call: Call, socket: i32, argument: u32, address: &[u8], what: &str) -> Result<Reply> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let request = Request {
+            call: Ok(call),
+            flags: 0,
+            number: 0,
+            descriptor: socket as u32,
+            argument,
+            address: Address::new(address),
+        };
+        self.send(Command::Call(request, sender))?;
+        let reply = receiver.recv().map_err(|_| ended())?;
+        if reply.result < 0 { Err(Error::of(Errno::from_raw_os_error(-reply.result), what)) } else { Ok(reply) }
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        if linux::getpid() != self.pid {
+            return Err(Error::new(Errno::NODEV, "A forked child does not have the net of its parent"));
+        }
+        self.commands.send(command).map_err(|_| ended())
+    }
+}
+
+fn ended() -> Error {
+    Error::new(Errno::SHUTDOWN, "The proxy of the net has ended")
+}
+
+/// Starts the proxy; what it returns is disconnected once the proxy has ended.
+fn start(setup: Setup) -> Result<Receiver<()>> {
+    let no_thread = |why: &str| Error::new(Errno::AGAIN, format!("Cannot start the proxy of a net: {why}"));
+    let root = FdTableRoot::new().map_err(|e| no_thread(&format!("no descriptor table of its own ({e:?})")))?;
+    let (ready, made) = mpsc::sync_channel(1);
+    let (alive, ended) = mpsc::sync_channel::<()>(1);
+    let body = move || {
+        // Dropped last, after the proxy.
+        let _alive = alive;
+        match Proxy::new(setup) {
+            Ok(proxy) => {
+                let _ = ready.send(Ok(()));
+                drop(ready);
+                proxy.run();
+            }
+            Err(errno) => drop(ready.send(Err(errno))),
+        }
+    };
+    if !root.spawn("spinio-net", body) {
+        return Err(no_thread("no thread"));
+    }
+    match made.recv() {
+        Ok(Ok(())) => Ok(ended),
+        Ok(Err(errno)) => Err(Error::of(errno, "start the proxy of a net")),
+        Err(_) => Err(no_thread("it ended")),
+    }
+}

@@ -1,0 +1,222 @@
+//! Calls with an answer: socket, bind, listen, accept, connect, shutdown, names.
+//!
+//! Arguments come from kernels. A descriptor is looked up, an address goes to the Linux kernel as it is, and what that
+//! says is the answer. Calls that wait are kept with their socket; each mailbox has at most one.
+
+use spinio_ring::layout::Descriptor;
+use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, AF_INET, AF_UNIX, SocketAddress};
+
+use super::Proxy;
+use super::sockets::{Caller, State};
+
+const SOCK_STREAM: u32 = 1;
+
+impl Proxy {
+    pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
+        self.counters.calls.add(1);
+        self.pace.gave(now);
+        if self.stopped {
+            return self.answer(caller, Reply::new(-Errno::SHUTDOWN.raw_os_error()));
+        }
+        let done = match request.call {
+            Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
+            Ok(Call::Accept) => return self.accept(&request, caller, now),
+            Ok(Call::Connect) => return self.connect(&request, caller, now),
+            Ok(call) => self.call_on_socket(call, &request),
+            Err(_) => {
+                self.counters.violations.add(1);
+                Err(Errno::NOSYS)
+            }
+        };
+        self.answer(caller, done.unwrap_or_else(|errno| Reply::new(-errno.raw_os_error())));
+    }
+
+    fn socket(&mut self, argument: u32) -> Result<Descriptor, Errno> {
+        let (domain, kind) = ((argument >> 16) as u16, argument & 0xffff);
+        if domain != AF_UNIX && domain != AF_INET {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        if kind != SOCK_STREAM {
+            return Err(Errno::SOCKTNOSUPPORT);
+        }
+        if !self.sockets.has_room() {
+            return Err(Errno::NOBUFS);
+        }
+        let fd = socket::stream_socket(domain)?;
+        if domain == AF_INET {
+            let _ = socket::reuse_address(fd);
+        }
+        self.add(fd, domain, State::Unconnected)
+    }
+
+    /// A call that is answered at once.
+    fn call_on_socket(&mut self, call: Call, request: &Request) -> Result<Reply, Errno> {
+        let descriptor = Descriptor::of(request.descriptor);
+        let index = descriptor.index;
+        let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
+        let state = socket.state;
+        let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::CONNRESET)?;
+        match call {
+            Call::Bind => {
+                let (bytes, len) = request.address.bytes();
+                socket::bind(fd, &bytes[..len])?;
+            }
+            Call::Listen => {
+                if !matches!(state, State::Unconnected | State::Listening) || socket.connect.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                socket::listen(fd, request.argument)?;
+                socket.state = State::Listening;
+                self.sockets.free_rings(index);
+            }
+            Call::Shutdown => {
+                if request.argument > 2 {
+                    return Err(Errno::INVAL);
+                }
+                if state != State::Connected {
+                    return Err(Errno::NOTCONN);
+                }
+                if request.argument != 1 {
+                    socket::shutdown(fd, 0)?;
+                    socket.readable = true;
+                }
+                socket.shut |= request.argument != 0;
+                self.heat(index);
+            }
+            Call::SocketName => return Ok(with_address(0, &socket::getsockname(fd)?)),
+            Call::PeerName => return Ok(with_address(0, &socket::getpeername(fd)?)),
+            Call::Socket | Call::Accept | Call::Connect => return Err(Errno::INVAL),
+        }
+        Ok(Reply::new(0))
+    }
+
+    fn accept(&mut self, request: &Request, caller: Caller, now: u64) {
+        let descriptor = Descriptor::of(request.descriptor);
+        let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
+            None => Some(Errno::BADF),
+            Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
+            Some(socket) => {
+                socket.accepts.push_back(caller);
+                self.accept_all(descriptor.index, now);
+                let dontwait = request.flags & DONTWAIT != 0;
+                // Calls are served in order: if any still waits, this one does.
+                let left = self.sockets.get(descriptor).filter(|_| dontwait).and_then(|s| s.accepts.pop_back());
+                if let Some(caller) = left {
+                    self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+                }
+                return;
+            }
+        };
+        if let Some(errno) = refused {
+            self.answer(caller, Reply::new(-errno.raw_os_error()));
+        }
+    }
+
+    /// Gives connections to the calls that wait for them.
+    pub(super) fn accept_all(&mut self, index: u32, now: u64) {
+        loop {
+            let has_room = self.sockets.has_room();
+            let Some(socket) = self.sockets.at(index).filter(|socket| !socket.accepts.is_empty()) else { return };
+            let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
+            let domain = socket.domain;
+            if !has_room {
+                // Connections wait in the Linux kernel's backlog until a descriptor is closed.
+                return self.postpone(index);
+            }
+            match socket::accept(fd) {
+                Ok((fd, peer)) => {
+                    if domain == AF_INET {
+                        let _ = socket::no_delay(fd);
+                    }
+                    let done = self.add(fd, domain, State::Connected);
+                    if let Ok(descriptor) = done {
+                        self.counters.accepted.add(1);
+                        self.heat(descriptor.index);
+                    }
+                    let reply = match done {
+                        Ok(descriptor) => with_address(descriptor.number(), &peer),
+                        Err(errno) => Reply::new(-errno.raw_os_error()),
+                    };
+                    let caller = self.sockets.at(index).and_then(|socket| socket.accepts.pop_front());
+                    if let Some(caller) = caller {
+                        self.answer(caller, reply);
+                    }
+                    self.pace.gave(now);
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                // No descriptors or no memory: the connection is still there, and so is the event.
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return self.postpone(index),
+                Err(errno) => return self.cancel_calls(index, errno),
+            }
+        }
+    }
+
+    fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
+        let descriptor = Descriptor::of(request.descriptor);
+        let errno = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
+            None => Errno::BADF,
+            Some(socket) if socket.connect.is_some() => Errno::ALREADY,
+            Some(socket) => match socket.state {
+                State::Connected => Errno::ISCONN,
+                State::Listening => Errno::INVAL,
+                State::Failed => Errno::CONNRESET,
+                State::Unconnected | State::Connecting => {
+                    let (bytes, len) = request.address.bytes();
+                    socket.connect = Some((caller, bytes[..len].to_vec()));
+                    return self.connect_again(descriptor.index, now);
+                }
+            },
+        };
+        self.answer(caller, Reply::new(-errno.raw_os_error()));
+    }
+
+    /// Begins to connect, or tries once more where a listener's backlog was full.
+    pub(super) fn connect_again(&mut self, index: u32, now: u64) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let (Some(fd), Some((_, address))) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
+        match socket::connect(fd, address) {
+            Ok(()) => self.connected(index, 0, now),
+            Err(Errno::INPROGRESS | Errno::INTR) => socket.state = State::Connecting,
+            Err(Errno::AGAIN) => self.postpone(index),
+            Err(errno) => self.connected(index, errno.raw_os_error(), now),
+        }
+    }
+
+    /// An event came while it was connecting.
+    pub(super) fn finish_connect(&mut self, index: u32, now: u64) {
+        let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)) else { return };
+        match socket::take_error(fd) {
+            Ok(0) if socket::getpeername(fd).is_ok() => self.connected(index, 0, now),
+            Ok(0) => {}
+            Ok(errno) => self.connected(index, errno, now),
+            Err(errno) => self.connected(index, errno.raw_os_error(), now),
+        }
+    }
+
+    fn connected(&mut self, index: u32, errno: i32, now: u64) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let caller = socket.connect.take();
+        socket.state = if errno == 0 { State::Connected } else { State::Unconnected };
+        if errno == 0 {
+            if let Some(fd) = socket.fd.as_ref().filter(|_| socket.domain == AF_INET) {
+                let _ = socket::no_delay(fd.0);
+            }
+            socket.readable = true;
+            socket.writable = true;
+            self.set_error(index, 0);
+            self.counters.connected.add(1);
+            self.heat(index);
+        }
+        if let Some((caller, _)) = caller {
+            self.answer(caller, Reply::new(-errno));
+        }
+        self.pace.gave(now);
+    }
+}
+
+fn with_address(result: i32, address: &SocketAddress) -> Reply {
+    Reply { result, address: Address::new(address.bytes()) }
+}

@@ -1,0 +1,357 @@
+//! The proxy: a thread that makes the system calls of a net's sockets.
+//!
+//! ```text
+//!   pass:  calls of the program ─> up to 64 doorbells ─> sockets with something to do, up to 256 KiB each
+//!                                                            │            (stream.rs)
+//!          each millisecond: what waits for room or time  <──┘
+//!          events of the network, waiting as long as pace.rs allows
+//! ```
+//!
+//! It has a descriptor table of its own. It calls no device, reads no file and waits for nothing but the network, so one
+//! socket or one kernel does not hold up another. Every word of a kernel is loaded once and checked; one that is wrong
+//! resets its connection.
+//!
+//! Known flaw: an entry of the doorbell queue that a kernel claims and never writes (it was killed in between) stops the
+//! sockets of its net.
+
+mod control;
+mod pace;
+mod sockets;
+mod stream;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use spinio_ring::Word;
+use spinio_ring::doorbell::{Consumer, Op};
+use spinio_ring::layout::{Descriptor, Sizes, header, record, ring_place};
+use spinio_ring::mailbox::{Reply, Request};
+use spinio_ring::{Position, doorbell};
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
+use spinio_sys::linux::{self, Fd};
+
+use self::pace::Pace;
+use self::sockets::{Caller, SocketFd, Sockets, State};
+use crate::counters::Counters;
+use crate::memory::Memory;
+
+/// Doorbells of a pass.
+const DOORBELLS_A_PASS: usize = 64;
+/// Between two looks at what waits for room or time.
+const TICK_NS: u64 = 1_000_000;
+/// How long a closed socket may send what is left.
+const LINGER_NS: u64 = 30_000_000_000;
+/// The same once the net is closed.
+const LAST_LINGER_NS: u64 = 1_000_000_000;
+
+/// The program's calls.
+pub(crate) enum Command {
+    /// A call that kernels can make too.
+    Call(Request, SyncSender<Reply>),
+    /// The descriptor is used no more.
+    Close(Descriptor),
+    /// All calls fail from now on.
+    Stop(SyncSender<()>),
+    /// The proxy ends.
+    End,
+}
+
+/// What the proxy is made of.
+pub(crate) struct Setup {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) sizes: Sizes,
+    pub(crate) ring_pairs: u32,
+    pub(crate) ring_bytes: u64,
+    pub(crate) first: Position,
+    pub(crate) longest_sleep_ns: u64,
+}
+
+pub(crate) struct Proxy {
+    memory: Arc<Memory>,
+    counters: Arc<Counters>,
+    commands: Receiver<Command>,
+    epoll: SocketFd,
+    doorbells: Consumer,
+    sockets: Sockets,
+    first: Position,
+    /// Mailboxes with a call that waits.
+    waiting: Vec<bool>,
+    /// Sockets with something to do.
+    hot: VecDeque<u32>,
+    /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones.
+    later: Vec<u32>,
+    last_tick: u64,
+    pace: Pace,
+    stopped: bool,
+    /// Since when it ends.
+    ending: Option<u64>,
+}
+
+impl Proxy {
+    /// On the proxy's thread, whose descriptor table it uses.
+    pub(crate) fn new(setup: Setup) -> Result<Proxy, Errno> {
+        let sizes = setup.sizes;
+        let rings = sizes.rings() as u64;
+        Ok(Proxy {
+            epoll: SocketFd(socket::epoll_create()?),
+            doorbells: Consumer::default(),
+            sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
+            first: setup.first,
+            waiting: vec![false; sizes.mailboxes as usize],
+            hot: VecDeque::new(),
+            later: Vec::new(),
+            last_tick: 0,
+            pace: Pace::new(linux::available_cpus(), setup.longest_sleep_ns),
+            stopped: false,
+            ending: None,
+            memory: setup.memory,
+            counters: setup.counters,
+            commands: setup.commands,
+        })
+    }
+
+    /// Until the net is closed.
+    pub(crate) fn run(mut self) {
+        loop {
+            let now = linux::monotonic_ns();
+            let mut worked = self.take_commands(now);
+            worked |= self.take_doorbells(now);
+            worked |= self.pump_hot(now);
+            if now.saturating_sub(self.last_tick) >= TICK_NS {
+                self.last_tick = now;
+                self.tick(now);
+            }
+            if self.is_done(now) {
+                break;
+            }
+            if worked {
+                self.pace.worked(now);
+            }
+            // The wait of this call is the only one of the proxy.
+            let sleep = if self.hot.is_empty() { self.pace.sleep(now) } else { 0 };
+            self.take_events(sleep);
+        }
+    }
+
+    fn is_done(&self, now: u64) -> bool {
+        let patience = || self.hot.is_empty() && self.later.is_empty();
+        self.ending.is_some_and(|since| patience() || now.saturating_sub(since) > LAST_LINGER_NS)
+    }
+
+    fn take_commands(&mut self, now: u64) -> bool {
+        let mut worked = false;
+        while let Ok(command) = self.commands.try_recv() {
+            worked = true;
+            match command {
+                Command::Call(request, sender) => self.call(request, Caller::Host(sender), now),
+                Command::Close(descriptor) => self.close(descriptor, now),
+                Command::Stop(sender) => {
+                    self.stop();
+                    let _ = sender.try_send(());
+                }
+                Command::End => {
+                    self.stop();
+                    self.ending = Some(now);
+                    for index in self.sockets.indices() {
+                        let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
+                        self.close(descriptor, now);
+                    }
+                }
+            }
+        }
+        worked
+    }
+
+    fn take_doorbells(&mut self, now: u64) -> bool {
+        let memory = Arc::clone(&self.memory);
+        let mut taken = 0;
+        while taken < DOORBELLS_A_PASS
+            && let Some(entry) = self.doorbells.pop(memory.doorbells())
+        {
+            taken += 1;
+            self.take_doorbell(entry, now);
+        }
+        if taken > 0 {
+            self.doorbells.publish(&memory.header()[header::DOORBELL_HEAD]);
+            self.counters.doorbells.add(taken as u64);
+            self.pace.heard(now);
+        }
+        taken > 0
+    }
+
+    fn take_doorbell(&mut self, entry: doorbell::Entry, now: u64) {
+        let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
+        match entry.op {
+            Ok(Op::Control) => self.take_request(entry.socket, now),
+            Ok(Op::Close) => self.close(descriptor, now),
+            Ok(Op::Credit) => self.heat(descriptor.index),
+            Ok(Op::Send) => {
+                // One that a close overtook: its bytes have nowhere to go.
+                let Some(socket) = self.sockets.get(descriptor) else { return };
+                if socket.state != State::Connected || socket.closing.is_some() {
+                    return;
+                }
+                match socket.incoming.extend(entry.position) {
+                    Ok(()) => self.heat(descriptor.index),
+                    Err(_) => self.violation(descriptor.index),
+                }
+            }
+            Err(_) => self.counters.violations.add(1),
+        }
+    }
+
+    /// The request of a mailbox.
+    fn take_request(&mut self, mailbox: u32, now: u64) {
+        let Some(waiting) = self.waiting.get_mut(mailbox as usize) else {
+            return self.counters.violations.add(1);
+        };
+        if std::mem::replace(waiting, true) {
+            // A second request before the answer to the first one.
+            return self.counters.violations.add(1);
+        }
+        let request = Request::load(self.memory.mailbox(mailbox).0);
+        self.call(request, Caller::Mailbox { mailbox, number: request.number }, now);
+    }
+
+    fn answer(&mut self, caller: Caller, reply: Reply) {
+        match caller {
+            Caller::Mailbox { mailbox, number } => {
+                self.waiting[mailbox as usize] = false;
+                reply.store(self.memory.mailbox(mailbox).1, number);
+            }
+            Caller::Host(sender) => {
+                let _ = sender.try_send(reply);
+            }
+        }
+    }
+
+    /// The socket has something to do.
+    fn heat(&mut self, index: u32) {
+        if let Some(socket) = self.sockets.at(index)
+            && !std::mem::replace(&mut socket.hot, true)
+        {
+            self.hot.push_back(index);
+        }
+    }
+
+    /// The socket has something to do later, whose time no event tells.
+    fn postpone(&mut self, index: u32) {
+        if !self.later.contains(&index) {
+            self.later.push(index);
+        }
+    }
+
+    fn pump_hot(&mut self, now: u64) -> bool {
+        let mut worked = false;
+        for _ in 0..self.hot.len() {
+            let Some(index) = self.hot.pop_front() else { break };
+            if let Some(socket) = self.sockets.at(index) {
+                socket.hot = false;
+                worked |= self.pump(index, now);
+            }
+        }
+        worked
+    }
+
+    /// What waits for room or time.
+    fn tick(&mut self, now: u64) {
+        self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
+        for index in std::mem::take(&mut self.later) {
+            let Some(socket) = self.sockets.at(index) else { continue };
+            if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {
+                self.abandon(index);
+                continue;
+            }
+            self.pump(index, now);
+        }
+    }
+
+    fn take_events(&mut self, sleep_ns: u64) {
+        let mut events = [EpollEvent::default(); 64];
+        let count = socket::epoll_wait(self.epoll.0, &mut events, sleep_ns).unwrap_or(0);
+        for event in &events[..count] {
+            let (events, data) = (event.events, event.data);
+            let descriptor = Descriptor { index: data as u32, epoch: (data >> 32) as u32 };
+            let Some(socket) = self.sockets.get(descriptor) else { continue };
+            socket.readable |= events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR) != 0;
+            socket.writable |= events & (EPOLLOUT | EPOLLHUP | EPOLLERR) != 0;
+            self.heat(descriptor.index);
+        }
+        if count > 0 {
+            self.pace.worked(linux::monotonic_ns());
+        }
+    }
+
+    /// Puts a socket into the table, the event queue and the kernels' view.
+    fn add(&mut self, fd: Fd, domain: u16, state: State) -> Result<Descriptor, Errno> {
+        let errno = if state == State::Connected { 0 } else { Errno::NOTCONN.raw_os_error() as u16 };
+        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, state) else {
+            return Err(Errno::NOBUFS);
+        };
+        let index = descriptor.index;
+        let events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+        let data = u64::from(index) | u64::from(descriptor.epoch) << 32;
+        if let Err(errno) = socket::epoll_add(self.epoll.0, fd, events, data) {
+            self.sockets.remove(index);
+            return Err(errno);
+        }
+        self.set_error(index, errno);
+        let log2 = self.sockets.ring_bytes.trailing_zeros();
+        let rings = self.sockets.at(index).and_then(|socket| socket.rings);
+        let words = self.memory.record(index);
+        if let Some(rings) = rings {
+            words[record::RECEIVE].store_release(ring_place(rings.receive, log2));
+            words[record::SEND].store_release(ring_place(rings.send, log2));
+        }
+        words[record::FIRST].store_release(self.first.bits());
+        words[record::STATE].store_release(u64::from(descriptor.epoch) << 2 | 2);
+        self.counters.open.add(1);
+        Ok(descriptor)
+    }
+
+    /// Removes a socket: its descriptor is closed, and its place is free.
+    fn remove(&mut self, index: u32) {
+        self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.epoch(index)) << 2);
+        if self.sockets.remove(index).is_some() {
+            self.counters.open.set(self.counters.open.get() - 1);
+        }
+    }
+
+    /// All calls of kernels and of the program fail from now on.
+    fn stop(&mut self) {
+        if std::mem::replace(&mut self.stopped, true) {
+            return;
+        }
+        let errno = Errno::SHUTDOWN;
+        for index in self.sockets.indices() {
+            self.set_error(index, errno.raw_os_error() as u16);
+            self.cancel_calls(index, errno);
+        }
+        self.memory.header()[header::STOP].store_release(1);
+    }
+
+    /// Answers the calls that wait for something on a socket.
+    fn cancel_calls(&mut self, index: u32, errno: Errno) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let mut callers: Vec<Caller> = socket.accepts.drain(..).collect();
+        callers.extend(socket.connect.take().map(|(caller, _)| caller));
+        for caller in callers {
+            self.answer(caller, Reply::new(-errno.raw_os_error()));
+        }
+    }
+}
+
+impl Drop for Proxy {
+    /// Also when it panics: kernels must not wait for it.
+    fn drop(&mut self) {
+        for index in self.sockets.indices() {
+            self.remove(index);
+        }
+        self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
+        self.memory.header()[header::STOP].store_release(2);
+    }
+}

@@ -1,0 +1,210 @@
+//! The sockets of a net as the proxy knows them: descriptors, states, rings.
+//!
+//! ```text
+//!   slot (index) ── epoch, counted up at each use
+//!     └ Socket ── Unconnected ── connect ──> Connecting ──> Connected ── error, violation ──> Failed
+//!                      └─ listen ──> Listening                  └ close ──> closing: sends what is left, then is freed
+//! ```
+//!
+//! Places and sizes of rings come from here alone, never from a word of a kernel.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::SyncSender;
+
+use spinio_ring::Position;
+use spinio_ring::layout::Descriptor;
+use spinio_ring::mailbox::Reply;
+use spinio_ring::stream::{Incoming, Outgoing};
+use spinio_sys::linux::{Fd, close};
+
+/// A descriptor of the proxy's table, closed with this.
+#[derive(Debug)]
+pub(crate) struct SocketFd(pub(crate) Fd);
+
+impl Drop for SocketFd {
+    fn drop(&mut self) {
+        let _ = close(self.0);
+    }
+}
+
+/// A call that waits for its answer.
+#[derive(Debug)]
+pub(crate) enum Caller {
+    /// A kernel.
+    Mailbox { mailbox: u32, number: u32 },
+    /// The program.
+    Host(SyncSender<Reply>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Unconnected,
+    Listening,
+    Connecting,
+    Connected,
+    /// Its descriptor is closed; kernels learn the errno from its line.
+    Failed,
+}
+
+/// A send ring and a receive ring: offsets in pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingPair {
+    pub(crate) receive: u64,
+    pub(crate) send: u64,
+}
+
+/// A socket.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) fd: Option<SocketFd>,
+    pub(crate) domain: u16,
+    pub(crate) state: State,
+    pub(crate) rings: Option<RingPair>,
+    pub(crate) incoming: Incoming,
+    pub(crate) outgoing: Outgoing,
+    /// The Linux kernel may have bytes, or room.
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// Flags of the device line.
+    pub(crate) flags: u64,
+    /// errno of the device line.
+    pub(crate) errno: u16,
+    /// The sending direction ends after what is in the ring.
+    pub(crate) shut: bool,
+    /// The kernel has closed the descriptor, at this time.
+    pub(crate) closing: Option<u64>,
+    /// It is in the list of sockets with something to do.
+    pub(crate) hot: bool,
+    /// Calls of accept that wait.
+    pub(crate) accepts: VecDeque<Caller>,
+    /// A call of connect that waits, and where to.
+    pub(crate) connect: Option<(Caller, Vec<u8>)>,
+}
+
+/// A place for a socket.
+#[derive(Debug, Default)]
+struct Slot {
+    epoch: u32,
+    socket: Option<Socket>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    slots: Vec<Slot>,
+    /// The one that was freed first is used first: epochs repeat late.
+    free: VecDeque<u32>,
+    rings: Vec<RingPair>,
+    pub(crate) ring_bytes: u64,
+    first: Position,
+}
+
+impl Sockets {
+    /// `rings`: offset of the first ring; `pairs` of them, each of `ring_bytes` in both directions.
+    pub(crate) fn new(count: u32, rings: u64, pairs: u32, ring_bytes: u64, first: Position) -> Sockets {
+        let slots = (0..count).map(|_| Slot::default()).collect();
+        let pair = |n: u32| {
+            let receive = rings + u64::from(n) * 2 * ring_bytes;
+            RingPair { receive, send: receive + ring_bytes }
+        };
+        let rings = (0..pairs).rev().map(pair).collect();
+        Sockets { slots, free: (0..count).collect(), rings, ring_bytes, first }
+    }
+
+    /// Whether there are a slot and rings for one more.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() && !self.rings.is_empty()
+    }
+
+    /// Puts a new socket into a slot.
+    pub(crate) fn add(&mut self, fd: SocketFd, domain: u16, state: State) -> Option<Descriptor> {
+        if !self.has_room() {
+            return None;
+        }
+        let (index, rings) = (self.free.pop_front()?, self.rings.pop()?);
+        let slot = &mut self.slots[index as usize];
+        slot.epoch = Descriptor::next_epoch(slot.epoch);
+        slot.socket = Some(Socket {
+            fd: Some(fd),
+            domain,
+            state,
+            rings: Some(rings),
+            incoming: Incoming::new(self.ring_bytes, self.first),
+            outgoing: Outgoing::new(self.ring_bytes, self.first, slot.epoch),
+            readable: true,
+            writable: true,
+            flags: 0,
+            errno: 0,
+            shut: false,
+            closing: None,
+            hot: false,
+            accepts: VecDeque::new(),
+            connect: None,
+        });
+        Some(Descriptor { index, epoch: slot.epoch })
+    }
+
+    /// The socket of a descriptor that is not stale.
+    pub(crate) fn get(&mut self, descriptor: Descriptor) -> Option<&mut Socket> {
+        let slot = self.slots.get_mut(descriptor.index as usize)?;
+        slot.socket.as_mut().filter(|_| slot.epoch == descriptor.epoch)
+    }
+
+    /// The socket in a slot.
+    pub(crate) fn at(&mut self, index: u32) -> Option<&mut Socket> {
+        self.slots.get_mut(index as usize)?.socket.as_mut()
+    }
+
+    /// The epoch of a slot.
+    pub(crate) fn epoch(&self, index: u32) -> u32 {
+        self.slots.get(index as usize).map_or(0, |slot| slot.epoch)
+    }
+
+    /// Gives the rings of a socket back; kernels do not use them any more.
+    pub(crate) fn free_rings(&mut self, index: u32) {
+        if let Some(rings) = self.at(index).and_then(|socket| socket.rings.take()) {
+            self.rings.push(rings);
+        }
+    }
+
+    /// Ends a socket.
+    pub(crate) fn remove(&mut self, index: u32) -> Option<Socket> {
+        self.free_rings(index);
+        let socket = self.slots.get_mut(index as usize)?.socket.take();
+        if socket.is_some() {
+            self.free.push_back(index);
+        }
+        socket
+    }
+
+    /// Indices of all sockets.
+    pub(crate) fn indices(&self) -> Vec<u32> {
+        let used = self.slots.iter().zip(0..).filter(|(slot, _)| slot.socket.is_some());
+        used.map(|(_, index)| index).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_used_again_late_and_with_another_epoch() {
+        let mut sockets = Sockets::new(4, 4096, 2, 4096, Position::of(0));
+        let add = |sockets: &mut Sockets| sockets.add(SocketFd(-1), 1, State::Unconnected);
+        let (a, b) = (add(&mut sockets).unwrap(), add(&mut sockets).unwrap());
+        assert_eq!((a.index, b.index, a.epoch), (0, 1, 1));
+        assert!(!sockets.has_room() && add(&mut sockets).is_none(), "there are rings for two");
+        let rings = sockets.at(0).unwrap().rings;
+        assert!(sockets.remove(0).is_some() && sockets.remove(0).is_none());
+        assert!(sockets.get(a).is_none());
+        let c = add(&mut sockets).unwrap();
+        assert_eq!((c.index, sockets.at(2).unwrap().rings), (2, rings));
+        sockets.remove(2);
+        let d = add(&mut sockets).unwrap();
+        sockets.remove(d.index);
+        let again = add(&mut sockets).unwrap();
+        assert_eq!((again.index, again.epoch), (0, 2));
+        assert!(sockets.get(a).is_none(), "the descriptor of the first use is stale");
+    }
+}

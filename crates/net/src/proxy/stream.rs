@@ -1,0 +1,231 @@
+//! Bytes of one socket: from its send ring to the network, from the network to its receive ring, and its end.
+//!
+//! ```text
+//!   send ring ── send() ──> network       EAGAIN: until EPOLLOUT        error: errno of the line, for later sends
+//!   receive ring <── recv() ── network    EAGAIN: until EPOLLIN         0: EOF      error: ERR, after what has arrived
+//!                └ full: FULL, until a credit doorbell, or until the next tick finds room
+//! ```
+//!
+//! A credit doorbell is a hint: a kernel that did not see FULL yet rings none. So full rings are looked at each tick too.
+
+use std::sync::Arc;
+
+use spinio_ring::Word;
+use spinio_ring::layout::Descriptor;
+use spinio_ring::line::{EOF, ERR, FULL};
+use spinio_ring::stream::Violation;
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, AF_INET};
+
+use super::Proxy;
+use super::sockets::{Socket, State};
+
+/// Bytes of a socket in a pass, in each direction.
+const BYTES_A_PASS: usize = 256 << 10;
+
+impl Proxy {
+    /// Does what there is to do for a socket; whether bytes moved.
+    pub(super) fn pump(&mut self, index: u32, now: u64) -> bool {
+        let Some(socket) = self.sockets.at(index) else { return false };
+        match socket.state {
+            State::Unconnected if socket.connect.is_some() => self.connect_again(index, now),
+            State::Connecting => self.finish_connect(index, now),
+            State::Listening => self.accept_all(index, now),
+            State::Connected => {
+                let sent = self.pump_out(index);
+                let received = self.pump_in(index, now);
+                self.finish_closing(index);
+                return sent || received;
+            }
+            State::Unconnected | State::Failed => {}
+        }
+        false
+    }
+
+    /// Send ring to network.
+    fn pump_out(&mut self, index: u32) -> bool {
+        let memory = Arc::clone(&self.memory);
+        let Some(socket) = self.sockets.at(index) else { return false };
+        let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
+        let (mut moved, mut failed) = (0, None);
+        while socket.writable && moved < BYTES_A_PASS {
+            let (at, len) = socket.incoming.next();
+            if len == 0 {
+                break;
+            }
+            match memory.send(fd, rings.send + at as u64, len.min(BYTES_A_PASS - moved)) {
+                Ok(sent) => {
+                    socket.incoming.advance(sent);
+                    moved += sent;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => socket.writable = false,
+                Err(errno) => {
+                    failed = Some(errno);
+                    break;
+                }
+            }
+        }
+        if moved > 0 {
+            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
+            self.counters.bytes_sent.add(moved as u64);
+        }
+        if let Some(errno) = failed {
+            self.fail_sending(index, errno);
+        } else if socket.shut && socket.incoming.pending() == 0 && socket.errno == 0 {
+            let _ = socket::shutdown(fd, 1);
+            self.fail_sending(index, Errno::PIPE);
+        } else if socket.writable && socket.incoming.pending() > 0 {
+            self.heat(index);
+        }
+        moved > 0
+    }
+
+    /// Network to receive ring.
+    fn pump_in(&mut self, index: u32, now: u64) -> bool {
+        let memory = Arc::clone(&self.memory);
+        let Some(socket) = self.sockets.at(index) else { return false };
+        let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
+        if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
+            return false;
+        }
+        if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() {
+            self.violation(index);
+            return false;
+        }
+        let (mut moved, before) = (0, socket.flags);
+        socket.flags &= !FULL;
+        while socket.readable && moved < BYTES_A_PASS {
+            let (at, room) = socket.outgoing.room();
+            if room == 0 {
+                socket.flags |= FULL;
+                break;
+            }
+            match memory.recv(fd, rings.receive + at as u64, room.min(BYTES_A_PASS - moved)) {
+                Ok(0) => {
+                    socket.flags |= EOF;
+                    break;
+                }
+                Ok(received) => {
+                    socket.outgoing.advance(received);
+                    moved += received;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => socket.readable = false,
+                Err(errno) => {
+                    socket.errno = errno.raw_os_error() as u16;
+                    socket.flags |= ERR;
+                    break;
+                }
+            }
+        }
+        let (flags, full) = (socket.flags, socket.flags & FULL != 0);
+        let again = socket.readable && flags & (EOF | ERR | FULL) == 0;
+        if flags & ERR != 0 {
+            // The errno is there before the flag that refers to it.
+            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
+        }
+        if moved > 0 || flags != before {
+            memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());
+            self.pace.gave(now);
+        }
+        self.counters.bytes_received.add(moved as u64);
+        if full {
+            self.postpone(index);
+        } else if again {
+            self.heat(index);
+        }
+        moved > 0
+    }
+
+    /// Later sends fail; what is in the ring has nowhere to go.
+    fn fail_sending(&mut self, index: u32, errno: Errno) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let left = socket.incoming.pending();
+        socket.incoming.advance(left as usize);
+        socket.errno = errno.raw_os_error() as u16;
+        if errno != Errno::PIPE {
+            // The connection is gone, not just this direction: the error that tells so is reported only once.
+            socket.flags |= ERR;
+        }
+        // The position stays, so that the kernel runs out of room and looks at the errno.
+        let line = self.memory.device_line(index);
+        let sent = spinio_ring::line::Sent::of(line[1].load_acquire());
+        line[1].store_release(spinio_ring::line::Sent { errno: socket.errno, ..sent }.word());
+        line[0].store_release(socket.outgoing.line(socket.flags).word());
+    }
+
+    /// Sets or clears the error of both directions.
+    pub(super) fn set_error(&mut self, index: u32, errno: u16) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.errno = errno;
+        socket.flags = if errno == 0 { socket.flags & !ERR } else { socket.flags | ERR };
+        let line = self.memory.device_line(index);
+        line[1].store_release(socket.incoming.line(errno).word());
+        line[0].store_release(socket.outgoing.line(socket.flags).word());
+    }
+
+    /// A kernel broke the rules: its connection is reset, and no other.
+    pub(super) fn violation(&mut self, index: u32) {
+        self.counters.violations.add(1);
+        self.cancel_calls(index, Errno::CONNRESET);
+        if let Some(socket) = self.sockets.at(index) {
+            if let Some(fd) = socket.fd.take() {
+                let _ = socket::reset_on_close(fd.0);
+            }
+            socket.state = State::Failed;
+            if socket.closing.is_some() {
+                return self.remove(index);
+            }
+        }
+        self.set_error(index, Errno::CONNRESET.raw_os_error() as u16);
+    }
+
+    /// The kernel has closed the descriptor. What it has sent is still sent.
+    pub(super) fn close(&mut self, descriptor: Descriptor, now: u64) {
+        let index = descriptor.index;
+        let word = match self.sockets.get(descriptor) {
+            Some(socket) if socket.closing.is_none() => self.memory.host_line(index)[0].load_acquire(),
+            _ => return,
+        };
+        self.cancel_calls(index, Errno::BADF);
+        let Some(socket) = self.sockets.get(descriptor) else { return };
+        socket.closing = Some(now);
+        let _ = credit(socket, word);
+        if socket.domain == AF_INET && socket.outgoing.unread() > 0 {
+            // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read.
+            return self.abandon(index);
+        }
+        if socket.state == State::Connected {
+            self.postpone(index);
+            self.heat(index);
+        } else {
+            self.remove(index);
+        }
+    }
+
+    /// A closed socket has sent everything, or cannot.
+    fn finish_closing(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        if socket.closing.is_none() {
+            return;
+        }
+        if socket.incoming.pending() == 0 {
+            self.remove(index);
+        } else {
+            self.postpone(index);
+        }
+    }
+
+    /// Resets the connection.
+    pub(super) fn abandon(&mut self, index: u32) {
+        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.take()) {
+            let _ = socket::reset_on_close(fd.0);
+        }
+        self.remove(index);
+    }
+}
+
+fn credit(socket: &mut Socket, word: u64) -> Result<(), Violation> {
+    socket.outgoing.credit(word)
+}

@@ -1,0 +1,160 @@
+//! The protocols under a model checker, which runs them in every order that their memory operations allow.
+//!
+//! Bytes are relaxed atomics: a reader that the protocol does not order after the writer may see the old ones.
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use loom::thread;
+
+use crate::doorbell::{self, Consumer, Entry, Op};
+use crate::mailbox::{Address, Call, Reply, Request};
+use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
+use crate::{Position, Word};
+
+fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
+    Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
+}
+
+fn check(work: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(work);
+}
+
+#[test]
+fn received_bytes_are_there_once_the_line_says_so() {
+    check(|| {
+        let (ring, lines) = (words::<2>(), words::<2>());
+        let first = Position::of(u64::MAX);
+        let proxy = {
+            let (ring, lines) = (Arc::clone(&ring), Arc::clone(&lines));
+            thread::spawn(move || {
+                let mut outgoing = Outgoing::new(2, first, 1);
+                // Three bytes through a ring of two: the third one has to wait for the first one to be taken.
+                for byte in 1..=3 {
+                    while outgoing.room().1 == 0 {
+                        assert!(outgoing.credit(lines[1].load_acquire()).is_ok());
+                        thread::yield_now();
+                    }
+                    ring[outgoing.room().0].store(byte, Relaxed);
+                    outgoing.advance(1);
+                    lines[0].store_release(outgoing.line(0).word());
+                }
+            })
+        };
+        let mut receiver = Receiver::new(2, first, 1);
+        let mut expected = 1;
+        // The line is zero, and no position of this stream, before the proxy has written it.
+        while expected <= 3 {
+            let word = lines[0].load_acquire();
+            match receiver.look(if word == 0 && expected == 1 { first.bits() } else { word }) {
+                Look::Bytes(at, _) => {
+                    assert_eq!(ring[at].load(Relaxed), expected, "a byte that has not arrived");
+                    expected += 1;
+                    lines[1].store_release(receiver.advance(1).0);
+                }
+                _ => thread::yield_now(),
+            }
+        }
+        assert!(proxy.join().is_ok());
+    });
+}
+
+#[test]
+fn sent_bytes_are_not_overwritten_before_they_are_sent() {
+    check(|| {
+        let (ring, shared) = (words::<2>(), words::<2>());
+        let kernel = {
+            let (ring, shared) = (Arc::clone(&ring), Arc::clone(&shared));
+            thread::spawn(move || {
+                let mut sender = Sender::new(2, Position::of(0));
+                for byte in 1..=3 {
+                    while sender.room().1 == 0 {
+                        sender.look(shared[0].load_acquire());
+                        thread::yield_now();
+                    }
+                    ring[sender.room().0].store(byte, Relaxed);
+                    shared[1].store_release(sender.advance(1).bits());
+                }
+            })
+        };
+        let mut incoming = Incoming::new(2, Position::of(0));
+        let mut expected = 1;
+        while expected <= 3 {
+            assert!(incoming.extend(Position::of(shared[1].load_acquire())).is_ok());
+            if incoming.pending() == 0 {
+                thread::yield_now();
+                continue;
+            }
+            assert_eq!(ring[incoming.next().0].load(Relaxed), expected, "a byte was overwritten, or is not there");
+            incoming.advance(1);
+            expected += 1;
+            shared[0].store_release(incoming.line(0).word());
+        }
+        assert!(kernel.join().is_ok());
+    });
+}
+
+#[test]
+fn doorbells_of_two_kernels_arrive_once_and_after_what_they_are_about() {
+    check(|| {
+        let (queue, claims, data) = (words::<4>(), words::<3>(), words::<2>());
+        let kernels: Vec<_> = (0..2_u32)
+            .map(|socket| {
+                let (queue, claims, data) = (Arc::clone(&queue), Arc::clone(&claims), Arc::clone(&data));
+                thread::spawn(move || {
+                    data[socket as usize].store(7, Relaxed);
+                    let entry = Entry::new(Op::Send, Position::of(1), socket, 1);
+                    assert!(doorbell::push(&queue[..], &claims[0], &claims[1], &claims[2], entry));
+                })
+            })
+            .collect();
+        let (mut consumer, mut seen) = (Consumer::default(), [false; 2]);
+        while seen != [true; 2] {
+            match consumer.pop(&queue[..]) {
+                Some(entry) => {
+                    let socket = entry.socket as usize;
+                    assert!(!std::mem::replace(&mut seen[socket], true), "an entry came twice");
+                    assert_eq!(data[socket].load(Relaxed), 7, "the doorbell came before the bytes");
+                }
+                None => thread::yield_now(),
+            }
+        }
+        kernels.into_iter().for_each(|kernel| assert!(kernel.join().is_ok()));
+    });
+}
+
+#[test]
+fn reply_belongs_to_its_request() {
+    check(|| {
+        let (mailbox, bell) = (words::<32>(), words::<1>());
+        let proxy = {
+            let (mailbox, bell) = (Arc::clone(&mailbox), Arc::clone(&bell));
+            thread::spawn(move || {
+                for number in 1..=2 {
+                    while bell[0].load_acquire() != number {
+                        thread::yield_now();
+                    }
+                    let request = Request::load(&mailbox[..16]);
+                    assert_eq!((request.call, u64::from(request.argument)), (Ok(Call::Accept), number * 10));
+                    Reply::new(request.argument as i32 + 1).store(&mailbox[16..], request.number);
+                }
+            })
+        };
+        for number in 1..=2_u32 {
+            let argument = number * 10;
+            let address = Address::EMPTY;
+            let request = Request { call: Ok(Call::Accept), flags: 0, number, descriptor: 0, argument, address };
+            request.store(&mailbox[..16]);
+            bell[0].store_release(number.into());
+            let reply = loop {
+                match Reply::load(&mailbox[16..], number) {
+                    Some(reply) => break reply,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(reply.result, argument as i32 + 1);
+        }
+        assert!(proxy.join().is_ok());
+    });
+}

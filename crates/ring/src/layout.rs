@@ -1,0 +1,171 @@
+//! Where each structure is in the memory of a net. `device/include/spinio/net/layout.h` has the same in C++.
+//!
+//! ```text
+//!   pinned host memory                                               device memory
+//!        0  header: magic, stop, head of the doorbell queue               0  claims of the doorbell queue
+//!     4096  doorbell queue: 4096 entries of 16 bytes                   4096  device sockets, 128 bytes each
+//!    69632  records: 32 bytes a socket                                    .  mailbox claims, 16 bytes each
+//!        .  device lines, then host lines: 128 bytes a socket each
+//!        .  mailboxes: request and reply, 128 bytes each
+//!        .  rings, from a multiple of 4096
+//! ```
+
+/// The first word of the header.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"spinnet\x01");
+/// Bytes of a page, and of each header.
+pub const PAGE: usize = 4096;
+/// Entries of the doorbell queue.
+pub const DOORBELLS: usize = 4096;
+/// Bytes of a doorbell entry.
+pub const DOORBELL_BYTES: usize = 16;
+/// Bytes of a line, and of a half of a mailbox.
+pub const LINE_BYTES: usize = 128;
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = 32;
+/// Bytes of a mailbox.
+pub const MAILBOX_BYTES: usize = 256;
+/// Bytes of a device socket.
+pub const DEVICE_SOCKET_BYTES: usize = 128;
+/// Bytes of the claim of a mailbox.
+pub const CLAIM_BYTES: usize = 16;
+/// Mailboxes for calls that are answered at once; the others are for calls that wait, such as accept.
+pub const QUICK_MAILBOXES: u32 = 64;
+/// The most bytes of a socket address.
+pub const ADDRESS_BYTES: usize = 112;
+/// The most sockets of a net.
+pub const MAX_SOCKETS: u32 = 1 << 16;
+
+/// Words of the header.
+pub mod header {
+    /// [`super::MAGIC`]
+    pub const MAGIC: usize = 0;
+    /// 0; 1 once the net is stopped; 2 once the proxy has ended.
+    pub const STOP: usize = 1;
+    /// How many entries of the doorbell queue the proxy has taken.
+    pub const DOORBELL_HEAD: usize = 16;
+}
+
+/// Words of the device memory's first page.
+pub mod claims {
+    /// The next place in the doorbell queue.
+    pub const DOORBELL_TAIL: usize = 0;
+    /// The head of the doorbell queue, as last seen.
+    pub const DOORBELL_HEAD: usize = 1;
+}
+
+/// Words of a record: what a kernel has to know of a socket before its first call.
+pub mod record {
+    /// Epoch of the socket, times 4, plus 2 while it is open.
+    pub const STATE: usize = 0;
+    /// Place of the receive ring: [`super::ring_place`].
+    pub const RECEIVE: usize = 1;
+    /// Place of the send ring.
+    pub const SEND: usize = 2;
+    /// Position at which both directions begin.
+    pub const FIRST: usize = 3;
+}
+
+/// Sizes of a net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Sockets: a power of two.
+    pub sockets: u32,
+    /// Mailboxes.
+    pub mailboxes: u32,
+}
+
+impl Sizes {
+    /// Offset of the doorbell queue.
+    pub const fn doorbells(self) -> usize {
+        PAGE
+    }
+
+    /// Offset of the records.
+    pub const fn records(self) -> usize {
+        self.doorbells() + DOORBELLS * DOORBELL_BYTES
+    }
+
+    /// Offset of the device lines.
+    pub const fn device_lines(self) -> usize {
+        (self.records() + self.sockets as usize * RECORD_BYTES).next_multiple_of(LINE_BYTES)
+    }
+
+    /// Offset of the host lines.
+    pub const fn host_lines(self) -> usize {
+        self.device_lines() + self.sockets as usize * LINE_BYTES
+    }
+
+    /// Offset of the mailboxes.
+    pub const fn mailboxes(self) -> usize {
+        self.host_lines() + self.sockets as usize * LINE_BYTES
+    }
+
+    /// Offset of the rings.
+    pub const fn rings(self) -> usize {
+        (self.mailboxes() + self.mailboxes as usize * MAILBOX_BYTES).next_multiple_of(PAGE)
+    }
+
+    /// Offset of the device sockets in device memory.
+    pub const fn device_sockets(self) -> usize {
+        PAGE
+    }
+
+    /// Offset of the claims of mailboxes in device memory.
+    pub const fn mailbox_claims(self) -> usize {
+        self.device_sockets() + self.sockets as usize * DEVICE_SOCKET_BYTES
+    }
+
+    /// Bytes of device memory.
+    pub const fn device_bytes(self) -> usize {
+        self.mailbox_claims() + self.mailboxes as usize * CLAIM_BYTES
+    }
+}
+
+/// Where a ring is, as one word: its offset in pinned memory, and the logarithm of its size in the low 8 bits.
+pub const fn ring_place(offset: u64, size_log2: u32) -> u64 {
+    offset << 8 | size_log2 as u64
+}
+
+/// A descriptor: the number by which kernels name a socket. Stale ones have another epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Below the number of sockets.
+    pub index: u32,
+    /// 15 bits, never 0.
+    pub epoch: u32,
+}
+
+impl Descriptor {
+    /// As a positive number.
+    pub const fn number(self) -> i32 {
+        (self.epoch << 16 | self.index) as i32
+    }
+
+    /// Of a number.
+    pub const fn of(number: u32) -> Descriptor {
+        Descriptor { index: number & 0xffff, epoch: number >> 16 & 0x7fff }
+    }
+
+    /// The epoch of the next socket in this place.
+    pub const fn next_epoch(epoch: u32) -> u32 {
+        if epoch >= 0x7fff { 1 } else { epoch + 1 }
+    }
+}
+
+/// What a kernel gets as an argument: 64 bytes, by value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Handle {
+    /// Address of the pinned memory, as kernels see it.
+    pub pinned: u64,
+    /// Address of the device memory.
+    pub device: u64,
+    /// [`Sizes::sockets`]
+    pub sockets: u32,
+    /// [`Sizes::mailboxes`]
+    pub mailboxes: u32,
+    /// Zero.
+    pub reserved: [u64; 5],
+}
+
+const _: () = assert!(size_of::<Handle>() == 64);

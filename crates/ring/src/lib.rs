@@ -1,0 +1,36 @@
+//! The queues between GPU kernels and the proxy of their sockets: where each word is, and what both sides do with it.
+//!
+//! ```text
+//!   kernel (device/include/spinio/net/)                              proxy (crates/net)
+//!   stream::Sender ── bytes in a send ring ── doorbell: position ──> stream::Incoming
+//!            room <── line: sent position ──────────────────────────┘
+//!   stream::Receiver <── line: received position, flags ─────────── stream::Outgoing ── bytes in a receive ring
+//!            └────────── host line: consumed position ─────────────> room
+//!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
+//! ```
+//!
+//! Order. Every word here is 8 aligned bytes with one writer, which stores it with release order; its readers load it with
+//! acquire order. Nothing crosses the bus as a read-modify-write. The only ones are on words in device memory that no CPU
+//! accesses: claims of places in the doorbell queue and of mailboxes.
+//!
+//! Trust. The proxy trusts no word that a kernel writes: it loads it once and checks it against what it knows itself
+//! ([`stream::Violation`]). Kernels trust the proxy, which is in their own process.
+//!
+//! The kernel's side exists twice: here in Rust, for models and tests, and in CUDA C++. A test compares the layouts. The
+//! code takes its atomics through [`Word`], so that a model checker runs the same code.
+//!
+//! Known flaw: small messages inside a line (inline) and polling peers have their places in the layout, but no code yet.
+#![forbid(unsafe_code)]
+
+pub mod doorbell;
+#[cfg(all(test, loom))]
+mod interleavings;
+pub mod layout;
+pub mod line;
+pub mod mailbox;
+pub mod position;
+pub mod stream;
+mod word;
+
+pub use position::Position;
+pub use word::Word;

@@ -1,0 +1,236 @@
+// control.h: calls that the proxy answers: socket, bind, listen, accept, connect, shutdown, names; and close.
+//
+//   leader: claims a mailbox (device memory), writes the request, rings, waits for the reply with its number
+//
+// Calls that wait have mailboxes of their own, so that they cannot keep others from closing what they wait for.
+#ifndef SPINIO_NET_CONTROL_H
+#define SPINIO_NET_CONTROL_H
+
+#include <spinio/net/stream.h>
+
+namespace spinio::net {
+
+// Domains and the type of socket().
+constexpr int UNIX = 1, INET = 2, STREAM = 1;
+constexpr int SHUT_RECEIVE = 0, SHUT_SEND = 1, SHUT_BOTH = 2;
+
+// A socket address, as Linux has it.
+struct Address {
+    alignas(8) unsigned char bytes[layout::address_bytes];
+    unsigned length;
+
+    // An IPv4 address and a port.
+    __host__ __device__ static Address inet(unsigned a, unsigned b, unsigned c, unsigned d, unsigned port)
+    {
+        Address address = of(INET, 16);
+        const unsigned parts[6] = {port >> 8, port, a, b, c, d};
+        for (int i = 0; i < 6; i++)
+            address.bytes[2 + i] = (unsigned char)parts[i];
+        return address;
+    }
+
+    // The path of a UNIX socket; one that is too long makes the call fail with ENAMETOOLONG or EINVAL.
+    __host__ __device__ static Address path(const char *text)
+    {
+        Address address = of(UNIX, 2);
+        address.append(text);
+        return address;
+    }
+
+    // A name in the abstract namespace.
+    __host__ __device__ static Address abstract(const char *text)
+    {
+        Address address = of(UNIX, 3);
+        address.append(text);
+        return address;
+    }
+
+    // Of an IPv4 address.
+    __host__ __device__ unsigned port() const { return unsigned(bytes[2]) << 8 | bytes[3]; }
+
+private:
+    __host__ __device__ static Address of(int family, unsigned length)
+    {
+        Address address = {};
+        address.bytes[0] = (unsigned char)family;
+        address.length = length;
+        return address;
+    }
+
+    __host__ __device__ void append(const char *text)
+    {
+        while (*text && length < layout::address_bytes)
+            bytes[length++] = (unsigned char)*text++;
+    }
+};
+
+namespace detail {
+
+struct Request {
+    layout::Call call;
+    int s;
+    uint32_t argument;
+    int flags;
+    const Address *address;
+};
+
+// On the leader alone.
+__device__ inline int call(const Handle &net, const Request &request, bool waits, Address *answer)
+{
+    unsigned first = waits ? layout::quick_mailboxes : 0;
+    unsigned count = waits ? net.mailboxes - layout::quick_mailboxes : layout::quick_mailboxes;
+    uint64_t *claims = device_words(net, layout::mailbox_claims(net.sockets));
+    Backoff waiting;
+    unsigned mailbox = 0;
+    for (unsigned at = blockIdx.x * 31 + Warp::linear(), polls = 0;; at++) {
+        mailbox = first + at % count;
+        if (compare_exchange_device(claims + mailbox * 2, 0, 1) == 0)
+            break;
+        if (++polls % count == 0) {
+            if (stopped(net))
+                return -ESHUTDOWN;
+            waiting.pause();
+        }
+    }
+    uint32_t number = uint32_t(++claims[mailbox * 2 + 1]);
+    uint64_t *words = pinned_words(net, layout::mailboxes(net.sockets) + mailbox * layout::mailbox_bytes);
+    unsigned length = 0;
+    if (request.address) {
+        length = request.address->length;
+        auto bytes = reinterpret_cast<const AliasedWord *>(request.address->bytes);
+        for (unsigned i = 0; i < layout::address_bytes / 8; i++)
+            words[2 + i] = bytes[i];
+    }
+    words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
+    words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
+    int result = ring(net, layout::doorbell_control, mailbox, 0, 0);
+    uint64_t *reply = words + layout::line_bytes / 8;
+    for (unsigned polls = 1; !result; polls++) {
+        uint64_t word = load_acquire_system(reply);
+        if (uint32_t(word >> 32) == number) {
+            result = int(uint32_t(word));
+            if (answer) {
+                auto bytes = reinterpret_cast<AliasedWord *>(answer->bytes);
+                answer->length = unsigned(reply[1] & 0xff);
+                for (unsigned i = 0; i < layout::address_bytes / 8; i++)
+                    bytes[i] = reply[2 + i];
+            }
+            break;
+        }
+        // The proxy answers all calls when the net is stopped: only its end lets a call wait in vain.
+        if (polls % polls_a_stop == 0 && stopped(net) == 2)
+            result = -ESHUTDOWN;
+        waiting.pause();
+    }
+    store_release_device(claims + mailbox * 2, 0);
+    return result;
+}
+
+template <typename Group>
+__device__ int call_together(Group group, const Handle &net, const Request &request, bool waits = false, Address *answer = nullptr)
+{
+    int64_t result = 0;
+    if (group.leads()) {
+        result = request.call == layout::call_socket ? 0 : find(net, request.s);
+        if (!result)
+            result = call(net, request, waits, answer);
+    }
+    return int(share(group, result));
+}
+
+} // namespace detail
+
+// UNIX or INET, STREAM, 0: a descriptor or -errno.
+template <typename Group>
+__device__ int socket(Group group, const Handle &net, int domain, int type, int protocol)
+{
+    if (protocol != 0)
+        return -EPROTONOSUPPORT;
+    uint32_t argument = uint32_t(domain) << 16 | (uint32_t(type) & 0xffff);
+    return detail::call_together(group, net, {layout::call_socket, 0, argument, 0, nullptr});
+}
+
+template <typename Group>
+__device__ int bind(Group group, const Handle &net, int s, const Address &address)
+{
+    return detail::call_together(group, net, {layout::call_bind, s, 0, 0, &address});
+}
+
+template <typename Group>
+__device__ int listen(Group group, const Handle &net, int s, int backlog)
+{
+    return detail::call_together(group, net, {layout::call_listen, s, uint32_t(backlog), 0, nullptr});
+}
+
+// Waits for a connection: its descriptor or -errno. The leader stores the peer's address.
+template <typename Group>
+__device__ int accept(Group group, const Handle &net, int s, Address *peer = nullptr, int flags = 0)
+{
+    return detail::call_together(group, net, {layout::call_accept, s, 0, flags & DONTWAIT, nullptr}, true, peer);
+}
+
+// Waits until it is connected.
+template <typename Group>
+__device__ int connect(Group group, const Handle &net, int s, const Address &address)
+{
+    return detail::call_together(group, net, {layout::call_connect, s, 0, 0, &address}, true);
+}
+
+// The leader stores the address.
+template <typename Group>
+__device__ int getsockname(Group group, const Handle &net, int s, Address *address)
+{
+    return detail::call_together(group, net, {layout::call_socket_name, s, 0, 0, nullptr}, false, address);
+}
+
+template <typename Group>
+__device__ int getpeername(Group group, const Handle &net, int s, Address *address)
+{
+    return detail::call_together(group, net, {layout::call_peer_name, s, 0, 0, nullptr}, false, address);
+}
+
+// Ends a direction, SHUT_SEND after what was sent before.
+template <typename Group>
+__device__ int shutdown(Group group, const Handle &net, int s, int how)
+{
+    int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr});
+    if (group.leads() && !result && how != SHUT_RECEIVE) {
+        layout::DeviceSocket *socket = detail::device_socket(net, s);
+        if (!detail::lock(net, s, &socket->send_lock, true)) {
+            socket->shut = 1;
+            detail::unlock(&socket->send_lock);
+        }
+    }
+    group.sync();
+    return result;
+}
+
+// Closes the descriptor: calls that wait for it return -EBADF. What was sent before is still sent.
+template <typename Group>
+__device__ int close(Group group, const Handle &net, int s)
+{
+    int64_t result = 0;
+    if (group.leads()) {
+        result = detail::find(net, s);
+        layout::DeviceSocket *socket = detail::device_socket(net, s);
+        uint64_t closed = uint64_t(detail::epoch_of(s)) << 2 | layout::state_closed;
+        if (!result && compare_exchange_device(&socket->state, detail::open_state(s), closed) != detail::open_state(s))
+            result = -EBADF;
+        if (!result) {
+            // Those that have a lock see that the descriptor is closed. None may use the rings once the proxy has them.
+            uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
+            for (uint64_t *word : locks) {
+                Backoff waiting;
+                while (compare_exchange_device(word, 0, 1) != 0)
+                    waiting.pause();
+                store_release_device(word, 0);
+            }
+            result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
+        }
+    }
+    return int(share(group, result));
+}
+
+} // namespace spinio::net
+
+#endif

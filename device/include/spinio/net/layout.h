@@ -1,0 +1,105 @@
+// layout.h: where each structure of a net is. crates/ring/src/layout.rs has the same in Rust, and a test compares the two.
+//
+// This file needs no CUDA, so that the test can compile it alone.
+#ifndef SPINIO_NET_LAYOUT_H
+#define SPINIO_NET_LAYOUT_H
+
+#include <cstddef>
+#include <cstdint>
+
+namespace spinio::net {
+
+// The argument of a kernel that uses sockets, by value: spinio_net_handle().
+struct Handle {
+    uint64_t pinned, device;
+    uint32_t sockets, mailboxes;
+    uint64_t reserved[5];
+};
+
+namespace layout {
+
+constexpr size_t page = 4096;
+constexpr unsigned doorbells = 4096;
+constexpr size_t doorbell_bytes = 16, record_bytes = 32, line_bytes = 128, mailbox_bytes = 256, claim_bytes = 16;
+constexpr unsigned quick_mailboxes = 64;
+constexpr unsigned address_bytes = 112;
+
+// Words of the header, and of the first page of device memory.
+constexpr unsigned header_stop = 1, header_doorbell_head = 16;
+constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1;
+
+// Words of a record.
+constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3;
+
+// Fields of words.
+constexpr unsigned position_bits = 48;
+constexpr uint64_t position_mask = (uint64_t(1) << position_bits) - 1;
+constexpr uint64_t lap_bit = uint64_t(1) << 63;
+constexpr uint64_t flag_eof = uint64_t(1) << 60, flag_err = uint64_t(1) << 61, flag_full = uint64_t(1) << 62;
+
+enum Doorbell : uint64_t { doorbell_send = 1, doorbell_credit = 3, doorbell_close = 6, doorbell_control = 7 };
+enum Call : uint64_t {
+    call_socket = 1,
+    call_bind,
+    call_listen,
+    call_accept,
+    call_connect,
+    call_shutdown,
+    call_socket_name,
+    call_peer_name
+};
+
+// What kernels know of a socket; the proxy never sees it.
+struct DeviceSocket {
+    uint64_t state; // epoch * 4 + one of the numbers below
+    uint64_t receive_lock, send_lock;
+    uint64_t consumed, tail, sent;
+    uint64_t receive_ring, send_ring; // as in the record
+    uint64_t shut;
+    uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
+    uint64_t reserved[5];
+};
+constexpr uint64_t state_filling = 1, state_open = 2, state_closed = 3;
+
+constexpr size_t round_up(size_t value, size_t to)
+{
+    return (value + to - 1) / to * to;
+}
+
+constexpr size_t records(unsigned)
+{
+    return page + doorbells * doorbell_bytes;
+}
+
+constexpr size_t device_lines(unsigned sockets)
+{
+    return round_up(records(sockets) + sockets * record_bytes, line_bytes);
+}
+
+constexpr size_t host_lines(unsigned sockets)
+{
+    return device_lines(sockets) + sockets * line_bytes;
+}
+
+constexpr size_t mailboxes(unsigned sockets)
+{
+    return host_lines(sockets) + sockets * line_bytes;
+}
+
+constexpr size_t device_sockets(unsigned)
+{
+    return page;
+}
+
+constexpr size_t mailbox_claims(unsigned sockets)
+{
+    return device_sockets(sockets) + sockets * sizeof(DeviceSocket);
+}
+
+static_assert(sizeof(Handle) == 64 && sizeof(DeviceSocket) == 128, "the layout is part of the protocol");
+
+} // namespace layout
+
+} // namespace spinio::net
+
+#endif

@@ -1,0 +1,135 @@
+// line.h: finds the socket of a descriptor, locks one of its directions, and has the words of its lines.
+//
+//   descriptor ── device socket of this epoch: open ──> use it        closed, or of another epoch ──> EBADF
+//                  └ of an earlier one: the record in pinned memory says that the proxy has opened a new socket here:
+//                    the first call fills the device socket
+//
+// Only leaders call these functions.
+#ifndef SPINIO_NET_LINE_H
+#define SPINIO_NET_LINE_H
+
+#include <spinio/net/doorbell.h>
+
+namespace spinio::net::detail {
+
+__device__ inline uint32_t index_of(int s) { return uint32_t(s) & 0xffff; }
+__device__ inline uint32_t epoch_of(int s) { return uint32_t(s) >> 16; }
+__device__ inline uint64_t open_state(int s) { return uint64_t(epoch_of(s)) << 2 | layout::state_open; }
+
+__device__ inline layout::DeviceSocket *device_socket(const Handle &net, int s)
+{
+    auto sockets = reinterpret_cast<layout::DeviceSocket *>(uintptr_t(net.device) + layout::device_sockets(net.sockets));
+    return sockets + index_of(s);
+}
+
+__device__ inline uint64_t *device_line(const Handle &net, int s)
+{
+    return pinned_words(net, layout::device_lines(net.sockets) + index_of(s) * layout::line_bytes);
+}
+
+__device__ inline uint64_t *host_line(const Handle &net, int s)
+{
+    return pinned_words(net, layout::host_lines(net.sockets) + index_of(s) * layout::line_bytes);
+}
+
+__device__ inline uint64_t ring_size(uint64_t place) { return uint64_t(1) << (place & 0xff); }
+
+__device__ inline unsigned char *ring_bytes(const Handle &net, uint64_t place)
+{
+    return reinterpret_cast<unsigned char *>(uintptr_t(net.pinned) + (place >> 8));
+}
+
+// 0, or -EBADF.
+__device__ inline int find(const Handle &net, int s)
+{
+    if (s <= 0 || index_of(s) >= net.sockets || !epoch_of(s))
+        return -EBADF;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    Backoff waiting;
+    for (;;) {
+        uint64_t state = load_acquire_device(&socket->state);
+        if (state == open_state(s))
+            return 0;
+        if ((state & 3) == layout::state_filling) {
+            waiting.pause();
+            continue;
+        }
+        if (state >> 2 == epoch_of(s))
+            return -EBADF;
+        const uint64_t *record = pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
+        if (load_acquire_system(record + layout::record_state) != open_state(s))
+            return -EBADF;
+        uint64_t filling = uint64_t(epoch_of(s)) << 2 | layout::state_filling;
+        if (compare_exchange_device(&socket->state, state, filling) != state)
+            continue;
+        uint64_t first = record[layout::record_first];
+        socket->receive_ring = record[layout::record_receive];
+        socket->send_ring = record[layout::record_send];
+        socket->consumed = socket->tail = first;
+        // No room, so that the first send looks at the line, which says whether there is a connection.
+        socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
+        socket->shut = socket->receive_timeout = socket->send_timeout = 0;
+        store_release_device(&socket->state, open_state(s));
+        return 0;
+    }
+}
+
+// Waits until a word of device memory is 0 and sets it. -EBADF once the descriptor is closed.
+__device__ inline int lock(const Handle &net, int s, uint64_t *word, bool wait)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    Backoff waiting;
+    for (unsigned polls = 1;; polls++) {
+        bool locked = compare_exchange_device(word, 0, 1) == 0;
+        if (load_acquire_device(&socket->state) != open_state(s)) {
+            if (locked)
+                store_release_device(word, 0);
+            return -EBADF;
+        }
+        if (locked)
+            return 0;
+        if (!wait)
+            return -EAGAIN;
+        if (polls % polls_a_stop == 0 && stopped(net))
+            return -ESHUTDOWN;
+        waiting.pause();
+    }
+}
+
+__device__ inline void unlock(uint64_t *word)
+{
+    store_release_device(word, 0);
+}
+
+// A wait of a locked socket: whether to go on with it.
+class Wait {
+public:
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout);
+
+    // After a look in vain: 0 to look again, or -errno.
+    __device__ int again()
+    {
+        if (dontwait)
+            return -EAGAIN;
+        if (load_acquire_device(&device_socket(net, s)->state) != open_state(s))
+            return -EBADF;
+        if (++polls % polls_a_stop == 0 && stopped(net))
+            return -ESHUTDOWN;
+        if (deadline && nanoseconds() > deadline)
+            return -EAGAIN;
+        waiting.pause();
+        return 0;
+    }
+
+private:
+    const Handle &net;
+    int s;
+    bool dontwait;
+    uint64_t deadline;
+    unsigned polls = 0;
+    Backoff waiting;
+};
+
+} // namespace spinio::net::detail
+
+#endif

@@ -1,0 +1,212 @@
+// stream.h: send and recv of connected sockets.
+//
+//   recv   leader: lock; reads the line until there are bytes     all: ring -> buffer     leader: consumed position; unlock
+//   send   leader: lock; looks for room                           all: buffer -> ring     leader: doorbell; unlock
+//
+// A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
+// leader publishes.
+//
+// Known flaw: small messages go through the rings too; the place for them inside a line is not used yet.
+#ifndef SPINIO_NET_STREAM_H
+#define SPINIO_NET_STREAM_H
+
+#include <spinio/net/group.h>
+#include <spinio/net/line.h>
+
+namespace spinio::net {
+
+// Flags of send, recv and accept.
+constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4;
+
+namespace detail {
+
+__device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeout)
+    : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
+{
+}
+
+// Bytes that have arrived, 0 at the end of the stream, or -errno.
+__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bool &full)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t *line = device_line(net, s);
+    Wait wait(net, s, flags, socket->receive_timeout);
+    for (;;) {
+        uint64_t word = load_acquire_system(line);
+        full = word & layout::flag_full;
+        uint64_t there = (word - socket->consumed) & layout::position_mask;
+        if (there > ring_size(socket->receive_ring))
+            return -EPROTO;
+        if (there)
+            return int64_t(there);
+        if (word & layout::flag_err)
+            return -int64_t(load_acquire_system(line + 1) >> layout::position_bits);
+        if (word & layout::flag_eof)
+            return 0;
+        if (int failed = wait.again())
+            return failed;
+    }
+}
+
+// Bytes for which there is room, or -errno.
+__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (socket->shut)
+        return -EPIPE;
+    uint64_t size = ring_size(socket->send_ring);
+    uint64_t room = size - ((socket->tail - socket->sent) & layout::position_mask);
+    if (room)
+        return int64_t(room);
+    Wait wait(net, s, flags, socket->send_timeout);
+    for (;;) {
+        uint64_t word = load_acquire_system(device_line(net, s) + 1);
+        if (word >> layout::position_bits)
+            return -int64_t(word >> layout::position_bits);
+        room = size - ((socket->tail - word) & layout::position_mask);
+        if (room > size)
+            return -EPROTO;
+        if (room) {
+            socket->sent = word & layout::position_mask;
+            return int64_t(room);
+        }
+        if (int failed = wait.again())
+            return failed;
+    }
+}
+
+template <typename Group>
+__device__ int64_t lock_direction(Group group, const Handle &net, int s, int flags, bool receive)
+{
+    int64_t failed = 0;
+    if (group.leads()) {
+        failed = find(net, s);
+        if (!failed) {
+            layout::DeviceSocket *socket = device_socket(net, s);
+            failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
+        }
+    }
+    return share(group, failed);
+}
+
+// Copies between a ring and a buffer, around the end of the ring.
+template <typename Group>
+__device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint64_t position, unsigned char *buffer, size_t bytes, bool out)
+{
+    size_t at = position & (size - 1);
+    size_t first = bytes < size - at ? bytes : size_t(size) - at;
+    if (out) {
+        copy(group, buffer, ring + at, first);
+        copy(group, buffer + first, ring, bytes - first);
+    } else {
+        copy(group, ring + at, buffer, first);
+        copy(group, ring, buffer + first, bytes - first);
+    }
+}
+
+} // namespace detail
+
+// Receives at most `bytes`; returns how many, 0 at the end of the stream, or -errno. WAITALL: all of them, unless the
+// stream ends. PEEK: they can be received again.
+template <typename Group>
+__device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags = 0)
+{
+    if (int64_t failed = detail::lock_direction(group, net, s, flags, true))
+        return failed;
+    layout::DeviceSocket *socket = detail::device_socket(net, s);
+    uint64_t place = socket->receive_ring, size = detail::ring_size(place);
+    auto to = static_cast<unsigned char *>(buffer);
+    size_t done = 0;
+    int64_t result = 0;
+    while (done < bytes) {
+        bool full = false;
+        Pair there = {0, 0};
+        if (group.leads())
+            there = {detail::wait_for_bytes(net, s, flags, full), socket->consumed};
+        there = group.share(there);
+        result = there.value;
+        if (result <= 0)
+            break;
+        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
+        detail::copy_ring(group, detail::ring_bytes(net, place), size, there.position, to + done, take, true);
+        group.sync();
+        done += take;
+        if (flags & PEEK)
+            break;
+        if (group.leads()) {
+            uint64_t consumed = (there.position + take) & layout::position_mask;
+            socket->consumed = consumed;
+            store_release_system(detail::host_line(net, s), consumed | uint64_t(detail::epoch_of(s)) << layout::position_bits);
+            // If it fails, the net is stopped.
+            if (full)
+                (void)detail::ring(net, layout::doorbell_credit, detail::index_of(s), detail::epoch_of(s), 0);
+        }
+        if (!(flags & WAITALL))
+            break;
+    }
+    if (group.leads())
+        detail::unlock(&socket->receive_lock);
+    return done ? int64_t(done) : result;
+}
+
+// Sends `bytes` and returns as many, fewer only if some were sent before an error or before DONTWAIT found no room;
+// or -errno. They are in the ring then: the proxy sends them on, also after close().
+template <typename Group>
+__device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
+{
+    if (int64_t failed = detail::lock_direction(group, net, s, flags, false))
+        return failed;
+    layout::DeviceSocket *socket = detail::device_socket(net, s);
+    uint64_t place = socket->send_ring, size = detail::ring_size(place);
+    auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
+    size_t done = 0;
+    int64_t result = 0;
+    while (done < bytes) {
+        Pair room = {0, 0};
+        if (group.leads())
+            room = {detail::wait_for_room(net, s, flags), socket->tail};
+        room = group.share(room);
+        result = room.value;
+        if (result < 0)
+            break;
+        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
+        // Half a ring at most, so that the proxy sends one half while this group writes the other one.
+        if (take > size / 2)
+            take = size / 2;
+        detail::copy_ring(group, detail::ring_bytes(net, place), size, room.position, from + done, take, false);
+        group.sync();
+        int64_t failed = 0;
+        if (group.leads()) {
+            uint64_t tail = (room.position + take) & layout::position_mask;
+            failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
+            if (!failed)
+                socket->tail = tail;
+        }
+        result = share(group, failed);
+        if (result < 0)
+            break;
+        done += take;
+    }
+    if (group.leads())
+        detail::unlock(&socket->send_lock);
+    return done ? int64_t(done) : result;
+}
+
+// How long later calls of recv and send wait, in nanoseconds, before they return -EAGAIN; 0: without a limit.
+template <typename Group>
+__device__ int set_timeout(Group group, const Handle &net, int s, uint64_t receive_ns, uint64_t send_ns)
+{
+    int64_t failed = 0;
+    if (group.leads()) {
+        failed = detail::find(net, s);
+        if (!failed) {
+            detail::device_socket(net, s)->receive_timeout = receive_ns;
+            detail::device_socket(net, s)->send_timeout = send_ns;
+        }
+    }
+    return int(share(group, failed));
+}
+
+} // namespace spinio::net
+
+#endif
