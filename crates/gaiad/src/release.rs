@@ -85,11 +85,11 @@ impl<'a> Client<'a> {
             }
             at += u64::from(run.count);
         }
-        // Before this returns no thread stores to a slot any more.
-        content.read_into_slots(&self.window, copies)?;
         if let Some(reserved) = &mut draft.reserved {
             reserved.take(staged.len() as u64);
         }
+        // When this returns no thread stores to a slot any more.
+        content.read_into_slots(&self.window, copies)?;
         draft.pages.extend(staged);
         Ok(())
     }
