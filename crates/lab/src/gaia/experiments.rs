@@ -164,7 +164,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "fig6b",
         title: "unmodified kernels with much work: LU decomposition of a matrix in a file",
-        claim: "GAIA is faster than UVM for LUD of a large file, a little slower than the others else; cuBLAS thrashes",
+        claim: "LUD: GAIA is faster than UVM and a little slower than a copy; cuBLAS with a large file thrashes",
         methods: &[
             COPY,
             PREAD,
@@ -206,7 +206,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "fig7",
         title: "shortest paths in a graph whose weights a CPU program changes with write",
-        claim: "GAIA is faster than copies of the whole file until about 75 % of it changes, and never slower than UVM",
+        claim: "GAIA is faster than copies of the whole file, by CUDA or UVM, until about 75 % of it changes",
         methods: &[COPY, PREAD, MAP],
         small: &[
             at("1 %", 1.0, &[("scale", 11), ("changed", 100)]),
@@ -214,7 +214,6 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         full: &[
             at("0.01 %", 0.01, &[("scale", 21), ("changed", 1)]),
-            at("0.1 %", 0.1, &[("scale", 21), ("changed", 10)]),
             at("1 %", 1.0, &[("scale", 21), ("changed", 100)]),
             at("10 %", 10.0, &[("scale", 21), ("changed", 1000)]),
             at("100 %", 100.0, &[("scale", 21), ("changed", 10_000)]),
@@ -270,7 +269,6 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         full: &[
             at("0.01 %", 0.01, &[("size", 512 * MIB), ("changed", 1)]),
-            at("0.1 %", 0.1, &[("size", 512 * MIB), ("changed", 10)]),
             at("1 %", 1.0, &[("size", 512 * MIB), ("changed", 100)]),
             at("10 %", 10.0, &[("size", 512 * MIB), ("changed", 1000)]),
             at("100 %", 100.0, &[("size", 512 * MIB), ("changed", 10_000)]),

@@ -15,8 +15,8 @@ use crate::random::SplitMix64;
 const BLOCK: usize = 256 << 10;
 
 struct CpuIo {
-    /// The maps.
-    _owners: Group,
+    /// The maps, if there are any.
+    _owners: Option<Group>,
     file: File,
     path: PathBuf,
     size: u64,
@@ -29,18 +29,19 @@ struct CpuIo {
     metadata: f64,
 }
 
-/// `method.number` maps; of the method `ext4`, in no mount.
+/// `method.number` maps; of the method `no mount`, none.
 pub fn cpu_io(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<Box<dyn Cell>> {
     let (size, owners) = (setting.get("size")?, method.number);
     let mounted = method.name != "no mount";
     let path = stage.words(mounted, "file", size)?;
     let file = File::options().read(true).write(true).open(&path)?;
     let before = usage::memory_bytes(&stage.daemon());
-    // Also without a map: the first program of a device is not measured.
-    let count = if mounted { owners } else { 0 };
-    let mut group = alone(stage, &Work::new("owners", method, &path).with("count", count))?;
+    let mut group = match owners {
+        0 => None,
+        _ => Some(alone(stage, &Work::new("owners", method, &path).with("count", owners))?),
+    };
     let after = usage::memory_bytes(&stage.daemon());
-    let gpu = group.run()?.get("gpu").copied().unwrap_or_default();
+    let gpu = group.as_mut().map(Cell::run).transpose()?.and_then(|figures| figures.get("gpu").copied()).unwrap_or(0.0);
     let copies = (size / 4096 * owners) as f64;
     let metadata = if owners > 0 { (after - before).max(0.0) / copies } else { 0.0 };
     let (writes, random) = (setting.get("writes")? == 1, setting.get("random")? == 1);
