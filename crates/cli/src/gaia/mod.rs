@@ -13,6 +13,7 @@ mod demo;
 mod explain;
 mod held;
 mod mount;
+mod mounted;
 mod serve;
 mod status;
 mod top;
@@ -42,12 +43,15 @@ enum Command {
     /// Share local files in GPU memory between processes, read-only, without a mount
     #[command(after_help = exit::CODES)]
     Serve(serve::Serve),
-    /// Put files into GPU memory, for programs that will map them without a mount
+    /// Put files into GPU memory, for programs that will map them without a mount; those of a mount into the page cache
     #[command(after_help = exit::CODES)]
     Cache(cache::Cache),
-    /// Drop what the daemon of leased files holds and no program has mapped
+    /// Drop what the daemon of leased files holds and no program has mapped, of files or of all
     #[command(after_help = exit::CODES)]
     Drop(serve::Drop),
+    /// Bring files of a mount to storage, with what GPU programs have released
+    #[command(after_help = exit::CODES)]
+    Sync(mounted::Sync),
     /// Show what mounts and the daemon of leased files hold: maps, released bytes, merges, shared chunks
     #[command(after_help = exit::CODES)]
     Status(status::Status),
@@ -71,6 +75,7 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Serve(serve) => serve::run(serve).map(|exit| exit as u8),
         Command::Cache(cache) => cache::run(cache).map(|exit| exit as u8),
         Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
+        Command::Sync(sync) => mounted::sync(sync).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
         Command::Top(top) => top::run(top).map(|exit| exit as u8),
         Command::Explain(explain) => explain::run(explain).map(|exit| exit as u8),
