@@ -64,6 +64,41 @@ fn cached_file_is_read_once_and_dropped_on_request() {
 }
 
 #[test]
+fn one_file_is_dropped_and_the_other_stays() {
+    let dir = common::folder();
+    let daemon = Daemon::start(dir.path());
+    let (model, other) = (dir.path().join("model"), dir.path().join("other"));
+    std::fs::write(&model, vec![7; LEN]).unwrap();
+    std::fs::write(&other, vec![8; 4096]).unwrap();
+    assert!(daemon.cache(&[&model, &other]).status.success());
+    let dropped = text(&daemon.gaia(&["drop"], &[&other]).stdout);
+    assert!(dropped.ends_with("other: dropped 2 MiB that no program has mapped\n"), "{dropped}");
+    assert!(text(&daemon.cache(&[&model]).stdout).ends_with("was there already\n"));
+    assert!(text(&daemon.cache(&[&other]).stdout).contains("4 KiB read in "));
+    let refused = daemon.gaia(&["sync"], &[&model]);
+    assert!(text(&refused.stderr).contains("is not below a mount of GAIA"), "{refused:?}");
+}
+
+#[test]
+fn files_of_a_mount_are_cached_written_and_dropped() {
+    let Some(mount) = common::mount::Mount::new() else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, vec![7; LEN]).unwrap();
+    let none = Daemon(mount.dir().join("none.sock"));
+    for (words, said) in [
+        (&["sync"][..], "file: on storage after "),
+        (&["cache"], "file: 5.0 MiB in the page cache of the mount"),
+        (&["drop"], "file: written, and dropped from the page cache of the mount"),
+    ] {
+        let done = none.gaia(words, &[&file]);
+        assert!(done.status.success() && text(&done.stdout).contains(said), "{done:?}");
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), vec![7; LEN]);
+    let refused = none.gaia(&["sync"], &[&mount.dir()]);
+    assert!(text(&refused.stderr).contains("is not a file"), "{refused:?}");
+}
+
+#[test]
 fn what_cannot_be_cached_is_named() {
     let dir = common::folder();
     let file = dir.path().join("file");

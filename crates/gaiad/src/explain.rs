@@ -51,11 +51,7 @@ pub struct ExplainedFile {
 /// # Errors
 /// If the server does not answer.
 pub fn explain(file: &File) -> io::Result<Option<ExplainedFile>> {
-    let ticket = match ticket(file) {
-        Ok(Some(ticket)) => ticket,
-        Ok(None) | Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::BADF) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(ticket) = ticket_if_mounted(file)? else { return Ok(None) };
     let size = file.metadata()?.len();
     let path = PathBuf::from(OsString::from_vec(ticket.path().to_vec()));
     let mut explained = ExplainedFile::default();
@@ -75,6 +71,22 @@ pub fn explain(file: &File) -> io::Result<Option<ExplainedFile>> {
         Ok(())
     })?;
     Ok(Some(explained))
+}
+
+/// Whether a file is below a mount of GAIA.
+///
+/// # Errors
+/// If the server does not answer.
+pub fn is_below_mount(file: &File) -> io::Result<bool> {
+    ticket_if_mounted(file).map(|ticket| ticket.is_some())
+}
+
+fn ticket_if_mounted(file: &File) -> io::Result<Option<TicketReply>> {
+    match ticket(file) {
+        Ok(ticket) => Ok(ticket),
+        Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::BADF) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Neighbours of different messages may be the same.

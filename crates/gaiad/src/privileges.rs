@@ -142,6 +142,7 @@ mod tests {
             .join()
             .unwrap();
         };
-        [Role::Supervisor { unmounts: false }, Role::Server, Role::Invalidator, Role::Leases].map(on_a_thread);
+        let roles = [Role::Supervisor { unmounts: false }, Role::Server, Role::Invalidator, Role::Leases];
+        roles.into_iter().for_each(on_a_thread);
     }
 }

@@ -563,7 +563,7 @@ fn limit_drops_what_no_client_has_mapped_first() {
     bench.wait_for_maps(0);
     let held = bench.status().bytes;
     assert!(held > 0);
-    assert_eq!(spinio_gaiad::drop_unused(&bench.socket()).unwrap(), Some(held));
+    assert_eq!(spinio_gaiad::drop_unused(&bench.socket(), None).unwrap(), Some(held));
     assert_eq!(bench.status().files.len(), 0);
 }
 

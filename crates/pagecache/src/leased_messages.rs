@@ -116,6 +116,8 @@ pub enum Request {
     Status,
     /// Instead of [`Request::Hello`]: drop what no client has mapped.
     Drop,
+    /// The same of one file, whose descriptor comes with it.
+    DropFile,
     /// Instead of [`Request::Hello`]: end.
     Stop,
 }
@@ -206,6 +208,7 @@ const ABANDON: u16 = 0x24;
 const STATUS: u16 = 0x25;
 const DROP: u16 = 0x26;
 const STOP: u16 = 0x27;
+const DROP_FILE: u16 = 0x28;
 const OPENED: u16 = 0xa1;
 const CHUNKS: u16 = 0xa2;
 const FILL: u16 = 0xa3;
@@ -253,13 +256,14 @@ impl Request {
             }
             Request::Status => encode(out, STATUS, 0, [0; 7]),
             Request::Drop => encode(out, DROP, 0, [0; 7]),
+            Request::DropFile => encode(out, DROP_FILE, 1, [0; 7]),
             Request::Stop => encode(out, STOP, 0, [0; 7]),
         }
     }
 
     /// Descriptors that come with it.
     pub fn descriptors(&self) -> usize {
-        usize::from(matches!(self, Request::Hello { .. } | Request::Filled { .. }))
+        usize::from(matches!(self, Request::Hello { .. } | Request::Filled { .. } | Request::DropFile))
     }
 }
 
@@ -306,6 +310,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, BadMessage> {
         ABANDON => (Request::Abandon { content: n[0], chunk: chunk(n[1])?, no_memory: flag(n[2])? }, 3),
         STATUS => (Request::Status, 0),
         DROP => (Request::Drop, 0),
+        DROP_FILE => (Request::DropFile, 0),
         STOP => (Request::Stop, 0),
         _ => return Err(BadMessage::Kind),
     };
@@ -404,6 +409,7 @@ mod tests {
             Request::Abandon { content: 3, chunk: 0, no_memory: true },
             Request::Status,
             Request::Drop,
+            Request::DropFile,
             Request::Stop,
         ]
     }

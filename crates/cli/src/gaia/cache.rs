@@ -13,6 +13,7 @@ use spinio_device::Device;
 use spinio_gaia::{Access, Info, leased};
 use spinio_runtime::Routes;
 
+use super::mounted_files;
 use super::serve::sockets;
 use crate::device::{self, DeviceName};
 use crate::exit::{self, Exit};
@@ -24,7 +25,7 @@ const STEP: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub struct Cache {
-    /// Files that no program writes; programs of the same user then share these bytes
+    /// Files that no program writes: programs of the same user then share these bytes. Or files below a mount
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The device to put them on: cuda:0, emulated [default: a CUDA GPU if there is one]
@@ -37,10 +38,19 @@ pub struct Cache {
 
 pub fn run(options: &Cache) -> anyhow::Result<Exit> {
     let name = options.device.unwrap_or_else(device::preferred);
-    let wait = Spinner::new("Opening the device");
-    let device = device::open(name)?;
-    drop(wait);
+    let mut opened = None;
     for path in &options.files {
+        if let Ok((file, true)) = mounted_files::open(path) {
+            mounted_files::cache(path, file)?;
+            continue;
+        }
+        let device = match opened {
+            Some(device) => device,
+            None => {
+                let _wait = Spinner::new("Opening the device");
+                *opened.insert(device::open(name)?)
+            }
+        };
         let begun = Instant::now();
         let info = cache(path, device, sockets(options.socket.as_ref()))?;
         let took = begun.elapsed().as_nanos() as f64;

@@ -14,6 +14,7 @@ mod explain;
 mod held;
 mod mount;
 pub mod mounted;
+mod mounted_files;
 mod serve;
 mod status;
 mod top;
@@ -43,12 +44,15 @@ enum Command {
     /// Share local files in GPU memory between processes, read-only, without a mount
     #[command(after_help = exit::CODES)]
     Serve(serve::Serve),
-    /// Put files into GPU memory, for programs that will map them without a mount
+    /// Put files into GPU memory, for programs that will map them without a mount; those of a mount into the page cache
     #[command(after_help = exit::CODES)]
     Cache(cache::Cache),
-    /// Drop what the daemon of leased files holds and no program has mapped
+    /// Drop what the daemon of leased files holds and no program has mapped, of files or of all
     #[command(after_help = exit::CODES)]
     Drop(serve::Drop),
+    /// Bring files of a mount to storage, with what GPU programs have released
+    #[command(after_help = exit::CODES)]
+    Sync(mounted_files::Sync),
     /// Show what mounts and the daemon of leased files hold: maps, released bytes, merges, shared chunks
     #[command(after_help = exit::CODES)]
     Status(status::Status),
@@ -72,6 +76,7 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<u8> {
         Command::Serve(serve) => serve::run(serve).map(|exit| exit as u8),
         Command::Cache(cache) => cache::run(cache).map(|exit| exit as u8),
         Command::Drop(drop) => serve::drop_unused(drop).map(|exit| exit as u8),
+        Command::Sync(sync) => mounted_files::sync(sync).map(|exit| exit as u8),
         Command::Status(status) => status::run(status).map(|exit| exit as u8),
         Command::Top(top) => top::run(top).map(|exit| exit as u8),
         Command::Explain(explain) => explain::run(explain).map(|exit| exit as u8),

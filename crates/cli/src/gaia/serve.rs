@@ -2,6 +2,7 @@
 //!
 //! In the background as `spinio gaia mount`: the command starts itself again, and waits for one line.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spinio_gaiad::Daemon;
 
 use super::mount::{stop_writer, this_program};
+use super::mounted_files;
 use crate::exit::{self, Exit};
 use crate::{format, output};
 
@@ -41,6 +43,9 @@ pub struct Serve {
 
 #[derive(Debug, Args)]
 pub struct Drop {
+    /// Only these; files below a mount are written, and dropped from the page cache
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// The daemon's socket [default: as for serve]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -86,10 +91,27 @@ pub fn run(options: &Serve) -> anyhow::Result<Exit> {
 }
 
 pub fn drop_unused(options: &Drop) -> anyhow::Result<Exit> {
+    for path in &options.files {
+        let (file, below_mount) = mounted_files::open(path)?;
+        if below_mount {
+            mounted_files::drop_pages(path, &file)?;
+        } else {
+            let bytes = format::bytes(drop_at(options, Some(&file))?);
+            output::print(&format!("{}: dropped {bytes} that no program has mapped\n", path.display()))?;
+        }
+    }
+    if options.files.is_empty() {
+        let bytes = format::bytes(drop_at(options, None)?);
+        output::print(&format!("dropped {bytes} of files that no program has mapped\n"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Asks the first daemon that there is.
+fn drop_at(options: &Drop, file: Option<&File>) -> anyhow::Result<u64> {
     for socket in sockets(options.socket.as_ref()) {
-        if let Some(bytes) = spinio_gaiad::drop_unused(&socket)? {
-            output::print(&format!("dropped {} of files that no program has mapped\n", format::bytes(bytes)))?;
-            return Ok(Exit::Ok);
+        if let Some(bytes) = spinio_gaiad::drop_unused(&socket, file)? {
+            return Ok(bytes);
         }
     }
     Err(exit::error(Exit::Failed, "no daemon for leased files is running: `spinio gaia serve` starts one"))

@@ -45,6 +45,7 @@ pub(super) fn serve(store: &Store, socket: &OwnedFd) {
                 Err(error) => drop(send(socket, failed(error), &[])),
             }
         }
+        Some((Request::DropFile, Some(file))) => query::drop_file(store, socket, user, &file),
         Some((request @ (Request::Status | Request::Drop | Request::Stop), None)) => {
             query::answer(store, socket, user, request);
         }

@@ -31,6 +31,13 @@ pub(super) struct FileKey {
     pub(super) ino: u64,
 }
 
+impl FileKey {
+    pub(super) fn of(fd: &OwnedFd) -> Result<FileKey, Errno> {
+        let stat = linux::fstat(fd.as_raw_fd())?;
+        Ok(FileKey { dev: stat.dev, ino: stat.ino })
+    }
+}
+
 /// What excludes writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exclusion {
@@ -82,8 +89,7 @@ impl LeasedFile {
     }
 
     pub(super) fn key(&self) -> Result<FileKey, Errno> {
-        let stat = linux::fstat(self.fd.as_raw_fd())?;
-        Ok(FileKey { dev: stat.dev, ino: stat.ino })
+        FileKey::of(&self.fd)
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {

@@ -1,17 +1,23 @@
 //! Questions to the daemon, and its answers: `spinio gaia status`, `drop`, `serve --stop`.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, Reply, Request, parse_reply};
 
 use super::channel::{failed, send};
+use super::exclusion::FileKey;
 use super::store::Store;
 use crate::MountError;
 
@@ -76,13 +82,14 @@ pub fn query_daemon(socket: &Path) -> Result<Option<DaemonStatus>, MountError> {
     Ok(found.then_some(status))
 }
 
-/// Makes the daemon drop what no client has mapped; the bytes. `None`: there is no daemon.
+/// Makes the daemon drop what no client has mapped, of a file or of all; the bytes. `None`: there is no daemon.
 ///
 /// # Errors
 /// If it does not answer.
-pub fn drop_unused(socket: &Path) -> Result<Option<u64>, MountError> {
+pub fn drop_unused(socket: &Path, file: Option<&File>) -> Result<Option<u64>, MountError> {
     let mut freed = 0;
-    let found = ask(socket, Request::Drop, |reply| match reply {
+    let request = if file.is_some() { Request::DropFile } else { Request::Drop };
+    let found = ask_with(socket, request, file, |reply| match reply {
         Reply::Freed { bytes } => {
             freed = bytes;
             true
@@ -111,7 +118,17 @@ pub fn stop_daemon(socket: &Path) -> Result<bool, MountError> {
     Ok(true)
 }
 
-fn ask(path: &Path, request: Request, mut each: impl FnMut(Reply<'_>) -> bool) -> Result<bool, MountError> {
+fn ask(path: &Path, request: Request, each: impl FnMut(Reply<'_>) -> bool) -> Result<bool, MountError> {
+    ask_with(path, request, None, each)
+}
+
+/// `file`: comes with the request.
+fn ask_with(
+    path: &Path,
+    request: Request,
+    file: Option<&File>,
+    mut each: impl FnMut(Reply<'_>) -> bool,
+) -> Result<bool, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", path.display()));
     let mut connected = false;
     let mut conversation = || -> Result<(), Errno> {
@@ -121,7 +138,13 @@ fn ask(path: &Path, request: Request, mut each: impl FnMut(Reply<'_>) -> bool) -
         connected = true;
         let mut message = Vec::new();
         request.encode(&mut message);
-        rustix::net::send(&socket, &message, SendFlags::NOSIGNAL)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(Errno::NOBUFS);
+        }
+        rustix::net::sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
         let mut buffer = vec![0; MAX_MESSAGE + 1];
         loop {
             let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
@@ -151,7 +174,7 @@ pub(super) fn answer(store: &Store, socket: &OwnedFd, user: Uid, request: Reques
     let of = (!privileged).then(|| user.as_raw());
     match request {
         Request::Drop => {
-            let bytes = store.drop_unused(of);
+            let bytes = store.drop_unused(of, None);
             let _ = send(socket, Reply::Freed { bytes }, &[]);
         }
         Request::Stop if privileged => {
@@ -170,6 +193,16 @@ pub(super) fn answer(store: &Store, socket: &OwnedFd, user: Uid, request: Reques
         }
         _ => drop(send(socket, failed(Errno::PERM), &[])),
     }
+}
+
+/// Drops what no client has mapped of the file of a descriptor.
+pub(super) fn drop_file(store: &Store, socket: &OwnedFd, user: Uid, file: &OwnedFd) {
+    let privileged = user.is_root() || user == rustix::process::geteuid();
+    let of = (!privileged).then(|| user.as_raw());
+    let _ = match FileKey::of(file) {
+        Ok(key) => send(socket, Reply::Freed { bytes: store.drop_unused(of, Some(key)) }, &[]),
+        Err(error) => send(socket, failed(error), &[]),
+    };
 }
 
 fn daemon(store: &Store, held: &[super::store::Held]) -> Reply<'static> {

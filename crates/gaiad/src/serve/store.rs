@@ -208,8 +208,8 @@ impl Store {
     }
 
     /// Drops chunks that no client has mapped; their bytes.
-    pub(super) fn drop_unused(&self, user: Option<u32>) -> u64 {
-        self.files(user).iter().map(|files| files.drop_unused()).sum()
+    pub(super) fn drop_unused(&self, user: Option<u32>, file: Option<FileKey>) -> u64 {
+        self.files(user).iter().map(|files| files.drop_unused(file)).sum()
     }
 
     /// What is held, for root's question or for a user's.
@@ -248,10 +248,10 @@ impl UserFiles {
         drop(useless);
     }
 
-    fn drop_unused(&self) -> u64 {
+    fn drop_unused(&self, file: Option<FileKey>) -> u64 {
         let mut closed = Closed::new();
         let mut state = self.lock();
-        let freed = state.evict(|_| true, u64::MAX, &mut closed);
+        let freed = state.evict(|key| file.is_none_or(|file| key.file == file), u64::MAX, &mut closed);
         drop(state);
         drop(closed);
         self.sweep();
