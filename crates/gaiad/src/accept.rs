@@ -21,11 +21,12 @@ use spinio_sys::injection_point;
 
 use crate::channel::{receive, refuse, send};
 use crate::client::{self, Hello};
-use crate::clients::{Clients, spawn};
+use crate::clients::Clients;
 use crate::explain;
 use crate::files::Peer;
 use crate::report::report;
 use crate::status;
+use crate::threads::spawn;
 
 const WRITE_OUT_EVERY: Duration = Duration::from_secs(1);
 /// A client says hello right after it has connected.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A client can stall its own thread only: no handler waits for it, and while a thread waits for its client it holds no
-//! lock. Threads are io-flushers, since they hold locks that a handler of a WRITE needs while they allocate memory.
+//! lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -113,13 +113,4 @@ impl Clients {
     pub(crate) fn tickets(&self) -> &Tickets {
         &self.tickets
     }
-}
-
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
-    let body = move || {
-        let _ = rustix::process::configure_io_flusher_behavior(true);
-        body();
-    };
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-    spawned.map(drop).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use rustix::io::Errno;
 
-use crate::clients::spawn;
+use crate::threads::spawn;
 
 /// Threads at most: memory is not faster.
 const MOST: usize = 7;

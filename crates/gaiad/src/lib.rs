@@ -36,6 +36,7 @@
 //! | `writers.rs` | which files a program may have open for writing |
 //! | `shared_counters.rs` | memory by which clients know that nothing has changed |
 //! | `times.rs` | why writes leave modification times as they were |
+//! | `threads.rs` | how the others are started |
 //! | `report.rs` | messages to the user |
 //! | `buffer.rs` | why the pages of buffers exist before they are used |
 //! | `privileges.rs` | the capabilities that each process keeps |
@@ -89,6 +90,7 @@ mod slot_memory;
 mod state;
 mod status;
 mod supervisor;
+mod threads;
 mod tickets;
 mod times;
 mod unmount;

@@ -19,8 +19,9 @@ use spinio_fuse::abi::{LseekIn, LseekOut};
 use zerocopy::IntoBytes;
 
 use crate::backing::Access;
-use crate::clients::{Clients, spawn};
+use crate::clients::Clients;
 use crate::report::report;
+use crate::threads::spawn;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
