@@ -82,8 +82,15 @@ impl Stage {
         let gpu = programs::compile(work.path(), &library)?;
         let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {
             let mount = mount.clone();
-            // Programs end with this process: until then the mount is in use, and is only detached.
-            move || drop(Command::new("/proc/self/exe").args(["gaia", "umount"]).arg(&mount).output())
+            move || {
+                super::worker::kill_all();
+                // This process may have files of the mount open. Then it is only detached; the daemon ends with this process.
+                let detach: &[&str] = match rustix::process::geteuid().is_root() {
+                    true => &["umount", "-l"],
+                    false => &["fusermount3", "-uzq"],
+                };
+                let _ = Command::new(detach[0]).args(&detach[1..]).arg(&mount).output();
+            }
         });
         let listed = Command::new(work.path().join(programs::WORKER)).arg("devices").output()?;
         let text = String::from_utf8_lossy(&listed.stdout).trim().to_owned();

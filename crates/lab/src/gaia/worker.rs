@@ -11,10 +11,12 @@
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::experiment::Figures;
 use super::stage::Deadline;
@@ -33,6 +35,17 @@ impl fmt::Display for TimeUp {
 }
 
 impl std::error::Error for TimeUp {}
+
+/// Programs that run, for a signal that ends this process.
+static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Kills all of them. Only a process that is ending calls this.
+pub fn kill_all() {
+    let running = RUNNING.lock().map(|running| running.clone()).unwrap_or_default();
+    for pid in running.into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
 
 /// A running program.
 pub struct Worker {
@@ -55,6 +68,9 @@ impl Worker {
     pub fn spawn(name: &str, command: &mut Command, deadline: &Deadline) -> anyhow::Result<Worker> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("Cannot start {name}"))?;
+        if let Ok(mut running) = RUNNING.lock() {
+            running.push(child.id());
+        }
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().context("no output")?);
         let (sender, lines) = channel();
@@ -125,12 +141,13 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stdin = None;
-        let begun = Instant::now();
-        while begun.elapsed() < ENDING.min(self.deadline.left()) {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return;
-            }
+        let (begun, most) = (Instant::now(), ENDING.min(self.deadline.left()));
+        while begun.elapsed() < most && !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(2));
+        }
+        // Its number may soon be another program's.
+        if let Ok(mut running) = RUNNING.lock() {
+            running.retain(|pid| *pid != self.child.id());
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
