@@ -6,44 +6,21 @@
 //!          plain/   the same file system without GAIA: peers
 //! ```
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use spinio_cli::compiler::Gpu;
 use spinio_cli::gaia::mounted::Mounted;
 use spinio_sys::linux::{self, Advice};
 
-use super::programs;
+use super::deadline::Deadline;
+use super::{programs, worker};
 use crate::cleanup::{self, Cleanup};
 use crate::exit::{self, Exit};
-
-/// When the present experiment must have ended; shared with the programs that run.
-#[derive(Clone)]
-pub struct Deadline(Rc<Cell<Instant>>);
-
-impl Deadline {
-    /// From now on.
-    pub fn after(limit: Duration) -> Deadline {
-        Deadline(Rc::new(Cell::new(Instant::now() + limit)))
-    }
-
-    /// Sets it.
-    pub fn set(&self, at: Instant) {
-        self.0.set(at);
-    }
-
-    /// Time left; none after it.
-    pub fn left(&self) -> Duration {
-        self.0.get().saturating_duration_since(Instant::now())
-    }
-}
 
 /// Everything that cells use.
 pub struct Stage {
@@ -83,7 +60,7 @@ impl Stage {
         let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {
             let mount = mount.clone();
             move || {
-                super::worker::kill_all();
+                worker::kill_all();
                 // This process may have files of the mount open. Then it is only detached; the daemon ends with this process.
                 let detach: &[&str] = match rustix::process::geteuid().is_root() {
                     true => &["umount", "-l"],

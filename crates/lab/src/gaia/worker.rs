@@ -8,6 +8,7 @@
 //! It ends with its stdin, so that it does not outlive this process. An answer that does not come before the time limit
 //! of the experiment is an error, and the program is killed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,8 +19,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::experiment::Figures;
-use super::stage::Deadline;
+use super::deadline::Deadline;
+
+/// What a run has measured, by name. All have `seconds`, `cpu` (seconds of processors) and `gpu` (bytes).
+pub type Figures = BTreeMap<String, f64>;
 
 /// How long a program may take to end.
 const ENDING: Duration = Duration::from_secs(5);
