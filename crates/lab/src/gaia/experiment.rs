@@ -4,15 +4,11 @@
 //!   experiment ── settings (along the chart) x methods (one line each) ── open() ──> cell: prepare, run, count what is wrong
 //! ```
 
-use std::collections::BTreeMap;
-
 use anyhow::Context;
 
 use super::stage::Stage;
+use super::worker::Figures;
 use crate::chart::Scale;
-
-/// What a run has measured, by name. All have `seconds`, `cpu` (seconds of processors) and `gpu` (bytes).
-pub type Figures = BTreeMap<String, f64>;
 
 /// What a method needs beyond a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

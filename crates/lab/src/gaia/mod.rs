@@ -20,6 +20,7 @@
 //! processor time of the daemon is counted in ticks of 10 ms.
 
 mod cells;
+mod deadline;
 mod experiment;
 mod experiments;
 mod programs;
@@ -38,10 +39,11 @@ use serde_json::{Value, json};
 use spinio_cli::compiler::Gpu;
 use spinio_io::model;
 
+use self::deadline::Deadline;
 use self::experiment::{Experiment, Needs};
 use self::experiments::EXPERIMENTS;
 use self::runner::Outcome;
-use self::stage::{Deadline, Stage};
+use self::stage::Stage;
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
 use crate::{machine, output, scratch};

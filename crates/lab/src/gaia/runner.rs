@@ -9,10 +9,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::experiment::{Cell, Experiment, Figures, Method, Needs, Setting};
+use super::experiment::{Cell, Experiment, Method, Needs, Setting};
 use super::stage::Stage;
 use super::usage;
-use super::worker::TimeUp;
+use super::worker::{Figures, TimeUp};
 
 /// The runs of one method at one setting, without the first.
 pub struct Measurement {

@@ -6,44 +6,21 @@
 //!          plain/   the same file system without GAIA: peers
 //! ```
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use spinio_cli::compiler::Gpu;
 use spinio_cli::gaia::mounted::Mounted;
 use spinio_sys::linux::{self, Advice};
 
-use super::programs;
+use super::deadline::Deadline;
+use super::{programs, worker};
 use crate::cleanup::{self, Cleanup};
 use crate::exit::{self, Exit};
-
-/// When the present experiment must have ended; shared with the programs that run.
-#[derive(Clone)]
-pub struct Deadline(Rc<Cell<Instant>>);
-
-impl Deadline {
-    /// From now on.
-    pub fn after(limit: Duration) -> Deadline {
-        Deadline(Rc::new(Cell::new(Instant::now() + limit)))
-    }
-
-    /// Sets it.
-    pub fn set(&self, at: Instant) {
-        self.0.set(at);
-    }
-
-    /// Time left; none after it.
-    pub fn left(&self) -> Duration {
-        self.0.get().saturating_duration_since(Instant::now())
-    }
-}
 
 /// Everything that cells use.
 pub struct Stage {
@@ -82,8 +59,15 @@ impl Stage {
         let gpu = programs::compile(work.path(), &library)?;
         let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {
             let mount = mount.clone();
-            // Programs end with this process: until then the mount is in use, and is only detached.
-            move || drop(Command::new("/proc/self/exe").args(["gaia", "umount"]).arg(&mount).output())
+            move || {
+                worker::kill_all();
+                // This process may have files of the mount open. Then it is only detached; the daemon ends with this process.
+                let detach: &[&str] = match rustix::process::geteuid().is_root() {
+                    true => &["umount", "-l"],
+                    false => &["fusermount3", "-uzq"],
+                };
+                let _ = Command::new(detach[0]).args(&detach[1..]).arg(&mount).output();
+            }
         });
         let listed = Command::new(work.path().join(programs::WORKER)).arg("devices").output()?;
         let text = String::from_utf8_lossy(&listed.stdout).trim().to_owned();

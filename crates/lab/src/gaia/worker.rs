@@ -8,16 +8,21 @@
 //! It ends with its stdin, so that it does not outlive this process. An answer that does not come before the time limit
 //! of the experiment is an error, and the program is killed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
-use super::experiment::Figures;
-use super::stage::Deadline;
+use super::deadline::Deadline;
+
+/// What a run has measured, by name. All have `seconds`, `cpu` (seconds of processors) and `gpu` (bytes).
+pub type Figures = BTreeMap<String, f64>;
 
 /// How long a program may take to end.
 const ENDING: Duration = Duration::from_secs(5);
@@ -33,6 +38,17 @@ impl fmt::Display for TimeUp {
 }
 
 impl std::error::Error for TimeUp {}
+
+/// Programs that run, for a signal that ends this process.
+static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Kills all of them. Only a process that is ending calls this.
+pub fn kill_all() {
+    let running = RUNNING.lock().map(|running| running.clone()).unwrap_or_default();
+    for pid in running.into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
 
 /// A running program.
 pub struct Worker {
@@ -55,6 +71,9 @@ impl Worker {
     pub fn spawn(name: &str, command: &mut Command, deadline: &Deadline) -> anyhow::Result<Worker> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("Cannot start {name}"))?;
+        if let Ok(mut running) = RUNNING.lock() {
+            running.push(child.id());
+        }
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().context("no output")?);
         let (sender, lines) = channel();
@@ -125,12 +144,13 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stdin = None;
-        let begun = Instant::now();
-        while begun.elapsed() < ENDING.min(self.deadline.left()) {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return;
-            }
+        let (begun, most) = (Instant::now(), ENDING.min(self.deadline.left()));
+        while begun.elapsed() < most && !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(2));
+        }
+        // Its number may soon be another program's.
+        if let Ok(mut running) = RUNNING.lock() {
+            running.retain(|pid| *pid != self.child.id());
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,9 +1,9 @@
 //! fig1c: k-means on four threads of the CPU, beside false sharing.
 
 use super::group::{Group, sharing};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::Stage;
-use crate::gaia::worker::Worker;
+use crate::gaia::worker::{Figures, Worker};
 
 struct Beside {
     kmeans: Worker,

@@ -7,8 +7,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 
 use super::group::{Group, Work, alone};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::{Stage, mix};
+use crate::gaia::worker::Figures;
 
 struct Checkpoint {
     group: Group,

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::group::{Group, Work, alone};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::{Stage, mix};
 use crate::gaia::usage;
+use crate::gaia::worker::Figures;
 use crate::random::SplitMix64;
 
 const BLOCK: usize = 256 << 10;

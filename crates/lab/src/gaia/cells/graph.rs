@@ -3,9 +3,9 @@
 use anyhow::{Context, ensure};
 
 use super::group::{Group, Work, alone};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::Stage;
-use crate::gaia::worker::Worker;
+use crate::gaia::worker::{Figures, Worker};
 
 struct Graph {
     group: Group,

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::programs::WORKER;
 use crate::gaia::stage::Stage;
-use crate::gaia::worker::Worker;
+use crate::gaia::worker::{Figures, Worker};
 
 /// Programs that get the same commands, each before any has answered.
 pub struct Group {

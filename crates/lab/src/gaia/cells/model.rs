@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::ensure;
 
 use super::group::{Group, Work, add};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::Stage;
-use crate::gaia::worker::Worker;
+use crate::gaia::worker::{Figures, Worker};
 
 struct Model {
     first: Group,

@@ -11,9 +11,10 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 
 use super::group::{Group, Work};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
-use crate::gaia::stage::{Deadline, Stage, differing_bytes};
-use crate::gaia::worker::Worker;
+use crate::gaia::deadline::Deadline;
+use crate::gaia::experiment::{Cell, Method, Setting};
+use crate::gaia::stage::{Stage, differing_bytes};
+use crate::gaia::worker::{Figures, Worker};
 
 struct Stitching {
     group: Group,

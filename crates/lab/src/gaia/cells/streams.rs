@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::group::{Group, Work, alone};
-use crate::gaia::experiment::{Cell, Figures, Method, Setting};
+use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::{Stage, mix};
+use crate::gaia::worker::Figures;
 use crate::random::SplitMix64;
 
 const PAGE: u64 = 4096;
