@@ -649,26 +649,6 @@ impl<'a> Cursor<'a> {
         access_of(self.number()?)
     }
 
-    fn stats(&mut self) -> Result<Stats, BadMessage> {
-        Ok(Stats {
-            commits: self.number()?,
-            merged: self.number()?,
-            unchanged: self.number()?,
-            twins: self.number()?,
-            published: self.number()?,
-        })
-    }
-
-    fn totals(&mut self) -> Result<Totals, BadMessage> {
-        Ok(Totals {
-            commits: self.number()?,
-            published: self.number()?,
-            merged: self.number()?,
-            invalidations: self.number()?,
-            invalidated: self.number()?,
-        })
-    }
-
     /// As many bytes as the header says, which end the message.
     fn path(&mut self) -> Result<&'a [u8], BadMessage> {
         let (path, rest) = self.rest.split_at_checked(self.count).ok_or(BadMessage::Length)?;

@@ -33,6 +33,8 @@ pub(crate) struct Memory {
     device: DLDevice,
     addr: u64,
     bytes: usize,
+    /// Of a map whose addresses are those of a mapping of the file.
+    in_place: bool,
 }
 
 #[pymethods]
@@ -50,7 +52,8 @@ impl Memory {
             }
         })?;
         let owned = OwnedMemory::of_allocation(addr);
-        Ok(Memory { owner: Owner::Array(Arc::new(owned)), device: emulated_device(device), addr, bytes })
+        let device = emulated_device(device);
+        Ok(Memory { owner: Owner::Array(Arc::new(owned)), device, addr, bytes, in_place: false })
     }
 
     /// Its address, as the device knows it.
@@ -73,6 +76,9 @@ impl Memory {
 
     /// Copies a range to the host, after the work that this thread has queued.
     fn get<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
+        if self.in_place {
+            return self.get_in_place(py, at, bytes);
+        }
         let (_owned, from) = self.range(at, bytes)?;
         PyBytes::new_with(py, bytes, |into| {
             py.detach(|| if bytes == 0 { Ok(()) } else { from.copy_to_host(into) })
@@ -129,13 +135,32 @@ impl Memory {
 
 impl Memory {
     /// The memory of a map, on the device of this name.
-    pub(crate) fn of_map(map: Arc<MapSlot>, device: &str, addr: u64, bytes: usize) -> Memory {
+    pub(crate) fn of_map(map: Arc<MapSlot>, device: &str, addr: u64, bytes: usize, in_place: bool) -> Memory {
         let device = match device.split_once(':').map(|(kind, number)| (kind, number.parse())) {
             Some(("cuda", Ok(device_id))) => DLDevice { device_type: DLDeviceType::CUDA, device_id },
             Some((_, Ok(number))) => emulated_device(number as u32),
             _ => emulated_device(0),
         };
-        Memory { owner: Owner::Map(map), device, addr, bytes }
+        Memory { owner: Owner::Map(map), device, addr, bytes, in_place }
+    }
+
+    /// Copies bytes of a map that is read in place: its addresses are those of a mapping of the file.
+    fn get_in_place<'py>(&self, py: Python<'py>, at: usize, bytes: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let _owned = self.owned()?;
+        let inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        let from = (self.addr as usize).wrapping_add(at) as *const u8;
+        // What was not acquired has no memory.
+        if !inside || !spinio_sys::linux::is_readable(from, bytes) {
+            return Err(PyRuntimeError::new_err(
+                "There is no memory: a page of a map in place has it from its first acquire on",
+            ));
+        }
+        PyBytes::new_with(py, bytes, |into| {
+            // SAFETY: readable memory of the map, which `_owned` keeps. Where another program changes it meanwhile, either
+            // byte may be copied.
+            unsafe { core::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), bytes) };
+            Ok(())
+        })
     }
 
     fn owned(&self) -> PyResult<Arc<OwnedMemory>> {

@@ -19,6 +19,7 @@ pub(crate) struct GaiaMap {
     device: String,
     address: u64,
     bytes: u64,
+    in_place: bool,
 }
 
 fn access(write: bool, overwrite: bool) -> Access {
@@ -46,7 +47,7 @@ impl GaiaMap {
             .detach(|| Map::new(fd, offset, bytes, write, in_place, device))
             .map_err(|e| failure::request_error(&e))?;
         let (address, device) = (map.address(), map.device());
-        Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), device, address, bytes })
+        Ok(GaiaMap { slot: Arc::new(MapSlot::new(map)), device, address, bytes, in_place })
     }
 
     /// Address and bytes.
@@ -64,7 +65,7 @@ impl GaiaMap {
     /// Its memory, for arrays.
     fn memory(&self) -> PyResult<Memory> {
         self.slot.get()?;
-        Ok(Memory::of_map(Arc::clone(&self.slot), &self.device, self.address, self.bytes as usize))
+        Ok(Memory::of_map(Arc::clone(&self.slot), &self.device, self.address, self.bytes as usize, self.in_place))
     }
 
     /// Brings a range up to date, and begins an epoch; the bytes of the range that are in the file.

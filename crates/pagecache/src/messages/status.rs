@@ -1,5 +1,7 @@
 //! What a server tells of itself and of its files.
 
+use super::{BadMessage, Cursor};
+
 /// Counters of a file since its server started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -64,4 +66,26 @@ pub struct FileStatus<'a> {
     pub stats: Stats,
     /// Its path below the mount, at most [`MAX_RUNS`] bytes of it.
     pub path: &'a [u8],
+}
+
+impl Cursor<'_> {
+    pub(super) fn stats(&mut self) -> Result<Stats, BadMessage> {
+        Ok(Stats {
+            commits: self.number()?,
+            merged: self.number()?,
+            unchanged: self.number()?,
+            twins: self.number()?,
+            published: self.number()?,
+        })
+    }
+
+    pub(super) fn totals(&mut self) -> Result<Totals, BadMessage> {
+        Ok(Totals {
+            commits: self.number()?,
+            published: self.number()?,
+            merged: self.number()?,
+            invalidations: self.number()?,
+            invalidated: self.number()?,
+        })
+    }
 }
