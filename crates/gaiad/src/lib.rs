@@ -101,7 +101,7 @@ use crate::report::report;
 pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
-pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
+pub use spinio_pagecache::leased_messages::{PeerRefusal, ROOT_SOCKET, sockets};
 pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};

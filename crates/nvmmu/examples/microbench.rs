@@ -171,7 +171,7 @@ fn main() -> Result<()> {
         nvmmu_stripes: if o.mode == "preread" { NvmmuStripes::Preread } else { NvmmuStripes::Aligned },
         ..Settings::default()
     };
-    registry::configure_emulated("size=512M")?;
+    spinio_device::emulated::configure("size=512M")?;
     let runtime: &'static Runtime = Box::leak(Box::new(Runtime::new(settings)));
     let offsets = o.offsets();
     let bytes = offsets.len() as u64 * o.request;

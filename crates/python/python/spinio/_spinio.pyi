@@ -99,6 +99,8 @@ class _GaiaInfo(TypedDict):
     acquires_unchanged: int
     device_bytes: int
     chunks_evicted: int
+    bytes_from_peer: int
+    peer_refused: str | None
 
 @final
 class GaiaMap:
