@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use spinio_device::emulated::{self, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
@@ -27,13 +28,13 @@ fn server_role() {
 }
 
 /// A map for writing on `emulated:0` or `emulated:1`.
-struct Gpu(&'static Emulated, Map);
+struct Gpu(&'static Emulated, Arc<Map>);
 
 impl Gpu {
     fn new(file: &File, ordinal: u32) -> Gpu {
         emulated::configure("devices=2,size=64M").unwrap();
         let device = emulated::device(ordinal).unwrap();
-        Gpu(device, Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device).unwrap())
+        Gpu(device, Arc::new(Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device).unwrap()))
     }
 
     fn acquire(&self) {
@@ -111,9 +112,8 @@ fn each_device_has_its_own_stream_order() {
     let file = open(&mount.dir.join("file"));
     let gpus = [0, 1].map(|ordinal| Gpu::new(&file, ordinal));
     // The first device does not run: the calls of the second are not held up by it.
-    let stop = gpus[0].0;
     let streams = gpus.each_ref().map(|gpu| gpu.0.new_stream().unwrap());
-    stop.pause();
+    gpus[0].0.pause();
     let queue = |n: usize| {
         gpus[n].1.acquire_async(0, LEN as u64, Access::Write, streams[n]).unwrap();
         let to = DeviceAddr(gpus[n].1.address() + 20 + n as u64);
@@ -124,7 +124,7 @@ fn each_device_has_its_own_stream_order() {
     };
     queue(1);
     gpus[1].0.synchronize(streams[1], WaitMode::Block).unwrap();
-    stop.resume();
+    gpus[0].0.resume();
     queue(0);
     gpus[0].0.synchronize(streams[0], WaitMode::Block).unwrap();
     gpus.iter().for_each(Gpu::acquire);
