@@ -6,7 +6,8 @@
 with the module `spinio` and PyTorch for CUDA, and `spinio` in PATH or in SPINIO_COMMAND. Starts a daemon of its own.
 Prints the seconds of each load in a process that has PyTorch and CUDA started, and the GPU memory in use after it:
 each process has a CUDA context besides. Every tensor's words are added up and compared. Then the first process is
-killed, and a program writes to the file. Exit status 1: bytes were wrong, or memory was not shared.
+killed, and a program writes to the file. On a machine with two GPUs the second one fills from the first, beside a bare
+copy of as many bytes between the two, and the read of the file. Exit status 1: bytes were wrong, or memory was not shared.
 """
 import argparse
 import json
@@ -22,12 +23,13 @@ TENSORS = 32
 
 LOAD = """
 import json, sys, time, torch
-torch.zeros(1, device="cuda")
-torch.cuda.synchronize()
+device = sys.argv[3]
+torch.zeros(1, device=device)
+torch.cuda.synchronize(device)
 from spinio.safetensors import load_file
 begun = time.perf_counter()
-tensors = load_file(sys.argv[1], device="cuda", shared=sys.argv[2] == "shared")
-torch.cuda.synchronize()
+tensors = load_file(sys.argv[1], device=device, shared=sys.argv[2] == "shared")
+torch.cuda.synchronize(device)
 seconds = time.perf_counter() - begun
 sums = {name: int(tensor.view(torch.int64).sum().item()) for name, tensor in tensors.items()}
 print(json.dumps({"seconds": seconds, "sums": sums}), flush=True)
@@ -35,11 +37,25 @@ sys.stdin.readline()
 """
 
 
+PEER_COPY = """
+import sys, time, torch
+source = torch.ones(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda:0")
+target = torch.empty_like(source, device="cuda:1")
+for _ in range(3):
+    torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+    begun = time.perf_counter()
+    target.copy_(source)
+    torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+    seconds = time.perf_counter() - begun
+print(seconds)
+"""
+
+
 class Process:
     """A process that has loaded the file, and keeps it until it ends."""
 
-    def __init__(self, path, kind):
-        words = [sys.executable, "-c", LOAD, path, kind]
+    def __init__(self, path, kind, device="cuda:0"):
+        words = [sys.executable, "-c", LOAD, path, kind, device]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         if not line:
@@ -114,9 +130,35 @@ def measure(command, path, mib):
     row("spinio gaia cache, the whole command", time.perf_counter() - begun)
     last = Process(path, "shared")
     row("the first process after it", last.seconds)
+    if second_gpu():
+        right &= measure_second_gpu(command, path, mib, last)
     last.end()
     print(f"every tensor {'right' if right else 'WRONG'}; memory {'shared' if shares else 'NOT SHARED'}")
     return right and shares
+
+
+def second_gpu():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    if listed.count("GPU ") >= 2:
+        return True
+    print("skipped: this machine has one GPU, and the second one would fill from the first")
+    return False
+
+
+def measure_second_gpu(command, path, mib, first):
+    """The file on a second GPU, while `first` has it on the first one."""
+    bare = subprocess.run([sys.executable, "-c", PEER_COPY, str(mib)], capture_output=True, text=True, check=True)
+    row(f"a bare copy of {mib} MiB between two GPUs", float(bare.stdout), "torch")
+    other = Process(path, "shared", "cuda:1")
+    right = other.sums == first.sums
+    status = subprocess.run([command, "gaia", "status", "--json"], capture_output=True, text=True, check=True).stdout
+    peer = sum(file.get("bytes_from_peer", 0) for found in json.loads(status) for file in found["files"])
+    row("load_file(shared=True) on the second GPU", other.seconds, f"{peer >> 20} MiB from the first")
+    other.end()
+    plain = Process(path, "plain", "cuda:1")
+    row("load_file on the second GPU", plain.seconds, "the file")
+    plain.end()
+    return right and plain.sums == first.sums
 
 
 def main():

@@ -46,7 +46,10 @@ fn check_leased(bytes: &[u8]) {
     if let Ok(reply) = leased::parse_reply(bytes) {
         reply.encode(&mut again);
         assert_eq!(again, bytes, "a reply that is encoded in another way");
-        if let leased::Reply::Chunks { content, first, count } | leased::Reply::Fill { content, first, count } = reply {
+        if let leased::Reply::Chunks { content, first, count }
+        | leased::Reply::Fill { content, first, count }
+        | leased::Reply::FillFrom { content, first, count, .. } = reply
+        {
             assert!(count > 0 && count as usize <= leased::MAX_DESCRIPTORS);
             for chunk in first..first + u64::from(count) {
                 let len = content.len_of(chunk);

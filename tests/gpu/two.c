@@ -7,6 +7,11 @@
  */
 #include "harness.h"
 
+#include <spinio.h>
+#include <spinio_gaia.h>
+
+#include "../../benches/common/preloaded.h"
+
 #define MORE_FUNCTIONS(F)                                                                                              \
     F(cuDeviceGetCount, (int *))                                                                                       \
     F(cuDeviceCanAccessPeer, (int *, int, int))                                                                        \
@@ -225,6 +230,72 @@ static void test_a_mapping_over_both(void) {
     }
 }
 
+/* ---- a leased file on both: `spinio gaia serve` runs, and SPINIO_GAIA_SOCKET names it ---------------------------------- */
+
+static unsigned char *map_on(int which, const char *path, size_t size) {
+    GPU(cuCtxSetCurrent(contexts[which]));
+    int f = open(path, O_RDONLY);
+    unsigned char *map = f < 0 ? NULL : FIND(spinio_gaia_map)(f, 0, size, SPINIO_GAIA_READ);
+    close(f);
+    return map;
+}
+
+static struct spinio_gaia_info info_of(const void *map) {
+    struct spinio_gaia_info info;
+    check(FIND(spinio_gaia_info)(map, &info, sizeof info) == 0, "spinio_gaia_info: %s", FIND(spinio_last_error)());
+    return info;
+}
+
+/* Fills it on GPU 0 from the file, and on GPU 1 from GPU 0. */
+static void fill_both(const char *name, size_t offset) {
+    const size_t size = 20 * MIB + 4567;
+    char path[4096];
+    int can = 0, f = new_file(name, O_TRUNC);
+    check(write(f, content + offset, size) == (ssize_t)size && close(f) == 0, "write");
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
+    MORE(cuDeviceCanAccessPeer(&can, 1, 0));
+    unsigned char *maps[2];
+    for (int which = 0; which < 2; which++) {
+        maps[which] = map_on(which, path, size);
+        ssize_t got = maps[which] ? FIND(spinio_gaia_acquire)(maps[which], size, SPINIO_GAIA_READ) : -1;
+        if (got < 0 && which == 0 && (errno == ENOTSUP || errno == EPERM)) {
+            printf("    skipped: %s\n", FIND(spinio_last_error)());
+            return;
+        }
+        check(got == (ssize_t)size, "acquire on GPU %d: %s", which, FIND(spinio_last_error)());
+    }
+    for (int which = 0; which < 2; which++)
+        check(memcmp(back_of(which, (gpu_ptr)maps[which], size), content + offset, size) == 0, "bytes on GPU %d", which);
+    struct spinio_gaia_info first = info_of(maps[0]), second = info_of(maps[1]);
+    check(first.bytes_from_file == size && first.bytes_from_peer == 0, "GPU 0 did not read the file");
+    if (can)
+        check(second.bytes_from_peer == size && second.bytes_from_file == 0 && second.peer_refused == 0,
+              "GPU 1: %lu from the peer, %lu from the file, reason %lu", second.bytes_from_peer, second.bytes_from_file,
+              second.peer_refused);
+    else
+        check(second.bytes_from_file == size && second.peer_refused == 2, "GPU 1 did not read the file");
+    if (!can)
+        printf("    these GPUs cannot reach each other's memory: the file was read twice\n");
+    for (int which = 0; which < 2; which++) {
+        GPU(cuCtxSetCurrent(contexts[which]));
+        check(FIND(spinio_gaia_unmap)(maps[which]) == 0, "unmap");
+    }
+}
+
+/* Without and with access of the contexts to each other: the copy needs none. */
+static void test_a_leased_file_on_both(void) {
+    if (!getenv("SPINIO_GAIA_SOCKET")) {
+        printf("    skipped: SPINIO_GAIA_SOCKET names no daemon of leased files\n");
+        return;
+    }
+    fill_both("leased", 0);
+    for (int which = 0; which < 2; which++) {
+        GPU(cuCtxSetCurrent(contexts[which]));
+        more.cuCtxEnablePeerAccess(contexts[!which], 0); /* fails if an earlier test has enabled it, or if there is none */
+    }
+    fill_both("leased-with-access", 12345);
+}
+
 /* ---- two processes ------------------------------------------------------------------------------------------------- */
 
 static void child_process(int which, int shared) {
@@ -307,7 +378,7 @@ static void reader(int in, int out) {
 
 #define TESTS(T)                                                                                                       \
     T(reads_in_turn) T(writes_in_turn) T(reads_at_once) T(writes_at_once) T(one_after_the_other) T(a_reset_of_one)     \
-    T(memory_of_the_peer) T(a_mapping_over_both) T(two_processes) T(memory_of_another_process)
+    T(memory_of_the_peer) T(a_mapping_over_both) T(a_leased_file_on_both) T(two_processes) T(memory_of_another_process)
 
 static const struct test tests[] = {
 #define T(name) { #name, test_##name },

@@ -190,6 +190,10 @@ struct spinio_gaia_info {
     uint64_t device_bytes;         /* of device memory that the map has now; of leased files, also what others have too */
     uint64_t chunks_evicted;       /* times that a chunk of the map was evicted */
     uint64_t bytes_registered;     /* by acquires of a map with SPINIO_GAIA_IN_PLACE */
+    uint64_t bytes_from_peer;      /* copied from another GPU that had them, instead of read from the file */
+    uint64_t peer_refused;         /* why such a copy was not possible, the last time; 0: it was. 1: the process does not
+                                    * have that GPU. 2: the two cannot access each other's memory. 3: its memory could not
+                                    * be imported. 4: the copy failed */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -10,8 +10,8 @@
 //!
 //! A device does four things for `io`: it identifies an address, provides pinned
 //! bounce buffers, copies on streams that keep order, and pins page-cache pages so
-//! that it can read them itself. It has no knowledge of files. [`ReplicaMemory`] and
-//! [`SharedMemory`] are further interfaces, for GAIA.
+//! that it can read them itself. It has no knowledge of files. [`ReplicaMemory`],
+//! [`SharedMemory`] and [`PeerMemory`] are further interfaces, for GAIA.
 
 pub mod cuda;
 pub mod emulated;
@@ -19,6 +19,7 @@ mod error;
 mod fingerprint;
 mod host_memory;
 pub mod p2pmem;
+mod peer_memory;
 mod range_table;
 pub mod registry;
 mod replica_memory;
@@ -31,6 +32,7 @@ mod traits;
 
 pub use error::{DeviceError, ErrorKind};
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
+pub use peer_memory::{PeerError, PeerMemory};
 pub use replica_memory::{KernelCopy, ReplicaMemory};
 pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};

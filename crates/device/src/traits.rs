@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::{AppStream, DeviceError, ReplicaMemory, SharedMemory, StreamStop};
+use crate::{AppStream, DeviceError, PeerMemory, ReplicaMemory, SharedMemory, StreamStop};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -361,6 +361,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Its memory that other processes can map; `None` where there is none.
     fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
+        None
+    }
+
+    /// Its copies from chunks of other devices; `None` where there are none.
+    fn peer_memory(&'static self) -> Option<&'static dyn PeerMemory> {
         None
     }
 }

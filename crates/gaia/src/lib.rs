@@ -72,6 +72,7 @@ pub use map::Map;
 pub use maps::{FileMap, map, map_in_place, unmap, unmap_range, with_map};
 pub use ranges::touches_map;
 pub use room::limit_memory;
+pub use spinio_pagecache::leased_messages::PeerRefusal;
 pub use spinio_pagecache::messages::{Access, Stats};
 pub use state::Info;
 

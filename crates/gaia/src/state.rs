@@ -44,6 +44,10 @@ pub struct Info {
     pub chunks_evicted: u64,
     /// Bytes that acquires of a map that is read in place have registered.
     pub bytes_registered: u64,
+    /// Bytes that were copied from another device, instead of being read from the file.
+    pub bytes_from_peer: u64,
+    /// Why a copy on another device could not be used, the last time: `PeerRefusal::number`, 0 if it could.
+    pub peer_refused: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.

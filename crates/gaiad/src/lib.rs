@@ -108,7 +108,7 @@ use crate::report::report;
 pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain, is_below_mount};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
-pub use spinio_pagecache::leased_messages::{ROOT_SOCKET, sockets};
+pub use spinio_pagecache::leased_messages::{PeerRefusal, ROOT_SOCKET, sockets};
 pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats, Totals};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};

@@ -6,7 +6,8 @@
 //!          <──────────────────────────────────────────────────── Opened
 //!   Acquire { bytes of the file } ─────────────────────────────> is the file excluded from writes? which chunks are there?
 //!          <──────────────────── Chunks { .. } + a descriptor each: map them, and ask again
-//!          <──────────────────── Fill { .. }: create these, fill them, then for each
+//!          <──────────────────── Fill { .. }: create these, read the file into them, then for each
+//!          <──────────────────── FillFrom { .. } + a descriptor each: another device has a copy of them; then the same
 //!   Filled { chunk } + its descriptor ─────────────────────────>
 //!          <──────────────────────────────────────────────────── Kept, or not: the file was written meanwhile
 //!   Abandon { chunk } ── no memory for it ─────────────────────> drops chunks that no client has mapped
@@ -22,7 +23,7 @@
 use crate::messages::BadMessage;
 
 /// The version of the protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes of a message without a path.
 pub const MESSAGE: usize = 64;
@@ -81,6 +82,77 @@ impl Content {
     }
 }
 
+/// Where the bytes of a chunk came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// The file.
+    #[default]
+    File,
+    /// The copy that [`Reply::FillFrom`] offered.
+    Peer,
+    /// The file, since that copy could not be used.
+    Refused(PeerRefusal),
+}
+
+/// Why the copy on another device could not be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerRefusal {
+    /// The process has no such device.
+    NoDevice,
+    /// The two devices cannot access each other's memory.
+    NoAccess,
+    /// The memory could not be imported or mapped.
+    Import,
+    /// The copy failed.
+    Copy,
+}
+
+impl PeerRefusal {
+    /// Its number, from 1 on, as `spinio_gaia_info` has it too.
+    pub fn number(self) -> u64 {
+        match self {
+            PeerRefusal::NoDevice => 1,
+            PeerRefusal::NoAccess => 2,
+            PeerRefusal::Import => 3,
+            PeerRefusal::Copy => 4,
+        }
+    }
+
+    /// The refusal of a number.
+    pub fn of_number(number: u64) -> Option<PeerRefusal> {
+        let all = [PeerRefusal::NoDevice, PeerRefusal::NoAccess, PeerRefusal::Import, PeerRefusal::Copy];
+        all.into_iter().find(|refusal| refusal.number() == number)
+    }
+
+    /// For people.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            PeerRefusal::NoDevice => "the process does not have the device",
+            PeerRefusal::NoAccess => "the devices cannot access each other's memory",
+            PeerRefusal::Import => "its memory could not be imported",
+            PeerRefusal::Copy => "the copy failed",
+        }
+    }
+}
+
+impl Source {
+    fn number(self) -> u64 {
+        match self {
+            Source::File => 0,
+            Source::Refused(refusal) => refusal.number(),
+            Source::Peer => 5,
+        }
+    }
+
+    fn of_number(number: u64) -> Result<Source, BadMessage> {
+        match number {
+            0 => Ok(Source::File),
+            5 => Ok(Source::Peer),
+            _ => PeerRefusal::of_number(number).map(Source::Refused).ok_or(BadMessage::Kind),
+        }
+    }
+}
+
 /// From the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -102,6 +174,8 @@ pub enum Request {
         content: ContentId,
         /// Which.
         chunk: u64,
+        /// From where.
+        source: Source,
     },
     /// A chunk will not be filled.
     Abandon {
@@ -144,6 +218,17 @@ pub enum Reply<'a> {
         first: u64,
         /// How many, one after the other.
         count: u32,
+    },
+    /// Chunks that this client is to fill, each with the descriptor of a copy of it on another device.
+    FillFrom {
+        /// The content.
+        content: Content,
+        /// The first.
+        first: u64,
+        /// How many, one after the other.
+        count: u32,
+        /// The device that has the copies.
+        peer: [u8; 16],
     },
     /// All chunks of the range are mapped, and the file has not been written since they were filled.
     Ready {
@@ -195,6 +280,10 @@ pub struct FileStatus<'a> {
     pub chunks: u32,
     /// Their bytes.
     pub bytes: u64,
+    /// Among them, those that were copied from another device.
+    pub peer_bytes: u64,
+    /// Why a copy on another device could not be used, the last time.
+    pub refused: Option<PeerRefusal>,
     /// Bytes of the file.
     pub size: u64,
     /// Its path, at most [`MAX_PATH`] bytes of it.
@@ -217,6 +306,7 @@ const KEPT: u16 = 0xa5;
 const FREED: u16 = 0xa6;
 const DAEMON: u16 = 0xa7;
 const FILE: u16 = 0xa8;
+const FILL_FROM: u16 = 0xa9;
 const FAILED: u16 = 0xbf;
 
 type Numbers = [u64; 7];
@@ -250,7 +340,9 @@ impl Request {
         match *self {
             Request::Hello { device } => encode(out, HELLO, 1, numbers(halves(device))),
             Request::Acquire { offset, len } => encode(out, ACQUIRE, 0, numbers([offset, len])),
-            Request::Filled { content, chunk } => encode(out, FILLED, 1, numbers([content, chunk])),
+            Request::Filled { content, chunk, source } => {
+                encode(out, FILLED, 1, numbers([content, chunk, source.number()]));
+            }
             Request::Abandon { content, chunk, no_memory } => {
                 encode(out, ABANDON, 0, numbers([content, chunk, no_memory.into()]));
             }
@@ -278,17 +370,23 @@ impl Reply<'_> {
             Reply::Fill { content: Content { id, size }, first, count } => {
                 encode(out, FILL, count, numbers([id, size, first]));
             }
+            Reply::FillFrom { content: Content { id, size }, first, count, peer } => {
+                let [low, high] = halves(peer);
+                encode(out, FILL_FROM, count, numbers([id, size, first, low, high]));
+            }
             Reply::Ready { content: Content { id, size } } => encode(out, READY, 0, numbers([id, size])),
             Reply::Kept { kept } => encode(out, KEPT, 0, numbers([kept.into()])),
             Reply::Freed { bytes } => encode(out, FREED, 0, numbers([bytes])),
             Reply::Daemon { pid, seconds, maps, bytes, limit } => {
                 encode(out, DAEMON, 0, numbers([pid, seconds, maps, bytes, limit]));
             }
-            Reply::File(FileStatus { user, device, maps, chunks, bytes, size, path }) => {
+            Reply::File(FileStatus { user, device, maps, chunks, bytes, peer_bytes, refused, size, path }) => {
                 let path = &path[..path.len().min(MAX_PATH)];
                 let [low, high] = halves(device);
                 let counts = u64::from(maps) << 32 | u64::from(chunks);
-                encode(out, FILE, path.len() as u32, [user.into(), low, high, counts, bytes, size, 0]);
+                let refused = refused.map_or(0, PeerRefusal::number);
+                let of_user = u64::from(user) | refused << 32;
+                encode(out, FILE, path.len() as u32, [of_user, low, high, counts, bytes, size, peer_bytes]);
                 out.extend(path);
             }
             Reply::Failed { errno } => encode(out, FAILED, 0, numbers([errno.into()])),
@@ -306,7 +404,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, BadMessage> {
             end.ok_or(BadMessage::Run)?;
             (Request::Acquire { offset: n[0], len: n[1] }, 2)
         }
-        FILLED => (Request::Filled { content: n[0], chunk: chunk(n[1])? }, 2),
+        FILLED => (Request::Filled { content: n[0], chunk: chunk(n[1])?, source: Source::of_number(n[2])? }, 3),
         ABANDON => (Request::Abandon { content: n[0], chunk: chunk(n[1])?, no_memory: flag(n[2])? }, 3),
         STATUS => (Request::Status, 0),
         DROP => (Request::Drop, 0),
@@ -325,7 +423,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
     let mut tail = 0;
     let (reply, used) = match kind {
         OPENED => (Reply::Opened, 0),
-        CHUNKS | FILL => {
+        CHUNKS | FILL | FILL_FROM => {
             let (content, first) = (content(), n[2]);
             let end =
                 first.checked_add(count.into()).filter(|end| content.size <= MAX_BYTES && *end <= content.chunks());
@@ -334,9 +432,10 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             }
             let reply = match kind {
                 CHUNKS => Reply::Chunks { content, first, count },
-                _ => Reply::Fill { content, first, count },
+                FILL => Reply::Fill { content, first, count },
+                _ => Reply::FillFrom { content, first, count, peer: whole(n[3], n[4]) },
             };
-            (reply, 3)
+            (reply, if kind == FILL_FROM { 5 } else { 3 })
         }
         READY if n[1] > MAX_BYTES => return Err(BadMessage::Run),
         READY => (Reply::Ready { content: content() }, 2),
@@ -344,16 +443,22 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
         FREED => (Reply::Freed { bytes: n[0] }, 1),
         DAEMON => (Reply::Daemon { pid: n[0], seconds: n[1], maps: n[2], bytes: n[3], limit: n[4] }, 5),
         FILE => {
-            let user = u32::try_from(n[0]).map_err(|_| BadMessage::Kind)?;
+            let (user, refused) = (n[0] as u32, n[0] >> 32);
+            let refused = match refused {
+                0 => None,
+                number => Some(PeerRefusal::of_number(number).ok_or(BadMessage::Kind)?),
+            };
             let (maps, chunks) = ((n[3] >> 32) as u32, n[3] as u32);
             tail = count as usize;
             let device = whole(n[1], n[2]);
-            (Reply::File(FileStatus { user, device, maps, chunks, bytes: n[4], size: n[5], path: rest }), 6)
+            let (bytes, size, peer_bytes) = (n[4], n[5], n[6]);
+            let status = FileStatus { user, device, maps, chunks, bytes, peer_bytes, refused, size, path: rest };
+            (Reply::File(status), 7)
         }
         FAILED => (Reply::Failed { errno: u32::try_from(n[0]).map_err(|_| BadMessage::Kind)? }, 1),
         _ => return Err(BadMessage::Kind),
     };
-    let counted = matches!(kind, CHUNKS | FILL | FILE) || count == 0;
+    let counted = matches!(kind, CHUNKS | FILL | FILL_FROM | FILE) || count == 0;
     if rest.len() == tail && tail <= MAX_PATH && counted && n[used..].iter().all(|n| *n == 0) {
         Ok(reply)
     } else {
@@ -405,7 +510,9 @@ mod tests {
         vec![
             Request::Hello { device: *b"0123456789abcdef" },
             Request::Acquire { offset: 4096, len: MAX_BYTES - 4096 },
-            Request::Filled { content: u64::MAX, chunk: 7 },
+            Request::Filled { content: u64::MAX, chunk: 7, source: Source::File },
+            Request::Filled { content: 1, chunk: 7, source: Source::Peer },
+            Request::Filled { content: 1, chunk: 7, source: Source::Refused(PeerRefusal::Copy) },
             Request::Abandon { content: 3, chunk: 0, no_memory: true },
             Request::Status,
             Request::Drop,
@@ -417,11 +524,15 @@ mod tests {
     fn replies() -> Vec<Reply<'static>> {
         let content = Content { id: 9, size: 5 * MIN_CHUNK - 1 };
         let device = *b"0123456789abcdef";
-        let file = FileStatus { user: 1, device, maps: 2, chunks: 3, bytes: 4, size: 5, path: b"/m/a" };
+        let refused = Some(PeerRefusal::NoAccess);
+        let (peer_bytes, size) = (3, 5);
+        let file =
+            FileStatus { user: 1, device, maps: 2, chunks: 3, bytes: 4, peer_bytes, refused, size, path: b"/m/a" };
         vec![
             Reply::Opened,
             Reply::Chunks { content, first: 1, count: 4 },
             Reply::Fill { content, first: 4, count: 1 },
+            Reply::FillFrom { content, first: 2, count: 3, peer: *b"fedcba9876543210" },
             Reply::Ready { content },
             Reply::Kept { kept: true },
             Reply::Freed { bytes: 1 << 40 },
@@ -467,10 +578,18 @@ mod tests {
         assert!(bad(Request::Acquire { offset: 0, len: 0 }));
         assert!(bad(Request::Acquire { offset: u64::MAX, len: 2 }));
         assert!(bad(Request::Acquire { offset: MAX_BYTES, len: 1 }));
-        assert!(bad(Request::Filled { content: 0, chunk: u64::MAX }));
+        assert!(bad(Request::Filled { content: 0, chunk: u64::MAX, source: Source::File }));
         let mut bytes = Vec::new();
+        Request::Filled { content: 0, chunk: 1, source: Source::Peer }.encode(&mut bytes);
+        bytes[24] = 6;
+        assert_eq!(parse_request(&bytes), Err(BadMessage::Kind), "a source that does not exist");
+        bytes.clear();
         Reply::Chunks { content: Content { id: 1, size: MIN_CHUNK }, first: 1, count: 1 }.encode(&mut bytes);
         assert_eq!(parse_reply(&bytes), Err(BadMessage::Run), "a chunk past the end of the file");
+        bytes.clear();
+        let content = Content { id: 1, size: 3 * MIN_CHUNK };
+        Reply::FillFrom { content, first: 1, count: 3, peer: [0; 16] }.encode(&mut bytes);
+        assert_eq!(parse_reply(&bytes), Err(BadMessage::Run), "a copy past the end of the file");
         bytes.clear();
         Request::Status.encode(&mut bytes);
         bytes[2] = 9;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_runtime::client::Stream;
 use spinio_runtime::client::gaia::{Access, Info, Map};
+use spinio_runtime::client::{self, Stream};
 
 use crate::device_memory::MapSlot;
 use crate::emulated::Memory;
@@ -132,9 +132,11 @@ impl GaiaMap {
             ("device_bytes", info.device_bytes),
             ("chunks_evicted", info.chunks_evicted),
             ("bytes_registered", info.bytes_registered),
+            ("bytes_from_peer", info.bytes_from_peer),
         ] {
             dict.set_item(name, value)?;
         }
+        dict.set_item("peer_refused", client::gaia::peer_refusal(&info))?;
         Ok(dict)
     }
 

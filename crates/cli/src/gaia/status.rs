@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
-use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus};
+use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus, PeerRefusal};
 
 use super::held::Held;
 use crate::color::{OutputStyle, TextRole};
@@ -102,6 +102,7 @@ fn daemons_as_json(daemons: &[(PathBuf, DaemonStatus)]) -> impl Iterator<Item = 
         json!({
             "path": file.path, "user": file.user, "device": uuid(&file.device), "maps": file.maps,
             "chunks": file.chunks, "held_bytes": file.bytes, "size": file.size,
+            "bytes_from_peer": file.peer_bytes, "peer_refused": file.refused.map(PeerRefusal::sentence),
         })
     };
     daemons.iter().map(move |(socket, daemon)| {
@@ -132,15 +133,22 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
         let limit = daemon.limit.map_or_else(String::new, |limit| format!(" of at most {} each", format::bytes(limit)));
         let _ = writeln!(s, "  memory  {} of GPUs{limit}", format::bytes(daemon.bytes));
         if !daemon.files.is_empty() {
-            let mut table = table::new(paint, &["maps", "held", "of", "chunks", "user", "device", "file"]);
+            let mut table =
+                table::new(paint, &["maps", "held", "from a GPU", "of", "chunks", "user", "device", "file"]);
             for file in &daemon.files {
-                let held = [format::bytes(file.bytes), format::bytes(file.size), file.chunks.to_string()];
-                let [bytes, size, chunks] = held;
+                let [bytes, peer, size] = [file.bytes, file.peer_bytes, file.size].map(format::bytes);
+                let chunks = file.chunks.to_string();
                 let (maps, user) = (file.maps.to_string(), file.user.to_string());
-                table.add_row([maps, bytes, size, chunks, user, uuid(&file.device), file.path.clone()].map(Cell::new));
+                let device = uuid(&file.device);
+                table.add_row([maps, bytes, peer, size, chunks, user, device, file.path.clone()].map(Cell::new));
             }
-            table::align_columns(&mut table, &[0, 1, 2, 3, 4]);
+            table::align_columns(&mut table, &[0, 1, 2, 3, 4, 5]);
             let _ = writeln!(s, "\n{}", table::text(&table));
+            for file in &daemon.files {
+                let Some(why) = file.refused else { continue };
+                let (path, device) = (&file.path, uuid(&file.device));
+                let _ = writeln!(s, "  {path} on {device} was not copied from another GPU: {}", why.sentence());
+            }
         }
     }
     s
@@ -201,16 +209,24 @@ mod tests {
         device[12] = 3;
         assert_eq!(uuid(&device), "emulated:3");
         let device = 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff_u128.to_be_bytes();
-        let file = LeasedFileStatus { path: "/m".into(), user: 7, device, maps: 2, chunks: 3, bytes: 6 << 20, size: 5 };
+        let (peer_bytes, refused) = (2 << 20, Some(PeerRefusal::NoAccess));
+        let (path, bytes) = ("/m".into(), 6 << 20);
+        let file = LeasedFileStatus { path, user: 7, device, maps: 2, chunks: 3, bytes, peer_bytes, refused, size: 5 };
         let daemon =
             DaemonStatus { pid: 9, maps: 2, bytes: 6 << 20, limit: Some(8 << 20), files: vec![file], seconds: 1 };
         let text = render_daemons(&[("/s".into(), daemon.clone())], &OutputStyle { colour: false, width: 120 });
-        for part in
-            ["process 9", "6 MiB of GPUs of at most 8 MiB each", "GPU-00112233-4455-6677-8899-aabbccddeeff", "/m"]
-        {
+        for part in [
+            "process 9",
+            "6 MiB of GPUs of at most 8 MiB each",
+            "GPU-00112233-4455-6677-8899-aabbccddeeff",
+            "/m",
+            "2 MiB",
+            "not copied from another GPU: the devices cannot",
+        ] {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }
         let json: Vec<_> = daemons_as_json(&[("/s".into(), daemon)]).collect();
+        assert_eq!(json[0]["files"][0]["bytes_from_peer"], 2 << 20);
         assert_eq!((&json[0]["files"][0]["held_bytes"], &json[0]["limit_bytes"]), (&json!(6 << 20), &json!(8 << 20)));
     }
 

@@ -17,7 +17,8 @@ use super::stops::{self, Stops};
 use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop, WaitMode,
+    GatherEntry, KernelStore, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop,
+    WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -354,6 +355,10 @@ impl Device for Cuda {
     }
 
     fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
+        Some(self)
+    }
+
+    fn peer_memory(&'static self) -> Option<&'static dyn PeerMemory> {
         Some(self)
     }
 }

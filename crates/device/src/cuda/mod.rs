@@ -52,6 +52,7 @@ mod handle_pool;
 mod host_page_cache;
 mod kernel;
 mod lookup;
+mod peer_memory;
 mod registered;
 mod replica;
 mod shared_memory;

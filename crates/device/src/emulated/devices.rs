@@ -118,6 +118,11 @@ pub(crate) fn with_id(id: DeviceId) -> Option<&'static Emulated> {
     lock_all().iter().find(|device| device.ordinal == id.ordinal).copied()
 }
 
+/// Whether this process has a device of this number, or would make it.
+pub(super) fn exists(ordinal: u32) -> bool {
+    ordinal < count() || lock_all().iter().any(|device| device.ordinal == ordinal)
+}
+
 /// The device whose memory an address is.
 pub(super) fn owner_of(addr: DeviceAddr) -> Option<&'static Emulated> {
     lock_all().iter().find(|device| device.memory.contains(addr)).copied()

@@ -52,8 +52,8 @@ use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop, WaitMode, registry,
-    thread_stream,
+    GatherEntry, KernelStore, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop,
+    WaitMode, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -439,6 +439,10 @@ impl Device for Emulated {
     }
 
     fn shared_memory(&'static self) -> Option<&'static dyn SharedMemory> {
+        self.config.vmm.then_some(self)
+    }
+
+    fn peer_memory(&'static self) -> Option<&'static dyn PeerMemory> {
         self.config.vmm.then_some(self)
     }
 }

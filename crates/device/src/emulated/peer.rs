@@ -6,15 +6,24 @@
 //! ```
 //!
 //! A copy is ordered by its stream alone, as on CUDA: not with what streams of the other device do. It needs no access of
-//! the devices to each other; kernels do, and get it for memory of [`Emulated::alloc`], not for chunks.
+//! the devices to each other; kernels do, and get it for memory of [`Emulated::alloc`], not for chunks. A copy from a chunk
+//! of another device needs it too, as on CUDA, but not that the other device was made in this process.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use spinio_sys::linux::{self, Fd};
 
 use super::devices;
 use super::engine::Operation;
 use super::memory::Direction;
+use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
-use crate::{DeviceAddr, DeviceError, ErrorKind, StreamId};
+use crate::host_memory::{SHARED, system_error};
+use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerMemory, StreamId, WaitMode};
+
+const READ: u32 = 1;
 
 impl Emulated {
     /// Whether kernels of this device can access the memory of another one.
@@ -53,5 +62,59 @@ impl Emulated {
             false => Operation::Peer { dst, src, len },
         };
         self.engine.submit(stream.0, copy)
+    }
+}
+
+/// A chunk of another device, mapped for the engine.
+struct MappedChunk {
+    at: u64,
+    len: usize,
+}
+
+impl MappedChunk {
+    /// Maps it; for a thread with an unshared fd table. The descriptor is one of thread `tid`.
+    fn map(tid: u32, fd: Fd, len: usize) -> Result<MappedChunk> {
+        let own = linux::dup_from_thread(tid, fd).map_err(|e| system_error("pidfd_getfd", e))?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let mapped = unsafe { linux::mmap(core::ptr::null_mut(), len, READ, SHARED, own, 0) };
+        let _ = linux::close(own);
+        mapped.map(|at| MappedChunk { at: at as u64, len }).map_err(|e| system_error("mmap", e))
+    }
+}
+
+impl Drop for MappedChunk {
+    fn drop(&mut self) {
+        // SAFETY: made by `map`; no copy uses it any more.
+        let _ = unsafe { linux::munmap(self.at as *mut u8, self.len) };
+    }
+}
+
+impl PeerMemory for Emulated {
+    fn copy_from_peer(
+        &self,
+        peer: [u8; 16],
+        chunk: BorrowedFd<'_>,
+        len: u64,
+        to: DeviceAddr,
+    ) -> core::result::Result<(), PeerError> {
+        let import = PeerError::Import;
+        self.check().map_err(import)?;
+        let other = ordinal_of(peer).filter(|ordinal| devices::exists(*ordinal)).ok_or(PeerError::NoDevice)?;
+        if other == self.ordinal || !self.config.peer {
+            return Err(PeerError::NoAccess);
+        }
+        let (tid, fd) = (linux::gettid(), chunk.as_raw_fd());
+        check_chunk(fd, len).map_err(import)?;
+        let mapped = self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize));
+        let from = mapped.and_then(|mapped| mapped).map_err(import)?;
+        let copy = || {
+            let dst = self.memory.engine_addr(to, from.len, Direction::Store, "copy from another device")?;
+            let stream = self.acquire_stream()?;
+            let queued = self.engine.submit(stream.0, Operation::Peer { dst, src: from.at, len: from.len });
+            let done = queued.and_then(|()| self.synchronize(stream, WaitMode::Block));
+            self.release_stream(stream);
+            done
+        };
+        copy().map_err(PeerError::Copy)
     }
 }

@@ -15,6 +15,23 @@ use super::{Emulated, Result};
 use crate::host_memory::system_error;
 use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory, registry};
 
+/// Begins the identity of a device; its number follows.
+const UUID: &[u8; 12] = b"spinio-emu\0\0";
+
+/// The number of the device of an identity.
+pub(super) fn ordinal_of(uuid: [u8; 16]) -> Option<u32> {
+    uuid.strip_prefix(UUID).and_then(|number| Some(u32::from_le_bytes(number.try_into().ok()?)))
+}
+
+/// Whether a descriptor is a chunk of this length.
+pub(super) fn check_chunk(fd: Fd, len: u64) -> Result<()> {
+    let fits = linux::fstat(fd).is_ok_and(|stat| stat.size == len) && linux::cannot_shrink(fd);
+    if !fits || len == 0 || !len.is_multiple_of(GRANULARITY) {
+        return Err(DeviceError::new(ErrorKind::Driver, "import of a chunk"));
+    }
+    Ok(())
+}
+
 impl Emulated {
     /// A handle for a descriptor of the caller's table.
     fn handle_of(&self, fd: Fd, len: u64) -> Result<Chunk> {
@@ -31,7 +48,8 @@ impl SharedMemory for Emulated {
     }
 
     fn uuid(&self) -> Result<[u8; 16]> {
-        let mut uuid = *b"spinio-emu\0\0\0\0\0\0";
+        let mut uuid = [0; 16];
+        uuid[..12].copy_from_slice(UUID);
         uuid[12..].copy_from_slice(&self.ordinal.to_le_bytes());
         Ok(uuid)
     }
@@ -59,12 +77,8 @@ impl SharedMemory for Emulated {
 
     fn import_chunk(&self, fd: BorrowedFd<'_>, len: u64) -> Result<Chunk> {
         self.check()?;
-        let raw = fd.as_raw_fd();
-        let fits = linux::fstat(raw).is_ok_and(|stat| stat.size == len) && linux::cannot_shrink(raw);
-        if !fits || len == 0 || !len.is_multiple_of(GRANULARITY) {
-            return Err(DeviceError::new(ErrorKind::Driver, "import of a chunk"));
-        }
-        self.handle_of(raw, len)
+        check_chunk(fd.as_raw_fd(), len)?;
+        self.handle_of(fd.as_raw_fd(), len)
     }
 
     fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {

@@ -3,6 +3,7 @@
 //! ```text
 //!   Acquire ──> Chunks: import, map read-only ──┐
 //!           ──> Fill: create, map, read the file into them, make them read-only, hand them over ──┐
+//!               (or, in place of the file, the copies that another device has: peer.rs)           │
 //!           <── again ──────────────────────────┴─────────────────────────────────────────────────┘
 //!           ──> Ready
 //! ```
@@ -13,13 +14,14 @@ use std::ops::Range;
 
 use spinio_device::ErrorKind;
 use spinio_host::lock;
-use spinio_pagecache::leased_messages::Content;
+use spinio_pagecache::leased_messages::{Content, Source};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use super::chunks::NewChunk;
 use super::connection::{Answer, Connection, dup_from};
 use super::map::{Map, State};
+use super::peer::{Copies, copy_chunks};
 use crate::{Access, Error, Result};
 
 /// Daemons that end during one acquire.
@@ -108,9 +110,16 @@ impl Map {
                         }
                     }
                 }
-                Answer::Fill { first, count, .. } => {
+                Answer::Fill { first, count, copies, .. } => {
                     let chunks = first..first + u64::from(count);
-                    if !self.fill(state, content, chunks)? {
+                    let copies = match copies {
+                        Some((peer, there)) => {
+                            let descriptors = there.into_iter().map(|fd| dup_from(self.link.tid(), fd));
+                            Some(Copies { peer, descriptors: descriptors.collect::<Result<_>>()? })
+                        }
+                        None => None,
+                    };
+                    if !self.fill(state, content, chunks, copies)? {
                         evictions += 1;
                         if evictions > EVICTIONS {
                             return Err(no_memory().into_refusal());
@@ -131,7 +140,7 @@ impl Map {
     }
 
     /// Fills chunks. False: the device had no memory for all, and the daemon has made room.
-    fn fill(&self, state: &mut State, content: Content, chunks: Range<u64>) -> Result<bool> {
+    fn fill(&self, state: &mut State, content: Content, chunks: Range<u64>, copies: Option<Copies>) -> Result<bool> {
         let mut created = Vec::new();
         let mut full = None;
         for chunk in chunks.clone() {
@@ -145,7 +154,7 @@ impl Map {
             }
         }
         let filled = chunks.start..chunks.start + created.len() as u64;
-        if let Err(e) = self.fill_created(state, content, filled.clone(), created) {
+        if let Err(e) = self.fill_created(state, content, filled.clone(), created, copies) {
             // They may have no bytes of the file.
             filled.for_each(|chunk| state.chunks.discard(content, chunk));
             return Err(e);
@@ -159,21 +168,26 @@ impl Map {
         if freed == 0 { Err(no_memory().into_refusal()) } else { Ok(false) }
     }
 
-    /// Reads the file into new chunks, and hands them over.
+    /// Puts the file's bytes into new chunks, and hands them over.
     fn fill_created(
         &self,
         state: &mut State,
         content: Content,
         chunks: Range<u64>,
         mut new: Vec<NewChunk>,
+        copies: Option<Copies>,
     ) -> Result<()> {
         if chunks.is_empty() {
             return Ok(());
         }
         let mut mapped = chunks.clone().zip(&mut new);
         mapped.try_for_each(|(chunk, new)| state.chunks.map_new(content, chunk, new))?;
-        let from = chunks.start * content.chunk_bytes();
+        let (copied, refusal) = match &copies {
+            Some(copies) => copy_chunks(self.device, &state.chunks, content, chunks.clone(), copies),
+            None => (0, None),
+        };
         let end = (chunks.end * content.chunk_bytes()).min(content.size);
+        let from = ((chunks.start + copied) * content.chunk_bytes()).min(end);
         let mut at = from;
         while at < end {
             match self.file.read(at, self.device, state.chunks.address(at), end - at)? {
@@ -183,15 +197,25 @@ impl Map {
             }
         }
         state.info.bytes_from_file += at - from;
+        state.info.bytes_from_peer += from - chunks.start * content.chunk_bytes();
+        if let Some(refusal) = refusal {
+            state.info.peer_refused = refusal.number();
+        }
+        let first_read = chunks.start + copied;
         state.chunks.seal(content, chunks.clone())?;
         for (chunk, new) in chunks.zip(new) {
             let (tid, fd) = (linux::gettid(), new.raw_fd());
             let whole = at >= end;
+            let source = match refusal {
+                _ if chunk < first_read => Source::Peer,
+                Some(refusal) => Source::Refused(refusal),
+                None => Source::File,
+            };
             let hand_over = move |connection: &mut Connection| {
                 if !whole {
                     return connection.abandon(content.id, chunk, false).map(|_| false);
                 }
-                connection.filled(content.id, chunk, tid, fd)
+                connection.filled(content.id, chunk, source, tid, fd)
             };
             if !self.link.run(hand_over)? {
                 state.chunks.discard(content, chunk);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt::socket_peercred;
-use spinio_pagecache::leased_messages::{Content, ContentId, MESSAGE, Reply, Request, parse_reply};
+use spinio_pagecache::leased_messages::{Content, ContentId, MESSAGE, Reply, Request, Source, parse_reply};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -35,6 +35,8 @@ pub(super) enum Answer {
         content: Content,
         first: u64,
         count: u32,
+        /// A device that has copies of them, and their descriptors, as above.
+        copies: Option<([u8; 16], Vec<Fd>)>,
     },
     Ready {
         content: Content,
@@ -92,16 +94,20 @@ impl Connection {
                 let descriptors = self.received.iter().map(OwnedFd::get).collect();
                 Ok(Answer::Chunks { content, first, descriptors })
             }
-            Reply::Fill { content, first, count } => Ok(Answer::Fill { content, first, count }),
+            Reply::Fill { content, first, count } => Ok(Answer::Fill { content, first, count, copies: None }),
+            Reply::FillFrom { content, first, count, peer } if count as usize == self.received.len() => {
+                let descriptors = self.received.iter().map(OwnedFd::get).collect();
+                Ok(Answer::Fill { content, first, count, copies: Some((peer, descriptors)) })
+            }
             Reply::Ready { content } => Ok(Answer::Ready { content }),
             other => Err(unexpected(other)),
         }
     }
 
     /// Hands a chunk over, by its descriptor in the table of thread `tid`. False: it is of no use.
-    pub(super) fn filled(&mut self, content: ContentId, chunk: u64, tid: u32, fd: Fd) -> Result<bool> {
+    pub(super) fn filled(&mut self, content: ContentId, chunk: u64, source: Source, tid: u32, fd: Fd) -> Result<bool> {
         let fd = dup_from(tid, fd)?;
-        match self.call(Request::Filled { content, chunk }, Some(fd.as_fd()))? {
+        match self.call(Request::Filled { content, chunk, source }, Some(fd.as_fd()))? {
             Reply::Kept { kept } => Ok(kept),
             other => Err(unexpected(other)),
         }
@@ -158,6 +164,7 @@ fn exchange(
         Reply::Opened => Ok(Reply::Opened),
         Reply::Chunks { content, first, count } => Ok(Reply::Chunks { content, first, count }),
         Reply::Fill { content, first, count } => Ok(Reply::Fill { content, first, count }),
+        Reply::FillFrom { content, first, count, peer } => Ok(Reply::FillFrom { content, first, count, peer }),
         Reply::Ready { content } => Ok(Reply::Ready { content }),
         Reply::Kept { kept } => Ok(Reply::Kept { kept }),
         Reply::Freed { bytes } => Ok(Reply::Freed { bytes }),

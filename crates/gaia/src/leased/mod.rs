@@ -3,6 +3,7 @@
 //! ```text
 //!   acquire ── Map ─────────── chunks side by side at reserved addresses, mapped read-only           chunks.rs
 //!               │  fills absent ones through SPIN's routes (FileReader)                              acquire.rs
+//!               │  or from the copy that another device has                                          peer.rs
 //!               v
 //!          thread, unshared fd table ── socket ──> spinio gaia serve: who fills what; descriptors    connection.rs
 //! ```
@@ -25,6 +26,7 @@ mod acquire;
 mod chunks;
 mod connection;
 mod map;
+mod peer;
 
 use std::path::PathBuf;
 

@@ -63,11 +63,15 @@ fn serve_map(client: &Client<'_>, socket: &OwnedFd) {
                     send(socket, Reply::Chunks { content, first, count: fds.len() as u32 }, &fds)
                 }
                 Ok(Next::Fill { content, first, count }) => send(socket, Reply::Fill { content, first, count }, &[]),
+                Ok(Next::FillFrom { content, first, peer, copies }) => {
+                    let fds: Vec<_> = copies.iter().map(|copy| copy.as_fd()).collect();
+                    send(socket, Reply::FillFrom { content, first, count: fds.len() as u32, peer }, &fds)
+                }
                 Ok(Next::Ready { content }) => send(socket, Reply::Ready { content }, &[]),
                 Err(error) => send(socket, failed(error), &[]),
             },
-            (Request::Filled { content, chunk }, Some(fd)) => {
-                let kept = client.filled(content, chunk, fd);
+            (Request::Filled { content, chunk, source }, Some(fd)) => {
+                let kept = client.filled(content, chunk, source, fd);
                 send(socket, Reply::Kept { kept }, &[])
             }
             (Request::Abandon { content, chunk, no_memory }, None) => {

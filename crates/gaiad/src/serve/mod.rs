@@ -15,7 +15,8 @@
 //! until their next acquire, which fails with ETXTBSY while a process has the file open for writing.
 //!
 //! **Users share nothing**: the user, from SO_PEERCRED, is part of the key of a file, and limits count for each user. A
-//! process that fills a chunk with other bytes than the file's deceives processes of its own user only.
+//! process that fills a chunk with other bytes than the file's deceives processes of its own user only, also on the other
+//! devices that copy the chunk: those maps are read-only too.
 //!
 //! Known flaws:
 //! - A user who may open a file for reading but does not own it gets a lease only from root's daemon; of another, only
@@ -25,6 +26,7 @@
 
 mod channel;
 mod client;
+mod entry;
 mod exclusion;
 mod query;
 mod store;

@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::Uid;
-use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, Reply, Request, parse_reply};
+use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, PeerRefusal, Reply, Request, parse_reply};
 
 use super::channel::{failed, send};
 use super::exclusion::FileKey;
@@ -56,6 +56,10 @@ pub struct LeasedFileStatus {
     pub chunks: u32,
     /// Their bytes.
     pub bytes: u64,
+    /// Among them, those that were copied from another device.
+    pub peer_bytes: u64,
+    /// Why a copy on another device could not be used, the last time.
+    pub refused: Option<PeerRefusal>,
     /// Bytes of the file; 0 if it was written since the last acquire.
     pub size: u64,
 }
@@ -71,9 +75,10 @@ pub fn query_daemon(socket: &Path) -> Result<Option<DaemonStatus>, MountError> {
             status = DaemonStatus { pid, seconds, maps, bytes, limit: (limit > 0).then_some(limit), files: Vec::new() };
             true
         }
-        Reply::File(FileStatus { user, device, maps, chunks, bytes, size, path }) => {
+        Reply::File(FileStatus { user, device, maps, chunks, bytes, peer_bytes, refused, size, path }) => {
             let path = String::from_utf8_lossy(path).into_owned();
-            status.files.push(LeasedFileStatus { path, user, device, maps, chunks, bytes, size });
+            let status_of = LeasedFileStatus { path, user, device, maps, chunks, bytes, peer_bytes, refused, size };
+            status.files.push(status_of);
             true
         }
         _ => false,
@@ -187,7 +192,8 @@ pub(super) fn answer(store: &Store, socket: &OwnedFd, user: Uid, request: Reques
             for file in held {
                 let (user, device) = (file.key.user, file.key.device);
                 let (maps, chunks, bytes, size) = (file.maps, file.chunks, file.bytes, file.size);
-                let file = FileStatus { user, device, maps, chunks, bytes, size, path: &file.path };
+                let (peer_bytes, refused, path) = (file.peer_bytes, file.refused, &file.path);
+                let file = FileStatus { user, device, maps, chunks, bytes, peer_bytes, refused, size, path };
                 sent = sent.and_then(|()| send(socket, Reply::File(file), &[]));
             }
         }

@@ -7,22 +7,25 @@
 //!             └──────────────<───── a writer opened the file: the content has ended ────────────┘
 //! ```
 //!
+//! A client that is to fill a chunk which another device of the same user has gets the descriptor of that copy. It may
+//! copy from there, or read the file: its bytes are those of the content either way.
+//!
 //! One lock for each user, under which clients wait only for chunks that others fill. Descriptors are closed after it was
 //! released, since the last one of a chunk frees its memory, and that of a hostile client may not return. So may a query
 //! of a file's size: a client that passes such a file stalls clients of the same user.
 
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
-use spinio_pagecache::leased_messages::{Content, ContentId, MAX_BYTES, MAX_DESCRIPTORS};
+use spinio_pagecache::leased_messages::{Content, ContentId, MAX_DESCRIPTORS, PeerRefusal, Source};
 
-use super::exclusion::{Exclusion, FileKey, LeasedFile};
+use super::entry::{Chunk, ClientId, Closed, DeviceUuid, Entry};
+use super::exclusion::{FileKey, LeasedFile};
 use crate::quotas::{Limits, Quotas};
 
 /// Chunks that a client is to fill at a time: in one large read.
@@ -34,61 +37,17 @@ const CONNECTIONS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) user: u32,
-    pub(super) device: [u8; 16],
+    pub(super) device: DeviceUuid,
     file: FileKey,
-}
-
-/// A client's number.
-type ClientId = u64;
-
-#[derive(Debug)]
-enum Chunk {
-    /// `earlier`: clients that took too long, and whose bytes are as good if they come first.
-    Filling {
-        by: ClientId,
-        since: Instant,
-        earlier: Vec<ClientId>,
-    },
-    Present {
-        fd: Arc<OwnedFd>,
-        used: u64,
-    },
-}
-
-impl Chunk {
-    /// A client does not fill it; false: then no client does.
-    fn leave(&mut self, client: ClientId) -> bool {
-        let Chunk::Filling { by, earlier, .. } = self else { return true };
-        earlier.retain(|other| *other != client);
-        if *by == client {
-            let Some(other) = earlier.pop() else { return false };
-            *by = other;
-        }
-        true
-    }
-}
-
-/// A file of a user on a device.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) file: LeasedFile,
-    /// `None` while writers are not excluded.
-    content: Option<(Content, Exclusion)>,
-    chunks: BTreeMap<u64, Chunk>,
-    /// The chunks that each client has mapped.
-    clients: HashMap<ClientId, BTreeSet<u64>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<Key, Entry>,
+    entries: HashMap<FileKey, Entry>,
     last_client: ClientId,
     /// Counts uses, for the least recent one.
     clock: u64,
 }
-
-/// Descriptors to be closed without the lock.
-type Closed = Vec<Arc<OwnedFd>>;
 
 /// The files of one user.
 #[derive(Debug, Default)]
@@ -120,6 +79,7 @@ pub(super) struct Store {
 pub(super) enum Next {
     Map { content: Content, first: u64, chunks: Vec<Arc<OwnedFd>> },
     Fill { content: Content, first: u64, count: u32 },
+    FillFrom { content: Content, first: u64, peer: DeviceUuid, copies: Vec<Arc<OwnedFd>> },
     Ready { content: Content },
 }
 
@@ -130,6 +90,8 @@ pub(super) struct Held {
     pub(super) maps: u32,
     pub(super) chunks: u32,
     pub(super) bytes: u64,
+    pub(super) peer_bytes: u64,
+    pub(super) refused: Option<PeerRefusal>,
     pub(super) size: u64,
     pub(super) path: Vec<u8>,
 }
@@ -172,14 +134,11 @@ impl Store {
         let mut state = files.lock();
         state.last_client += 1;
         let id = state.last_client;
-        match state.entries.entry(key) {
-            MapEntry::Occupied(mut entry) => drop(entry.get_mut().clients.insert(id, BTreeSet::new())),
-            MapEntry::Vacant(entry) => {
-                let file = file.take().ok_or(Errno::INVAL)?;
-                let clients = HashMap::from([(id, BTreeSet::new())]);
-                entry.insert(Entry { file, content: None, chunks: BTreeMap::new(), clients });
-            }
-        }
+        let entry = match state.entries.entry(key.file) {
+            MapEntry::Occupied(entry) => entry.into_mut(),
+            MapEntry::Vacant(entry) => entry.insert(Entry::new(file.take().ok_or(Errno::INVAL)?)),
+        };
+        entry.devices.entry(device).or_default().member(id);
         drop(state);
         drop(file);
         Ok(Client { store: self, files, id, key })
@@ -214,7 +173,11 @@ impl Store {
 
     /// What is held, for root's question or for a user's.
     pub(super) fn held(&self, user: Option<u32>) -> Vec<Held> {
-        self.files(user).iter().flat_map(|files| files.held()).collect()
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = users.iter().filter(|(of, _)| user.is_none_or(|user| user == **of));
+        let files: Vec<_> = wanted.map(|(of, files)| (*of, Arc::clone(files))).collect();
+        drop(users);
+        files.iter().flat_map(|(user, files)| files.held(*user)).collect()
     }
 
     /// Makes the daemon end.
@@ -241,9 +204,11 @@ impl UserFiles {
 
     /// Forgets files that no client has and that are of no use: without chunks, or deleted.
     fn sweep(&self) {
-        let of_use = |entry: &Entry| !entry.clients.is_empty() || !(entry.chunks.is_empty() || entry.file.is_deleted());
         let mut state = self.lock();
-        let useless: Vec<_> = state.entries.extract_if(|_, entry| !of_use(entry)).collect();
+        let useless: Vec<_> = state.entries.extract_if(|_, entry| !entry.is_of_use()).collect();
+        for entry in state.entries.values_mut() {
+            entry.devices.retain(|_, on| !(on.clients.is_empty() && on.chunks.is_empty()));
+        }
         drop(state);
         drop(useless);
     }
@@ -258,19 +223,28 @@ impl UserFiles {
         freed
     }
 
-    fn held(&self) -> Vec<Held> {
+    fn held(&self, user: u32) -> Vec<Held> {
         self.sweep();
         let state = self.lock();
-        let held = state.entries.iter().map(|(key, entry)| {
-            let present = entry.chunks.iter().filter(|(_, chunk)| matches!(chunk, Chunk::Present { .. }));
-            let (mut chunks, mut bytes) = (0, 0);
-            present.for_each(|(at, _)| (chunks, bytes) = (chunks + 1, bytes + entry.len_of(*at)));
+        let mut held = Vec::new();
+        for (file, entry) in &state.entries {
             let path = rustix::fs::readlink(crate::backing::proc_path(entry.file.fd()), Vec::new());
             let path = path.map_or_else(|_| b"(unknown)".to_vec(), std::ffi::CString::into_bytes);
             let size = entry.content.as_ref().map_or(0, |(content, _)| content.size);
-            Held { key: *key, maps: entry.clients.len() as u32, chunks, bytes, size, path }
-        });
-        held.collect()
+            for (device, on) in &entry.devices {
+                let (mut chunks, mut bytes, mut peer_bytes) = (0, 0, 0);
+                for (at, chunk) in &on.chunks {
+                    let Chunk::Present { from_peer, .. } = chunk else { continue };
+                    let len = entry.len_of(*at);
+                    (chunks, bytes) = (chunks + 1, bytes + len);
+                    peer_bytes += if *from_peer { len } else { 0 };
+                }
+                let key = Key { user, device: *device, file: *file };
+                let (maps, refused, path) = (on.clients.len() as u32, on.refused, path.clone());
+                held.push(Held { key, maps, chunks, bytes, peer_bytes, refused, size, path });
+            }
+        }
+        held
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -287,17 +261,18 @@ impl Client<'_> {
         let mut closed = Closed::new();
         let mut state = self.files.lock();
         loop {
-            let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
+            let entry = state.entries.get_mut(&self.key.file).ok_or(Errno::STALE)?;
             let content = entry.content(self.store.watcher, &mut closed)?;
-            let needed = entry.needed(self.id, content, offset, len);
+            let needed = entry.needed(self.key.device, self.id, content, offset, len);
             if let Some(next) = self.map_next(&mut state, content, &needed) {
                 return Ok(next);
             }
             if let Some(next) = self.fill_next(&mut state, content, &needed, &mut closed)? {
                 return Ok(next);
             }
-            let entry = state.entries.get(&self.key).ok_or(Errno::STALE)?;
-            let began = needed.iter().filter_map(|chunk| match entry.chunks.get(chunk) {
+            let on = state.entries.get(&self.key.file).and_then(|entry| entry.devices.get(&self.key.device));
+            let on = on.ok_or(Errno::STALE)?;
+            let began = needed.iter().filter_map(|chunk| match on.chunks.get(chunk) {
                 Some(Chunk::Filling { since, .. }) => Some(*since),
                 _ => None,
             });
@@ -312,12 +287,12 @@ impl Client<'_> {
     fn map_next(&self, state: &mut State, content: Content, needed: &[u64]) -> Option<Next> {
         state.clock += 1;
         let clock = state.clock;
-        let entry = state.entries.get_mut(&self.key)?;
+        let on = state.entries.get_mut(&self.key.file)?.devices.get_mut(&self.key.device)?;
         let mut first = None;
         let mut chunks = Vec::new();
         for at in needed {
-            match entry.chunks.get_mut(at) {
-                Some(Chunk::Present { fd, used })
+            match on.chunks.get_mut(at) {
+                Some(Chunk::Present { fd, used, .. })
                     if first.is_none_or(|first| *at == first + chunks.len() as u64)
                         && chunks.len() < MAX_DESCRIPTORS =>
                 {
@@ -330,8 +305,7 @@ impl Client<'_> {
             }
         }
         let first = first?;
-        let mapped = entry.clients.entry(self.id).or_default();
-        mapped.extend(first..first + chunks.len() as u64);
+        on.member(self.id).mapped.extend(first..first + chunks.len() as u64);
         Some(Next::Map { content, first, chunks })
     }
 
@@ -343,67 +317,89 @@ impl Client<'_> {
         needed: &[u64],
         closed: &mut Closed,
     ) -> Result<Option<Next>, Errno> {
-        let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
+        let entry = state.entries.get_mut(&self.key.file).ok_or(Errno::STALE)?;
+        let device = self.key.device;
+        let on = entry.devices.entry(device).or_default();
         // What this client was to fill, and asks for again, it has given up.
-        entry.chunks.retain(|_, chunk| chunk.leave(self.id));
+        on.chunks.retain(|_, chunk| chunk.leave(self.id));
         let is_late = |chunk: &Chunk| match chunk {
             Chunk::Filling { since, .. } => since.elapsed() >= self.store.fill_within,
             Chunk::Present { .. } => false,
         };
-        let mut absent = needed.iter().copied().filter(|at| entry.chunks.get(at).is_none_or(is_late));
+        let mut absent = needed.iter().copied().filter(|at| on.chunks.get(at).is_none_or(is_late));
         let Some(first) = absent.next() else { return Ok(None) };
         let more = absent.zip(first + 1..).take_while(|(at, next)| at == next).count() as u64;
-        let wanted = (first..first + (1 + more).min(FILLS)).map(|at| content.len_of(at)).collect::<Vec<_>>();
+        // All from one place: the file, or the same other device.
+        let peer = entry.peer_with(device, self.id, first);
+        let run = (first..first + (1 + more).min(FILLS))
+            .take_while(|at| entry.peer_with(device, self.id, *at) == peer)
+            .map(|at| content.len_of(at));
+        let wanted = run.collect::<Vec<_>>();
         let mut count = wanted.len();
+        let on = entry.devices.entry(device).or_default();
         // Of clients that take too long: their memory counts as that of this one.
         let mut earlier: BTreeMap<u64, Vec<ClientId>> = BTreeMap::new();
         for at in first..first + count as u64 {
-            if let Some(Chunk::Filling { by, earlier: mut before, .. }) = entry.chunks.remove(&at) {
+            if let Some(Chunk::Filling { by, earlier: mut before, .. }) = on.chunks.remove(&at) {
                 before.push(by);
                 earlier.insert(at, before);
             }
         }
-        let all = |state: &State| state.entries.values().map(|entry| entry.chunks.len()).sum::<usize>();
-        if all(state) + count > self.store.most_chunks {
+        if state.chunks() + count > self.store.most_chunks {
             state.evict(|_| true, u64::MAX, closed);
-            count = count.min(self.store.most_chunks.saturating_sub(all(state)));
+            count = count.min(self.store.most_chunks.saturating_sub(state.chunks()));
             if count == 0 {
                 return Err(Errno::NFILE);
             }
         }
         if let Some(limit) = self.store.limit {
-            let of_same = |key: &Key| (key.user, key.device) == (self.key.user, self.key.device);
-            let used = state.used(of_same);
+            let used = state.used(device);
             let excess = (used + wanted.iter().sum::<u64>()).saturating_sub(limit);
-            let room = limit.saturating_sub(used) + state.evict(of_same, excess, closed);
+            let room = limit.saturating_sub(used) + state.evict(|of| *of == device, excess, closed);
             let fits = |count: usize| wanted[..count].iter().sum::<u64>() <= room;
             count = (1..=count).rev().find(|count| fits(*count)).ok_or(Errno::NOMEM)?;
         }
-        let entry = state.entries.get_mut(&self.key).ok_or(Errno::STALE)?;
-        let since = Instant::now();
-        for at in first..first + count as u64 {
+        let clock = state.clock;
+        let entry = state.entries.get_mut(&self.key.file).ok_or(Errno::STALE)?;
+        let chunks = first..first + count as u64;
+        // Room may have been made by dropping them.
+        let copies = peer.and_then(|peer| Some((peer, entry.copies(peer, chunks.clone(), clock)?)));
+        let (since, offered) = (Instant::now(), copies.as_ref().map(|(peer, _)| *peer));
+        let on = entry.devices.entry(device).or_default();
+        for at in chunks {
             let earlier = earlier.remove(&at).unwrap_or_default();
-            entry.chunks.insert(at, Chunk::Filling { by: self.id, since, earlier });
+            on.chunks.insert(at, Chunk::Filling { by: self.id, since, earlier, offered });
         }
-        Ok(Some(Next::Fill { content, first, count: count as u32 }))
+        Ok(Some(match copies {
+            Some((peer, copies)) => Next::FillFrom { content, first, peer, copies },
+            None => Next::Fill { content, first, count: count as u32 },
+        }))
     }
 
     /// The client has filled a chunk; false: of no use, because the file was written meanwhile, or another client
     /// filled it.
-    pub(super) fn filled(&self, content: ContentId, chunk: u64, fd: OwnedFd) -> bool {
+    pub(super) fn filled(&self, content: ContentId, chunk: u64, source: Source, fd: OwnedFd) -> bool {
         // Before the lock: what is not kept is closed after it.
         let (mut closed, mut fd) = (Closed::new(), Some(fd));
         let mut state = self.files.lock();
         state.clock += 1;
         let clock = state.clock;
-        let kept = state.entries.get_mut(&self.key).is_some_and(|entry| {
+        let kept = state.entries.get_mut(&self.key.file).is_some_and(|entry| {
             entry.end_if_written(&mut closed);
-            if !entry.is_filling(self.id, content, chunk) {
+            if !entry.is_filling(self.key.device, self.id, content, chunk) {
                 return false;
             }
             let Some(fd) = fd.take() else { return false };
-            entry.chunks.insert(chunk, Chunk::Present { fd: Arc::new(fd), used: clock });
-            entry.clients.entry(self.id).or_default().insert(chunk);
+            let on = entry.devices.entry(self.key.device).or_default();
+            let (fd, from_peer) = (Arc::new(fd), source == Source::Peer);
+            let before = on.chunks.insert(chunk, Chunk::Present { fd, used: clock, from_peer });
+            if let Source::Refused(refusal) = source {
+                on.refused = Some(refusal);
+                if let Some(Chunk::Filling { offered: Some(peer), .. }) = before {
+                    on.member(self.id).refused.insert(peer);
+                }
+            }
+            on.member(self.id).mapped.insert(chunk);
             true
         });
         drop(state);
@@ -417,16 +413,17 @@ impl Client<'_> {
         let mut closed = Closed::new();
         let mut state = self.files.lock();
         let mut freed = 0;
-        if let Some(entry) = state.entries.get_mut(&self.key)
-            && entry.is_filling(self.id, content, chunk)
+        let device = self.key.device;
+        if let Some(entry) = state.entries.get_mut(&self.key.file)
+            && entry.is_filling(device, self.id, content, chunk)
         {
             let len = entry.len_of(chunk);
-            if entry.chunks.get_mut(&chunk).is_some_and(|filling| !filling.leave(self.id)) {
-                entry.chunks.remove(&chunk);
+            let chunks = &mut entry.devices.entry(device).or_default().chunks;
+            if chunks.get_mut(&chunk).is_some_and(|filling| !filling.leave(self.id)) {
+                chunks.remove(&chunk);
             }
             if no_memory {
-                let of_same = |key: &Key| (key.user, key.device) == (self.key.user, self.key.device);
-                freed = state.evict(of_same, len, &mut closed);
+                freed = state.evict(|of| *of == device, len, &mut closed);
             }
         }
         drop(state);
@@ -438,10 +435,9 @@ impl Client<'_> {
 impl Drop for Client<'_> {
     fn drop(&mut self) {
         let mut state = self.files.lock();
-        if let MapEntry::Occupied(mut entry) = state.entries.entry(self.key) {
-            let entry = entry.get_mut();
-            entry.clients.remove(&self.id);
-            entry.chunks.retain(|_, chunk| chunk.leave(self.id));
+        let entry = state.entries.get_mut(&self.key.file);
+        if let Some(on) = entry.and_then(|entry| entry.devices.get_mut(&self.key.device)) {
+            on.leave(self.id);
         }
         drop(state);
         self.files.changed.notify_all();
@@ -450,93 +446,40 @@ impl Drop for Client<'_> {
 }
 
 impl State {
-    /// Bytes of chunks of some files, those that are being filled too.
-    fn used(&self, of: impl Fn(&Key) -> bool) -> u64 {
-        let entries = self.entries.iter().filter(|(key, _)| of(key)).map(|(_, entry)| entry);
-        entries.map(|entry| entry.chunks.keys().map(|at| entry.len_of(*at)).sum::<u64>()).sum()
+    /// Chunks of all files.
+    fn chunks(&self) -> usize {
+        self.entries.values().flat_map(|entry| entry.devices.values()).map(|on| on.chunks.len()).sum()
+    }
+
+    /// Bytes of the chunks of a device, those that are being filled too.
+    fn used(&self, device: DeviceUuid) -> u64 {
+        let on = |entry: &Entry| entry.devices.get(&device).map_or(0, |on| entry.used(on));
+        self.entries.values().map(on).sum()
     }
 
     /// Drops the least recently used chunks that no client has mapped, `bytes` of them at least; how many it were.
-    fn evict(&mut self, of: impl Fn(&Key) -> bool, bytes: u64, closed: &mut Closed) -> u64 {
+    fn evict(&mut self, of: impl Fn(&DeviceUuid) -> bool, bytes: u64, closed: &mut Closed) -> u64 {
         let mut unused = Vec::new();
-        for (key, entry) in self.entries.iter().filter(|(key, _)| of(key)) {
-            let mapped = |at: &u64| entry.clients.values().any(|mapped| mapped.contains(at));
-            for (at, chunk) in &entry.chunks {
-                match chunk {
-                    Chunk::Present { used, .. } if bytes > 0 && !mapped(at) => unused.push((*used, *key, *at)),
-                    _ => {}
+        if bytes > 0 {
+            for (file, entry) in &self.entries {
+                for (device, on) in entry.devices.iter().filter(|(device, _)| of(device)) {
+                    unused.extend(on.unused().map(|(used, at)| (used, *file, *device, at)));
                 }
             }
         }
         unused.sort_unstable_by_key(|(used, ..)| *used);
         let mut freed = 0;
-        for (_, key, at) in unused {
+        for (_, file, device, at) in unused {
             if freed >= bytes {
                 break;
             }
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            let Some(entry) = self.entries.get_mut(&file) else { continue };
             freed += entry.len_of(at);
-            if let Some(Chunk::Present { fd, .. }) = entry.chunks.remove(&at) {
+            let removed = entry.devices.get_mut(&device).and_then(|on| on.chunks.remove(&at));
+            if let Some(Chunk::Present { fd, .. }) = removed {
                 closed.push(fd);
             }
         }
         freed
-    }
-}
-
-impl Entry {
-    /// The content now; a new one if the last has ended and no process has the file open for writing.
-    fn content(&mut self, watcher: u32, closed: &mut Closed) -> Result<Content, Errno> {
-        self.end_if_written(closed);
-        if let Some((content, _)) = self.content {
-            return Ok(content);
-        }
-        let (exclusion, size) = self.file.exclude_writers(watcher)?;
-        if size > MAX_BYTES {
-            self.file.admit_writers(exclusion);
-            return Err(Errno::FBIG);
-        }
-        let mut id = [0; 8];
-        getrandom(&mut id, GetRandomFlags::empty())?;
-        let content = Content { id: u64::from_le_bytes(id) | 1, size };
-        self.content = Some((content, exclusion));
-        Ok(content)
-    }
-
-    fn end_if_written(&mut self, closed: &mut Closed) {
-        if self.content.is_some_and(|(_, exclusion)| !self.file.is_excluded(exclusion)) {
-            closed.append(&mut self.end());
-        }
-    }
-
-    /// Ends the content: writers go on, and the chunks are dropped.
-    fn end(&mut self) -> Closed {
-        let chunks = core::mem::take(&mut self.chunks);
-        self.clients.values_mut().for_each(BTreeSet::clear);
-        if let Some((_, exclusion)) = self.content.take() {
-            self.file.admit_writers(exclusion);
-        }
-        let present = chunks.into_values().filter_map(|chunk| match chunk {
-            Chunk::Present { fd, .. } => Some(fd),
-            Chunk::Filling { .. } => None,
-        });
-        present.collect()
-    }
-
-    fn len_of(&self, chunk: u64) -> u64 {
-        self.content.as_ref().map_or(0, |(content, _)| content.len_of(chunk))
-    }
-
-    /// Chunks of a range of bytes that the client has not mapped.
-    fn needed(&self, client: ClientId, content: Content, offset: u64, len: u64) -> Vec<u64> {
-        let bytes = content.chunk_bytes();
-        let (first, end) = (offset / bytes, (offset + len).div_ceil(bytes).min(content.chunks()));
-        let mapped = self.clients.get(&client);
-        (first..end).filter(|at| mapped.is_none_or(|mapped| !mapped.contains(at))).collect()
-    }
-
-    fn is_filling(&self, client: ClientId, content: ContentId, chunk: u64) -> bool {
-        self.content.as_ref().is_some_and(|(now, _)| now.id == content)
-            && matches!(self.chunks.get(&chunk), Some(Chunk::Filling { by, earlier, .. }) if *by == client || earlier.contains(&client))
     }
 }

@@ -100,6 +100,8 @@ class _GaiaInfo(TypedDict):
     device_bytes: int
     chunks_evicted: int
     bytes_registered: int
+    bytes_from_peer: int
+    peer_refused: str | None
 
 @final
 class GaiaMap:

@@ -7,6 +7,11 @@ use super::{Error, Stream, call_for_count, missing_report, table, with_report};
 use crate::{GAIA_IN_PLACE, GAIA_OVERWRITE, GAIA_READ, GAIA_WRITE};
 pub use spinio_gaia::Info;
 
+/// Why a copy on another device could not be used for a map, the last time; `None` if it could.
+pub fn peer_refusal(info: &Info) -> Option<&'static str> {
+    spinio_gaia::PeerRefusal::of_number(info.peer_refused).map(|refusal| refusal.sentence())
+}
+
 /// A range of a file in device memory. It is unmapped when dropped; stores that were not released are dropped with it.
 #[derive(Debug)]
 pub struct Map {

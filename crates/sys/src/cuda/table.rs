@@ -224,6 +224,8 @@ table! {
         fn allocation_import(*mut u64, *mut c_void, c_int) = "cuMemImportFromShareableHandle";
         fn allocation_map(u64, usize, usize, u64, u64) = "cuMemMap";
         fn allocation_unmap(u64, usize) = "cuMemUnmap";
+        fn can_access_peer(*mut c_int, c_int, c_int) = "cuDeviceCanAccessPeer";
+        fn copy_within(u64, u64, usize, usize) = "cuMemcpyDtoDAsync_v2";
         fn set_access(u64, usize, *const AccessDescription, usize) = "cuMemSetAccess";
     }
 }

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
 use super::{Result, check};
+use crate::cuda::CuError;
 use crate::cuda::table::Driver;
 
 impl Driver {
@@ -54,6 +55,13 @@ impl Driver {
         let mut bytes = 0;
         // SAFETY: `bytes` lives across the call.
         unsafe { cu!(self.device_memory(&mut bytes, device)) }.map(|()| bytes as u64)
+    }
+
+    /// Whether a device can access the memory of another one.
+    pub fn can_access_peer(&self, device: i32, peer: i32) -> Result<bool> {
+        let mut possible = 0;
+        // SAFETY: `possible` lives across the call.
+        unsafe { cu!(self.can_access_peer?(&mut possible, device, peer)) }.map(|()| possible != 0)
     }
 
     /// One of [`crate::cuda::attribute`].

@@ -53,6 +53,15 @@ impl Driver {
         unsafe { cu!(self.copy_out(dst.cast(), src, len, stream.0)) }
     }
 
+    /// Queues a copy between device addresses, which may be mappings of another device's memory.
+    ///
+    /// # Safety
+    /// Both must stay mapped, with access for the stream's device, until the copy is done; the stream alive.
+    pub unsafe fn copy_within(&self, dst: u64, src: u64, len: usize, stream: Stream) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { cu!(self.copy_within?(dst, src, len, stream.0)) }
+    }
+
     /// New device memory.
     pub fn alloc(&self, len: usize) -> Result<u64> {
         let mut at = 0;
