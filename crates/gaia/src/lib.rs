@@ -24,6 +24,8 @@
 //!
 //! Files that are not below a mount are mapped by another way, read-only: [`leased`].
 //!
+//! Kernels can also read files on demand, without a map: [`reader`].
+//!
 //! Device memory comes chunk by chunk, when pages are acquired, and goes when others need it ([`chunks`], [`room`]).
 //!
 //! Known flaws: one thread for each map; on a device without chunks a replica is one allocation.
@@ -48,6 +50,7 @@ mod owned_fd;
 mod page_states;
 mod queued_calls;
 mod ranges;
+pub mod reader;
 mod reattach;
 mod replica;
 mod room;
