@@ -201,6 +201,43 @@ struct spinio_gaia_info {
  * map contains this address. EFAULT: out is NULL. */
 int spinio_gaia_info(const void *address, struct spinio_gaia_info *out, size_t size);
 
+/* ---- on-demand reads from kernels ------------------------------------------------------------------------------
+ *
+ * A kernel reads elements of a file that may be larger than device memory, without a map: gaia::reader of
+ * spinio/gaia_device.h (device/ in SPIN's source). Pages of the file are in a cache in device memory; a kernel that needs
+ * another page requests it and waits, while threads of this library read it. For any regular file that is open for
+ * reading, mounted or not. A page has the bytes that the file had when it was read, as after pread(): a later change of
+ * the file is seen once the page was replaced, or by another reader. */
+
+/* What a kernel needs: passed to it by value. */
+struct spinio_gaia_reader {
+    uint64_t size;        /* bytes of the file when it was opened */
+    uint64_t timeout_ns;  /* how long a kernel waits for a page: 30 s; may be changed before the struct is passed */
+    uint64_t id;          /* the rest is not for programs */
+    uint64_t frames, tags, tickets, results, locks, tail, ring, done, stop;
+    uint32_t page_shift, sets, slots, prefetch;
+};
+
+struct spinio_gaia_reader_stats {
+    uint64_t fills;   /* pages that were read for kernels */
+    uint64_t bytes;   /* their bytes */
+    uint64_t errors;  /* pages that could not be read */
+};
+
+/* Opens a reader on the device that spinio_gaia_map() would use. cache_bytes of its memory are for pages, with some
+ * 0.04 to 0.6 % more for their table. page_bytes: 4096, 8192, ... 65536. advice: 0, or SPINIO_GAIA_RANDOM, with which no
+ * page is requested ahead. The descriptor may be closed afterwards. EINVAL: page_bytes; fewer than 8 pages or more than
+ * 1048576; unknown advice. not a regular file. EBADF: no descriptor. EACCES: not open for reading. ENODEV: no device is in use. ENOMEM: the
+ * device is full. EFAULT: out is NULL. */
+int spinio_gaia_reader_open(int fd, size_t cache_bytes, unsigned page_bytes, unsigned advice, struct spinio_gaia_reader *out);
+
+/* Closes it: kernels that wait for a page get ECANCELED, and no kernel may use it afterwards. Waits until the kernels
+ * of the device have ended, as cudaFree() does. EBADF: it is closed already. */
+int spinio_gaia_reader_close(const struct spinio_gaia_reader *reader);
+
+/* Returns its counters in *out. size: sizeof *out, as in spinio_gaia_info(). */
+int spinio_gaia_reader_stats(const struct spinio_gaia_reader *reader, struct spinio_gaia_reader_stats *out, size_t size);
+
 /* The names of the paper (Brokhman et al., USENIX ATC 2019), for programs that were written for it.
  *
  * mmap(NULL, size, protection, MAP_ONGPU, fd, offset) is spinio_gaia_map(): PROT_READ, or PROT_WRITE for both. It takes

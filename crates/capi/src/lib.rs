@@ -4,6 +4,7 @@
 //!   batch.rs       spinio_batch, _file, _fixed, ...     many reads at once
 //!   emulated.rs    spinio_emulated_...                  GPU kernels of the emulated GPU, for the headers in device/
 //!   gaia.rs        spinio_gaia_...                     declared in include/spinio_gaia.h
+//!   gaia_reader.rs spinio_gaia_reader_...              on-demand reads from kernels, declared there too
 //!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
 //!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without their own allocator
 //!   net.rs         spinio_net_...                      declared in include/spinio_net.h
@@ -33,6 +34,7 @@ pub mod errno;
 pub mod ffi_guard;
 pub mod fork_guard;
 pub mod gaia;
+mod gaia_reader;
 mod last_error;
 mod memory;
 mod net;

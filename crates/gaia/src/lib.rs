@@ -25,6 +25,7 @@
 //! Files that are not below a mount are mapped by another way, read-only: [`leased`].
 //!
 //! A map can also be read in place, from the page cache of the Linux kernel, without device memory ([`in_place`]).
+//! Kernels can also read files on demand, without a map: [`reader`].
 //!
 //! Device memory comes chunk by chunk, when pages are acquired, and goes when others need it ([`chunks`], [`room`]).
 //!
@@ -51,6 +52,7 @@ mod owned_fd;
 mod page_states;
 mod queued_calls;
 mod ranges;
+pub mod reader;
 mod reattach;
 mod registered_stages;
 mod replica;

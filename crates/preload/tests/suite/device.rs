@@ -129,3 +129,10 @@ fn cuda_programs_run_on_emulated_device() {
         assert_passes(run);
     }
 }
+
+#[test]
+fn kernels_read_files_on_demand() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("reader", &[])));
+    }
+}
