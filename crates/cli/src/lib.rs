@@ -27,6 +27,7 @@ pub mod color;
 mod compiler;
 mod demo;
 pub mod device;
+mod device_headers;
 mod doctor;
 pub mod exit;
 mod explain;

@@ -8,25 +8,15 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use spinio_device::DeviceKind;
 
-use crate::compiler;
+use crate::{compiler, device_headers};
 
 /// File names below the working directory, and their text.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: &[(&str, &str)] = &[
     ("cells.h", include_str!("../../../../../examples/gaia/cells.h")),
     ("update.c", include_str!("../../../../../examples/gaia/update.c")),
     ("update.cu", include_str!("../../../../../examples/gaia/update.cu")),
-    ("spinio.h", include_str!("../../../../capi/include/spinio.h")),
-    ("spinio_gaia.h", include_str!("../../../../capi/include/spinio_gaia.h")),
-    ("spinio/kernel.h", include_str!("../../../../../device/include/spinio/kernel.h")),
-    ("spinio/emulation/atomics.h", include_str!("../../../../../device/include/spinio/emulation/atomics.h")),
-    ("spinio/emulation/block.h", include_str!("../../../../../device/include/spinio/emulation/block.h")),
-    ("spinio/emulation/fiber.h", include_str!("../../../../../device/include/spinio/emulation/fiber.h")),
-    ("spinio/emulation/grid.h", include_str!("../../../../../device/include/spinio/emulation/grid.h")),
-    ("spinio/emulation/runtime.h", include_str!("../../../../../device/include/spinio/emulation/runtime.h")),
-    ("spinio/emulation/words.h", include_str!("../../../../../device/include/spinio/emulation/words.h")),
 ];
 
 /// The legacy program, below the working directory.
@@ -45,11 +35,8 @@ pub enum Gpu {
 
 /// Writes the sources to `dir` and compiles them there. `library`: libspinio.so.
 pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<Gpu> {
-    for (name, text) in SOURCES {
-        let path = dir.join(name);
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        made.and_then(|()| std::fs::write(&path, text)).with_context(|| format!("Cannot write {}", path.display()))?;
-    }
+    device_headers::write(dir)?;
+    device_headers::write_files(dir, SOURCES)?;
     compiler::c(dir, &["-o", LEGACY, "update.c"])?;
     // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
