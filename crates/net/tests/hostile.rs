@@ -180,7 +180,7 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
                 0 => random(),
                 1 => random() & 0x8000_0001_0000_003f | 1 << 32,
                 2 => random() & 0x8007_0000_0000_1fff,
-                _ => random() % 9 | random() << 32,
+                _ => (random() % 9) | (random() << 32),
             };
             area[random() as usize % area.len()].store_release(word);
         }

@@ -15,7 +15,6 @@ mod client;
 mod server;
 
 use std::fmt::Write;
-use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
@@ -62,57 +61,50 @@ pub fn run(net: &Net) -> anyhow::Result<Exit> {
         all.add(client.join().map_err(|_| anyhow::anyhow!("A client of the demo has panicked"))??);
     }
     let refused = client::refused_statuses(&address)?;
+    let mut text = format!("A web server in one kernel, on {gpu}, at {address}\n\n") + &answers(&all, refused);
     if net.serve {
-        output::print(&format!("{}\n{}  stop it: Ctrl-C\n", first_lines(&gpu, &address), addresses(&address)))?;
+        let _ =
+            write!(text, "\n  look at it: http://{address}/\n  ask it: curl -i http://{address}/\n  end it: Ctrl-C\n");
+        output::print(&text)?;
         server.wait();
-        return Ok(Exit::Ok);
+    } else {
+        text += &counts(&server.stop()?);
+        let again = format!("{} demo net --serve --listen 127.0.0.1:8080", output::command_name());
+        let _ = write!(
+            text,
+            "\n  look at it: {again}\n  then: http://127.0.0.1:8080/, or curl -i http://127.0.0.1:8080/\n"
+        );
+        output::print(&text)?;
     }
-    let counters = server.stop()?;
-    output::print(&report(&gpu, &address, &all, refused, &counters, work.path()))?;
     Ok(if all.wrong == 0 && refused == client::REFUSED { Exit::Ok } else { Exit::Different })
 }
 
-fn first_lines(gpu: &str, address: &str) -> String {
-    format!("A web server in one kernel, on {gpu}, at {address}\n")
-}
-
-fn addresses(address: &str) -> String {
-    format!("  look at it: http://{address}/\n  ask it: curl -i http://{address}/\n")
-}
-
-fn report(gpu: &str, address: &str, all: &Outcome, refused: [u16; 3], counters: &Counters, _work: &Path) -> String {
-    let mut text = first_lines(gpu, address) + "\n";
+/// What the clients saw.
+fn answers(all: &Outcome, refused: [u16; 3]) -> String {
+    let mut text = String::new();
     let time = |nanos: u64| format::time(nanos as f64);
-    let rows = [("GET /", &all.pages), ("GET /mandelbrot.bmp", &all.pictures)];
-    for (name, latencies) in rows {
-        let (p50, p99) = (latencies.percentile(50), latencies.percentile(99));
-        let _ = writeln!(
-            text,
-            "  {name:<20} {:>6} answers   p50 {:>9}   p99 {:>9}",
-            latencies.count(),
-            time(p50),
-            time(p99)
-        );
+    for (name, latencies) in [("GET /", &all.pages), ("GET /mandelbrot.bmp", &all.pictures)] {
+        let (p50, p99) = (time(latencies.percentile(50)), time(latencies.percentile(99)));
+        let _ = writeln!(text, "  {name:<20} {:>6} answers   p50 {p50:>9}   p99 {p99:>9}", latencies.count());
     }
-    let of = |name| counters.get(name).copied().unwrap_or(0);
     let check = if all.wrong == 0 { "✓ every answer is right" } else { "✗ some answers are wrong" };
-    let _ = writeln!(text, "  {check} ({} wrong); each picture has {}", all.wrong, format::bytes(PICTURE_BYTES as u64));
-    let _ = writeln!(
-        text,
-        "  malformed, unknown and too long requests got {}, {} and {}",
-        refused[0], refused[1], refused[2]
-    );
-    let (requests, proxy) = (of("requests"), of("proxy_us") * 1000);
-    let _ = writeln!(
-        text,
-        "  connections {}, requests {requests}, sent {}",
-        of("connections"),
-        format::bytes(of("bytes_sent"))
-    );
-    let each = proxy.checked_div(requests).unwrap_or(0);
-    let _ = writeln!(text, "  processor time of the proxy {}, {} a request", time(proxy), time(each));
-    let _ = writeln!(text, "\nThe kernel accepted each connection, read each request and computed each picture.");
-    let _ = writeln!(text, "Keep it running and look at it in a browser: {} demo net --serve", output::command_name());
-    let _ = write!(text, "Then: curl -i http://127.0.0.1:8080/   (with --listen 127.0.0.1:8080)\n");
+    let size = format::bytes(PICTURE_BYTES as u64);
+    let _ = writeln!(text, "  {check} ({} wrong); the kernel computes each picture, {size}", all.wrong);
+    let [malformed, unknown, long] = refused;
+    let _ = writeln!(text, "  malformed, unknown and too long requests got {malformed}, {unknown} and {long}");
     text
+}
+
+/// What the kernel and the library counted.
+fn counts(counters: &Counters) -> String {
+    let of = |name| counters.get(name).copied().unwrap_or(0);
+    let (requests, proxy_ns) = (of("requests"), of("proxy_us") * 1000);
+    let time = |nanos: u64| format::time(nanos as f64);
+    let each = time(proxy_ns.checked_div(requests).unwrap_or(0));
+    format!(
+        "  connections {}, requests {requests}, sent {}\n  processor time of the proxy {}, {each} a request\n",
+        of("connections"),
+        format::bytes(of("bytes_sent")),
+        time(proxy_ns),
+    )
 }
