@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -594,6 +595,45 @@ static void resets_go_both_ways()
     CHECK(net.words[3] == 1 && net.words[4] == 0);
 }
 
+__global__ void echo_until_it_fails(net::Handle handle, int listener, int64_t *out)
+{
+    __shared__ char bytes[4096];
+    int s = net::accept(net::block(), handle, listener);
+    int64_t got = 0;
+    while ((got = net::recv(net::block(), handle, s, bytes, sizeof bytes)) > 0)
+        if ((got = net::send(net::block(), handle, s, bytes, size_t(got))) < 0)
+            break;
+    out[0] = got;
+    out[1] = net::close(net::block(), handle, s);
+}
+
+static void killed_client_ends_its_connection_only(const char *where)
+{
+    Net net;
+    std::string address;
+    int s = listener(net, where, address);
+    spinio::launch_resident_on(net.stream, echo_until_it_fails, 2, 32, net.handle, s, net.words);
+    int other = connect_to(address), killed = connect_to(address);
+    pid_t child = fork();
+    if (child == 0) {
+        char bytes[3000] = {};
+        for (;;)
+            if (send(killed, bytes, sizeof bytes, MSG_NOSIGNAL) < 0 || recv(killed, bytes, sizeof bytes / 2, 0) < 0)
+                _exit(1);
+    }
+    close(killed);
+    while (net.stats().bytes_received < 100000)
+        usleep(1000);
+    CHECK(!kill(child, SIGKILL) && waitpid(child, nullptr, 0) == child);
+    while (net.stats().open > 2)
+        usleep(1000);
+    char back[5];
+    CHECK(send(other, "still", 5, MSG_NOSIGNAL) == 5 && recv(other, back, 5, MSG_WAITALL) == 5 && !std::memcmp(back, "still", 5));
+    close(other);
+    net.wait();
+    CHECK(net.words[0] <= 0 && net.words[1] == 0 && net.stats().violations == 0);
+}
+
 static int count_entries(const char *path)
 {
     int count = 0;
@@ -651,6 +691,8 @@ int main()
     unlink(path.c_str() + 7);
     stop_ends_every_wait();
     resets_go_both_ways();
+    killed_client_ends_its_connection_only("tcp://127.0.0.1:0");
+    killed_client_ends_its_connection_only(("unix:@spinio-kill-" + std::to_string(getpid())).c_str());
     nets_leave_nothing();
     host_calls_refuse_bad_arguments();
     std::printf("%d failures\n", failures);
