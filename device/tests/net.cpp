@@ -595,6 +595,44 @@ static void resets_go_both_ways()
     CHECK(net.words[3] == 1 && net.words[4] == 0);
 }
 
+// Two blocks, so that they claim places in the doorbell queue at the same time.
+__global__ void small_sends(net::Handle handle, int listener, int count)
+{
+    int s = net::accept(net::block(), handle, listener);
+    __shared__ unsigned number;
+    for (int i = 0; i < count; i++) {
+        if (threadIdx.x == 0)
+            number = unsigned(i) * 2654435761u;
+        __syncthreads();
+        net::send(net::block(), handle, s, &number, sizeof number);
+        __syncthreads();
+    }
+    net::close(net::block(), handle, s);
+}
+
+static void doorbell_queue_goes_round_many_times()
+{
+    const int count = 10000; // of each block; the queue has 4096 entries
+    Net net;
+    std::string address;
+    int s = listener(net, ("unix:@spinio-round-" + std::to_string(getpid())).c_str(), address);
+    spinio::launch_resident_on(net.stream, small_sends, 2, 32, net.handle, s, count);
+    std::thread peers[2];
+    for (auto &peer : peers)
+        peer = std::thread([&] {
+            int c = connect_to(address), right = 0;
+            for (unsigned number; recv(c, &number, sizeof number, MSG_WAITALL) == sizeof number; right++)
+                if (number != unsigned(right) * 2654435761u)
+                    break;
+            CHECK(right == count);
+            close(c);
+        });
+    for (auto &peer : peers)
+        peer.join();
+    net.wait();
+    CHECK(net.stats().doorbells > 2 * count && net.stats().violations == 0);
+}
+
 __global__ void echo_until_it_fails(net::Handle handle, int listener, int64_t *out)
 {
     __shared__ char bytes[4096];
@@ -691,6 +729,7 @@ int main()
     unlink(path.c_str() + 7);
     stop_ends_every_wait();
     resets_go_both_ways();
+    doorbell_queue_goes_round_many_times();
     killed_client_ends_its_connection_only("tcp://127.0.0.1:0");
     killed_client_ends_its_connection_only(("unix:@spinio-kill-" + std::to_string(getpid())).c_str());
     nets_leave_nothing();
