@@ -8,23 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context;
 use spinio_device::DeviceKind;
 
+use crate::device_headers;
 use crate::exit::{self, Exit};
-
-/// What programs with kernels include: names below a directory, and their text.
-const HEADERS: [(&str, &str); 9] = [
-    ("spinio.h", include_str!("../../capi/include/spinio.h")),
-    ("spinio_gaia.h", include_str!("../../capi/include/spinio_gaia.h")),
-    ("spinio/kernel.h", include_str!("../../../device/include/spinio/kernel.h")),
-    ("spinio/emulation/atomics.h", include_str!("../../../device/include/spinio/emulation/atomics.h")),
-    ("spinio/emulation/block.h", include_str!("../../../device/include/spinio/emulation/block.h")),
-    ("spinio/emulation/fiber.h", include_str!("../../../device/include/spinio/emulation/fiber.h")),
-    ("spinio/emulation/grid.h", include_str!("../../../device/include/spinio/emulation/grid.h")),
-    ("spinio/emulation/runtime.h", include_str!("../../../device/include/spinio/emulation/runtime.h")),
-    ("spinio/emulation/words.h", include_str!("../../../device/include/spinio/emulation/words.h")),
-];
 
 /// Where GPU kernels run, and why there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,24 +22,14 @@ pub enum Gpu {
     Emulated(&'static str),
 }
 
-/// Writes sources to `dir`: names below it, and their text.
-pub fn write(dir: &Path, sources: &[(&str, &str)]) -> anyhow::Result<()> {
-    for (name, text) in sources {
-        let path = dir.join(name);
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        made.and_then(|()| std::fs::write(&path, text)).with_context(|| format!("Cannot write {}", path.display()))?;
-    }
-    Ok(())
-}
-
 /// Compiles a program with kernels in `dir`, from the source of this name there. `library`: libspinio.so.
 pub fn gpu(dir: &Path, program: &str, source: &str, library: &Path) -> anyhow::Result<Gpu> {
-    write(dir, &HEADERS)?;
+    device_headers::write(dir)?;
     // Not RUNPATH, which LD_LIBRARY_PATH precedes: `cargo run` sets that, and an older build may be there.
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", library.parent().unwrap_or(Path::new("/")).display());
     let library = library.display().to_string();
     if crate::device::preferred().0.kind == DeviceKind::Cuda {
-        let linked = ["-Xcompiler", "-pthread", "-I.", "-o", program, source, &library, "-Xlinker"];
+        let linked = ["-arch=native", "-Xcompiler", "-pthread", "-I.", "-o", program, source, &library, "-Xlinker"];
         let rpath = rpath.trim_start_matches("-Wl,");
         if let Some(compiled) = nvcc(dir, &[&linked[..], &[rpath]].concat()) {
             return compiled.map(|()| Gpu::Cuda);

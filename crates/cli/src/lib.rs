@@ -28,6 +28,7 @@ pub mod color;
 pub mod compiler;
 mod demo;
 pub mod device;
+pub mod device_headers;
 mod doctor;
 pub mod exit;
 mod explain;

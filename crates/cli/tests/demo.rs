@@ -5,6 +5,19 @@ mod common;
 use common::{folder, spinio, stderr, stdout};
 
 #[test]
+fn kernel_of_demo_net_answers_http() {
+    if std::process::Command::new("c++").arg("--version").output().is_err() {
+        return eprintln!("skipped: no c++ here");
+    }
+    let assert = spinio().args(["demo", "net", "--clients", "3", "--requests", "4"]).assert().success();
+    let text = stdout(&assert);
+    // Three clients and three requests that are refused, each with a connection; 3 * 4 * 2 + 3 requests.
+    for word in ["✓ every answer is right", "got 400, 404 and 431", "connections 6, requests 27", "12 answers"] {
+        assert!(text.contains(word), "no `{word}` in\n{text}");
+    }
+}
+
+#[test]
 fn demo_reads_three_states_and_verifies_every_byte() {
     let dir = folder();
     let file = dir.path().join("data");

@@ -451,6 +451,6 @@ fn cuda_process(path: &Path, socket: &Path) {
     while query_daemon(socket).unwrap().unwrap().maps != 2 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    spinio_gaiad::drop_unused(socket).unwrap();
+    spinio_gaiad::drop_unused(socket, None).unwrap();
     say_ready_and_wait();
 }

@@ -132,7 +132,9 @@ impl Net {
 
     /// Stops it, sends what is left (at most a second), and gives its memory back. No kernel of the net may run.
     pub fn close(self) -> Result<()> {
-        self.send(Command::End)?;
+        self.check_process()?;
+        // It fails if the proxy has ended before.
+        let _ = self.commands.send(Command::End);
         let ended = self.ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         // It fails, once the proxy has dropped its end.
         let _ = ended.recv();
@@ -167,10 +169,15 @@ impl Net {
     }
 
     fn send(&self, command: Command) -> Result<()> {
-        if linux::getpid() != self.pid {
-            return Err(Error::new(Errno::NODEV, "A forked child does not have the net of its parent"));
-        }
+        self.check_process()?;
         self.commands.send(command).map_err(|_| ended())
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if linux::getpid() == self.pid {
+            return Ok(());
+        }
+        Err(Error::new(Errno::NODEV, "A forked child does not have the net of its parent"))
     }
 }
 

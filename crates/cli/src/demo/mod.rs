@@ -15,6 +15,7 @@
 //! small files. A virtual disk that its host has cached looks faster cold than any real disk.
 
 pub mod file;
+mod net;
 mod program;
 mod report;
 
@@ -22,7 +23,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, Subcommand};
 use rustix::io::Errno;
 
 use self::file::State;
@@ -35,7 +36,10 @@ use crate::{format, library, output, scratch};
 
 /// What `spinio demo` takes.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Demo {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Size of the file: 64M, 4G
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = format::parse)]
     size: u64,
@@ -47,8 +51,18 @@ pub struct Demo {
     device: Option<DeviceName>,
 }
 
+/// Other demos.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Run a web server that is one GPU kernel, and ask it with plain HTTP
+    Net(net::Net),
+}
+
 /// Runs it.
 pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
+    if let Some(Other::Net(net)) = &demo.other {
+        return net::run(net);
+    }
     if demo.size == 0 {
         return Err(exit::error(Exit::Usage, "A demo of 0 bytes shows nothing: give --size a number above 0"));
     }

@@ -216,7 +216,7 @@ impl UserFiles {
     fn drop_unused(&self, file: Option<FileKey>) -> u64 {
         let mut closed = Closed::new();
         let mut state = self.lock();
-        let freed = state.evict(|key| file.is_none_or(|file| key.file == file), u64::MAX, &mut closed);
+        let freed = state.evict(|key, _| file.is_none_or(|file| *key == file), u64::MAX, &mut closed);
         drop(state);
         drop(closed);
         self.sweep();
@@ -346,7 +346,7 @@ impl Client<'_> {
             }
         }
         if state.chunks() + count > self.store.most_chunks {
-            state.evict(|_| true, u64::MAX, closed);
+            state.evict(|_, _| true, u64::MAX, closed);
             count = count.min(self.store.most_chunks.saturating_sub(state.chunks()));
             if count == 0 {
                 return Err(Errno::NFILE);
@@ -355,7 +355,7 @@ impl Client<'_> {
         if let Some(limit) = self.store.limit {
             let used = state.used(device);
             let excess = (used + wanted.iter().sum::<u64>()).saturating_sub(limit);
-            let room = limit.saturating_sub(used) + state.evict(|of| *of == device, excess, closed);
+            let room = limit.saturating_sub(used) + state.evict(|_, of| *of == device, excess, closed);
             let fits = |count: usize| wanted[..count].iter().sum::<u64>() <= room;
             count = (1..=count).rev().find(|count| fits(*count)).ok_or(Errno::NOMEM)?;
         }
@@ -423,7 +423,7 @@ impl Client<'_> {
                 chunks.remove(&chunk);
             }
             if no_memory {
-                freed = state.evict(|of| *of == device, len, &mut closed);
+                freed = state.evict(|_, of| *of == device, len, &mut closed);
             }
         }
         drop(state);
@@ -458,11 +458,11 @@ impl State {
     }
 
     /// Drops the least recently used chunks that no client has mapped, `bytes` of them at least; how many it were.
-    fn evict(&mut self, of: impl Fn(&DeviceUuid) -> bool, bytes: u64, closed: &mut Closed) -> u64 {
+    fn evict(&mut self, of: impl Fn(&FileKey, &DeviceUuid) -> bool, bytes: u64, closed: &mut Closed) -> u64 {
         let mut unused = Vec::new();
         if bytes > 0 {
             for (file, entry) in &self.entries {
-                for (device, on) in entry.devices.iter().filter(|(device, _)| of(device)) {
+                for (device, on) in entry.devices.iter().filter(|(device, _)| of(file, device)) {
                     unused.extend(on.unused().map(|(used, at)| (used, *file, *device, at)));
                 }
             }

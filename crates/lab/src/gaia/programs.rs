@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use spinio_cli::compiler::{self, Gpu};
+use spinio_cli::device_headers;
 
 /// Names below the directory, and text, of files in a folder of the repository.
 macro_rules! sources {
@@ -51,7 +52,7 @@ const PLAIN: [(&str, &str); 5] = [
 /// Writes the sources below `work` and compiles the programs into it.
 pub fn compile(work: &Path, library: &Path) -> anyhow::Result<Gpu> {
     let sources = work.join("sources");
-    compiler::write(&sources, &SOURCES)?;
+    device_headers::write_files(&sources, &SOURCES)?;
     for (program, source) in PLAIN {
         compiler::c(&sources, &["-pthread", "-o", &work.join(program).display().to_string(), source])?;
     }

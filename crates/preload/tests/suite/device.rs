@@ -122,6 +122,21 @@ fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
 }
 
 #[test]
+fn kernels_call_sockets() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
+fn address_sanitizer_finds_nothing_in_kernels_that_call_sockets() {
+    if has_cxx() && has_sanitizer("address") {
+        let flags = ["-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+        assert_passes(run_with_timeout(&device_test("net", &flags)));
+    }
+}
+
+#[test]
 fn cuda_programs_run_on_emulated_device() {
     if has_cxx() {
         let mut run = run_with_timeout(&build("runtime", &[workspace_path("device/tests/runtime.cpp")], &[]));

@@ -7,6 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define SPINIO_NET_BOTH __host__ __device__
+#else
+#define SPINIO_NET_BOTH
+#endif
+
 namespace spinio::net {
 
 // The argument of a kernel that uses sockets, by value: spinio_net_handle().
@@ -61,37 +67,37 @@ struct DeviceSocket {
 };
 constexpr uint64_t state_filling = 1, state_open = 2, state_closed = 3;
 
-constexpr size_t round_up(size_t value, size_t to)
+SPINIO_NET_BOTH constexpr size_t round_up(size_t value, size_t to)
 {
     return (value + to - 1) / to * to;
 }
 
-constexpr size_t records(unsigned)
+SPINIO_NET_BOTH constexpr size_t records(unsigned)
 {
     return page + doorbells * doorbell_bytes;
 }
 
-constexpr size_t device_lines(unsigned sockets)
+SPINIO_NET_BOTH constexpr size_t device_lines(unsigned sockets)
 {
     return round_up(records(sockets) + sockets * record_bytes, line_bytes);
 }
 
-constexpr size_t host_lines(unsigned sockets)
+SPINIO_NET_BOTH constexpr size_t host_lines(unsigned sockets)
 {
     return device_lines(sockets) + sockets * line_bytes;
 }
 
-constexpr size_t mailboxes(unsigned sockets)
+SPINIO_NET_BOTH constexpr size_t mailboxes(unsigned sockets)
 {
     return host_lines(sockets) + sockets * line_bytes;
 }
 
-constexpr size_t device_sockets(unsigned)
+SPINIO_NET_BOTH constexpr size_t device_sockets(unsigned)
 {
     return page;
 }
 
-constexpr size_t mailbox_claims(unsigned sockets)
+SPINIO_NET_BOTH constexpr size_t mailbox_claims(unsigned sockets)
 {
     return device_sockets(sockets) + sockets * sizeof(DeviceSocket);
 }
@@ -101,5 +107,7 @@ static_assert(sizeof(Handle) == 64 && sizeof(DeviceSocket) == 128, "the layout i
 } // namespace layout
 
 } // namespace spinio::net
+
+#undef SPINIO_NET_BOTH
 
 #endif

@@ -30,7 +30,7 @@ __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bo
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, socket->receive_timeout);
+    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
     for (;;) {
         uint64_t word = load_acquire_system(line);
         full = word & layout::flag_full;
@@ -58,7 +58,7 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
     uint64_t room = size - ((socket->tail - socket->sent) & layout::position_mask);
     if (room)
         return int64_t(room);
-    Wait wait(net, s, flags, socket->send_timeout);
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
     for (;;) {
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
@@ -200,8 +200,8 @@ __device__ int set_timeout(Group group, const Handle &net, int s, uint64_t recei
     if (group.leads()) {
         failed = detail::find(net, s);
         if (!failed) {
-            detail::device_socket(net, s)->receive_timeout = receive_ns;
-            detail::device_socket(net, s)->send_timeout = send_ns;
+            store_release_device(&detail::device_socket(net, s)->receive_timeout, receive_ns);
+            store_release_device(&detail::device_socket(net, s)->send_timeout, send_ns);
         }
     }
     return int(share(group, failed));

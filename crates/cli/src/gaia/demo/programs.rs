@@ -9,6 +9,7 @@
 use std::path::Path;
 
 use crate::compiler::{self, Gpu};
+use crate::device_headers;
 
 /// File names below the working directory, and their text.
 const SOURCES: [(&str, &str); 3] = [
@@ -24,7 +25,7 @@ pub const GPU: &str = "update-gpu";
 
 /// Writes the sources to `dir` and compiles them there. `library`: libspinio.so.
 pub fn compile(dir: &Path, library: &Path) -> anyhow::Result<Gpu> {
-    compiler::write(dir, &SOURCES)?;
+    device_headers::write_files(dir, &SOURCES)?;
     compiler::c(dir, &["-o", LEGACY, "update.c"])?;
     compiler::gpu(dir, GPU, "update.cu", library)
 }

@@ -1,0 +1,204 @@
+//! Kernels that break the rules: a thread of this test writes what a kernel can write.
+
+#![expect(unsafe_code, reason = "memory that kernels write")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use spinio_device::registry;
+use spinio_net::{Handle, Net, NetAddress, Options};
+use spinio_ring::doorbell::{self, Entry, Op};
+use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header};
+use spinio_ring::line::{Consumed, Received, Sent};
+use spinio_ring::{Position, Word};
+
+/// A deadline, so that a hang is a failure.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The words that kernels and proxy share, and claims as kernels have them in device memory.
+struct Kernel {
+    handle: Handle,
+    claims: [AtomicU64; 2],
+}
+
+impl Kernel {
+    fn new(net: &Net) -> Kernel {
+        Kernel { handle: net.handle(), claims: Default::default() }
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { sockets: self.handle.sockets, mailboxes: self.handle.mailboxes }
+    }
+
+    fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {
+        // SAFETY: kernels of the emulated GPU see pinned memory at its own address; it lives as long as the net, and all
+        // accesses to it are atomic.
+        unsafe { core::slice::from_raw_parts((self.handle.pinned as usize + offset) as *const AtomicU64, bytes / 8) }
+    }
+
+    fn ring(&self, op: Op, position: u64, socket: u32, epoch: u32) {
+        let queue = self.words(self.sizes().doorbells(), DOORBELLS * DOORBELL_BYTES);
+        let head = &self.words(0, 4096)[header::DOORBELL_HEAD];
+        let entry = Entry::new(op, Position::of(position), socket, epoch);
+        while !doorbell::push(queue, &self.claims[0], &self.claims[1], head, entry) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn device_line(&self, socket: i32) -> &[AtomicU64] {
+        let index = Descriptor::of(socket as u32).index as usize;
+        self.words(self.sizes().device_lines() + index * LINE_BYTES, LINE_BYTES)
+    }
+
+    fn host_line(&self, socket: i32) -> &[AtomicU64] {
+        let index = Descriptor::of(socket as u32).index as usize;
+        self.words(self.sizes().host_lines() + index * LINE_BYTES, LINE_BYTES)
+    }
+}
+
+fn open() -> Net {
+    let options = Options { sockets: 64, connections: 16, ring_bytes: 4096, idle_us: 500, ..Options::default() };
+    Net::open(registry::emulated().unwrap(), options).unwrap()
+}
+
+/// A connection of a net to this test.
+fn connection(net: &Net) -> (i32, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = NetAddress::parse(&format!("tcp://{}", listener.local_addr().unwrap())).unwrap();
+    let socket = net.connect(&address).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    peer.set_read_timeout(Some(DEADLINE)).unwrap();
+    (socket, peer)
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !reached() {
+        assert!(begun.elapsed() < DEADLINE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The connection works in both directions, from position 0.
+fn works(kernel: &Kernel, socket: i32, peer: &mut TcpStream) {
+    let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+    kernel.ring(Op::Send, 5, index, epoch);
+    let mut got = [0; 5];
+    peer.read_exact(&mut got).unwrap();
+    peer.write_all(b"12345678").unwrap();
+    let received = || Received::of(kernel.device_line(socket)[0].load_acquire());
+    until("the bytes do not arrive", || received().position == Position::of(8));
+    let consumed = Consumed { position: Position::of(8), epoch };
+    kernel.host_line(socket)[0].store_release(consumed.word());
+}
+
+#[test]
+fn wrong_position_resets_its_connection_and_no_other() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let wrong: [fn(&Kernel, i32); 3] = [
+        // More than the ring has room for.
+        |kernel, socket| {
+            let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+            kernel.ring(Op::Send, 4097, index, epoch);
+        },
+        // Backwards.
+        |kernel, socket| {
+            let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+            kernel.ring(Op::Send, u64::MAX - 7, index, epoch);
+        },
+        // Bytes that have not arrived.
+        |kernel, socket| {
+            let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+            let consumed = Consumed { position: Position::of(1), epoch };
+            kernel.host_line(socket)[0].store_release(consumed.word());
+            kernel.ring(Op::Credit, 0, index, epoch);
+        },
+    ];
+    let (good, mut good_peer) = connection(&net);
+    for (done, break_rule) in (1..).zip(wrong) {
+        let (bad, mut bad_peer) = connection(&net);
+        break_rule(&kernel, bad);
+        let error = bad_peer.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        until("the kernel is not told", || Sent::of(kernel.device_line(bad)[1].load_acquire()).errno == 104);
+        assert_eq!(net.stats().violations, done);
+        let Descriptor { index, epoch } = Descriptor::of(bad as u32);
+        kernel.ring(Op::Close, 0, index, epoch);
+    }
+    works(&kernel, good, &mut good_peer);
+    until("closed sockets are not freed", || net.stats().open == 1);
+    net.close().unwrap();
+}
+
+#[test]
+fn doorbells_of_stale_and_impossible_sockets_are_ignored() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let (socket, mut peer) = connection(&net);
+    let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+    for (index, epoch) in [(index, epoch + 1), (index + 1, epoch), (63, 0), (64, 1), (u32::MAX, 0x7fff)] {
+        for op in [Op::Send, Op::Credit, Op::Close] {
+            kernel.ring(op, 77, index, epoch);
+        }
+    }
+    kernel.ring(Op::Control, 0, u32::MAX, 0);
+    kernel.ring(Op::Control, 0, kernel.handle.mailboxes, 0);
+    works(&kernel, socket, &mut peer);
+    assert_eq!((net.stats().violations, net.stats().open), (2, 1));
+    net.close().unwrap();
+}
+
+#[test]
+fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
+    let (net, other) = (open(), open());
+    let (kernel, other_kernel) = (Kernel::new(&net), Kernel::new(&other));
+    let sizes = kernel.sizes();
+    let areas = [
+        kernel.words(sizes.doorbells(), DOORBELLS * DOORBELL_BYTES),
+        kernel.words(sizes.host_lines(), 64 * LINE_BYTES),
+        kernel.words(sizes.mailboxes(), 2048 * MAILBOX_BYTES),
+    ];
+    let mut peers = Vec::new();
+    let mut seed = 0x1234_5678_9abc_def1_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for round in 0..400_usize {
+        if round % 40 == 0 && net.stats().open < 10 {
+            peers.push(connection(&net));
+        }
+        for _ in 0..500 {
+            let area = areas[random() as usize % areas.len()];
+            // Indices, epochs and positions that exist, more often than chance has them.
+            let word = match random() % 4 {
+                0 => random(),
+                1 => random() & 0x8000_0001_0000_003f | 1 << 32,
+                2 => random() & 0x8007_0000_0000_1fff,
+                _ => (random() % 9) | (random() << 32),
+            };
+            area[random() as usize % area.len()].store_release(word);
+        }
+        // Complete entries too, in the order in which the proxy takes them.
+        let op = [Op::Send, Op::Credit, Op::Close, Op::Control][random() as usize % 4];
+        kernel.ring(op, random() % 5000, random() as u32 % 70, random() as u32 % 3);
+        if round % 100 == 99 {
+            let (socket, mut peer) = connection(&other);
+            works(&other_kernel, socket, &mut peer);
+            let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+            other_kernel.ring(Op::Close, 0, index, epoch);
+        }
+    }
+    assert!(net.stats().violations > 0 && other.stats().violations == 0);
+    // The proxy still answers, and ends.
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 1).unwrap();
+    assert!(net.address(listener).unwrap().to_string().starts_with("tcp://127.0.0.1:"));
+    net.stop().unwrap();
+    net.close().unwrap();
+    other.close().unwrap();
+}

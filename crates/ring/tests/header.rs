@@ -1,0 +1,86 @@
+//! The layout in C++ and the layout in Rust are the same.
+
+use std::process::Command;
+
+use spinio_ring::layout::{
+    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, LINE_BYTES, MAILBOX_BYTES, PAGE,
+    QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, header, record,
+};
+use spinio_ring::{line, position};
+
+const PROGRAM: &str = r#"
+#include <cstdio>
+#include <initializer_list>
+#include <spinio/net/layout.h>
+using namespace spinio::net;
+using namespace spinio::net::layout;
+#define PRINT(x) std::printf("%llu\n", (unsigned long long)(x))
+int main()
+{
+    PRINT(page); PRINT(doorbells); PRINT(doorbell_bytes); PRINT(record_bytes); PRINT(line_bytes); PRINT(mailbox_bytes);
+    PRINT(claim_bytes); PRINT(quick_mailboxes); PRINT(address_bytes); PRINT(sizeof(DeviceSocket));
+    PRINT(header_stop); PRINT(header_doorbell_head); PRINT(claims_doorbell_tail); PRINT(claims_doorbell_head);
+    PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
+    PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
+    PRINT(doorbell_send); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
+    PRINT(call_socket); PRINT(call_peer_name);
+    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes));
+    for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
+        PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
+        PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
+    }
+}
+"#;
+
+#[test]
+fn header_and_crate_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("layout.cpp"), dir.path().join("layout"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    let headers = concat!(env!("CARGO_MANIFEST_DIR"), "/../../device/include");
+    let built = Command::new("c++").args(["-std=c++17", "-I", headers, "-o"]).arg(&program).arg(&source).output();
+    let Ok(built) = built else { return eprintln!("skipped: no c++ here") };
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let printed = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
+    let in_header: Vec<u64> = printed.lines().map(|line| line.parse().unwrap()).collect();
+
+    let mut here: Vec<u64> = [
+        PAGE,
+        DOORBELLS,
+        DOORBELL_BYTES,
+        RECORD_BYTES,
+        LINE_BYTES,
+        MAILBOX_BYTES,
+        CLAIM_BYTES,
+        QUICK_MAILBOXES as usize,
+        ADDRESS_BYTES,
+        DEVICE_SOCKET_BYTES,
+        header::STOP,
+        header::DOORBELL_HEAD,
+        claims::DOORBELL_TAIL,
+        claims::DOORBELL_HEAD,
+        record::STATE,
+        record::RECEIVE,
+        record::SEND,
+        record::FIRST,
+    ]
+    .map(|n| n as u64)
+    .to_vec();
+    here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
+    here.extend([1, 3, 6, 7, 1, 8]);
+    // Of the handle.
+    here.extend([0, 8, 16, 20]);
+    for sockets in [1, 2, 64, 1024, 65536] {
+        let sizes = Sizes { sockets, mailboxes: 1 };
+        let offsets = [
+            sizes.records(),
+            sizes.device_lines(),
+            sizes.host_lines(),
+            sizes.mailboxes(),
+            sizes.device_sockets(),
+            sizes.mailbox_claims(),
+        ];
+        here.extend(offsets.map(|n| n as u64));
+    }
+    assert_eq!(in_header, here);
+}

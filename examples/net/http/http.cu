@@ -1,0 +1,259 @@
+// A web server in one kernel: it accepts connections, reads requests, and answers with a page and a picture that it computes
+// for each request. No code of the CPU looks at a request or an answer.
+//
+//   curl, browser ── TCP ── proxy (a thread of libspinio.so) ── block 0: accept, request, answer, accept ...
+//                                                            └─ block 1: the same
+//
+// A block serves one connection at a time, and all its threads compute the picture. A connection that sends nothing for
+// 5 s is closed, so that it does not occupy a block for longer. The same source is compiled by nvcc for a GPU and by g++
+// for the emulated one. README.md has the line that starts it.
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <spinio.h>
+#include <spinio/net.h>
+#include <spinio_net.h>
+
+#include "request.h"
+#include "text.h"
+
+using namespace spinio;
+
+constexpr unsigned head_bytes = 2048;
+constexpr uint64_t patience_ns = 5000000000;
+constexpr int width = 320, height = 240, rows_at_once = 8;
+constexpr unsigned bmp_header = 54, row_bytes = width * 3, picture_bytes = bmp_header + row_bytes * height;
+
+// In device memory: what all blocks count together.
+struct Counts {
+    unsigned long long requests, pictures, refused;
+};
+
+__device__ const char *reason(int status)
+{
+    switch (status) {
+    case 200: return "OK";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 431: return "Request Header Fields Too Large";
+    case 505: return "HTTP Version Not Supported";
+    default: return "Bad Request";
+    }
+}
+
+__device__ void add_head(Text &out, int status, const char *type, size_t length, bool close)
+{
+    out.add("HTTP/1.1 ").add((unsigned long long)status).add(" ").add(reason(status)).add("\r\nContent-Type: ").add(type);
+    out.add("\r\nContent-Length: ").add((unsigned long long)length).add(status == 405 ? "\r\nAllow: GET, HEAD" : "");
+    out.add("\r\nCache-Control: no-store\r\nConnection: ").add(close ? "close" : "keep-alive").add("\r\n\r\n");
+}
+
+// One pixel of the Mandelbrot set, seen closer in every picture.
+__device__ void pixel(int x, int y, unsigned long long picture, unsigned char *bgr)
+{
+    float scale = 3.0f / width / (1.0f + float(picture % 64) * 0.25f);
+    float cx = -0.743643f + (float(x) - width / 2) * scale, cy = 0.131825f + (float(y) - height / 2) * scale, zx = 0, zy = 0;
+    int steps = 0;
+    while (steps < 128 && zx * zx + zy * zy < 4) {
+        float next = zx * zx - zy * zy + cx;
+        zy = 2 * zx * zy + cy;
+        zx = next;
+        steps++;
+    }
+    bool inside = steps == 128;
+    bgr[0] = (unsigned char)(inside ? 0 : 40 + steps * 5 % 200);
+    bgr[1] = (unsigned char)(inside ? 0 : steps * 9 % 256);
+    bgr[2] = (unsigned char)(inside ? 0 : steps * 3 % 256);
+}
+
+// The picture as a BMP file, row by row; whether all was sent.
+__device__ bool send_picture(const net::Handle &handle, int s, unsigned long long picture)
+{
+    alignas(8) __shared__ unsigned char rows[rows_at_once * row_bytes];
+    if (threadIdx.x == 0) {
+        for (unsigned i = 0; i < bmp_header; i++)
+            rows[i] = 0;
+        const unsigned numbers[][2] = {{2, picture_bytes}, {10, bmp_header}, {14, 40}, {18, width}, {22, height}, {26, 1 | 24 << 16}, {34, row_bytes * height}};
+        rows[0] = 'B';
+        rows[1] = 'M';
+        for (auto &number : numbers)
+            for (unsigned i = 0; i < 4; i++)
+                rows[number[0] + i] = (unsigned char)(number[1] >> 8 * i);
+    }
+    __syncthreads();
+    if (net::send(net::block(), handle, s, rows, bmp_header) < 0)
+        return false;
+    for (int y = 0; y < height; y += rows_at_once) {
+        for (int i = int(threadIdx.x); i < rows_at_once * width; i += int(blockDim.x))
+            pixel(i % width, y + i / width, picture, rows + i * 3);
+        __syncthreads();
+        if (net::send(net::block(), handle, s, rows, sizeof rows) < 0)
+            return false;
+    }
+    return true;
+}
+
+// Answers one request; whether the connection stays open.
+__device__ bool answer(const net::Handle &handle, int s, const Request &request, Counts *counts)
+{
+    __shared__ char head[512], body[1024];
+    __shared__ size_t head_size, body_size;
+    __shared__ unsigned long long picture;
+    bool wants_picture = request.status == 200 && is(request.path, request.path_length, "/mandelbrot.bmp");
+    bool wants_page = request.status == 200 && is(request.path, request.path_length, "/");
+    int status = request.status == 200 && !wants_picture && !wants_page ? 404 : request.status;
+    if (threadIdx.x == 0) {
+        unsigned long long number = atomicAdd(&counts->requests, 1ull) + 1;
+        if (status != 200)
+            atomicAdd(&counts->refused, 1ull);
+        Text text = {body, sizeof body, 0}, out = {head, sizeof head, 0};
+        if (wants_picture) {
+            picture = atomicAdd(&counts->pictures, 1ull);
+        } else if (wants_page) {
+            text.add("<!doctype html><title>A GPU kernel</title><body style=\"font:16px sans-serif;margin:2em\">"
+                     "<h1>This page was sent by a GPU kernel</h1><p>Request ")
+                .add(number)
+                .add(", answered by block ")
+                .add((unsigned long long)blockIdx.x)
+                .add(" of ")
+                .add((unsigned long long)gridDim.x)
+                .add(". The kernel accepted the connection, read the request, and computes a new picture each time:</p>"
+                     "<img id=\"p\" src=\"/mandelbrot.bmp\" width=\"640\"><script>let n=0;p.onload=()=>setTimeout(()=>"
+                     "p.src='/mandelbrot.bmp?'+n++,100)</script>\n");
+        } else {
+            text.add(reason(status)).add("\n");
+        }
+        body_size = text.length;
+        add_head(out, status, wants_picture ? "image/bmp" : wants_page ? "text/html" : "text/plain",
+                 wants_picture ? picture_bytes : text.length, request.close);
+        head_size = out.length;
+    }
+    __syncthreads();
+    bool sent = net::send(net::block(), handle, s, head, head_size) >= 0;
+    if (sent && !request.head)
+        sent = wants_picture ? send_picture(handle, s, picture) : net::send(net::block(), handle, s, body, body_size) >= 0;
+    __syncthreads();
+    return sent && !request.close;
+}
+
+__device__ void serve(const net::Handle &handle, int s, Counts *counts)
+{
+    __shared__ char bytes[head_bytes];
+    __shared__ Request request;
+    unsigned count = 0;
+    net::set_timeout(net::block(), handle, s, patience_ns, patience_ns);
+    for (;;) {
+        unsigned head = 0;
+        while (!(head = head_length(bytes, count)) && count < head_bytes) {
+            int64_t got = net::recv(net::block(), handle, s, bytes + count, head_bytes - count);
+            if (got <= 0)
+                return;
+            count += unsigned(got);
+        }
+        if (threadIdx.x == 0) {
+            request = parse(bytes, head);
+            if (!head)
+                request = {431, false, true, bytes, 0};
+        }
+        __syncthreads();
+        if (!answer(handle, s, request, counts))
+            return;
+        // The next request may have come with this one.
+        if (threadIdx.x == 0)
+            for (unsigned i = head; i < count; i++)
+                bytes[i - head] = bytes[i];
+        count -= head;
+        __syncthreads();
+    }
+}
+
+// A connection that is closed with unread bytes is reset, and the client may lose the answer: so it is told first that no
+// more comes, and what it still sends is dropped, up to a limit.
+__device__ void finish(const net::Handle &handle, int s)
+{
+    __shared__ char dropped[1024];
+    net::shutdown(net::block(), handle, s, net::SHUT_SEND);
+    net::set_timeout(net::block(), handle, s, patience_ns / 10, 0);
+    for (int i = 0; i < 64 && net::recv(net::block(), handle, s, dropped, sizeof dropped) > 0; i++) {
+    }
+}
+
+__global__ void server(net::Handle handle, int listener, Counts *counts)
+{
+    for (;;) {
+        int s = net::accept(net::block(), handle, listener);
+        if (s < 0)
+            return; // the program has stopped the net
+        serve(handle, s, counts);
+        finish(handle, s);
+        net::close(net::block(), handle, s);
+    }
+}
+
+static int fail(const char *what)
+{
+    std::fprintf(stderr, "http: %s: %s\n", what, spinio_last_error());
+    return 1;
+}
+
+// Until Ctrl-C, or the end of standard input.
+static void wait_for_the_end(const sigset_t &signals, bool input)
+{
+    pollfd ends[2] = {{signalfd(-1, &signals, SFD_CLOEXEC), POLLIN, 0}, {input ? 0 : -1, POLLIN, 0}};
+    for (char byte;;) {
+        if (poll(ends, 2, -1) < 0)
+            continue;
+        if (ends[0].revents || (ends[1].revents && read(0, &byte, 1) <= 0))
+            break;
+    }
+    close(ends[0].fd);
+}
+
+int main(int count, char **arguments)
+{
+    const char *address = count > 1 ? arguments[1] : "tcp://127.0.0.1:8080";
+    unsigned blocks = count > 2 ? unsigned(std::atoi(arguments[2])) : 8;
+    bool until_input_ends = count > 3 && !std::strcmp(arguments[3], "--until-stdin-ends");
+    // Blocked in all threads, those of the library too, and read from a descriptor.
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigprocmask(SIG_BLOCK, &signals, nullptr);
+
+    cudaStream_t stream;
+    Counts *counts, zero = {0, 0, 0};
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || cudaMalloc(&counts, sizeof *counts) != cudaSuccess ||
+        cudaMemcpy(counts, &zero, sizeof zero, cudaMemcpyHostToDevice) != cudaSuccess)
+        return fail("no device");
+    spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, nullptr);
+    net::Handle handle;
+    char name[128];
+    int listener = net ? spinio_net_listen(net, address, 512) : -1;
+    if (listener < 0 || spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)) || spinio_net_address(net, listener, name, sizeof name))
+        return fail(address);
+    launch_resident_on(stream, server, blocks, 128, handle, listener, counts);
+    if (cudaError_t error = cudaGetLastError()) {
+        std::fprintf(stderr, "http: %u blocks: %s (at most %u)\n", blocks, cudaGetErrorString(error), largest_resident_grid(server, 128));
+        return 1;
+    }
+    std::printf("listening on %s, %u blocks on the %s\n", name, blocks, emulated ? "emulated GPU" : "GPU");
+    std::fflush(stdout);
+
+    wait_for_the_end(signals, until_input_ends);
+    if (spinio_net_stop(net) || cudaStreamSynchronize(stream) != cudaSuccess)
+        return fail("cannot stop");
+    Counts seen;
+    struct spinio_net_stats stats;
+    if (cudaMemcpy(&seen, counts, sizeof seen, cudaMemcpyDeviceToHost) != cudaSuccess || spinio_net_stats(net, &stats, sizeof stats))
+        return fail("cannot read the counters");
+    std::printf("connections %llu\nrequests %llu\npictures %llu\nrefused %llu\nbytes_sent %llu\nproxy_us %llu\n", (unsigned long long)stats.accepted,
+                seen.requests, seen.pictures, seen.refused, (unsigned long long)stats.bytes_sent, (unsigned long long)stats.proxy_ns / 1000);
+    return spinio_net_close(net) ? fail("cannot close the net") : 0;
+}
