@@ -1,0 +1,215 @@
+// One random script of calls, run by a kernel and by this program, against the same peer: the results are the same. Prints
+// each difference and exits with 1.
+#include "net_test.h"
+
+// A script of calls, run by a kernel and by this program, against the same peer.
+struct Step {
+    enum What : int { peer_sends, receive, send, peer_receives, peer_ends, end, receive_more, done } what;
+    int bytes;
+};
+
+template <typename Socket>
+__device__ void run_script(Socket socket, const Step *steps, int64_t *results)
+{
+    for (int i = 0; steps[i].what != Step::done; i++) {
+        int64_t result = 0;
+        switch (steps[i].what) {
+        case Step::receive: result = socket.receive(steps[i].bytes); break;
+        case Step::send: result = socket.send(steps[i].bytes); break;
+        case Step::end: result = socket.end(); break;
+        case Step::receive_more: result = socket.receive(steps[i].bytes); break;
+        default: break;
+        }
+        if (socket.leads())
+            results[i] = result;
+    }
+}
+
+struct KernelSocket {
+    const net::Handle &handle;
+    int s;
+    char *buffer;
+
+    __device__ bool leads() const { return threadIdx.x == 0; }
+
+    // The count and the sum of what came.
+    __device__ int64_t receive(int bytes) const
+    {
+        int64_t got = net::recv(net::block(), handle, s, buffer, size_t(bytes), net::WAITALL), sum = 0;
+        for (int64_t i = 0; i < got; i++)
+            sum = sum * 31 % 65521 + (unsigned char)buffer[i];
+        __syncthreads();
+        return got < 0 ? got : got * 65536 + sum;
+    }
+
+    __device__ int64_t send(int bytes) const
+    {
+        for (int i = int(threadIdx.x); i < bytes; i += int(blockDim.x))
+            buffer[i] = char(i * 3 + bytes);
+        __syncthreads();
+        int64_t sent = net::send(net::block(), handle, s, buffer, size_t(bytes));
+        __syncthreads();
+        return sent;
+    }
+
+    __device__ int64_t end() const { return net::shutdown(net::block(), handle, s, net::SHUT_SEND); }
+};
+
+struct PlainSocket {
+    int s;
+
+    bool leads() const { return true; }
+
+    int64_t receive(int bytes) const
+    {
+        std::vector<unsigned char> buffer(size_t(bytes) + 1);
+        int64_t got = recv(s, buffer.data(), size_t(bytes), MSG_WAITALL), sum = 0;
+        for (int64_t i = 0; i < got; i++)
+            sum = sum * 31 % 65521 + buffer[size_t(i)];
+        return got < 0 ? -errno : got * 65536 + sum;
+    }
+
+    int64_t send(int bytes) const
+    {
+        std::vector<char> buffer(size_t(bytes) + 1);
+        for (int i = 0; i < bytes; i++)
+            buffer[size_t(i)] = char(i * 3 + bytes);
+        int64_t sent = ::send(s, buffer.data(), size_t(bytes), MSG_NOSIGNAL);
+        return sent < 0 ? -errno : sent;
+    }
+
+    int64_t end() const { return shutdown(s, SHUT_WR) ? -errno : 0; }
+};
+
+constexpr int most_steps = 16;
+
+// Steps that have one result, whatever the timing: a direction has at most what the smallest ring and buffer hold.
+static std::vector<Step> make_script(unsigned seed)
+{
+    auto random = [&](unsigned below) { return int((seed = seed * 1664525 + 1013904223) >> 8) % int(below); };
+    std::vector<Step> steps;
+    int to_kernel = 0, from_kernel = 0;
+    bool ended = false, peer_ended = false;
+    while (steps.size() < most_steps - 4) {
+        int bytes = 1 + random(random(2) ? 100 : 3000);
+        switch (random(7)) {
+        case 0: case 1:
+            if (!peer_ended && to_kernel + bytes < 4000)
+                steps.push_back({Step::peer_sends, bytes}), to_kernel += bytes;
+            break;
+        case 2:
+            if (to_kernel) {
+                bytes = 1 + random(unsigned(to_kernel));
+                steps.push_back({Step::receive, bytes}), to_kernel -= bytes;
+            }
+            break;
+        case 3:
+            if (ended || from_kernel + bytes < 4000)
+                steps.push_back({Step::send, bytes}), from_kernel += ended ? 0 : bytes;
+            break;
+        case 4:
+            if (from_kernel)
+                steps.push_back({Step::peer_receives, from_kernel}), from_kernel = 0;
+            break;
+        case 5:
+            if (!ended && random(3) == 0)
+                steps.push_back({Step::end, 0}), ended = true;
+            break;
+        default:
+            if (!peer_ended && random(3) == 0)
+                steps.push_back({Step::peer_ends, 0}), peer_ended = true;
+            break;
+        }
+    }
+    if (!peer_ended)
+        steps.push_back({Step::peer_ends, 0});
+    // More than there is: what is left, and then the end of the stream, again and again.
+    steps.push_back({Step::receive_more, 5000});
+    steps.push_back({Step::receive_more, 1});
+    steps.push_back({Step::done, 0});
+    return steps;
+}
+
+// The peer's steps; returns what it received.
+static std::string run_peer(int s, const std::vector<Step> &steps)
+{
+    std::string all;
+    for (auto &step : steps) {
+        std::vector<char> bytes(size_t(step.bytes) + 1);
+        if (step.what == Step::peer_sends) {
+            for (int i = 0; i < step.bytes; i++)
+                bytes[size_t(i)] = char(i * 5 + step.bytes);
+            CHECK(send(s, bytes.data(), size_t(step.bytes), MSG_NOSIGNAL) == step.bytes);
+        } else if (step.what == Step::peer_receives) {
+            CHECK(recv(s, bytes.data(), size_t(step.bytes), MSG_WAITALL) == step.bytes);
+            all.append(bytes.data(), size_t(step.bytes));
+        } else if (step.what == Step::peer_ends) {
+            CHECK(!shutdown(s, SHUT_WR));
+        }
+    }
+    for (char byte; recv(s, &byte, 1, 0) > 0;)
+        all += byte;
+    close(s);
+    return all;
+}
+
+__global__ void scripts(net::Handle handle, int listener, const Step *steps, int count, int64_t *results)
+{
+    __shared__ char buffer[5000];
+    for (int i = 0; i < count; i++) {
+        int s = net::accept(net::block(), handle, listener);
+        run_script(KernelSocket{handle, s, buffer}, steps + i * most_steps, results + i * most_steps);
+        net::close(net::block(), handle, s);
+    }
+}
+
+static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count)
+{
+    Net net;
+    std::string address;
+    int s = listener(net, where, address);
+    Step *steps;
+    int64_t *results;
+    CHECK(cudaHostAlloc(&steps, sizeof(Step) * most_steps * size_t(count), cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaHostAlloc(&results, sizeof(int64_t) * most_steps * size_t(count), cudaHostAllocDefault) == cudaSuccess);
+    std::memset(results, 0, sizeof(int64_t) * most_steps * size_t(count));
+    for (int i = 0; i < count; i++) {
+        auto script = make_script(first + unsigned(i));
+        std::copy(script.begin(), script.end(), steps + i * most_steps);
+    }
+    spinio::launch_resident_on(net.stream, scripts, 1, 48, net.handle, s, (const Step *)steps, count, results);
+    std::vector<std::string> received;
+    for (int i = 0; i < count; i++)
+        received.push_back(run_peer(connect_to(address), make_script(first + unsigned(i))));
+    net.wait();
+    for (int i = 0; i < count; i++) {
+        int pair[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+        auto script = make_script(first + unsigned(i));
+        int64_t expected[most_steps] = {};
+        std::thread program([&] {
+            run_script(PlainSocket{pair[0]}, script.data(), expected);
+            close(pair[0]);
+        });
+        CHECK(run_peer(pair[1], script) == received[size_t(i)]);
+        program.join();
+        for (int step = 0; step < most_steps; step++)
+            if (results[i * most_steps + step] != expected[step]) {
+                std::printf("script %u, step %d (%d): a kernel gets %lld, a program %lld\n", first + unsigned(i), step, script[size_t(step)].what,
+                            (long long)results[i * most_steps + step], (long long)expected[step]);
+                failures++;
+            }
+    }
+    cudaFreeHost(steps);
+    cudaFreeHost(results);
+}
+
+int main()
+{
+    std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
+    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 1, 100);
+    kernel_and_program_get_the_same_results(path.c_str(), 1001, 100);
+    unlink(path.c_str() + 7);
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}

@@ -1,0 +1,116 @@
+// net_test.h: for the tests of sockets in kernels: a net, and ordinary sockets of this program.
+//
+// Rings are as small as possible and positions begin just before 2^48, so that both wrap all the time.
+#ifndef NET_TEST_H
+#define NET_TEST_H
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <spinio.h>
+#include <spinio/net.h>
+#include <spinio_net.h>
+
+namespace net = spinio::net;
+
+static int failures;
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());        \
+            failures++;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
+// A net, its handle, a stream of its own, and words that kernels and this program see.
+struct Net {
+    spinio_net *net;
+    net::Handle handle;
+    cudaStream_t stream;
+    int64_t *words;
+
+    explicit Net(unsigned connections = 16)
+    {
+        struct spinio_net_options options = {};
+        options.size = sizeof options;
+        options.sockets = 64;
+        options.connections = connections;
+        options.ring_bytes = 4096;
+        options.first_position = (uint64_t(1) << 48) - 1000;
+        net = spinio_net_open("emulated", &options);
+        CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cudaHostAlloc(&words, 64 * 1024, cudaHostAllocDefault) == cudaSuccess);
+        std::memset(words, 0, 64 * 1024);
+    }
+
+    void wait() { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
+
+    struct spinio_net_stats stats() const
+    {
+        struct spinio_net_stats stats;
+        CHECK(!spinio_net_stats(net, &stats, sizeof stats));
+        return stats;
+    }
+
+    ~Net()
+    {
+        CHECK(!spinio_net_close(net));
+        cudaFreeHost(words);
+    }
+};
+
+// A connected socket of this program; address as of spinio_net_address().
+static int connect_to(const std::string &address)
+{
+    sockaddr_un path = {};
+    sockaddr_in inet = {};
+    int s = -1, failed = -1;
+    if (address.rfind("tcp://", 0) == 0) {
+        size_t colon = address.rfind(':');
+        inet.sin_family = AF_INET;
+        inet.sin_port = htons(uint16_t(std::atoi(address.c_str() + colon + 1)));
+        inet_pton(AF_INET, address.substr(6, colon - 6).c_str(), &inet.sin_addr);
+        s = socket(AF_INET, SOCK_STREAM, 0);
+        failed = connect(s, reinterpret_cast<sockaddr *>(&inet), sizeof inet);
+    } else {
+        std::string name = address.substr(address[5] == '@' ? 5 : 7);
+        path.sun_family = AF_UNIX;
+        std::memcpy(path.sun_path, name.data(), name.size());
+        if (name[0] == '@')
+            path.sun_path[0] = 0;
+        s = socket(AF_UNIX, SOCK_STREAM, 0);
+        failed = connect(s, reinterpret_cast<sockaddr *>(&path), socklen_t(offsetof(sockaddr_un, sun_path) + name.size()));
+    }
+    CHECK(!failed);
+    timeval limit = {60, 0};
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return s;
+}
+
+static int listener(const Net &net, const char *address, std::string &name)
+{
+    char text[160];
+    int s = spinio_net_listen(net.net, address, 64);
+    CHECK(s > 0 && !spinio_net_address(net.net, s, text, sizeof text));
+    name = text;
+    return s;
+}
+
+#endif
