@@ -15,13 +15,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use spinio_device::{Device, DeviceAddr, WaitMode, set_thread_stream};
+use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, set_thread_stream};
 use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::spawn_signals_blocked;
 
 use super::words::{Request, Words};
-use super::{OwnStream, ReaderStats};
 use crate::file_reader::OpenFile;
 use crate::{Error, Result};
 
@@ -36,6 +35,18 @@ const LONG_SLEEP: Duration = Duration::from_millis(1);
 const IDLE_SLEEP: Duration = Duration::from_millis(5);
 /// Long sleeps before it sleeps longer.
 const LONG_SLEEPS: u32 = 1000;
+
+/// Counters of a reader: `struct spinio_gaia_reader_stats`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ReaderStats {
+    /// Pages that were read for kernels.
+    pub fills: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Pages that could not be read.
+    pub errors: u64,
+}
 
 pub(super) struct Fillers {
     file: Box<dyn OpenFile>,
@@ -178,5 +189,14 @@ impl Fillers {
         let waited = self.device.synchronize(stream.1, WaitMode::Block);
         waited.map_err(|e| Error::device(e, "copy a page"))?;
         Ok(got)
+    }
+}
+
+/// A stream that is released when it is dropped.
+struct OwnStream(&'static dyn Device, StreamId);
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        self.0.release_stream(self.1);
     }
 }

@@ -27,10 +27,12 @@ mod words;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{Device, DeviceAddr, ReplicaMemory, StreamId, WaitMode};
+use spinio_device::{Device, DeviceAddr, ReplicaMemory, WaitMode};
 use spinio_host::lock;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
+
+pub use self::fill::ReaderStats;
 
 use self::fill::Fillers;
 use self::words::Words;
@@ -72,18 +74,6 @@ pub struct Handle {
     sets: u32,
     slots: u32,
     prefetch: u32,
-}
-
-/// Counters of a reader: `struct spinio_gaia_reader_stats`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct ReaderStats {
-    /// Pages that were read for kernels.
-    pub fills: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Pages that could not be read.
-    pub errors: u64,
 }
 
 /// An open reader.
@@ -220,13 +210,4 @@ fn zero(device: &'static dyn Device, at: DeviceAddr, len: u64) -> Result<()> {
         .and_then(|()| device.synchronize(stream, WaitMode::Block));
     device.release_stream(stream);
     done.map_err(failed)
-}
-
-/// A stream that is released when it is dropped.
-struct OwnStream(&'static dyn Device, StreamId);
-
-impl Drop for OwnStream {
-    fn drop(&mut self) {
-        self.0.release_stream(self.1);
-    }
 }
