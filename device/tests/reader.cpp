@@ -1,4 +1,6 @@
-// On-demand reads from kernels: gaia::reader on the emulated device. Prints each failure and exits with 1.
+// On-demand reads from kernels: gaia::reader on the emulated device, or compiled by nvcc (-x cu) on a GPU. Prints each
+// failure and exits with 1.
+#include <spinio.h>
 #include <spinio/gaia_device.h>
 
 #include <cstdio>
@@ -257,7 +259,7 @@ static void close_ends_kernels_that_wait()
         began[i] = 0;
     spinio::launch_resident_on(stream, until_error, 3, 32, reader, elements, began, errors);
     for (int i = 0; i < 3; i++)
-        while (!spinio::load_acquire_system(began + i))
+        while (!__atomic_load_n(began + i, __ATOMIC_ACQUIRE))
             usleep(1000);
     CHECK(spinio_gaia_reader_close(&reader) == 0);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
@@ -286,7 +288,8 @@ static void misuse_is_refused()
 
 int main()
 {
-    spinio_emulated_stream(); // starts the device
+    if (spinio::emulated)
+        spinio_emulated_stream(); // starts the device
     misuse_is_refused();
     elements_are_those_of_the_file_in_any_order();
     sequential_kernels_find_pages_requested_ahead();

@@ -8,6 +8,7 @@
 //!         ── nvmmu, maps                           moves, and maps in stream order, on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── benches/gaia                          what maps of files cost
+//!         ── net.cu, reader.cu                     sockets and on-demand reads of kernels: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
 //!         ── wheels/                               with --peers: KvikIO, fastsafetensors (vendored.rs)
@@ -77,7 +78,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("crates/capi/include/spinio.h", "spinio.h"),
         ("crates/capi/include/nvmmu.h", "nvmmu.h"),
         ("crates/capi/include/spinio_gaia.h", "spinio_gaia.h"),
+        ("crates/capi/include/spinio_net.h", "spinio_net.h"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
+        ("tests/gpu/net.cu", "net.cu"),
+        ("device/tests/reader.cpp", "reader.cu"),
         ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
     ] {
         copy(&root.join(from), &pack.join(to))?;
