@@ -290,6 +290,8 @@ int main()
 {
     if (spinio::emulated)
         spinio_emulated_stream(); // starts the device
+    else
+        CHECK(cudaFree(nullptr) == cudaSuccess); // makes the context, whose device a reader is for
     misuse_is_refused();
     elements_are_those_of_the_file_in_any_order();
     sequential_kernels_find_pages_requested_ahead();

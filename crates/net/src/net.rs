@@ -194,6 +194,8 @@ fn start(setup: Setup) -> Result<Receiver<()>> {
     let body = move || {
         // Dropped last, after the proxy.
         let _alive = alive;
+        // Its shortest sleeps are as long as the usual slack.
+        linux::set_timer_slack(1000);
         match Proxy::new(setup) {
             Ok(proxy) => {
                 let _ = ready.send(Ok(()));

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   busy       something happened in the last 50 us: it looks again at once (not on machines with less than 8 processors)
-//!   expecting  kernels were given bytes and usually answer after T: asleep for T/2
+//!   expecting  kernels were given bytes and usually answer after T: asleep for T/2. An answer that is there after such a
+//!              sleep came at some time in it, so T is less: else each sleep would confirm the T that it was made of
 //!   idle       silence: asleep for 50 us, 100 us ... 5 ms; the network wakes it at once, a doorbell at the next timeout
 //! ```
 
@@ -26,13 +27,15 @@ pub(crate) struct Pace {
     given: Option<u64>,
     /// How long answers took on average; 0: unknown.
     answer_ns: u64,
+    /// The last wait was for an expected answer.
+    slept_for_answer: bool,
 }
 
 impl Pace {
     pub(crate) fn new(processors: usize, longest_ns: u64) -> Pace {
         let may_spin = processors >= MANY_PROCESSORS;
         let sleep_ns = FIRST_SLEEP_NS.min(longest_ns);
-        Pace { may_spin, longest_ns, last_event: 0, sleep_ns, given: None, answer_ns: 0 }
+        Pace { may_spin, longest_ns, last_event: 0, sleep_ns, given: None, answer_ns: 0, slept_for_answer: false }
     }
 
     /// Kernels were given bytes or an answer.
@@ -43,7 +46,8 @@ impl Pace {
     /// Doorbells came.
     pub(crate) fn heard(&mut self, now: u64) {
         if let Some(given) = self.given.take() {
-            let took = now.saturating_sub(given).min(LONGEST_ANSWER_NS);
+            let passed = now.saturating_sub(given);
+            let took = if self.slept_for_answer { passed / 2 } else { passed }.min(LONGEST_ANSWER_NS);
             self.answer_ns = if self.answer_ns == 0 { took } else { (self.answer_ns * 7 + took) / 8 };
         }
     }
@@ -56,10 +60,12 @@ impl Pace {
 
     /// For how many nanoseconds to wait for the network now.
     pub(crate) fn sleep(&mut self, now: u64) -> u64 {
+        self.slept_for_answer = false;
         if let Some(given) = self.given {
             let half = self.answer_ns / 2;
             let passed = now.saturating_sub(given);
             if half > FIRST_SLEEP_NS && passed < half {
+                self.slept_for_answer = true;
                 return (half - passed).min(self.longest_ns);
             }
         }
@@ -97,6 +103,26 @@ mod tests {
             assert_eq!(pace.sleep(1001), first);
             assert!(pace.sleep(1000 + BUSY_NS) > 0);
         }
+    }
+
+    #[test]
+    fn answer_that_comes_during_each_sleep_makes_the_sleeps_shorter() {
+        let mut pace = Pace::new(8, 5 * MS);
+        let mut now = 0;
+        pace.gave(now);
+        pace.heard(now + MS);
+        // The kernel answers at once, and a sleep is as late as a timer may be.
+        for _ in 0..200 {
+            now += 10 * MS;
+            pace.gave(now);
+            pace.worked(now);
+            let slept = pace.sleep(now);
+            now += if slept > 0 { slept + 60_000 } else { 10_000 };
+            pace.heard(now);
+        }
+        pace.gave(now);
+        pace.worked(now);
+        assert_eq!(pace.sleep(now), 0);
     }
 
     #[test]

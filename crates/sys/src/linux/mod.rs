@@ -47,7 +47,7 @@ pub use probe::io_uring;
 pub use process::*;
 pub use read_dir::read_dir;
 pub use residency::*;
-pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, spawn_signals_blocked};
+pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, set_timer_slack, spawn_signals_blocked};
 pub use shared_fd::*;
 pub use shared_words::{ReadOnlyWords, SharedWords};
 pub use signals::SignalGuard;

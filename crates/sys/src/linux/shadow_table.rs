@@ -179,6 +179,12 @@ extern "C" fn thread_main(start: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
+/// How much later than asked for the calling thread may wake up from a sleep, in nanoseconds; the usual is 50 us.
+pub fn set_timer_slack(nanoseconds: u64) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
