@@ -139,7 +139,8 @@ fn waiting_stream_does_not_block_other_requests() {
         let mut batch: Vec<ReadOp> = (0..500).map(piece).collect();
         assert_eq!(runtime.batch(&mut batch).unwrap().bytes, 500 * 4096);
     });
-    assert!(moves.iter().all(|m| m.result().is_none()), "moved before its turn");
+    // The last two are on a stream that does not wait.
+    assert!(moves[..15].iter().all(|m| m.result().is_none()), "moved before its turn");
     kernel.finish();
     with_deadline("the queue", || {
         assert!(moves.iter().all(|m| m.wait() == Ok(LEN)));

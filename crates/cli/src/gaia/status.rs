@@ -133,16 +133,22 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
         let limit = daemon.limit.map_or_else(String::new, |limit| format!(" of at most {} each", format::bytes(limit)));
         let _ = writeln!(s, "  memory  {} of GPUs{limit}", format::bytes(daemon.bytes));
         if !daemon.files.is_empty() {
-            let mut table =
-                table::new(paint, &["maps", "held", "from a GPU", "of", "chunks", "user", "device", "file"]);
+            // Most machines have one GPU, and a narrow terminal has little room for the path.
+            let any_peer = daemon.files.iter().any(|file| file.peer_bytes > 0);
+            let shown = |column: usize| column != 2 || any_peer;
+            let head = ["maps", "held", "from a GPU", "of", "chunks", "user", "device", "file"];
+            let head: Vec<&str> = (0..).zip(head).filter(|(at, _)| shown(*at)).map(|(_, name)| name).collect();
+            let mut table = table::new(paint, &head);
             for file in &daemon.files {
                 let [bytes, peer, size] = [file.bytes, file.peer_bytes, file.size].map(format::bytes);
                 let chunks = file.chunks.to_string();
                 let (maps, user) = (file.maps.to_string(), file.user.to_string());
                 let device = uuid(&file.device);
-                table.add_row([maps, bytes, peer, size, chunks, user, device, file.path.clone()].map(Cell::new));
+                let row = [maps, bytes, peer, size, chunks, user, device, file.path.clone()];
+                table.add_row((0..).zip(row).filter(|(at, _)| shown(*at)).map(|(_, text)| Cell::new(text)));
             }
-            table::align_columns(&mut table, &[0, 1, 2, 3, 4, 5]);
+            let numbers: Vec<usize> = (0..head.len() - 2).collect();
+            table::align_columns(&mut table, &numbers);
             let _ = writeln!(s, "\n{}", table::text(&table));
             for file in &daemon.files {
                 let Some(why) = file.refused else { continue };

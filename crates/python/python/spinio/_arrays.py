@@ -79,6 +79,8 @@ class Torch:
             raise _no_shared()
         number = self.torch.cuda.current_device() if self.device.index is None else self.device.index
         with self.torch.cuda.device(number):
+            # A process that has not used the device yet has no context there; this makes it.
+            self.torch.empty(1, device=f"cuda:{number}")
             mapped = file.map(offset, nbytes, device=number, write=False)
             return mapped, self.torch.from_dlpack(mapped)
 
@@ -208,6 +210,8 @@ class CuPy(NumPy):
 
     def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
         with self.module.cuda.Device(self.ordinal):
+            # A process that has not used the device yet has no context there; this makes it.
+            self.module.cuda.runtime.free(0)
             mapped = file.map(offset, nbytes, device=self.ordinal, write=False)
             return mapped, self.module.from_dlpack(mapped)
 
