@@ -66,6 +66,8 @@ static int *new_count(size_t ints = 1)
 static std::vector<int> take_counts(int *count, size_t ints = 1)
 {
     std::vector<int> values(ints, -1);
+    // Not by the copy: while it waits for a kernel, the driver lets no other thread copy, and the kernel waits for one.
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(values.data(), count, ints * sizeof(int), cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(cudaFree(count) == cudaSuccess);
     return values;
@@ -279,7 +281,8 @@ static void misuse_is_refused()
     CHECK(spinio_gaia_reader_open(fd, 65536, page, 64, &reader) == -1 && errno == EINVAL);
     CHECK(spinio_gaia_reader_open(fd, 65536, page, 0, nullptr) == -1 && errno == EFAULT);
     CHECK(spinio_gaia_reader_open(12345, 65536, page, 0, &reader) == -1 && errno == EBADF);
-    CHECK(spinio_gaia_reader_open(fd, size_t(1) << 32, page, 0, &reader) == -1 && errno == ENOMEM);
+    if (spinio::emulated) // a GPU may have that much
+        CHECK(spinio_gaia_reader_open(fd, size_t(1) << 32, page, 0, &reader) == -1 && errno == ENOMEM);
     close(fd);
     int writes = open("/dev/null", O_WRONLY);
     CHECK(spinio_gaia_reader_open(writes, 65536, page, 0, &reader) == -1 && errno == EACCES);
@@ -288,6 +291,7 @@ static void misuse_is_refused()
 
 int main()
 {
+    setvbuf(stdout, nullptr, _IOLBF, 0);
     if (spinio::emulated)
         spinio_emulated_stream(); // starts the device
     else

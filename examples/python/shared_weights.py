@@ -52,7 +52,7 @@ def save(path, mib):
 def load(path, device, mib):
     """What each process does: loads, compares, and keeps the tensors until its stdin ends."""
     begun = time.perf_counter()
-    tensors = load_file(path, device=device, shared=True)
+    tensors = load_file(path, device=device, shared=True, library="torch" if device == "cuda" else None)
     seconds = time.perf_counter() - begun
     names = set()
     for name, expected in model(mib):
