@@ -95,3 +95,13 @@ fn watch(terminal: &mut DefaultTerminal, view: &mut impl View, every: Duration) 
         }
     }
 }
+
+/// What is drawn on a screen of this size, a line a row.
+#[cfg(test)]
+pub fn drawn(width: u16, height: u16, draw: impl FnOnce(&mut ratatui::Frame<'_>)) -> String {
+    let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(width, height)).unwrap();
+    terminal.draw(draw).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let rows = buffer.content().chunks(usize::from(width));
+    rows.map(|row| row.iter().map(|c| c.symbol()).collect::<String>() + "\n").collect()
+}

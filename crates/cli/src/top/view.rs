@@ -162,20 +162,15 @@ fn details(row: &Row) -> Paragraph<'static> {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
     use spinio_io::stats::{Histogram, Process, Snapshot, trace::file};
     use spinio_plan::Reason;
 
     use super::*;
     use crate::processes::{CounterFile, ProcessList};
+    use crate::screen::drawn;
 
     fn screen(model: &Model, width: u16, height: u16) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, model, true)).unwrap();
-        let buffer = terminal.backend().buffer().clone();
-        let rows = buffer.content().chunks(usize::from(width));
-        rows.map(|row| row.iter().map(|c| c.symbol()).collect::<String>() + "\n").collect()
+        drawn(width, height, |frame| draw(frame, model, true))
     }
 
     fn snapshot(pid: u32, bytes: u64) -> Snapshot {

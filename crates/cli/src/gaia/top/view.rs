@@ -213,19 +213,14 @@ fn released(frame: &mut Frame<'_>, area: Rect, mount: &MountRow, colour: bool) {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
     use spinio_gaiad::{FileStatus, MountStatus, ServerStatus, Stats, Totals};
 
     use super::*;
     use crate::gaia::held::Held;
+    use crate::screen::drawn;
 
     fn screen(model: &Model, width: u16, height: u16) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, model, true)).unwrap();
-        let buffer = terminal.backend().buffer().clone();
-        let rows = buffer.content().chunks(usize::from(width));
-        rows.map(|row| row.iter().map(|c| c.symbol()).collect::<String>() + "\n").collect()
+        drawn(width, height, |frame| draw(frame, model, true))
     }
 
     /// A mount whose file had so many pages released.
