@@ -12,7 +12,7 @@
 //!   soak                                         the stress test, plain or under a sanitizer
 //!   stats-cost                                   the cost of counters and traces for a device read
 //!   host-cost                                    nanoseconds that the library adds to a host read
-//!   gpu-pack                                     a directory that runs on a GPU machine without cargo
+//!   gpu-pack, test-pack                          directories that run on another machine without cargo
 //! ```
 //!
 //! One module per chore. A chore prints nothing on success, except the output of its suite.
@@ -33,6 +33,7 @@ mod sizes;
 mod soak;
 mod stage;
 mod stats_cost;
+mod test_pack;
 mod tools;
 mod trace;
 mod vm;
@@ -81,6 +82,8 @@ enum Chore {
     StatsCost,
     /// Build the directory that runs the GPU suite on a machine without cargo
     GpuPack(gpu_pack::Args),
+    /// Build the directory that repeats all tests on a machine without cargo
+    TestPack(test_pack::Args),
 }
 
 fn main() -> ExitCode {
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Chore::HostCost(args) => host_cost::run(&args),
         Chore::StatsCost => stats_cost::run(),
         Chore::GpuPack(args) => gpu_pack::run(&args),
+        Chore::TestPack(args) => test_pack::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::tools;
+pub(crate) use vendored::stress_ng;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -27,9 +27,9 @@ LD_LIBRARY_PATH=$here/lib exec \"$here/program\" \"$@\"
 ";
 
 /// This machine's stress-ng, if installed.
-pub(super) fn stress_ng(folder: &Path) -> Result<()> {
+pub(crate) fn stress_ng(folder: &Path) -> Result<()> {
     let Some(program) = in_path("stress-ng") else {
-        println!("no stress-ng here: `spinio-lab bench` will have no background load there");
+        println!("no stress-ng here: there will be no background load there");
         return Ok(());
     };
     let lib = folder.join("lib");
