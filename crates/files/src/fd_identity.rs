@@ -123,10 +123,16 @@ fn changes(fd: Fd) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
+
+    /// One at a time: a change of all numbers is one of those that another test looks at.
+    static TESTS: Mutex<()> = Mutex::new(());
 
     #[test]
     fn numbers_are_counted_separately_and_in_ranges() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
         // Numbers that no other test of this process uses.
         let [below, first, last, above] = [60_000, 60_001, 60_010, 60_011].map(FdIdentity::of);
         drop(FdChange::begin(60_001, 60_001));
@@ -141,6 +147,7 @@ mod tests {
 
     #[test]
     fn number_is_not_trusted_while_two_changes_are_in_progress() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
         let first = FdChange::begin(60_020, 60_020);
         let during_one = FdIdentity::of(60_020);
         assert!(during_one.is_unchanged());
