@@ -1,7 +1,8 @@
 // words.h: CUDA C++'s additions to the language, as far as the emulation has them.
 //
 // Shared memory is static memory of the CPU thread that runs the block. It keeps the contents that the last block left; on a
-// GPU they are undefined: no kernel may rely on zeros. `extern __shared__` does not exist.
+// GPU they are undefined: no kernel may rely on zeros. `extern __shared__` does not exist, and neither does `__noinline__`,
+// which headers of newer C++ libraries write inside `__attribute__`; `__attribute__((noinline))` is right everywhere.
 #ifndef SPINIO_EMULATION_WORDS_H
 #define SPINIO_EMULATION_WORDS_H
 
@@ -19,7 +20,6 @@
 #define __constant__
 #define __shared__ static thread_local
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 
 #define threadIdx (::spinio::emulation::thread_index())
