@@ -115,9 +115,15 @@ fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
     let program = device_test("races", &["-fsanitize=thread"]);
     assert_passes(run_with_timeout(&program));
     for (which, kernel) in [("barrier", "block_sum"), ("warp", "warp_rotate"), ("release", "gather")] {
-        let done = run_with_timeout(&program).arg(which).output().expect("timeout runs");
-        let report = String::from_utf8_lossy(&done.stderr);
-        assert!(report.contains("data race") && report.contains(kernel), "{which}: {}\n{report}", done.status);
+        // It finds a race of two accesses only while it remembers the first one: on a busy machine not in each run.
+        let mut seen = String::new();
+        let found = (0..10).any(|_| {
+            let done = run_with_timeout(&program).arg(which).output().expect("timeout runs");
+            let report = String::from_utf8_lossy(&done.stderr);
+            seen += &format!("{}\n{report}\n", done.status);
+            report.contains("data race") && report.contains(kernel)
+        });
+        assert!(found, "{which}: {seen}");
     }
 }
 
