@@ -41,7 +41,7 @@ impl DeviceSink {
     /// In the order of this thread, from now on. `gathers`: whether there are enough operations for a GPU kernel.
     pub(crate) fn new(ctx: &BatchCtx, device: &'static dyn Device, gathers: bool) -> Result<DeviceSink, DeviceError> {
         let order = device.app_stream().fence(device)?;
-        let staging = ctx.reader.bounce.sync(device);
+        let staging = Arc::clone(ctx.reader.bounce.sync(device));
         Ok(DeviceSink { device, staging, order, gathers: AtomicBool::new(gathers), failure: Mutex::new(None) })
     }
 

@@ -105,6 +105,13 @@ impl FdIdentity {
         self.changes & IN_PROGRESS == 0
     }
 
+    /// Number and count in one word, not 0; `None` while a change is in progress, and for numbers without a count of
+    /// their own.
+    pub(crate) fn settled_word(&self) -> Option<u64> {
+        let own = usize::try_from(self.fd).is_ok_and(|fd| fd < NUMBERS);
+        (own && self.is_settled()).then_some((self.changes >> 16) << 17 | (self.fd as u64) << 1 | 1)
+    }
+
     /// Whether the number refers to the file with this device number and inode, and has done so all the time.
     pub fn is_still(&self, sys: &dyn Syscalls, key: (u64, u64)) -> bool {
         sys.is_file(self.fd, key) && self.is_unchanged()

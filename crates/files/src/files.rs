@@ -22,6 +22,7 @@ use crate::block_stack::BlockStackCache;
 use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
 use crate::p2p_trust::P2pTrustMap;
+use crate::prompt_fds::PromptFds;
 use crate::readahead::ReadaheadCache;
 use crate::ring_slot::is_issued_at_once;
 use crate::sequential::SequentialDetector;
@@ -37,6 +38,8 @@ pub struct Files {
     pub table: Arc<FileTable>,
     /// Which descriptors read sequentially.
     pub sequential: Arc<SequentialDetector>,
+    /// Which descriptors have reads that end by themselves.
+    pub prompt_fds: PromptFds,
     /// Pages that reads added to the page cache.
     pub readahead: Arc<ReadaheadCache>,
     /// What each route costs.
@@ -71,6 +74,7 @@ impl Files {
         ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&table)));
         Files {
             readahead: ReadaheadCache::new(settings, &ctx, &table, &sequential),
+            prompt_fds: PromptFds::default(),
             costs: CostModels::new(settings),
             p2p_trust: P2pTrustMap::default(),
             shadow: Arc::new(ShadowFiles {

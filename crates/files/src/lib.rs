@@ -6,6 +6,7 @@
 //!     ring_slot      the slot of a file in the ring that reads storage
 //!     residency      which pages of a range are cached
 //!     sequential     which descriptors read sequentially
+//!     prompt_fds     which descriptors have reads that end by themselves
 //!     readahead      which pages such reads added to the page cache, and when they are dropped
 //!     block_stack, stripes   the block devices under a file, and its position in an array with parity
 //!     p2p_probe, p2p_trust   whether storage may DMA into a device
@@ -26,6 +27,7 @@ pub mod p2p_probe;
 mod p2p_trust;
 pub mod prefault;
 pub mod prefault_state;
+pub mod prompt_fds;
 pub mod readahead;
 pub mod residency;
 mod ring_slot;

@@ -90,6 +90,11 @@ const IN_FLIGHT: u64 = u64::MAX;
 /// Set in a record whose read failed; the errno is in the low bits.
 const FAILED: u64 = 1 << 63;
 
+/// Threads that may poll without a pause: the kernel thread polls as well, and the program computes.
+fn spinners(processors: usize) -> usize {
+    (processors / 2).saturating_sub(1)
+}
+
 /// The records of the reads of one ring.
 pub struct ReadTable<Q> {
     queue: Q,
@@ -180,8 +185,7 @@ impl StorageRing {
             free_slots: Mutex::new((0..SLOTS).rev().collect()),
             started: std::sync::atomic::AtomicU64::new(0),
             spinning: AtomicUsize::new(0),
-            // The kernel thread polls as well, and the program computes.
-            spinners: (processors / 2).saturating_sub(1),
+            spinners: spinners(processors),
             waking: AtomicBool::new(false),
             _fd: fd,
         })
@@ -392,5 +396,15 @@ mod interleavings {
     #[test]
     fn record_is_used_again_after_its_result_was_taken() {
         two_readers(1);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::spinners;
+
+    #[test]
+    fn polling_leaves_half_of_the_processors_free() {
+        assert_eq!([1, 2, 3, 4, 16].map(spinners), [0, 0, 0, 1, 7]);
     }
 }

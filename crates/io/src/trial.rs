@@ -144,7 +144,7 @@ impl MeasuredRead<'_> {
             span,
             ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),
-            staging: ctx.bounce.sync(device),
+            staging: Arc::clone(ctx.bounce.sync(device)),
             dest: self.to,
             fd: self.fd,
             offset,

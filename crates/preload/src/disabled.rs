@@ -12,7 +12,11 @@ pub(crate) fn is_disabled() -> bool {
     DISABLED.load(Relaxed)
 }
 
-/// Reads the settings; for the constructor, while no other thread changes the environment.
+/// Reads the settings, and says that the hooks count; for the constructor, while no other thread changes the environment.
 pub(crate) fn init() {
-    DISABLED.store(spinio_io::Settings::of_process().disable, Relaxed);
+    let disabled = spinio_io::Settings::of_process().disable;
+    DISABLED.store(disabled, Relaxed);
+    if !disabled {
+        spinio_io::set_changes_counted();
+    }
 }

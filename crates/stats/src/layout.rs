@@ -3,15 +3,17 @@
 //!
 //! ```text
 //!   word   0  header: magic, fingerprint, process, clocks, name, trace switch, head of the ring
-//!         64  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
-//!        364  pages    [residency]            pages surveyed
-//!        368  refused  [reason]               count, bytes
-//!        496  gauges   [gauge]                now, maximum
-//!        528  slots    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
+//!         64  slots    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
+//!       2240  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
+//!       2540  pages    [residency]            pages surveyed
+//!       2544  refused  [reason]               count, bytes
+//!       2672  gauges   [gauge]                now, maximum
 //!       2704  cells    [96, found by key]     key, pieces, bytes, nanoseconds, latency[96]
 //!      12304  end of the counters
 //!      12800  ring     [32768]                ticket, fourteen words, checksum (trace/)
 //! ```
+//!
+//! A small call reads the trace switch and writes its slot: for the first 56 threads both are in one page.
 //!
 //! The words are little-endian, as are all supported machines. The fingerprint is a hash of these offsets and of the
 //! names of routes and reasons, so a file of another build is rejected instead of misread.
@@ -44,8 +46,15 @@ pub(super) mod header {
     pub(crate) const REQUESTS: usize = 25;
 }
 
+pub(super) const THREAD_SLOTS: usize = 64;
+/// Slots with one writer each, followed by the slots that all other threads share, by processor.
+pub(super) const EXCLUSIVE_SLOTS: usize = 256;
+pub(super) const SHARED_SLOTS: usize = 16;
+pub(super) const SLOT_COUNT: usize = EXCLUSIVE_SLOTS + SHARED_SLOTS;
+pub(super) const SLOT_WORDS: usize = 8;
+
 /// The words of one direction's calls, or of one cell from its second word on.
-pub(super) const CALLS: usize = 64;
+pub(super) const CALLS: usize = THREAD_SLOTS + SLOT_COUNT * SLOT_WORDS;
 pub(super) const CALL_WORDS: usize = 4 + BUCKETS;
 pub(super) const DIRECTIONS: usize = 3;
 
@@ -59,14 +68,7 @@ pub(super) const REASONS: usize = 64;
 pub(super) const GAUGES: usize = REFUSALS + REASONS * 2;
 pub(super) const GAUGE_SLOTS: usize = 16;
 
-pub(super) const THREAD_SLOTS: usize = GAUGES + GAUGE_SLOTS * 2;
-/// Slots with one writer each, followed by the slots that all other threads share, by processor.
-pub(super) const EXCLUSIVE_SLOTS: usize = 256;
-pub(super) const SHARED_SLOTS: usize = 16;
-pub(super) const SLOT_COUNT: usize = EXCLUSIVE_SLOTS + SHARED_SLOTS;
-pub(super) const SLOT_WORDS: usize = 8;
-
-pub(super) const CELLS: usize = THREAD_SLOTS + SLOT_COUNT * SLOT_WORDS;
+pub(super) const CELLS: usize = GAUGES + GAUGE_SLOTS * 2;
 pub(super) const CELL_COUNT: usize = 96;
 /// Key, pieces, bytes, nanoseconds, latency.
 pub(super) const CELL_WORDS: usize = 4 + BUCKETS;
@@ -132,7 +134,7 @@ mod tests {
     fn layout_matches_documentation() {
         assert_eq!(
             [CALLS, PAGES, REFUSALS, GAUGES, THREAD_SLOTS, CELLS, COUNTERS, RING],
-            [64, 364, 368, 496, 528, 2704, 12304, 12800]
+            [2240, 2540, 2544, 2672, 64, 2704, 12304, 12800]
         );
     }
 }

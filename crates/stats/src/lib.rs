@@ -250,7 +250,9 @@ impl Stats {
         if let Some(words) = &self.words {
             let at = GAUGES + gauge as usize * 2;
             words[at].store(now, Relaxed);
-            words[at + 1].fetch_max(now, Relaxed);
+            if words[at + 1].load(Relaxed) < now {
+                words[at + 1].fetch_max(now, Relaxed);
+            }
         }
     }
 

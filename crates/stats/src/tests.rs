@@ -71,10 +71,10 @@ fn directions_are_counted_separately() {
 fn small_calls_are_counted_and_sampled() {
     let stats = stats();
     for n in 0..1000 {
-        let span = stats.begin_small(Direction::Read, 3, Some(n), 100);
+        let span = stats.begin_small(Direction::Read, None, 3, Some(n), 100);
         stats.end_small(&span, Route::Copy, Reason::Small, &Ok(100));
     }
-    let span = stats.begin_small(Direction::Read, 3, None, 100);
+    let span = stats.begin_small(Direction::Read, None, 3, None, 100);
     stats.end_small(&span, Route::Store, Reason::HostMapped, &Ok(5));
     let s = stats.snapshot();
     assert_eq!((s.read.calls, s.read.bytes), (1001, 100_005));
@@ -101,7 +101,7 @@ fn disabled_stats_count_nothing() {
     let span = stats.begin(Direction::Read, 3, None, 10);
     stats.record_piece(&span, Route::Copy, Reason::Cached, 0, 10, Instant::now());
     stats.end(&span, &Ok(10));
-    let small = stats.begin_small(Direction::Read, 3, None, 10);
+    let small = stats.begin_small(Direction::Read, None, 3, None, 10);
     stats.end_small(&small, Route::Copy, Reason::Small, &Ok(10));
     stats.set_gauge(Gauge::Pinned, 10);
     assert_eq!(stats.snapshot(), Snapshot::default());
@@ -172,7 +172,7 @@ fn small_calls_are_exact_beyond_exclusive_slots() {
     let stats = stats();
     let count = |n: u64| {
         for _ in 0..n {
-            let span = stats.begin_small(Direction::Read, 3, Some(0), 3);
+            let span = stats.begin_small(Direction::Read, None, 3, Some(0), 3);
             stats.end_small(&span, Route::Copy, Reason::Small, &Ok(3));
         }
     };
@@ -183,7 +183,7 @@ fn small_calls_are_exact_beyond_exclusive_slots() {
     assert_eq!((stats.snapshot().read.calls, stats.snapshot().read.bytes), (threads * 50, threads * 150));
     // Another table in the same thread, then the first one again.
     let other = self::stats();
-    let span = other.begin_small(Direction::Read, 3, Some(0), 3);
+    let span = other.begin_small(Direction::Read, None, 3, Some(0), 3);
     other.end_small(&span, Route::Copy, Reason::Small, &Ok(3));
     count(1);
     assert_eq!((other.snapshot().read.calls, stats.snapshot().read.calls), (1, threads * 50 + 1));

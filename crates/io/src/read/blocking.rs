@@ -35,9 +35,15 @@ pub(super) fn may_wait(stat: &Stat) -> bool {
     }
 }
 
-/// Whether a read at the descriptor's own offset may wait so. One system call.
+/// Whether a read at the descriptor's own offset may wait so. One system call, if the descriptor is not known.
 pub(super) fn descriptor_may_wait(ctx: &Reader, fd: Fd) -> bool {
-    ctx.files.sys().fstat(fd).is_ok_and(|stat| may_wait(&stat))
+    let mut waits = false;
+    ctx.files.prompt_fds.is_prompt(fd, || {
+        let stat = ctx.files.sys().fstat(fd);
+        waits = stat.as_ref().is_ok_and(may_wait);
+        stat.is_ok() && !waits
+    });
+    waits
 }
 
 fn no_memory() -> DeviceError {

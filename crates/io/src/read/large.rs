@@ -151,7 +151,7 @@ fn read_at(
         ctx: Arc::clone(ctx),
         span,
         file: Arc::clone(&file),
-        staging: ctx.bounce.sync(device),
+        staging: Arc::clone(ctx.bounce.sync(device)),
         dest: to,
         fd,
         offset,

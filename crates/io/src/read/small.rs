@@ -32,7 +32,7 @@ use spinio_transfer::Error;
 /// allocation.
 pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize) -> Result<usize, Error> {
     let stats = ctx.files.stats();
-    let span = stats.begin_small(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
+    let span = stats.begin_small(Direction::Read, Some(to.allocation.device), fd, at, len as u64);
     let (route, mut reason) = unsurveyed_route(to.allocation.device.capabilities(), Reason::Small);
     let got = match route {
         // SAFETY: host-mapped device memory inside its allocation.

@@ -407,7 +407,14 @@ impl StreamTransfers {
                         _ => pool.acquire().map_err(device_fail)?,
                     });
                 }
-                (Arc::new(BufferSet { pool, buffers: Mutex::new(buffers), quarantined: AtomicBool::new(false) }), None)
+                (
+                    Arc::new(BufferSet {
+                        pool: Arc::clone(pool),
+                        buffers: Mutex::new(buffers),
+                        quarantined: AtomicBool::new(false),
+                    }),
+                    None,
+                )
             }
         };
         let addresses: Vec<usize> = lock(&buffer_set.buffers).iter().map(|b| b.ptr() as usize).collect();

@@ -89,8 +89,15 @@ impl DeviceStage {
         {
             buffers.push(buffer);
         }
-        let mut stage =
-            DeviceStage { pool, stream, buffers, private: None, free: Vec::new(), fence: None, copying: false };
+        let mut stage = DeviceStage {
+            pool: Arc::clone(pool),
+            stream,
+            buffers,
+            private: None,
+            free: Vec::new(),
+            fence: None,
+            copying: false,
+        };
         let rest = len.saturating_sub(stage.buffers.len() * BUFFER_SIZE);
         if rest > 0 {
             let private = HostMemory::new(rest)?;

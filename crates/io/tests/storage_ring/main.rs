@@ -248,23 +248,28 @@ impl Seen {
     }
 }
 
-/// Processor time of the ring's kernel threads of this process, in clock ticks, and how many there are.
-fn kernel_threads() -> (u64, usize) {
+/// Processor time in nanoseconds of the threads of this process whose names begin so, and how many there are.
+fn threads_named(start: &str) -> (u64, usize) {
     let mut found = (0, 0);
-    for text in of_each_thread("stat") {
-        if let Some((name, rest)) = text.split_once(") ")
-            && name.contains("(iou-sqp")
-        {
-            // utime and stime are fields 14 and 15 of proc_pid_stat(5); `rest` begins with field 3.
-            found.0 += rest.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let text = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        if text("comm").starts_with(start) {
+            // The first number of proc_pid_schedstat(5), which is finer than the clock ticks of stat.
+            found.0 += text("schedstat").split(' ').next().and_then(|time| time.parse::<u64>().ok()).unwrap_or(0);
             found.1 += 1;
         }
     }
     found
 }
 
+/// Processor time of the ring's kernel threads and of the threads that SPIN has started; those of the emulated device are
+/// hardware.
+fn time_of_own_threads() -> u64 {
+    threads_named("iou-sqp").0 + threads_named("spinio-").0 - threads_named("spinio-emu").0
+}
+
 #[test]
-fn kernel_thread_sleeps_when_idle_and_ends_with_the_runtime() {
+fn threads_sleep_when_idle_and_the_kernel_thread_ends_with_the_runtime() {
     let fixture = mount_fixture::create("tree").unwrap();
     let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
     in_child("an idle ring", || {
@@ -273,13 +278,19 @@ fn kernel_thread_sleeps_when_idle_and_ends_with_the_runtime() {
         if !warm_up(&runtime, &file, &buffer) {
             return 0;
         }
-        if kernel_threads().1 != 1 {
+        if threads_named("iou-sqp").1 != 1 {
             return 1;
         }
+        if threads_named("iou-sqp").0 == 0 {
+            eprintln!("skipped: this kernel does not say how long a thread ran");
+            return 0;
+        }
         std::thread::sleep(Duration::from_millis(20));
-        let before = kernel_threads().0;
+        let before = time_of_own_threads();
         std::thread::sleep(Duration::from_millis(500));
-        if kernel_threads().0 > before {
+        // The last two milliseconds of polling, if the machine was too busy for them before, and a worker's look once a
+        // second for files to forget.
+        if time_of_own_threads() - before > 5_000_000 {
             return 2;
         }
         // Still there for the next read: woken, then used.
@@ -292,7 +303,7 @@ fn kernel_thread_sleeps_when_idle_and_ends_with_the_runtime() {
             }
         }
         drop(runtime);
-        eventually("the kernel thread has ended", || kernel_threads().1 == 0);
+        eventually("the kernel thread has ended", || threads_named("iou-sqp").1 == 0);
         0
     });
 }

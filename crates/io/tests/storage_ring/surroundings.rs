@@ -90,19 +90,22 @@ fn other_programs_start_while_reads_are_in_flight() {
 }
 
 #[test]
-fn reads_without_locked_memory_and_on_one_processor() {
+fn reads_with_little_locked_memory_and_on_one_processor() {
     let fixture = mount_fixture::create("tree").unwrap();
     let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    in_child("reads with RLIMIT_MEMLOCK of 0", || {
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: sets a limit of this child.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) }, 0);
-        let (device, runtime) = (emulated("size=64M"), Runtime::new(settings()));
-        let buffer = Buffer::new(device, MIB);
-        // Kernels that count a ring as locked memory refuse it: workers read.
-        warm_up(&runtime, &file, &buffer);
-        reads_are_right(&runtime, &file, &buffer)
-    });
+    // Less than the ring's memory, and none.
+    for limit in [64 << 10, 0] {
+        in_child("reads with a small RLIMIT_MEMLOCK", || {
+            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+            // SAFETY: sets a limit of this child.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+            let (device, runtime) = (emulated("size=64M"), Runtime::new(settings()));
+            let buffer = Buffer::new(device, MIB);
+            // Kernels that count a ring as locked memory refuse it: workers read.
+            warm_up(&runtime, &file, &buffer);
+            reads_are_right(&runtime, &file, &buffer)
+        });
+    }
     in_child("reads on one processor", || {
         // SAFETY: a set of this function; the child has one thread.
         unsafe {

@@ -70,6 +70,13 @@ int main(void)
     CHECK(file >= 0 && unlink(path) == 0 && write(file, sent, FILE_SIZE) == FILE_SIZE && fsync(file) == 0);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
     CHECK(pread(file, device, FILE_SIZE, 0) == FILE_SIZE);
+    /* The socket gets a number that was a regular file when it was read last. */
+    int number = dup(file);
+    CHECK(number >= 0 && lseek(number, 0, SEEK_SET) == 0);
+    for (int turn = 0; turn < 3; turn++)
+        CHECK(read(number, device, 4096) == 4096);
+    CHECK(dup2(sockets[0], number) == number && close(sockets[0]) == 0);
+    sockets[0] = number;
 
     struct sigaction action = {.sa_handler = jump, .sa_flags = SA_NODEFER};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);

@@ -41,7 +41,7 @@ fn trace_reports_path_and_device() {
     stats.record_piece(&span, Route::Direct, Reason::Absent, 0, 2 << 20, Instant::now());
     stats.record_piece(&span, Route::Copy, Reason::Cached, 2 << 20, 1 << 20, Instant::now());
     stats.end(&span, &Ok(3 << 20));
-    let small = stats.begin_small(Direction::Write, fd, None, 100);
+    let small = stats.begin_small(Direction::Write, None, fd, None, 100);
     let error = spinio_sys::Errno::NOSPC;
     stats.end_small(&small, Route::Copy, Reason::Small, &Err(error));
 
