@@ -7,6 +7,8 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
 
 use crate::doorbell::{self, Consumer, Entry, Op};
+use crate::event::{self, Producer, Taker};
+use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
 use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
 use crate::{Position, Word};
@@ -156,5 +158,42 @@ fn reply_belongs_to_its_request() {
             assert_eq!(reply.result, argument as i32 + 1);
         }
         assert!(proxy.join().is_ok());
+    });
+}
+
+#[test]
+fn event_goes_to_one_of_two_groups_and_none_is_lost() {
+    check(|| {
+        // A ring of two entries, and three events: the third one has to wait until some are taken.
+        let (queue, copies, claims, taken) = (words::<4>(), words::<4>(), words::<4>(), words::<1>());
+        let seen = words::<3>();
+        let groups: Vec<_> = (0..2)
+            .map(|_| {
+                let (queue, copies, claims) = (Arc::clone(&queue), Arc::clone(&copies), Arc::clone(&claims));
+                let (taken, seen) = (Arc::clone(&taken), Arc::clone(&seen));
+                thread::spawn(move || {
+                    let taker = Taker { queue: &queue[..], taken: &taken[0], claims: &claims, copies: &copies[..] };
+                    while seen.iter().any(|word| word.load(Relaxed) == 0) {
+                        if let Some(entry) = taker.claim() {
+                            let index = entry.socket.index as usize;
+                            assert_eq!(seen[index].fetch_add(1, Relaxed), 0, "an event came twice");
+                        } else if taker.lock() {
+                            taker.gather();
+                            taker.unlock();
+                        }
+                        thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        let mut producer = Producer::default();
+        for index in 0..3 {
+            let socket = Descriptor { index, epoch: 1 };
+            let entry = event::Entry { socket, events: event::IN, listener: None };
+            while !producer.push(&queue[..], &taken[0], entry) {
+                thread::yield_now();
+            }
+        }
+        groups.into_iter().for_each(|group| assert!(group.join().is_ok()));
     });
 }

@@ -6,6 +6,8 @@
 //!            room <── line: sent position ──────────────────────────┘
 //!   stream::Receiver <── line: received position, flags ─────────── stream::Outgoing ── bytes in a receive ring
 //!            └────────── host line: consumed position ─────────────> room
+//!   event::Taker <── events, new connections ─────────────────── event::Producer
+//!            └────────── taken ────────────────────────────────────> room
 //!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
 //! ```
 //!
@@ -23,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod doorbell;
+pub mod event;
 #[cfg(all(test, loom))]
 mod interleavings;
 pub mod layout;

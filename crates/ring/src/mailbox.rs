@@ -32,6 +32,10 @@ pub enum Call {
     SocketName = 7,
     /// The reply has the address.
     PeerName = 8,
+    /// A new event set: the reply has its number.
+    Set = 16,
+    /// Argument: set 16, events 16. Puts a socket into a set, or takes it out.
+    Add = 17,
 }
 
 /// Flag: the call does not wait.
@@ -116,6 +120,8 @@ impl Request {
             6 => Ok(Call::Shutdown),
             7 => Ok(Call::SocketName),
             8 => Ok(Call::PeerName),
+            16 => Ok(Call::Set),
+            17 => Ok(Call::Add),
             other => Err(other),
         };
         let words = std::array::from_fn(|i| request[2 + i].load_acquire());
