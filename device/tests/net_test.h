@@ -45,11 +45,11 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16)
+    explicit Net(unsigned connections = 16, unsigned sockets = 64)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
-        options.sockets = 64;
+        options.sockets = sockets;
         options.connections = connections;
         options.ring_bytes = 4096;
         options.first_position = (uint64_t(1) << 48) - 1000;

@@ -12,7 +12,8 @@ use std::sync::atomic::AtomicU64;
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::Word;
 use spinio_ring::layout::{
-    DOORBELL_BYTES, DOORBELLS, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, RECORD_BYTES, Sizes, header,
+    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
+    header,
 };
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, socket};
@@ -130,6 +131,16 @@ impl Memory {
     /// Request and reply of a mailbox.
     pub(crate) fn mailbox(&self, mailbox: u32) -> (&[AtomicU64], &[AtomicU64]) {
         self.words(self.sizes.mailboxes() + mailbox as usize * MAILBOX_BYTES, MAILBOX_BYTES).split_at(LINE_BYTES / 8)
+    }
+
+    /// The words of an event set.
+    pub(crate) fn event_words(&self, set: u32) -> &[AtomicU64] {
+        self.words(self.sizes.event_sets() + set as usize * EVENT_WORDS_BYTES, EVENT_WORDS_BYTES)
+    }
+
+    /// The ring of an event set.
+    pub(crate) fn event_ring(&self, set: u32) -> &[AtomicU64] {
+        self.words(self.sizes.event_sets() + PAGE + set as usize * PAGE, PAGE)
     }
 
     fn ring(&self, offset: u64, len: usize) -> *mut u8 {

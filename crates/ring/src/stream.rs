@@ -47,6 +47,11 @@ impl Incoming {
         self.tail.since(self.sent)
     }
 
+    /// Whether half of the ring is free, as far as is known: worth telling a kernel that waits for room.
+    pub const fn has_half_free(&self) -> bool {
+        self.pending() <= self.size / 2
+    }
+
     /// The contiguous bytes to send next: place and length.
     pub fn next(&self) -> (usize, usize) {
         let (at, to_end) = self.sent.place(self.size);

@@ -22,6 +22,8 @@ impl Proxy {
         }
         let done = match request.call {
             Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
+            Ok(Call::Set) => self.make_set().map(Reply::new),
+            Ok(Call::Add) => self.watch(&request).map(|()| Reply::new(0)),
             Ok(Call::Accept) => return self.accept(&request, caller, now),
             Ok(Call::Connect) => return self.connect(&request, caller, now),
             Ok(call) => self.call_on_socket(call, &request),
@@ -87,7 +89,7 @@ impl Proxy {
             }
             Call::SocketName => return Ok(with_address(0, &socket::getsockname(fd)?)),
             Call::PeerName => return Ok(with_address(0, &socket::getpeername(fd)?)),
-            Call::Socket | Call::Accept | Call::Connect => return Err(Errno::INVAL),
+            Call::Socket | Call::Accept | Call::Connect | Call::Set | Call::Add => return Err(Errno::INVAL),
         }
         Ok(Reply::new(0))
     }
@@ -114,15 +116,19 @@ impl Proxy {
         }
     }
 
-    /// Gives connections to the calls that wait for them.
+    /// Gives connections to the calls that wait for them, and else to the event set.
     pub(super) fn accept_all(&mut self, index: u32, now: u64) {
+        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
         loop {
             let has_room = self.sockets.has_room();
-            let Some(socket) = self.sockets.at(index).filter(|socket| !socket.accepts.is_empty()) else { return };
+            let Some(socket) = self.sockets.at(index) else { return };
+            let (calls, watch, domain) = (!socket.accepts.is_empty(), socket.watch, socket.domain);
             let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
-            let domain = socket.domain;
-            if !has_room {
-                // Connections wait in the Linux kernel's backlog until a descriptor is closed.
+            if !calls && watch.set == 0 {
+                return;
+            }
+            if !has_room || !calls && !self.has_room_in_set(watch.set) {
+                // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }
             match socket::accept(fd) {
@@ -133,6 +139,9 @@ impl Proxy {
                     let done = self.add(fd, domain, State::Connected);
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
+                        if !calls {
+                            self.tell_new(watch, listener, descriptor);
+                        }
                         self.heat(descriptor.index);
                     }
                     let reply = match done {

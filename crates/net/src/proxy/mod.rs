@@ -15,6 +15,7 @@
 //! sockets of its net.
 
 mod control;
+mod events;
 mod pace;
 mod sockets;
 mod stream;
@@ -32,6 +33,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
+use self::events::Sets;
 use self::pace::Pace;
 use self::sockets::{Caller, SocketFd, Sockets, State};
 use crate::counters::Counters;
@@ -78,6 +80,7 @@ pub(crate) struct Proxy {
     doorbells: Consumer,
     sockets: Sockets,
     first: Position,
+    sets: Sets,
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
@@ -101,6 +104,7 @@ impl Proxy {
             doorbells: Consumer::default(),
             sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
             first: setup.first,
+            sets: Sets::default(),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: VecDeque::new(),
             later: Vec::new(),
@@ -121,6 +125,7 @@ impl Proxy {
             let mut worked = self.take_commands(now);
             worked |= self.take_doorbells(now);
             worked |= self.pump_hot(now);
+            self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
                 self.last_tick = now;
                 self.tick(now);
@@ -189,6 +194,7 @@ impl Proxy {
             Ok(Op::Control) => self.take_request(entry.socket, now),
             Ok(Op::Close) => self.close(descriptor, now),
             Ok(Op::Credit) => self.heat(descriptor.index),
+            Ok(Op::Rearm) => self.rearm(descriptor),
             Ok(Op::Send) => {
                 // One that a close overtook: its bytes have nowhere to go.
                 let Some(socket) = self.sockets.get(descriptor) else { return };

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
 
 use spinio_ring::Position;
+use spinio_ring::event::Watch;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
@@ -75,6 +76,10 @@ pub(crate) struct Socket {
     pub(crate) closing: Option<u64>,
     /// It is in the list of sockets with something to do.
     pub(crate) hot: bool,
+    /// Its event set.
+    pub(crate) watch: Watch,
+    /// It is in the set's list of events that had no room.
+    pub(crate) held: bool,
     /// Calls of accept that wait.
     pub(crate) accepts: VecDeque<Caller>,
     /// A call of connect that waits, and where to.
@@ -138,6 +143,8 @@ impl Sockets {
             shut: false,
             closing: None,
             hot: false,
+            watch: Watch::default(),
+            held: false,
             accepts: VecDeque::new(),
             connect: None,
         });

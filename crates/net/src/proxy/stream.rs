@@ -34,10 +34,12 @@ impl Proxy {
             State::Connected => {
                 let sent = self.pump_out(index);
                 let received = self.pump_in(index, now);
+                self.notify(index);
                 self.finish_closing(index);
                 return sent || received;
             }
-            State::Unconnected | State::Failed => {}
+            State::Failed => self.notify(index),
+            State::Unconnected => {}
         }
         false
     }
@@ -179,6 +181,7 @@ impl Proxy {
             }
         }
         self.set_error(index, Errno::CONNRESET.raw_os_error() as u16);
+        self.notify(index);
     }
 
     /// The kernel has closed the descriptor. What it has sent is still sent.

@@ -131,7 +131,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 {
     int64_t result = 0;
     if (group.leads()) {
-        result = request.call == layout::call_socket ? 0 : find(net, request.s);
+        result = request.call == layout::call_socket || request.call == layout::call_set ? 0 : find(net, request.s);
         if (!result)
             result = call(net, request, waits, answer);
     }

@@ -135,7 +135,7 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
             break;
         if (group.leads()) {
             uint64_t consumed = (there.position + take) & layout::position_mask;
-            socket->consumed = consumed;
+            store_relaxed_device(&socket->consumed, consumed);
             store_release_system(detail::host_line(net, s), consumed | uint64_t(detail::epoch_of(s)) << layout::position_bits);
             // If it fails, the net is stopped.
             if (full)
@@ -180,7 +180,7 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
             uint64_t tail = (room.position + take) & layout::position_mask;
             failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
             if (!failed)
-                socket->tail = tail;
+                store_relaxed_device(&socket->tail, tail);
         }
         result = share(group, failed);
         if (result < 0)
