@@ -16,6 +16,8 @@ use spinio_ring::layout::{
     header,
 };
 use spinio_sys::Errno;
+use spinio_sys::linux::datagram::{self, Part};
+use spinio_sys::linux::socket::SocketAddress;
 use spinio_sys::linux::{Fd, socket};
 
 use crate::{Error, Result};
@@ -153,6 +155,36 @@ impl Memory {
         unsafe { self.pinned.ptr.add(offset) }
     }
 
+    /// A word of a record in a ring.
+    pub(crate) fn ring_word(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: inside the block; the host accesses words of records only as atomics.
+        unsafe { &*self.ring(offset, 8).cast::<AtomicU64>() }
+    }
+
+    /// Sends a datagram of which the payload is in two parts of a ring: offsets and lengths.
+    pub(crate) fn send_message(
+        &self,
+        fd: Fd,
+        parts: [(u64, usize); 2],
+        address: &[u8],
+    ) -> core::result::Result<usize, Errno> {
+        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
+        unsafe { datagram::send_message(fd, &parts, address) }
+    }
+
+    /// Receives a datagram into two parts of a ring.
+    pub(crate) fn recv_message(
+        &self,
+        fd: Fd,
+        parts: [(u64, usize); 2],
+    ) -> core::result::Result<(usize, SocketAddress), Errno> {
+        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        // SAFETY: inside the block, and no Rust code reads or writes payloads.
+        unsafe { datagram::recv_message(fd, &parts) }
+    }
+
     /// Sends bytes of a ring.
     pub(crate) fn send(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
         // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
@@ -161,7 +193,7 @@ impl Memory {
 
     /// Receives bytes into a ring.
     pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
-        // SAFETY: inside the block, and no Rust code reads or writes rings.
+        // SAFETY: inside the block, and no Rust code reads or writes bytes of rings.
         unsafe { socket::recv(fd, self.ring(offset, len), len) }
     }
 }

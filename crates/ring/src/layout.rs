@@ -79,7 +79,7 @@ pub mod record {
     pub const RECEIVE: usize = 1;
     /// Place of the send ring.
     pub const SEND: usize = 2;
-    /// Position at which both directions begin.
+    /// Position at which both directions begin, and what the socket is: [`super::kind_of`].
     pub const FIRST: usize = 3;
 }
 
@@ -152,6 +152,11 @@ impl Sizes {
 /// Where a ring is, as one word: its offset in pinned memory, and the logarithm of its size in the low 8 bits.
 pub const fn ring_place(offset: u64, size_log2: u32) -> u64 {
     offset << 8 | size_log2 as u64
+}
+
+/// What a socket is, for the high bits of a position: type 4, domain 8, and whether it is connected from the beginning.
+pub const fn kind_of(kind: u16, domain: u16, connected: bool) -> u64 {
+    (kind as u64 & 15 | (domain as u64 & 255) << 4 | (connected as u64) << 15) << 48
 }
 
 /// A descriptor: the number by which kernels name a socket. Stale ones have another epoch.

@@ -24,6 +24,7 @@
 //! Known flaw: small messages inside a line (inline) and polling peers have their places in the layout, but no code yet.
 #![forbid(unsafe_code)]
 
+pub mod datagram;
 pub mod doorbell;
 pub mod event;
 #[cfg(all(test, loom))]

@@ -63,6 +63,16 @@ impl Address {
         Address { len: len as u8, words }
     }
 
+    /// Of words, and how many bytes of them count.
+    pub const fn of_words(words: [u64; WORDS], len: u8) -> Address {
+        Address { len, words }
+    }
+
+    /// Its words.
+    pub const fn words(&self) -> [u64; WORDS] {
+        self.words
+    }
+
     /// Its bytes, and how many of them count.
     pub fn bytes(&self) -> ([u8; ADDRESS_BYTES], usize) {
         let all = std::array::from_fn(|i| self.words[i / 8].to_le_bytes()[i % 8]);

@@ -42,6 +42,16 @@ impl Incoming {
         Ok(())
     }
 
+    /// Bytes of the ring.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes up to here were sent.
+    pub const fn sent(&self) -> Position {
+        self.sent
+    }
+
     /// Bytes to send.
     pub const fn pending(&self) -> u64 {
         self.tail.since(self.sent)
@@ -95,6 +105,16 @@ impl Outgoing {
         }
         self.consumed = consumed.position;
         Ok(())
+    }
+
+    /// Bytes of the ring.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes up to here are in the ring.
+    pub const fn received(&self) -> Position {
+        self.received
     }
 
     /// Bytes that the kernel has not taken, as far as is known.

@@ -9,9 +9,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET, AF_UNIX, SocketAddress};
 
 use super::Proxy;
-use super::sockets::{Caller, State};
-
-const SOCK_STREAM: u32 = 1;
+use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
 
 impl Proxy {
     pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
@@ -40,17 +38,20 @@ impl Proxy {
         if domain != AF_UNIX && domain != AF_INET {
             return Err(Errno::AFNOSUPPORT);
         }
-        if kind != SOCK_STREAM {
+        let kind = kind as u16;
+        if !matches!(kind, STREAM | DGRAM | SEQPACKET) {
             return Err(Errno::SOCKTNOSUPPORT);
         }
-        if !self.sockets.has_room() {
+        if !self.sockets.has_room(kind) {
             return Err(Errno::NOBUFS);
         }
-        let fd = socket::stream_socket(domain)?;
-        if domain == AF_INET {
+        let fd = socket::new_socket(domain, kind)?;
+        if domain == AF_INET && kind == STREAM {
             let _ = socket::reuse_address(fd);
         }
-        self.add(fd, domain, State::Unconnected)
+        // Datagrams go without a connection.
+        let state = if kind == DGRAM { State::Connected } else { State::Unconnected };
+        self.add(fd, domain, kind, state)
     }
 
     /// A call that is answered at once.
@@ -58,7 +59,7 @@ impl Proxy {
         let descriptor = Descriptor::of(request.descriptor);
         let index = descriptor.index;
         let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
-        let state = socket.state;
+        let (state, kind) = (socket.state, socket.kind);
         let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::CONNRESET)?;
         match call {
             Call::Bind => {
@@ -66,6 +67,9 @@ impl Proxy {
                 socket::bind(fd, &bytes[..len])?;
             }
             Call::Listen => {
+                if kind == DGRAM {
+                    return Err(Errno::OPNOTSUPP);
+                }
                 if !matches!(state, State::Unconnected | State::Listening) || socket.connect.is_some() {
                     return Err(Errno::INVAL);
                 }
@@ -77,8 +81,16 @@ impl Proxy {
                 if request.argument > 2 {
                     return Err(Errno::INVAL);
                 }
-                if state != State::Connected {
+                if kind == STREAM && state != State::Connected {
                     return Err(Errno::NOTCONN);
+                }
+                if kind != STREAM {
+                    socket::shutdown(fd, request.argument)?;
+                    if request.argument != 1 {
+                        (socket.shut_receive, socket.readable) = (true, true);
+                    }
+                    self.heat(index);
+                    return Ok(Reply::new(0));
                 }
                 if request.argument != 1 {
                     socket::shutdown(fd, 0)?;
@@ -98,6 +110,7 @@ impl Proxy {
         let descriptor = Descriptor::of(request.descriptor);
         let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
             None => Some(Errno::BADF),
+            Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
             Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
             Some(socket) => {
                 socket.accepts.push_back(caller);
@@ -120,14 +133,14 @@ impl Proxy {
     pub(super) fn accept_all(&mut self, index: u32, now: u64) {
         let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
         loop {
-            let has_room = self.sockets.has_room();
             let Some(socket) = self.sockets.at(index) else { return };
-            let (calls, watch, domain) = (!socket.accepts.is_empty(), socket.watch, socket.domain);
+            let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
+            let (domain, kind) = (socket.domain, socket.kind);
             let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
             if !calls && watch.set == 0 {
                 return;
             }
-            if !has_room || !calls && !self.has_room_in_set(watch.set) {
+            if !self.sockets.has_room(kind) || !calls && !self.has_room_in_set(watch.set) {
                 // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }
@@ -136,7 +149,7 @@ impl Proxy {
                     if domain == AF_INET {
                         let _ = socket::no_delay(fd);
                     }
-                    let done = self.add(fd, domain, State::Connected);
+                    let done = self.add(fd, domain, kind, State::Connected);
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
                         if !calls {
@@ -168,6 +181,14 @@ impl Proxy {
         let errno = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
             None => Errno::BADF,
             Some(socket) if socket.connect.is_some() => Errno::ALREADY,
+            Some(socket) if socket.kind == DGRAM => {
+                // At once, also again, and back to no address.
+                let (bytes, len) = request.address.bytes();
+                let fd = socket.fd.as_ref().map(|fd| fd.0);
+                let done = fd.map_or(Err(Errno::CONNRESET), |fd| socket::connect(fd, &bytes[..len]));
+                let result = done.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
+                return self.answer(caller, Reply::new(result));
+            }
             Some(socket) => match socket.state {
                 State::Connected => Errno::ISCONN,
                 State::Listening => Errno::INVAL,

@@ -15,6 +15,7 @@
 //! sockets of its net.
 
 mod control;
+mod datagram;
 mod events;
 mod pace;
 mod sockets;
@@ -26,7 +27,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
-use spinio_ring::layout::{Descriptor, Sizes, header, record, ring_place};
+use spinio_ring::layout::{Descriptor, Sizes, header, kind_of, record, ring_place};
 use spinio_ring::mailbox::{Reply, Request};
 use spinio_ring::{Position, doorbell};
 use spinio_sys::Errno;
@@ -35,7 +36,7 @@ use spinio_sys::linux::{self, Fd};
 
 use self::events::Sets;
 use self::pace::Pace;
-use self::sockets::{Caller, SocketFd, Sockets, State};
+use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
 use crate::counters::Counters;
 use crate::memory::Memory;
 
@@ -293,9 +294,9 @@ impl Proxy {
     }
 
     /// Puts a socket into the table, the event queue and the kernels' view.
-    fn add(&mut self, fd: Fd, domain: u16, state: State) -> Result<Descriptor, Errno> {
+    fn add(&mut self, fd: Fd, domain: u16, kind: u16, state: State) -> Result<Descriptor, Errno> {
         let errno = if state == State::Connected { 0 } else { Errno::NOTCONN.raw_os_error() as u16 };
-        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, state) else {
+        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, kind, state) else {
             return Err(Errno::NOBUFS);
         };
         let index = descriptor.index;
@@ -306,14 +307,16 @@ impl Proxy {
             return Err(errno);
         }
         self.set_error(index, errno);
-        let log2 = self.sockets.ring_bytes.trailing_zeros();
+        let log2 = self.sockets.ring_bytes_of(kind).trailing_zeros();
         let rings = self.sockets.at(index).and_then(|socket| socket.rings);
         let words = self.memory.record(index);
         if let Some(rings) = rings {
             words[record::RECEIVE].store_release(ring_place(rings.receive, log2));
             words[record::SEND].store_release(ring_place(rings.send, log2));
         }
-        words[record::FIRST].store_release(self.first.bits());
+        // A datagram needs no connection, but to send without an address.
+        let connected = kind != DGRAM && state == State::Connected;
+        words[record::FIRST].store_release(self.first.bits() | kind_of(kind, domain, connected));
         words[record::STATE].store_release(u64::from(descriptor.epoch) << 2 | 2);
         self.counters.open.add(1);
         Ok(descriptor)

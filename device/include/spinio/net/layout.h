@@ -40,6 +40,10 @@ constexpr unsigned event_taken = 0, event_made = 16;
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
 constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1;
 
+// Records of datagrams: crates/ring/src/datagram.rs explains them.
+constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
+constexpr size_t longest_udp = 65507;
+
 // Words of a record.
 constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3;
 
@@ -71,7 +75,9 @@ struct DeviceSocket {
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
-    uint64_t reserved[5];
+    uint64_t kind;      // type 4 | domain 8
+    uint64_t connected; // 1: datagrams need no address
+    uint64_t reserved[3];
 };
 
 // An event set in device memory: claims, then the copies of entries. crates/ring/src/event.rs explains it.

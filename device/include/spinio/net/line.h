@@ -62,7 +62,10 @@ __device__ inline int find(const Handle &net, int s)
         uint64_t filling = uint64_t(epoch_of(s)) << 2 | layout::state_filling;
         if (compare_exchange_device(&socket->state, state, filling) != state)
             continue;
-        uint64_t first = record[layout::record_first];
+        uint64_t first = record[layout::record_first] & layout::position_mask;
+        uint64_t kind = record[layout::record_first] >> layout::position_bits;
+        socket->kind = kind & 0xfff;
+        socket->connected = kind >> 15;
         socket->receive_ring = record[layout::record_receive];
         socket->send_ring = record[layout::record_send];
         socket->consumed = socket->tail = first;
