@@ -12,31 +12,18 @@
 //!
 //! Known flaw: kernels do not ring when they have made room in a full event ring. The proxy finds it at its next pass.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::event::{ERR, Entry, HUP, IN, NEW, OUT, Producer, RDHUP, Watch};
+use spinio_ring::event::{ERR, Entry, HUP, IN, NEW, OUT, RDHUP, Watch};
 use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words};
 use spinio_ring::line;
 use spinio_ring::mailbox::Request;
 use spinio_sys::Errno;
 
 use super::Proxy;
+use super::sets::Set;
 use super::sockets::{Socket, State};
-
-/// The sets of a net.
-#[derive(Debug, Default)]
-pub(super) struct Sets {
-    sets: Vec<Set>,
-}
-
-#[derive(Debug, Default)]
-struct Set {
-    producer: Producer,
-    /// Sockets whose events had no room. One that is closed, or was told meanwhile, does no harm here.
-    held: VecDeque<u32>,
-}
 
 impl Proxy {
     /// A new set: its number.

@@ -18,6 +18,7 @@ mod control;
 mod datagram;
 mod events;
 mod pace;
+mod sets;
 mod sockets;
 mod stream;
 
@@ -34,8 +35,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
-use self::events::Sets;
 use self::pace::Pace;
+use self::sets::Sets;
 use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
 use crate::counters::Counters;
 use crate::memory::Memory;
