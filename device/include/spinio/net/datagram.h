@@ -29,7 +29,7 @@ __device__ inline unsigned long_address(unsigned length)
     return length > layout::datagram_short_address ? unsigned(padded(length)) : 0;
 }
 
-// Waits until the datagram that ends at `tail` has left the ring: 0 or -errno. `again`: what a wait that ends early returns.
+// Waits until the datagram that ends at `tail` has left the ring: 0 or -errno.
 __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint64_t tail)
 {
     layout::DeviceSocket *socket = device_socket(net, s);

@@ -4,7 +4,7 @@
 //                  └ of an earlier one: the record in pinned memory says that the proxy has opened a new socket here:
 //                    the first call fills the device socket
 //
-// Only leaders call these functions.
+// Only leaders call these functions; poll calls find() on each thread.
 #ifndef SPINIO_NET_LINE_H
 #define SPINIO_NET_LINE_H
 
