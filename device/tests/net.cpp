@@ -160,7 +160,7 @@ __global__ void both_ends(net::Handle handle, net::Address address, int domain, 
         out[44] = net::recv(g, handle, s, bytes, 1);     // end of stream
         out[45] = net::close(g, handle, s);
         out[46] = net::socket(g, handle, 77, net::STREAM, 0);   // EAFNOSUPPORT
-        out[47] = net::socket(g, handle, domain, 5, 0);         // ESOCKTNOSUPPORT
+        out[47] = net::socket(g, handle, domain, 4, 0);         // ESOCKTNOSUPPORT
         out[48] = net::accept(g, handle, -1);                   // EBADF
         out[49] = net::recv(g, handle, 0x7fffffff, bytes, 1);   // EBADF
         pass(3);

@@ -45,13 +45,13 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16)
+    explicit Net(unsigned connections = 16, unsigned sockets = 64, unsigned ring_bytes = 4096)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
-        options.sockets = 64;
+        options.sockets = sockets;
         options.connections = connections;
-        options.ring_bytes = 4096;
+        options.ring_bytes = ring_bytes;
         options.first_position = (uint64_t(1) << 48) - 1000;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
@@ -77,7 +77,7 @@ struct Net {
 };
 
 // A connected socket of this program; address as of spinio_net_address().
-static int connect_to(const std::string &address)
+[[maybe_unused]] static int connect_to(const std::string &address)
 {
     sockaddr_un path = {};
     sockaddr_in inet = {};
@@ -104,7 +104,7 @@ static int connect_to(const std::string &address)
     return s;
 }
 
-static int listener(const Net &net, const char *address, std::string &name)
+[[maybe_unused]] static int listener(const Net &net, const char *address, std::string &name)
 {
     char text[160];
     int s = spinio_net_listen(net.net, address, 64);

@@ -78,6 +78,15 @@ int spinio_net_connect(spinio_net *net, const char *address);
 /* Stores the address of a socket as text, with its NUL, as "tcp://127.0.0.1:40123" after a port 0. ENAMETOOLONG: size. */
 int spinio_net_address(spinio_net *net, int socket, char *text, size_t size);
 
+/* Makes an event set, for kernels to wait on, and returns its number. A net has at most 16, which live as long as the net.
+ * ENOBUFS: there are 16. */
+int spinio_net_set(spinio_net *net);
+
+/* Puts a socket into an event set and arms it; a socket is in one set at most. events: POLLIN, POLLOUT, POLLRDHUP of
+ * poll(2); 0 takes it out. A listening socket gives its connections to the set, which are then watched for the same events.
+ * EBADF: no such set or socket. EINVAL: other events. */
+int spinio_net_add(spinio_net *net, int set, int socket, int events);
+
 /* Ends the net for kernels: all their calls return -ESHUTDOWN, those that wait as well. Bytes that arrived before can be
  * received, and what was sent before is sent. */
 int spinio_net_stop(spinio_net *net);

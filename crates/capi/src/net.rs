@@ -121,6 +121,25 @@ unsafe extern "C-unwind" fn spinio_net_connect(this: *const Net, address: *const
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_set(this: *const Net) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open net.
+    guard::run(|| Ok(unsafe { net(this) }?.set()?)).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_add(this: *const Net, set: c_int, socket: c_int, events: c_int) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        let events = u16::try_from(events)
+            .map_err(|_| Failure::Message(libc::EINVAL, format!("{events:#x} are no events of a socket")))?;
+        // SAFETY: the header asks for an open net.
+        Ok(unsafe { net(this) }?.add(set, socket, events)?)
+    });
+    done.map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_net_address(
     this: *const Net,
     socket: c_int,

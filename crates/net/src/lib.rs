@@ -1,11 +1,11 @@
-//! GPUnet: stream sockets that GPU kernels call.
+//! GPUnet: sockets that GPU kernels call.
 //!
 //! ```text
 //!   kernel ── send, recv, accept ...        device/include/spinio/net.h
 //!     │  doorbells, lines, rings (spinio-ring), in pinned host memory and device memory: memory.rs
 //!   proxy ── socket, send, recv ...         proxy/: one thread, with a descriptor table of its own
 //!     │
-//!   Linux ── TCP, UNIX ── nc, curl, any program
+//!   Linux ── TCP, UDP, UNIX ── nc, curl, any program
 //! ```
 //!
 //! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy. All memory is made when it is opened and

@@ -12,9 +12,12 @@ use std::sync::atomic::AtomicU64;
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::Word;
 use spinio_ring::layout::{
-    DOORBELL_BYTES, DOORBELLS, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, RECORD_BYTES, Sizes, header,
+    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
+    header,
 };
 use spinio_sys::Errno;
+use spinio_sys::linux::datagram::{self, Part};
+use spinio_sys::linux::socket::SocketAddress;
 use spinio_sys::linux::{Fd, socket};
 
 use crate::{Error, Result};
@@ -132,6 +135,16 @@ impl Memory {
         self.words(self.sizes.mailboxes() + mailbox as usize * MAILBOX_BYTES, MAILBOX_BYTES).split_at(LINE_BYTES / 8)
     }
 
+    /// The words of an event set.
+    pub(crate) fn event_words(&self, set: u32) -> &[AtomicU64] {
+        self.words(self.sizes.event_sets() + set as usize * EVENT_WORDS_BYTES, EVENT_WORDS_BYTES)
+    }
+
+    /// The ring of an event set.
+    pub(crate) fn event_ring(&self, set: u32) -> &[AtomicU64] {
+        self.words(self.sizes.event_sets() + PAGE + set as usize * PAGE, PAGE)
+    }
+
     fn ring(&self, offset: u64, len: usize) -> *mut u8 {
         let offset = offset as usize;
         assert!(
@@ -142,6 +155,36 @@ impl Memory {
         unsafe { self.pinned.ptr.add(offset) }
     }
 
+    /// A word of a record in a ring.
+    pub(crate) fn ring_word(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: inside the block; the host accesses words of records only as atomics.
+        unsafe { &*self.ring(offset, 8).cast::<AtomicU64>() }
+    }
+
+    /// Sends a datagram of which the payload is in two parts of a ring: offsets and lengths.
+    pub(crate) fn send_message(
+        &self,
+        fd: Fd,
+        parts: [(u64, usize); 2],
+        address: &[u8],
+    ) -> core::result::Result<usize, Errno> {
+        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
+        unsafe { datagram::send_message(fd, &parts, address) }
+    }
+
+    /// Receives a datagram into two parts of a ring.
+    pub(crate) fn recv_message(
+        &self,
+        fd: Fd,
+        parts: [(u64, usize); 2],
+    ) -> core::result::Result<(usize, SocketAddress), Errno> {
+        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        // SAFETY: inside the block, and no Rust code reads or writes payloads.
+        unsafe { datagram::recv_message(fd, &parts) }
+    }
+
     /// Sends bytes of a ring.
     pub(crate) fn send(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
         // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
@@ -150,7 +193,7 @@ impl Memory {
 
     /// Receives bytes into a ring.
     pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
-        // SAFETY: inside the block, and no Rust code reads or writes rings.
+        // SAFETY: inside the block, and no Rust code reads or writes bytes of rings.
         unsafe { socket::recv(fd, self.ring(offset, len), len) }
     }
 }

@@ -106,6 +106,18 @@ impl Net {
         self.close_unless(done.map(drop), socket)
     }
 
+    /// A new event set, for kernels to wait on: its number. Sets live as long as the net.
+    pub fn set(&self) -> Result<i32> {
+        Ok(self.call(Call::Set, 0, 0, &[], "make an event set")?.result)
+    }
+
+    /// Puts a socket into an event set; without events, takes it out.
+    pub fn add(&self, set: i32, socket: i32, events: u16) -> Result<()> {
+        let set = u16::try_from(set).map_err(|_| Error::of(Errno::BADF, "find an event set"))?;
+        let argument = u32::from(set) << 16 | u32::from(events);
+        self.call(Call::Add, socket, argument, &[], "put a socket into an event set").map(drop)
+    }
+
     /// The address to which a socket is bound.
     pub fn address(&self, socket: i32) -> Result<NetAddress> {
         let reply = self.call(Call::SocketName, socket, 0, &[], "find the address of a socket")?;

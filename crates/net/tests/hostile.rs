@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use spinio_device::registry;
 use spinio_net::{Handle, Net, NetAddress, Options};
+use spinio_ring::datagram::Header;
 use spinio_ring::doorbell::{self, Entry, Op};
-use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header};
+use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header, record};
 use spinio_ring::line::{Consumed, Received, Sent};
+use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_ring::{Position, Word};
 
 /// A deadline, so that a hang is a failure.
@@ -133,6 +135,45 @@ fn wrong_position_resets_its_connection_and_no_other() {
     net.close().unwrap();
 }
 
+/// A socket that a kernel asks for: its descriptor.
+fn new_socket(kernel: &Kernel, number: u32, domain: u32, kind: u32) -> i32 {
+    let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
+    let (call, address) = (Ok(Call::Socket), Address::EMPTY);
+    let request = Request { call, flags: 0, number, descriptor: 0, argument: domain << 16 | kind, address };
+    request.store(&mailbox[..16]);
+    kernel.ring(Op::Control, 0, 0, 0);
+    let mut result = 0;
+    until("the call is not answered", || {
+        let reply = Reply::load(&mailbox[16..], number);
+        reply.inspect(|reply| result = reply.result).is_some()
+    });
+    result
+}
+
+#[test]
+fn record_that_does_not_fit_breaks_its_socket_and_no_other() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let (good, mut good_peer) = connection(&net);
+    // Longer than the doorbell says; longer than the ring; an address that no system has.
+    let wrong = [(17, 0), (u32::MAX, 0), (100_000, 16), (0, 200)];
+    for (done, (stored, address_len)) in (1..).zip(wrong) {
+        let bad = new_socket(&kernel, done, 1, 2);
+        let Descriptor { index, epoch } = Descriptor::of(bad as u32);
+        let record = kernel.words(kernel.sizes().records() + index as usize * 32, 32);
+        let ring = kernel.words((record[record::SEND].load_acquire() >> 8) as usize, 32);
+        let header = Header { stored, address_len, ..Header::default() };
+        ring.iter().zip(header.words()).for_each(|(word, value)| word.store_release(value));
+        kernel.ring(Op::Send, 48, index, epoch);
+        until("the kernel is not told", || Sent::of(kernel.device_line(bad)[1].load_acquire()).errno == 104);
+        assert_eq!(net.stats().violations, u64::from(done));
+        kernel.ring(Op::Close, 0, index, epoch);
+    }
+    works(&kernel, good, &mut good_peer);
+    until("closed sockets are not freed", || net.stats().open == 1);
+    net.close().unwrap();
+}
+
 #[test]
 fn doorbells_of_stale_and_impossible_sockets_are_ignored() {
     let net = open();
@@ -140,7 +181,7 @@ fn doorbells_of_stale_and_impossible_sockets_are_ignored() {
     let (socket, mut peer) = connection(&net);
     let Descriptor { index, epoch } = Descriptor::of(socket as u32);
     for (index, epoch) in [(index, epoch + 1), (index + 1, epoch), (63, 0), (64, 1), (u32::MAX, 0x7fff)] {
-        for op in [Op::Send, Op::Credit, Op::Close] {
+        for op in [Op::Send, Op::Credit, Op::Rearm, Op::Close] {
             kernel.ring(op, 77, index, epoch);
         }
     }
@@ -160,6 +201,7 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
         kernel.words(sizes.doorbells(), DOORBELLS * DOORBELL_BYTES),
         kernel.words(sizes.host_lines(), 64 * LINE_BYTES),
         kernel.words(sizes.mailboxes(), 2048 * MAILBOX_BYTES),
+        kernel.words(sizes.event_sets(), 2 * 4096),
     ];
     let mut peers = Vec::new();
     let mut seed = 0x1234_5678_9abc_def1_u64;
@@ -185,7 +227,7 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
             area[random() as usize % area.len()].store_release(word);
         }
         // Complete entries too, in the order in which the proxy takes them.
-        let op = [Op::Send, Op::Credit, Op::Close, Op::Control][random() as usize % 4];
+        let op = [Op::Send, Op::Credit, Op::Rearm, Op::Close, Op::Control][random() as usize % 5];
         kernel.ring(op, random() % 5000, random() as u32 % 70, random() as u32 % 3);
         if round % 100 == 99 {
             let (socket, mut peer) = connection(&other);

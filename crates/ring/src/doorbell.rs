@@ -22,6 +22,8 @@ pub enum Op {
     Send = 1,
     /// Room in a receive ring that was full.
     Credit = 3,
+    /// The next event of a socket in an event set is wanted.
+    Rearm = 4,
     /// The kernel uses the descriptor no more.
     Close = 6,
     /// A request is in the mailbox whose number is in the place of the socket.
@@ -66,6 +68,7 @@ impl Entry {
         let op = match e0 >> BITS & OP_MASK {
             1 => Ok(Op::Send),
             3 => Ok(Op::Credit),
+            4 => Ok(Op::Rearm),
             6 => Ok(Op::Close),
             7 => Ok(Op::Control),
             other => Err(other as u8),

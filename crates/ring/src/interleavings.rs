@@ -7,6 +7,8 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
 
 use crate::doorbell::{self, Consumer, Entry, Op};
+use crate::event::{self, Producer, Taker};
+use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
 use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
 use crate::{Position, Word};
@@ -156,5 +158,51 @@ fn reply_belongs_to_its_request() {
             assert_eq!(reply.result, argument as i32 + 1);
         }
         assert!(proxy.join().is_ok());
+    });
+}
+
+#[test]
+fn event_goes_to_one_of_two_groups_and_none_is_lost() {
+    check(|| {
+        // A ring of two entries. Each group looks a few times; what is left then is taken at the end.
+        let (queue, copies, claims, taken) = (words::<4>(), words::<4>(), words::<4>(), words::<1>());
+        let group = {
+            let (queue, copies, claims, taken) =
+                (Arc::clone(&queue), Arc::clone(&copies), Arc::clone(&claims), Arc::clone(&taken));
+            move |looks: usize| {
+                let taker = Taker { queue: &queue[..], taken: &taken[0], claims: &claims, copies: &copies[..] };
+                let mut seen = Vec::new();
+                for _ in 0..looks {
+                    if taker.lock() {
+                        taker.gather();
+                        taker.unlock();
+                    }
+                    seen.extend(taker.claim().map(|entry| entry.socket.index));
+                }
+                seen
+            }
+        };
+        let groups = [
+            thread::spawn({
+                let group = group.clone();
+                move || group(2)
+            }),
+            thread::spawn({
+                let group = group.clone();
+                move || group(1)
+            }),
+        ];
+        let (mut producer, mut pushed) = (Producer::default(), Vec::new());
+        for index in 0..4 {
+            let socket = Descriptor { index, epoch: 1 };
+            let entry = event::Entry { socket, events: event::IN, listener: None };
+            if producer.push(&queue[..], &taken[0], entry) {
+                pushed.push(index);
+            }
+        }
+        let mut seen: Vec<u32> = groups.into_iter().flat_map(|group| group.join().unwrap_or_default()).collect();
+        seen.extend(group(4));
+        seen.sort_unstable();
+        assert_eq!(seen, pushed, "an event came twice, or not at all");
     });
 }

@@ -6,7 +6,8 @@
 //!     4096  doorbell queue: 4096 entries of 16 bytes                   4096  device sockets, 128 bytes each
 //!    69632  records: 32 bytes a socket                                    .  mailbox claims, 16 bytes each
 //!        .  device lines, then host lines: 128 bytes a socket each
-//!        .  mailboxes: request and reply, 128 bytes each
+//!        .  mailboxes: request and reply, 128 bytes each          .  event sets, 4224 bytes each
+//!        .  event sets: a page of words, then a ring of 4096 bytes each
 //!        .  rings, from a multiple of 4096
 //! ```
 
@@ -35,6 +36,23 @@ pub const ADDRESS_BYTES: usize = 112;
 /// The most sockets of a net.
 pub const MAX_SOCKETS: u32 = 1 << 16;
 
+/// Event sets of a net.
+pub const EVENT_SETS: u32 = 16;
+/// Entries of an event ring, 16 bytes each: a page.
+pub const EVENTS: usize = 256;
+/// Bytes of an event set's words in pinned memory.
+pub const EVENT_WORDS_BYTES: usize = PAGE / EVENT_SETS as usize;
+/// Bytes of an event set in device memory: claims, then copies of entries.
+pub const DEVICE_SET_BYTES: usize = 128 + PAGE;
+
+/// Words of an event set in pinned memory.
+pub mod event_words {
+    /// Written by kernels: how many entries they have taken.
+    pub const TAKEN: usize = 0;
+    /// Written by the proxy: 1 once the set is made.
+    pub const MADE: usize = 16;
+}
+
 /// Words of the header.
 pub mod header {
     /// [`super::MAGIC`]
@@ -61,7 +79,7 @@ pub mod record {
     pub const RECEIVE: usize = 1;
     /// Place of the send ring.
     pub const SEND: usize = 2;
-    /// Position at which both directions begin.
+    /// Position at which both directions begin, and what the socket is: [`super::kind_of`].
     pub const FIRST: usize = 3;
 }
 
@@ -100,9 +118,14 @@ impl Sizes {
         self.host_lines() + self.sockets as usize * LINE_BYTES
     }
 
+    /// Offset of the event sets: the words of all, then their rings.
+    pub const fn event_sets(self) -> usize {
+        (self.mailboxes() + self.mailboxes as usize * MAILBOX_BYTES).next_multiple_of(PAGE)
+    }
+
     /// Offset of the rings.
     pub const fn rings(self) -> usize {
-        (self.mailboxes() + self.mailboxes as usize * MAILBOX_BYTES).next_multiple_of(PAGE)
+        self.event_sets() + PAGE + EVENT_SETS as usize * PAGE
     }
 
     /// Offset of the device sockets in device memory.
@@ -115,15 +138,25 @@ impl Sizes {
         self.device_sockets() + self.sockets as usize * DEVICE_SOCKET_BYTES
     }
 
+    /// Offset of the event sets in device memory.
+    pub const fn device_sets(self) -> usize {
+        (self.mailbox_claims() + self.mailboxes as usize * CLAIM_BYTES).next_multiple_of(LINE_BYTES)
+    }
+
     /// Bytes of device memory.
     pub const fn device_bytes(self) -> usize {
-        self.mailbox_claims() + self.mailboxes as usize * CLAIM_BYTES
+        self.device_sets() + EVENT_SETS as usize * DEVICE_SET_BYTES
     }
 }
 
 /// Where a ring is, as one word: its offset in pinned memory, and the logarithm of its size in the low 8 bits.
 pub const fn ring_place(offset: u64, size_log2: u32) -> u64 {
     offset << 8 | size_log2 as u64
+}
+
+/// What a socket is, for the high bits of a position: type 4, domain 8, and whether it is connected from the beginning.
+pub const fn kind_of(kind: u16, domain: u16, connected: bool) -> u64 {
+    (kind as u64 & 15 | (domain as u64 & 255) << 4 | (connected as u64) << 15) << 48
 }
 
 /// A descriptor: the number by which kernels name a socket. Stale ones have another epoch.

@@ -6,6 +6,8 @@
 //!            room <── line: sent position ──────────────────────────┘
 //!   stream::Receiver <── line: received position, flags ─────────── stream::Outgoing ── bytes in a receive ring
 //!            └────────── host line: consumed position ─────────────> room
+//!   event::Taker <── events, new connections ─────────────────── event::Producer
+//!            └────────── taken ────────────────────────────────────> room
 //!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
 //! ```
 //!
@@ -22,7 +24,9 @@
 //! Known flaw: small messages inside a line (inline) and polling peers have their places in the layout, but no code yet.
 #![forbid(unsafe_code)]
 
+pub mod datagram;
 pub mod doorbell;
+pub mod event;
 #[cfg(all(test, loom))]
 mod interleavings;
 pub mod layout;

@@ -32,6 +32,10 @@ pub enum Call {
     SocketName = 7,
     /// The reply has the address.
     PeerName = 8,
+    /// A new event set: the reply has its number.
+    Set = 16,
+    /// Argument: set 16, events 16. Puts a socket into a set, or takes it out.
+    Add = 17,
 }
 
 /// Flag: the call does not wait.
@@ -57,6 +61,16 @@ impl Address {
         all[..len].copy_from_slice(&bytes[..len]);
         let words = std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|b| all[i * 8 + b])));
         Address { len: len as u8, words }
+    }
+
+    /// Of words, and how many bytes of them count.
+    pub const fn of_words(words: [u64; WORDS], len: u8) -> Address {
+        Address { len, words }
+    }
+
+    /// Its words.
+    pub const fn words(&self) -> [u64; WORDS] {
+        self.words
     }
 
     /// Its bytes, and how many of them count.
@@ -116,6 +130,8 @@ impl Request {
             6 => Ok(Call::Shutdown),
             7 => Ok(Call::SocketName),
             8 => Ok(Call::PeerName),
+            16 => Ok(Call::Set),
+            17 => Ok(Call::Add),
             other => Err(other),
         };
         let words = std::array::from_fn(|i| request[2 + i].load_acquire());

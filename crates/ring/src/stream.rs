@@ -42,9 +42,24 @@ impl Incoming {
         Ok(())
     }
 
+    /// Bytes of the ring.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes up to here were sent.
+    pub const fn sent(&self) -> Position {
+        self.sent
+    }
+
     /// Bytes to send.
     pub const fn pending(&self) -> u64 {
         self.tail.since(self.sent)
+    }
+
+    /// Whether half of the ring is free, as far as is known: worth telling a kernel that waits for room.
+    pub const fn has_half_free(&self) -> bool {
+        self.pending() <= self.size / 2
     }
 
     /// The contiguous bytes to send next: place and length.
@@ -90,6 +105,16 @@ impl Outgoing {
         }
         self.consumed = consumed.position;
         Ok(())
+    }
+
+    /// Bytes of the ring.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes up to here are in the ring.
+    pub const fn received(&self) -> Position {
+        self.received
     }
 
     /// Bytes that the kernel has not taken, as far as is known.

@@ -2,11 +2,14 @@
 
 use std::process::Command;
 
+use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
-    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, LINE_BYTES, MAILBOX_BYTES, PAGE,
-    QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, header, record,
+    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, EVENT_SETS,
+    EVENT_WORDS_BYTES, EVENTS, LINE_BYTES, MAILBOX_BYTES, PAGE, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims,
+    event_words, header, record,
 };
-use spinio_ring::{line, position};
+use spinio_ring::mailbox::Call;
+use spinio_ring::{datagram, line, position};
 
 const PROGRAM: &str = r#"
 #include <cstdio>
@@ -23,11 +26,14 @@ int main()
     PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
     PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
     PRINT(doorbell_send); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
-    PRINT(call_socket); PRINT(call_peer_name);
+    PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp);
+    PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
+    PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes));
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
         PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
+        PRINT(event_sets(sockets, 5)); PRINT(device_sets(sockets, 5));
     }
 }
 "#;
@@ -67,11 +73,16 @@ fn header_and_crate_agree() {
     .map(|n| n as u64)
     .to_vec();
     here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
-    here.extend([1, 3, 6, 7, 1, 8]);
+    here.extend([1, 3, 6, 7]);
+    here.extend([datagram::HEADER_BYTES, datagram::SHORT_ADDRESS_BYTES].map(|n| n as u64));
+    here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64]);
+    here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
+    here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
+    here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);
     // Of the handle.
     here.extend([0, 8, 16, 20]);
     for sockets in [1, 2, 64, 1024, 65536] {
-        let sizes = Sizes { sockets, mailboxes: 1 };
+        let sizes = Sizes { sockets, mailboxes: 5 };
         let offsets = [
             sizes.records(),
             sizes.device_lines(),
@@ -79,6 +90,8 @@ fn header_and_crate_agree() {
             sizes.mailboxes(),
             sizes.device_sockets(),
             sizes.mailbox_claims(),
+            sizes.event_sets(),
+            sizes.device_sets(),
         ];
         here.extend(offsets.map(|n| n as u64));
     }

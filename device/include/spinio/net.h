@@ -22,5 +22,8 @@
 #define SPINIO_NET_H_DEVICE
 
 #include <spinio/net/control.h>
+#include <spinio/net/datagram.h>
+#include <spinio/net/event.h>
+#include <spinio/net/poll.h>
 
 #endif

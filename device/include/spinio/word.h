@@ -143,6 +143,26 @@ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_
 
 #endif
 
+// Without order: for a word that others may look at while the thread that has its lock changes it. On a GPU all 8 bytes are
+// loaded and stored at once.
+__device__ inline uint64_t load_relaxed_device(const uint64_t *at)
+{
+#if defined(__CUDACC__)
+    return *static_cast<const volatile uint64_t *>(at);
+#else
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+#endif
+}
+
+__device__ inline void store_relaxed_device(uint64_t *at, uint64_t value)
+{
+#if defined(__CUDACC__)
+    *static_cast<volatile uint64_t *>(at) = value;
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+#endif
+}
+
 } // namespace spinio
 
 #endif

@@ -1,11 +1,12 @@
 // A web server in one kernel: it accepts connections, reads requests, and answers with a page and a picture that it computes
 // for each request. No code of the CPU looks at a request or an answer.
 //
-//   curl, browser ── TCP ── proxy (a thread of libspinio.so) ── block 0: accept, request, answer, accept ...
-//                                                            └─ block 1: the same
+//   curl, browser ── TCP ── proxy (a thread of libspinio.so) ── event set ── block 0: wait, request, answer, wait ...
+//                                                                         └─ block 1: the same
 //
-// A block serves one connection at a time, and all its threads compute the picture. A connection that sends nothing for
-// 5 s is closed, so that it does not occupy a block for longer. The same source is compiled by nvcc for a GPU and by g++
+// Any block serves any connection: it waits for an event of the set, a new connection or bytes, answers what is complete, and
+// leaves the rest in device memory for the block that gets the next event. So connections that stay open may be many more
+// than blocks. All threads of a block compute the picture. Connections that send nothing for 5 s are closed. The same source is compiled by nvcc for a GPU and by g++
 // for the emulated one. README.md has the line that starts it.
 #include <cerrno>
 #include <csignal>
@@ -15,6 +16,8 @@
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
+
+#include <vector>
 
 #include <spinio.h>
 #include <spinio/net.h>
@@ -142,19 +145,48 @@ __device__ bool answer(const net::Handle &handle, int s, const Request &request,
     return sent && !request.close;
 }
 
-__device__ void serve(const net::Handle &handle, int s, Counts *counts)
+// What is kept of a connection between its events, in device memory, at the place of its socket.
+struct Connection {
+    uint64_t idle; // its descriptor while no block serves it, else 0
+    uint64_t since;
+    unsigned count; // bytes of a request that is not complete
+    char bytes[head_bytes];
+};
+
+// The low 16 bits of a descriptor are the place of its socket, below Handle::sockets.
+__device__ Connection &place(Connection *connections, int s)
+{
+    return connections[s & 0xffff];
+}
+
+// Takes a connection that is idle, so that it is either served or closed.
+__device__ bool take(Connection &connection, int s)
+{
+    return compare_exchange_device(&connection.idle, uint64_t(s), 0) == uint64_t(s);
+}
+
+// Answers what has come, and keeps the beginning of the next request; whether the connection stays open.
+__device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connection &connection, Counts *counts)
 {
     __shared__ char bytes[head_bytes];
     __shared__ Request request;
-    unsigned count = 0;
-    net::set_timeout(net::block(), handle, s, patience_ns, patience_ns);
+    bool fresh = ready.events & net::NEW;
+    unsigned count = fresh ? 0 : connection.count;
+    for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
+        bytes[i] = connection.bytes[i];
+    if (fresh)
+        net::set_timeout(net::block(), handle, ready.s, patience_ns, patience_ns);
+    __syncthreads();
     for (;;) {
-        unsigned head = 0;
-        while (!(head = head_length(bytes, count)) && count < head_bytes) {
-            int64_t got = net::recv(net::block(), handle, s, bytes + count, head_bytes - count);
+        unsigned head = head_length(bytes, count);
+        if (!head && count < head_bytes) {
+            int64_t got = net::recv(net::block(), handle, ready.s, bytes + count, head_bytes - count, net::DONTWAIT);
+            if (got == -EAGAIN)
+                break;
             if (got <= 0)
-                return;
+                return false;
             count += unsigned(got);
+            continue;
         }
         if (threadIdx.x == 0) {
             request = parse(bytes, head);
@@ -162,8 +194,8 @@ __device__ void serve(const net::Handle &handle, int s, Counts *counts)
                 request = {431, false, true, bytes, 0};
         }
         __syncthreads();
-        if (!answer(handle, s, request, counts))
-            return;
+        if (!answer(handle, ready.s, request, counts))
+            return false;
         // The next request may have come with this one.
         if (threadIdx.x == 0)
             for (unsigned i = head; i < count; i++)
@@ -171,6 +203,35 @@ __device__ void serve(const net::Handle &handle, int s, Counts *counts)
         count -= head;
         __syncthreads();
     }
+    for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
+        connection.bytes[i] = bytes[i];
+    connection.count = count;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_relaxed_device(&connection.since, nanoseconds());
+        store_release_device(&connection.idle, uint64_t(ready.s));
+    }
+    return net::rearm(net::block(), handle, ready.s) == 0;
+}
+
+// Once a second, one block closes the connections that have sent nothing for too long.
+__device__ void close_silent(const net::Handle &handle, Connection *connections, uint64_t *last)
+{
+    unsigned long long now = nanoseconds();
+    bool mine = false;
+    if (threadIdx.x == 0) {
+        uint64_t before = load_acquire_device(last);
+        mine = now > before + 1000000000 && compare_exchange_device(last, before, now) == before;
+    }
+    if (!__syncthreads_or(mine))
+        return;
+    for (unsigned i = threadIdx.x; i < handle.sockets; i += blockDim.x) {
+        Connection &connection = connections[i];
+        int s = int(load_acquire_device(&connection.idle));
+        if (s && now > load_relaxed_device(&connection.since) + patience_ns && take(connection, s))
+            net::close(net::thread(), handle, s);
+    }
+    __syncthreads();
 }
 
 // A connection that is closed with unread bytes is reset, and the client may lose the answer: so it is told first that no
@@ -184,15 +245,24 @@ __device__ void finish(const net::Handle &handle, int s)
     }
 }
 
-__global__ void server(net::Handle handle, int listener, Counts *counts)
+__global__ void server(net::Handle handle, int set, Connection *connections, uint64_t *last, Counts *counts)
 {
-    for (;;) {
-        int s = net::accept(net::block(), handle, listener);
-        if (s < 0)
-            return; // the program has stopped the net
-        serve(handle, s, counts);
-        finish(handle, s);
-        net::close(net::block(), handle, s);
+    __shared__ net::Ready ready;
+    __shared__ bool mine;
+    int count = 0;
+    while ((count = net::wait(net::block(), handle, set, &ready, 1, 500000000)) >= 0) { // until the program stops the net
+        if (count) {
+            Connection &connection = place(connections, ready.s);
+            if (threadIdx.x == 0)
+                mine = ready.events & net::NEW || take(connection, ready.s);
+            __syncthreads();
+            if (mine && !serve(handle, ready, connection, counts)) {
+                finish(handle, ready.s);
+                net::close(net::block(), handle, ready.s);
+            }
+        }
+        close_silent(handle, connections, last);
+        __syncthreads();
     }
 }
 
@@ -200,6 +270,17 @@ static int fail(const char *what)
 {
     std::fprintf(stderr, "http: %s: %s\n", what, spinio_last_error());
     return 1;
+}
+
+// Device memory full of zeros, or NULL.
+template <typename Type>
+static Type *zeros(size_t count)
+{
+    Type *memory;
+    std::vector<char> bytes(count * sizeof *memory);
+    if (cudaMalloc(&memory, bytes.size()) != cudaSuccess || cudaMemcpy(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) != cudaSuccess)
+        return nullptr;
+    return memory;
 }
 
 // Until Ctrl-C, or the end of standard input.
@@ -228,9 +309,9 @@ int main(int count, char **arguments)
     sigprocmask(SIG_BLOCK, &signals, nullptr);
 
     cudaStream_t stream;
-    Counts *counts, zero = {0, 0, 0};
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || cudaMalloc(&counts, sizeof *counts) != cudaSuccess ||
-        cudaMemcpy(counts, &zero, sizeof zero, cudaMemcpyHostToDevice) != cudaSuccess)
+    Counts *counts = zeros<Counts>(1);
+    uint64_t *last = zeros<uint64_t>(1);
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || !counts || !last)
         return fail("no device");
     spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, nullptr);
     net::Handle handle;
@@ -238,7 +319,13 @@ int main(int count, char **arguments)
     int listener = net ? spinio_net_listen(net, address, 512) : -1;
     if (listener < 0 || spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)) || spinio_net_address(net, listener, name, sizeof name))
         return fail(address);
-    launch_resident_on(stream, server, blocks, 128, handle, listener, counts);
+    int set = spinio_net_set(net);
+    if (set < 0 || spinio_net_add(net, set, listener, net::IN))
+        return fail("no event set");
+    Connection *connections = zeros<Connection>(handle.sockets);
+    if (!connections)
+        return fail("no memory for connections");
+    launch_resident_on(stream, server, blocks, 128, handle, set, connections, last, counts);
     if (cudaError_t error = cudaGetLastError()) {
         std::fprintf(stderr, "http: %u blocks: %s (at most %u)\n", blocks, cudaGetErrorString(error), largest_resident_grid(server, 128));
         return 1;

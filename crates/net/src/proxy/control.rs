@@ -9,9 +9,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET, AF_UNIX, SocketAddress};
 
 use super::Proxy;
-use super::sockets::{Caller, State};
-
-const SOCK_STREAM: u32 = 1;
+use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
 
 impl Proxy {
     pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
@@ -22,6 +20,8 @@ impl Proxy {
         }
         let done = match request.call {
             Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
+            Ok(Call::Set) => self.make_set().map(Reply::new),
+            Ok(Call::Add) => self.watch(&request).map(|()| Reply::new(0)),
             Ok(Call::Accept) => return self.accept(&request, caller, now),
             Ok(Call::Connect) => return self.connect(&request, caller, now),
             Ok(call) => self.call_on_socket(call, &request),
@@ -38,17 +38,20 @@ impl Proxy {
         if domain != AF_UNIX && domain != AF_INET {
             return Err(Errno::AFNOSUPPORT);
         }
-        if kind != SOCK_STREAM {
+        let kind = kind as u16;
+        if !matches!(kind, STREAM | DGRAM | SEQPACKET) {
             return Err(Errno::SOCKTNOSUPPORT);
         }
-        if !self.sockets.has_room() {
+        if !self.sockets.has_room(kind) {
             return Err(Errno::NOBUFS);
         }
-        let fd = socket::stream_socket(domain)?;
-        if domain == AF_INET {
+        let fd = socket::new_socket(domain, kind)?;
+        if domain == AF_INET && kind == STREAM {
             let _ = socket::reuse_address(fd);
         }
-        self.add(fd, domain, State::Unconnected)
+        // Datagrams go without a connection.
+        let state = if kind == DGRAM { State::Connected } else { State::Unconnected };
+        self.add(fd, domain, kind, state)
     }
 
     /// A call that is answered at once.
@@ -56,7 +59,7 @@ impl Proxy {
         let descriptor = Descriptor::of(request.descriptor);
         let index = descriptor.index;
         let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
-        let state = socket.state;
+        let (state, kind) = (socket.state, socket.kind);
         let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::CONNRESET)?;
         match call {
             Call::Bind => {
@@ -64,6 +67,9 @@ impl Proxy {
                 socket::bind(fd, &bytes[..len])?;
             }
             Call::Listen => {
+                if kind == DGRAM {
+                    return Err(Errno::OPNOTSUPP);
+                }
                 if !matches!(state, State::Unconnected | State::Listening) || socket.connect.is_some() {
                     return Err(Errno::INVAL);
                 }
@@ -75,8 +81,16 @@ impl Proxy {
                 if request.argument > 2 {
                     return Err(Errno::INVAL);
                 }
-                if state != State::Connected {
+                if kind == STREAM && state != State::Connected {
                     return Err(Errno::NOTCONN);
+                }
+                if kind != STREAM {
+                    socket::shutdown(fd, request.argument)?;
+                    if request.argument != 1 {
+                        (socket.shut_receive, socket.readable) = (true, true);
+                    }
+                    self.heat(index);
+                    return Ok(Reply::new(0));
                 }
                 if request.argument != 1 {
                     socket::shutdown(fd, 0)?;
@@ -87,7 +101,7 @@ impl Proxy {
             }
             Call::SocketName => return Ok(with_address(0, &socket::getsockname(fd)?)),
             Call::PeerName => return Ok(with_address(0, &socket::getpeername(fd)?)),
-            Call::Socket | Call::Accept | Call::Connect => return Err(Errno::INVAL),
+            Call::Socket | Call::Accept | Call::Connect | Call::Set | Call::Add => return Err(Errno::INVAL),
         }
         Ok(Reply::new(0))
     }
@@ -96,6 +110,7 @@ impl Proxy {
         let descriptor = Descriptor::of(request.descriptor);
         let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
             None => Some(Errno::BADF),
+            Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
             Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
             Some(socket) => {
                 socket.accepts.push_back(caller);
@@ -114,15 +129,19 @@ impl Proxy {
         }
     }
 
-    /// Gives connections to the calls that wait for them.
+    /// Gives connections to the calls that wait for them, and else to the event set.
     pub(super) fn accept_all(&mut self, index: u32, now: u64) {
+        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
         loop {
-            let has_room = self.sockets.has_room();
-            let Some(socket) = self.sockets.at(index).filter(|socket| !socket.accepts.is_empty()) else { return };
+            let Some(socket) = self.sockets.at(index) else { return };
+            let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
+            let (domain, kind) = (socket.domain, socket.kind);
             let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
-            let domain = socket.domain;
-            if !has_room {
-                // Connections wait in the Linux kernel's backlog until a descriptor is closed.
+            if !calls && watch.set == 0 {
+                return;
+            }
+            if !self.sockets.has_room(kind) || !calls && !self.has_room_in_set(watch.set) {
+                // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }
             match socket::accept(fd) {
@@ -130,9 +149,12 @@ impl Proxy {
                     if domain == AF_INET {
                         let _ = socket::no_delay(fd);
                     }
-                    let done = self.add(fd, domain, State::Connected);
+                    let done = self.add(fd, domain, kind, State::Connected);
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
+                        if !calls {
+                            self.tell_new(watch, listener, descriptor);
+                        }
                         self.heat(descriptor.index);
                     }
                     let reply = match done {
@@ -159,6 +181,14 @@ impl Proxy {
         let errno = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
             None => Errno::BADF,
             Some(socket) if socket.connect.is_some() => Errno::ALREADY,
+            Some(socket) if socket.kind == DGRAM => {
+                // At once, also again, and back to no address.
+                let (bytes, len) = request.address.bytes();
+                let fd = socket.fd.as_ref().map(|fd| fd.0);
+                let done = fd.map_or(Err(Errno::CONNRESET), |fd| socket::connect(fd, &bytes[..len]));
+                let result = done.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
+                return self.answer(caller, Reply::new(result));
+            }
             Some(socket) => match socket.state {
                 State::Connected => Errno::ISCONN,
                 State::Listening => Errno::INVAL,

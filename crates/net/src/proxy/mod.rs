@@ -15,7 +15,10 @@
 //! sockets of its net.
 
 mod control;
+mod datagram;
+mod events;
 mod pace;
+mod sets;
 mod sockets;
 mod stream;
 
@@ -25,7 +28,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
-use spinio_ring::layout::{Descriptor, Sizes, header, record, ring_place};
+use spinio_ring::layout::{Descriptor, Sizes, header, kind_of, record, ring_place};
 use spinio_ring::mailbox::{Reply, Request};
 use spinio_ring::{Position, doorbell};
 use spinio_sys::Errno;
@@ -33,7 +36,8 @@ use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOL
 use spinio_sys::linux::{self, Fd};
 
 use self::pace::Pace;
-use self::sockets::{Caller, SocketFd, Sockets, State};
+use self::sets::Sets;
+use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
 use crate::counters::Counters;
 use crate::memory::Memory;
 
@@ -78,6 +82,7 @@ pub(crate) struct Proxy {
     doorbells: Consumer,
     sockets: Sockets,
     first: Position,
+    sets: Sets,
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
@@ -101,6 +106,7 @@ impl Proxy {
             doorbells: Consumer::default(),
             sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
             first: setup.first,
+            sets: Sets::default(),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: VecDeque::new(),
             later: Vec::new(),
@@ -121,6 +127,7 @@ impl Proxy {
             let mut worked = self.take_commands(now);
             worked |= self.take_doorbells(now);
             worked |= self.pump_hot(now);
+            self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
                 self.last_tick = now;
                 self.tick(now);
@@ -189,6 +196,7 @@ impl Proxy {
             Ok(Op::Control) => self.take_request(entry.socket, now),
             Ok(Op::Close) => self.close(descriptor, now),
             Ok(Op::Credit) => self.heat(descriptor.index),
+            Ok(Op::Rearm) => self.rearm(descriptor),
             Ok(Op::Send) => {
                 // One that a close overtook: its bytes have nowhere to go.
                 let Some(socket) = self.sockets.get(descriptor) else { return };
@@ -287,9 +295,9 @@ impl Proxy {
     }
 
     /// Puts a socket into the table, the event queue and the kernels' view.
-    fn add(&mut self, fd: Fd, domain: u16, state: State) -> Result<Descriptor, Errno> {
+    fn add(&mut self, fd: Fd, domain: u16, kind: u16, state: State) -> Result<Descriptor, Errno> {
         let errno = if state == State::Connected { 0 } else { Errno::NOTCONN.raw_os_error() as u16 };
-        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, state) else {
+        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, kind, state) else {
             return Err(Errno::NOBUFS);
         };
         let index = descriptor.index;
@@ -300,14 +308,16 @@ impl Proxy {
             return Err(errno);
         }
         self.set_error(index, errno);
-        let log2 = self.sockets.ring_bytes.trailing_zeros();
+        let log2 = self.sockets.ring_bytes_of(kind).trailing_zeros();
         let rings = self.sockets.at(index).and_then(|socket| socket.rings);
         let words = self.memory.record(index);
         if let Some(rings) = rings {
             words[record::RECEIVE].store_release(ring_place(rings.receive, log2));
             words[record::SEND].store_release(ring_place(rings.send, log2));
         }
-        words[record::FIRST].store_release(self.first.bits());
+        // A datagram needs no connection, but to send without an address.
+        let connected = kind != DGRAM && state == State::Connected;
+        words[record::FIRST].store_release(self.first.bits() | kind_of(kind, domain, connected));
         words[record::STATE].store_release(u64::from(descriptor.epoch) << 2 | 2);
         self.counters.open.add(1);
         Ok(descriptor)

@@ -12,10 +12,16 @@ use std::collections::VecDeque;
 use std::sync::mpsc::SyncSender;
 
 use spinio_ring::Position;
+use spinio_ring::event::Watch;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
+
+/// Types of sockets.
+pub(crate) const STREAM: u16 = 1;
+pub(crate) const DGRAM: u16 = 2;
+pub(crate) const SEQPACKET: u16 = 5;
 
 /// A descriptor of the proxy's table, closed with this.
 #[derive(Debug)]
@@ -58,6 +64,8 @@ pub(crate) struct RingPair {
 pub(crate) struct Socket {
     pub(crate) fd: Option<SocketFd>,
     pub(crate) domain: u16,
+    /// [`STREAM`], [`DGRAM`], [`SEQPACKET`]
+    pub(crate) kind: u16,
     pub(crate) state: State,
     pub(crate) rings: Option<RingPair>,
     pub(crate) incoming: Incoming,
@@ -71,10 +79,16 @@ pub(crate) struct Socket {
     pub(crate) errno: u16,
     /// The sending direction ends after what is in the ring.
     pub(crate) shut: bool,
+    /// No more is received, once nothing is left.
+    pub(crate) shut_receive: bool,
     /// The kernel has closed the descriptor, at this time.
     pub(crate) closing: Option<u64>,
     /// It is in the list of sockets with something to do.
     pub(crate) hot: bool,
+    /// Its event set.
+    pub(crate) watch: Watch,
+    /// It is in the set's list of events that had no room.
+    pub(crate) held: bool,
     /// Calls of accept that wait.
     pub(crate) accepts: VecDeque<Caller>,
     /// A call of connect that waits, and where to.
@@ -112,32 +126,46 @@ impl Sockets {
     }
 
     /// Whether there are a slot and rings for one more.
-    pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() && !self.rings.is_empty()
+    pub(crate) fn has_room(&self, kind: u16) -> bool {
+        !self.free.is_empty() && self.rings.len() >= pairs_of(kind)
+    }
+
+    /// Bytes of each ring of a socket.
+    pub(crate) fn ring_bytes_of(&self, kind: u16) -> u64 {
+        self.ring_bytes * pairs_of(kind) as u64
     }
 
     /// Puts a new socket into a slot.
-    pub(crate) fn add(&mut self, fd: SocketFd, domain: u16, state: State) -> Option<Descriptor> {
-        if !self.has_room() {
+    pub(crate) fn add(&mut self, fd: SocketFd, domain: u16, kind: u16, state: State) -> Option<Descriptor> {
+        if !self.has_room(kind) {
             return None;
         }
-        let (index, rings) = (self.free.pop_front()?, self.rings.pop()?);
+        let (index, mut rings) = (self.free.pop_front()?, self.rings.pop()?);
+        if pairs_of(kind) == 2 {
+            // Each ring has the place of a pair.
+            rings.send = self.rings.pop()?.receive;
+        }
+        let ring_bytes = self.ring_bytes_of(kind);
         let slot = &mut self.slots[index as usize];
         slot.epoch = Descriptor::next_epoch(slot.epoch);
         slot.socket = Some(Socket {
             fd: Some(fd),
             domain,
+            kind,
             state,
             rings: Some(rings),
-            incoming: Incoming::new(self.ring_bytes, self.first),
-            outgoing: Outgoing::new(self.ring_bytes, self.first, slot.epoch),
+            incoming: Incoming::new(ring_bytes, self.first),
+            outgoing: Outgoing::new(ring_bytes, self.first, slot.epoch),
             readable: true,
             writable: true,
             flags: 0,
             errno: 0,
             shut: false,
+            shut_receive: false,
             closing: None,
             hot: false,
+            watch: Watch::default(),
+            held: false,
             accepts: VecDeque::new(),
             connect: None,
         });
@@ -162,8 +190,15 @@ impl Sockets {
 
     /// Gives the rings of a socket back; kernels do not use them any more.
     pub(crate) fn free_rings(&mut self, index: u32) {
-        if let Some(rings) = self.at(index).and_then(|socket| socket.rings.take()) {
-            self.rings.push(rings);
+        let bytes = self.ring_bytes;
+        let Some(socket) = self.at(index) else { return };
+        let (rings, pairs) = (socket.rings.take(), pairs_of(socket.kind));
+        match rings {
+            Some(rings) if pairs == 2 => {
+                let pair = |receive| RingPair { receive, send: receive + bytes };
+                self.rings.extend([pair(rings.send), pair(rings.receive)]);
+            }
+            rings => self.rings.extend(rings),
         }
     }
 
@@ -184,6 +219,11 @@ impl Sockets {
     }
 }
 
+/// Pairs of rings that a socket takes: records of datagrams need more room than the same bytes of a stream.
+const fn pairs_of(kind: u16) -> usize {
+    if kind == STREAM { 1 } else { 2 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,10 +231,10 @@ mod tests {
     #[test]
     fn slots_are_used_again_late_and_with_another_epoch() {
         let mut sockets = Sockets::new(4, 4096, 2, 4096, Position::of(0));
-        let add = |sockets: &mut Sockets| sockets.add(SocketFd(-1), 1, State::Unconnected);
+        let add = |sockets: &mut Sockets| sockets.add(SocketFd(-1), 1, STREAM, State::Unconnected);
         let (a, b) = (add(&mut sockets).unwrap(), add(&mut sockets).unwrap());
         assert_eq!((a.index, b.index, a.epoch), (0, 1, 1));
-        assert!(!sockets.has_room() && add(&mut sockets).is_none(), "there are rings for two");
+        assert!(!sockets.has_room(STREAM) && add(&mut sockets).is_none(), "there are rings for two");
         let rings = sockets.at(0).unwrap().rings;
         assert!(sockets.remove(0).is_some() && sockets.remove(0).is_none());
         assert!(sockets.get(a).is_none());
@@ -206,5 +246,22 @@ mod tests {
         let again = add(&mut sockets).unwrap();
         assert_eq!((again.index, again.epoch), (0, 2));
         assert!(sockets.get(a).is_none(), "the descriptor of the first use is stale");
+    }
+
+    #[test]
+    fn rings_of_datagrams_are_two_pairs_that_come_back_as_two() {
+        let mut sockets = Sockets::new(4, 4096, 3, 4096, Position::of(0));
+        let a = sockets.add(SocketFd(-1), 1, DGRAM, State::Connected).unwrap();
+        let rings = sockets.at(a.index).unwrap().rings;
+        assert_eq!(rings, Some(RingPair { receive: 4096, send: 3 * 4096 }));
+        assert_eq!(sockets.at(a.index).unwrap().outgoing.size(), 8192);
+        assert!(sockets.has_room(STREAM) && !sockets.has_room(SEQPACKET));
+        sockets.remove(a.index);
+        let mut starts: Vec<_> =
+            (0..3).filter_map(|_| sockets.add(SocketFd(-1), 1, STREAM, State::Connected)).collect();
+        let mut rings: Vec<_> = starts.drain(..).filter_map(|d| sockets.at(d.index)?.rings).collect();
+        rings.sort_by_key(|rings| rings.receive);
+        let pair = |n: u64| RingPair { receive: 4096 + n * 8192, send: 8192 + n * 8192 };
+        assert_eq!(rings, [pair(0), pair(1), pair(2)]);
     }
 }

@@ -18,7 +18,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET};
 
 use super::Proxy;
-use super::sockets::{Socket, State};
+use super::sockets::{STREAM, Socket, State};
 
 /// Bytes of a socket in a pass, in each direction.
 const BYTES_A_PASS: usize = 256 << 10;
@@ -31,13 +31,21 @@ impl Proxy {
             State::Unconnected if socket.connect.is_some() => self.connect_again(index, now),
             State::Connecting => self.finish_connect(index, now),
             State::Listening => self.accept_all(index, now),
+            State::Connected if socket.kind != STREAM => {
+                let moved = self.pump_datagrams(index, now);
+                self.notify(index);
+                self.finish_closing(index);
+                return moved;
+            }
             State::Connected => {
                 let sent = self.pump_out(index);
                 let received = self.pump_in(index, now);
+                self.notify(index);
                 self.finish_closing(index);
                 return sent || received;
             }
-            State::Unconnected | State::Failed => {}
+            State::Failed => self.notify(index),
+            State::Unconnected => {}
         }
         false
     }
@@ -179,6 +187,7 @@ impl Proxy {
             }
         }
         self.set_error(index, Errno::CONNRESET.raw_os_error() as u16);
+        self.notify(index);
     }
 
     /// The kernel has closed the descriptor. What it has sent is still sent.
@@ -192,11 +201,12 @@ impl Proxy {
         let Some(socket) = self.sockets.get(descriptor) else { return };
         socket.closing = Some(now);
         let _ = credit(socket, word);
-        if socket.domain == AF_INET && socket.outgoing.unread() > 0 {
+        if socket.domain == AF_INET && socket.kind == STREAM && socket.outgoing.unread() > 0 {
             // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read.
             return self.abandon(index);
         }
-        if socket.state == State::Connected {
+        // The address of a datagram socket is free at once, as for a program.
+        if socket.state == State::Connected && (socket.kind == STREAM || socket.incoming.pending() > 0) {
             self.postpone(index);
             self.heat(index);
         } else {

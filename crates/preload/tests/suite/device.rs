@@ -142,6 +142,20 @@ fn kernels_get_the_results_that_programs_get_from_sockets() {
 }
 
 #[test]
+fn kernels_wait_for_many_sockets() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_events", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
+fn kernels_get_the_results_that_programs_get_from_datagrams() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_datagrams", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
 fn address_sanitizer_finds_nothing_in_kernels_that_call_sockets() {
     if has_cxx() && has_sanitizer("address") {
         let flags = ["-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];

@@ -9,6 +9,7 @@
 mod atomic_replace;
 mod block;
 mod clock;
+pub mod datagram;
 mod dirfd;
 mod file_handle;
 mod files;

@@ -30,7 +30,6 @@ pub const EPOLLRDHUP: u32 = 0x2000;
 /// `EPOLLET`
 pub const EPOLLET: u32 = 1 << 31;
 
-const SOCK_STREAM: usize = 1;
 const SOCK_NONBLOCK: usize = 0o4000;
 const SOCK_CLOEXEC: usize = 0o200_0000;
 const SOL_SOCKET: usize = 1;
@@ -56,11 +55,18 @@ impl SocketAddress {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    /// Of a call that stores an address and its length; the result of the call, too.
+    pub(super) fn fill(call: impl FnOnce(*mut u8, &mut u32) -> Result<usize>) -> Result<(usize, SocketAddress)> {
+        let (mut bytes, mut len) = ([0_u8; LONGEST_ADDRESS], LONGEST_ADDRESS as u32);
+        let result = call(bytes.as_mut_ptr(), &mut len)?;
+        Ok((result, SocketAddress { bytes, len: (len as usize).min(LONGEST_ADDRESS) }))
+    }
 }
 
-/// `socket(domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)`
-pub fn stream_socket(domain: u16) -> Result<Fd> {
-    let kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+/// `socket(domain, kind | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)`; kind: 1 stream, 2 datagram, 5 seqpacket.
+pub fn new_socket(domain: u16, kind: u16) -> Result<Fd> {
+    let kind = usize::from(kind) | SOCK_NONBLOCK | SOCK_CLOEXEC;
     // SAFETY: no memory is involved.
     unsafe { syscall(k::__NR_socket, [domain.into(), kind, 0, 0, 0, 0]) }.map(|fd| fd as Fd)
 }
@@ -105,10 +111,7 @@ pub fn getpeername(fd: Fd) -> Result<SocketAddress> {
 }
 
 fn with_address(call: impl FnOnce(usize, usize) -> Result<usize>) -> Result<(usize, SocketAddress)> {
-    let mut bytes = [0_u8; LONGEST_ADDRESS];
-    let mut len = LONGEST_ADDRESS as u32;
-    let result = call(bytes.as_mut_ptr() as usize, &raw mut len as usize)?;
-    Ok((result, SocketAddress { bytes, len: (len as usize).min(LONGEST_ADDRESS) }))
+    SocketAddress::fill(|bytes, len| call(bytes as usize, &raw mut *len as usize))
 }
 
 /// `shutdown`: 0 for receiving, 1 for sending, 2 for both.
@@ -213,12 +216,12 @@ mod tests {
 
     #[test]
     fn bytes_go_through_a_connection_and_events_tell_of_them() {
-        let listener = stream_socket(AF_UNIX).unwrap();
+        let listener = new_socket(AF_UNIX, 1).unwrap();
         // An address of the Linux kernel's choice in the abstract namespace.
         bind(listener, &AF_UNIX.to_ne_bytes()).unwrap();
         listen(listener, 1).unwrap();
         let address = getsockname(listener).unwrap();
-        let client = stream_socket(AF_UNIX).unwrap();
+        let client = new_socket(AF_UNIX, 1).unwrap();
         connect(client, address.bytes()).unwrap();
         let (server, _) = accept(listener).unwrap();
         let (epoll, mut events) = (epoll_create().unwrap(), [EpollEvent::default(); 4]);

@@ -10,8 +10,6 @@
 
 namespace spinio::net {
 
-// Domains and the type of socket().
-constexpr int UNIX = 1, INET = 2, STREAM = 1;
 constexpr int SHUT_RECEIVE = 0, SHUT_SEND = 1, SHUT_BOTH = 2;
 
 // A socket address, as Linux has it.
@@ -131,7 +129,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 {
     int64_t result = 0;
     if (group.leads()) {
-        result = request.call == layout::call_socket ? 0 : find(net, request.s);
+        result = request.call == layout::call_socket || request.call == layout::call_set ? 0 : find(net, request.s);
         if (!result)
             result = call(net, request, waits, answer);
     }
@@ -140,7 +138,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 
 } // namespace detail
 
-// UNIX or INET, STREAM, 0: a descriptor or -errno.
+// UNIX or INET; STREAM, DGRAM or, of UNIX, SEQPACKET; 0: a descriptor or -errno.
 template <typename Group>
 __device__ int socket(Group group, const Handle &net, int domain, int type, int protocol)
 {
@@ -173,7 +171,12 @@ __device__ int accept(Group group, const Handle &net, int s, Address *peer = nul
 template <typename Group>
 __device__ int connect(Group group, const Handle &net, int s, const Address &address)
 {
-    return detail::call_together(group, net, {layout::call_connect, s, 0, 0, &address}, true);
+    int result = detail::call_together(group, net, {layout::call_connect, s, 0, 0, &address}, true);
+    // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
+    if (group.leads() && !result)
+        store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);
+    group.sync();
+    return result;
 }
 
 // The leader stores the address.

@@ -30,9 +30,19 @@ constexpr size_t doorbell_bytes = 16, record_bytes = 32, line_bytes = 128, mailb
 constexpr unsigned quick_mailboxes = 64;
 constexpr unsigned address_bytes = 112;
 
+constexpr unsigned event_sets_of_a_net = 16, events = 256;
+constexpr size_t event_words_bytes = page / event_sets_of_a_net;
+
+// Words of an event set in pinned memory.
+constexpr unsigned event_taken = 0, event_made = 16;
+
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
 constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1;
+
+// Records of datagrams: crates/ring/src/datagram.rs explains them.
+constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
+constexpr size_t longest_udp = 65507;
 
 // Words of a record.
 constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3;
@@ -43,7 +53,7 @@ constexpr uint64_t position_mask = (uint64_t(1) << position_bits) - 1;
 constexpr uint64_t lap_bit = uint64_t(1) << 63;
 constexpr uint64_t flag_eof = uint64_t(1) << 60, flag_err = uint64_t(1) << 61, flag_full = uint64_t(1) << 62;
 
-enum Doorbell : uint64_t { doorbell_send = 1, doorbell_credit = 3, doorbell_close = 6, doorbell_control = 7 };
+enum Doorbell : uint64_t { doorbell_send = 1, doorbell_credit = 3, doorbell_rearm = 4, doorbell_close = 6, doorbell_control = 7 };
 enum Call : uint64_t {
     call_socket = 1,
     call_bind,
@@ -52,7 +62,9 @@ enum Call : uint64_t {
     call_connect,
     call_shutdown,
     call_socket_name,
-    call_peer_name
+    call_peer_name,
+    call_set = 16,
+    call_add
 };
 
 // What kernels know of a socket; the proxy never sees it.
@@ -63,7 +75,18 @@ struct DeviceSocket {
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
-    uint64_t reserved[5];
+    uint64_t kind;      // type 4 | domain 8
+    uint64_t connected; // 1: datagrams need no address
+    uint64_t reserved[3];
+};
+
+// An event set in device memory: claims, then the copies of entries. crates/ring/src/event.rs explains it.
+struct DeviceSet {
+    uint64_t lock, head, tail, said;
+    uint64_t known;   // 1 once a group has seen that the proxy has made the set
+    uint64_t stopped; // 1 once a group has seen that the net is stopped
+    uint64_t reserved[10];
+    uint64_t copies[events * 2];
 };
 constexpr uint64_t state_filling = 1, state_open = 2, state_closed = 3;
 
@@ -102,6 +125,17 @@ SPINIO_NET_BOTH constexpr size_t mailbox_claims(unsigned sockets)
     return device_sockets(sockets) + sockets * sizeof(DeviceSocket);
 }
 
+SPINIO_NET_BOTH constexpr size_t event_sets(unsigned sockets, unsigned count)
+{
+    return round_up(mailboxes(sockets) + count * mailbox_bytes, page);
+}
+
+SPINIO_NET_BOTH constexpr size_t device_sets(unsigned sockets, unsigned count)
+{
+    return round_up(mailbox_claims(sockets) + count * claim_bytes, line_bytes);
+}
+
+static_assert(sizeof(DeviceSet) == line_bytes + page, "the layout is part of the protocol");
 static_assert(sizeof(Handle) == 64 && sizeof(DeviceSocket) == 128, "the layout is part of the protocol");
 
 } // namespace layout

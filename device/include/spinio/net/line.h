@@ -4,7 +4,7 @@
 //                  └ of an earlier one: the record in pinned memory says that the proxy has opened a new socket here:
 //                    the first call fills the device socket
 //
-// Only leaders call these functions.
+// Only leaders call these functions; poll calls find() on each thread.
 #ifndef SPINIO_NET_LINE_H
 #define SPINIO_NET_LINE_H
 
@@ -62,7 +62,10 @@ __device__ inline int find(const Handle &net, int s)
         uint64_t filling = uint64_t(epoch_of(s)) << 2 | layout::state_filling;
         if (compare_exchange_device(&socket->state, state, filling) != state)
             continue;
-        uint64_t first = record[layout::record_first];
+        uint64_t first = record[layout::record_first] & layout::position_mask;
+        uint64_t kind = record[layout::record_first] >> layout::position_bits;
+        socket->kind = kind & 0xfff;
+        socket->connected = kind >> 15;
         socket->receive_ring = record[layout::record_receive];
         socket->send_ring = record[layout::record_send];
         socket->consumed = socket->tail = first;

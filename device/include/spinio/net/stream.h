@@ -15,10 +15,24 @@
 
 namespace spinio::net {
 
-// Flags of send, recv and accept.
-constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4;
+// Flags of send, recv and accept; TRUNC: recv returns the length of a datagram, which may be more than its buffer.
+constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8;
+
+// Domains and types of socket().
+constexpr int UNIX = 1, INET = 2, STREAM = 1, DGRAM = 2, SEQPACKET = 5;
+
+struct Address;
 
 namespace detail {
+
+__device__ inline int type_of(const layout::DeviceSocket *socket) { return int(socket->kind & 15); }
+__device__ inline int domain_of(const layout::DeviceSocket *socket) { return int(socket->kind >> 4); }
+
+// datagram.h; the caller has locked the direction.
+template <typename Group>
+__device__ int64_t receive_datagram(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from);
+template <typename Group>
+__device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to);
 
 __device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeout)
     : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
@@ -114,6 +128,8 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
     if (int64_t failed = detail::lock_direction(group, net, s, flags, true))
         return failed;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
+    if (detail::type_of(socket) != STREAM)
+        return detail::receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
     uint64_t place = socket->receive_ring, size = detail::ring_size(place);
     auto to = static_cast<unsigned char *>(buffer);
     size_t done = 0;
@@ -135,7 +151,7 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
             break;
         if (group.leads()) {
             uint64_t consumed = (there.position + take) & layout::position_mask;
-            socket->consumed = consumed;
+            store_relaxed_device(&socket->consumed, consumed);
             store_release_system(detail::host_line(net, s), consumed | uint64_t(detail::epoch_of(s)) << layout::position_bits);
             // If it fails, the net is stopped.
             if (full)
@@ -157,6 +173,8 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
     if (int64_t failed = detail::lock_direction(group, net, s, flags, false))
         return failed;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
+    if (detail::type_of(socket) != STREAM)
+        return detail::send_datagram(group, net, s, buffer, bytes, flags, nullptr);
     uint64_t place = socket->send_ring, size = detail::ring_size(place);
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
@@ -180,7 +198,7 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
             uint64_t tail = (room.position + take) & layout::position_mask;
             failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
             if (!failed)
-                socket->tail = tail;
+                store_relaxed_device(&socket->tail, tail);
         }
         result = share(group, failed);
         if (result < 0)

@@ -1,0 +1,130 @@
+//! Event sets: which sockets of a set are ready, told to kernels through the set's ring.
+//!
+//! ```text
+//!   rearm ──> armed ──┐
+//!   bytes, errors ────┴─ notify: level due? ── room ──> entry in the ring, not armed
+//!                                           └─ full: held, tried again in each pass
+//!   listening socket in a set ── room ──> accept: the connection is in the set too, not armed; entry NEW
+//!                              └ full: connections wait in the backlog
+//! ```
+//!
+//! Sets live as long as their net, so that no kernel can wait for one that is gone.
+//!
+//! Known flaw: kernels do not ring when they have made room in a full event ring. The proxy finds it at its next pass.
+
+use std::sync::Arc;
+
+use spinio_ring::Word;
+use spinio_ring::event::{ERR, Entry, HUP, IN, NEW, OUT, RDHUP, Watch};
+use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words};
+use spinio_ring::line;
+use spinio_ring::mailbox::Request;
+use spinio_sys::Errno;
+
+use super::Proxy;
+use super::sets::Set;
+use super::sockets::{Socket, State};
+
+impl Proxy {
+    /// A new set: its number.
+    pub(super) fn make_set(&mut self) -> Result<i32, Errno> {
+        let number = self.sets.sets.len() as u32;
+        if number >= EVENT_SETS {
+            return Err(Errno::NOBUFS);
+        }
+        self.sets.sets.push(Set::default());
+        self.memory.event_words(number)[event_words::MADE].store_release(1);
+        Ok(number as i32 + 1)
+    }
+
+    /// Puts a socket into a set and arms it; without events, takes it out of its set.
+    pub(super) fn watch(&mut self, request: &Request) -> Result<(), Errno> {
+        let (set, events) = ((request.argument >> 16) as u16, request.argument as u16);
+        let descriptor = Descriptor::of(request.descriptor);
+        let made = self.sets.sets.len();
+        let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
+        if set == 0 || usize::from(set) > made {
+            return Err(Errno::BADF);
+        }
+        if events & !(IN | OUT | ERR | HUP | RDHUP) != 0 {
+            return Err(Errno::INVAL);
+        }
+        socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
+        self.rearm(descriptor);
+        Ok(())
+    }
+
+    /// The next event of a socket is wanted.
+    pub(super) fn rearm(&mut self, descriptor: Descriptor) {
+        if let Some(socket) = self.sockets.get(descriptor) {
+            socket.watch.arm();
+            self.heat(descriptor.index);
+        }
+    }
+
+    /// Tells that a socket is ready, if it is and if a group waits for that.
+    pub(super) fn notify(&mut self, index: u32) {
+        let memory = Arc::clone(&self.memory);
+        let epoch = self.sockets.epoch(index);
+        let Some(socket) = self.sockets.at(index) else { return };
+        // A word that is wrong is found where the ring is used.
+        let _ = socket.outgoing.credit(memory.host_line(index)[0].load_acquire());
+        let due = socket.watch.due(level(socket));
+        let (Some(events), None) = (due, socket.closing) else { return };
+        let number = u32::from(socket.watch.set) - 1;
+        let Some(set) = self.sets.sets.get_mut(number as usize) else { return };
+        let entry = Entry { socket: Descriptor { index, epoch }, events, listener: None };
+        if set.producer.push(memory.event_ring(number), &memory.event_words(number)[event_words::TAKEN], entry) {
+            socket.watch.told();
+        } else if !std::mem::replace(&mut socket.held, true) {
+            set.held.push_back(index);
+        }
+    }
+
+    /// Tries again what had no room.
+    pub(super) fn notify_held(&mut self) {
+        for number in 0..self.sets.sets.len() {
+            while self.has_room_in_set(number as u16 + 1)
+                && let Some(index) = self.sets.sets[number].held.pop_front()
+            {
+                if let Some(socket) = self.sockets.at(index) {
+                    socket.held = false;
+                    self.notify(index);
+                }
+            }
+        }
+    }
+
+    /// Whether a set's ring has room; false if there is no such set.
+    pub(super) fn has_room_in_set(&mut self, set: u16) -> bool {
+        let Some(number) = u32::from(set).checked_sub(1) else { return false };
+        let (ring, taken) = (self.memory.event_ring(number), &self.memory.event_words(number)[event_words::TAKEN]);
+        self.sets.sets.get_mut(number as usize).is_some_and(|set| set.producer.has_room(ring, taken))
+    }
+
+    /// Tells of a new connection, for which there is room, and puts it into the set.
+    pub(super) fn tell_new(&mut self, watch: Watch, listener: Descriptor, socket: Descriptor) {
+        let Some(connection) = self.sockets.get(socket) else { return };
+        connection.watch = Watch::new(watch.set, watch.events);
+        let number = u32::from(watch.set) - 1;
+        let entry = Entry { socket, events: NEW, listener: Some(listener) };
+        let (ring, taken) = (self.memory.event_ring(number), &self.memory.event_words(number)[event_words::TAKEN]);
+        if let Some(set) = self.sets.sets.get_mut(number as usize) {
+            set.producer.push(ring, taken, entry);
+        }
+    }
+}
+
+/// What is true of a socket now.
+fn level(socket: &Socket) -> u16 {
+    if !matches!(socket.state, State::Connected | State::Failed) {
+        return 0;
+    }
+    let (ended, failed) = (socket.flags & line::EOF != 0, socket.flags & line::ERR != 0);
+    let when = |condition: bool, event: u16| if condition { event } else { 0 };
+    when(ended || failed || socket.outgoing.unread() > 0, IN)
+        | when(socket.errno != 0 || socket.incoming.has_half_free(), OUT)
+        | when(failed, ERR)
+        | when(failed || ended && socket.errno != 0, HUP)
+        | when(ended || failed, RDHUP)
+}

@@ -1,0 +1,98 @@
+// poll.h: looks at many sockets at once: a thread a socket, which reads their lines and nothing else.
+//
+//   thread i: entries i, i + size ...: line of the socket ── events and byte counts ── how many are ready: count of the group
+//
+// No call of the proxy, so that a poll of sockets for which nothing happens costs the CPU nothing. Event sets (event.h) read
+// one word however many sockets they have; poll is for few sockets, or for a look at all of them.
+#ifndef SPINIO_NET_POLL_H
+#define SPINIO_NET_POLL_H
+
+#include <spinio/net/event.h>
+
+namespace spinio::net {
+
+// A socket and what to look for: IN, OUT, RDHUP. ERR and HUP are always looked for.
+struct Poll {
+    int s, events;
+    int ready;    // the events that are true; ERR for a descriptor that is closed or never was
+    unsigned in;  // bytes that can be received; of datagrams with their records
+    unsigned out; // bytes of room in the send ring
+};
+
+namespace detail {
+
+__device__ inline int count_true(Thread, bool yes) { return yes; }
+__device__ inline int count_true(Warp, bool yes) { return __popc(__ballot_sync(0xffffffffu, yes)); }
+__device__ inline int count_true(Block, bool yes) { return __syncthreads_count(yes); }
+
+// Of one socket. A negative descriptor is left out, as poll(2) does.
+__device__ inline bool look(const Handle &net, Poll &poll)
+{
+    poll.ready = 0;
+    poll.in = poll.out = 0;
+    if (poll.s < 0)
+        return false;
+    if (find(net, poll.s)) {
+        poll.ready = ERR;
+        return true;
+    }
+    layout::DeviceSocket *socket = device_socket(net, poll.s);
+    const uint64_t *line = device_line(net, poll.s);
+    // The group that receives moves `consumed` only up to what the line has said before: so it is loaded first.
+    uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
+    uint64_t received = load_acquire_system(line), sent = load_acquire_system(line + 1);
+    bool ended = received & layout::flag_eof, failed = received & layout::flag_err;
+    uint64_t size = ring_size(socket->send_ring), errno_of_line = sent >> layout::position_bits;
+    uint64_t there = (received - consumed) & layout::position_mask, used = (tail - sent) & layout::position_mask;
+    poll.in = unsigned(there < ring_size(socket->receive_ring) ? there : ring_size(socket->receive_ring));
+    // Sent bytes may be more than `tail` was: then none wait.
+    poll.out = unsigned(used > size ? size : size - used);
+    int events = 0;
+    if (there || ended || failed)
+        events |= IN;
+    if (poll.out >= size / 2 || errno_of_line)
+        events |= OUT;
+    if (ended || failed)
+        events |= RDHUP;
+    poll.ready = events & poll.events;
+    if (failed)
+        poll.ready |= ERR;
+    if (failed || (ended && errno_of_line))
+        poll.ready |= HUP;
+    return poll.ready != 0;
+}
+
+} // namespace detail
+
+// Looks at n sockets until one is ready, at most `ns` nanoseconds, without an end if that is negative; returns how many are
+// ready, 0 after that time, or -ESHUTDOWN. All threads see all results.
+template <typename Group>
+__device__ int poll(Group group, const Handle &net, Poll *polls, int n, int64_t ns)
+{
+    uint64_t deadline = ns > 0 && group.leads() ? nanoseconds() + uint64_t(ns) : 0;
+    Backoff waiting(32768);
+    for (unsigned looks = 1;; looks++) {
+        int count = 0;
+        for (int begin = 0; begin < n; begin += int(group.size())) {
+            int i = begin + int(group.rank());
+            bool ready = i < n && detail::look(net, polls[i]);
+            count += detail::count_true(group, ready);
+        }
+        int64_t done = 0;
+        if (!count && group.leads()) {
+            if (looks % detail::polls_a_stop == 0 && detail::stopped(net))
+                done = -ESHUTDOWN;
+            else if (ns == 0 || (deadline && nanoseconds() > deadline))
+                done = 1;
+            else
+                waiting.pause();
+        }
+        done = share(group, done);
+        if (count || done)
+            return done < 0 ? int(done) : count;
+    }
+}
+
+} // namespace spinio::net
+
+#endif
