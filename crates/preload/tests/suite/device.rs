@@ -136,6 +136,24 @@ fn kernels_get_the_results_that_programs_get_from_sockets() {
 }
 
 #[test]
+fn benchmark_of_sockets_runs_every_row() {
+    if !has_cxx() {
+        return;
+    }
+    let program = build("gpunet", &[workspace_path("benches/gpunet/gpunet.cu")], &["-pthread", "-Wall", "-Wextra"]);
+    let table = build_dir().join("gpunet.json");
+    let mut run = run_with_timeout(&program);
+    run.args(["--tiny", "--limit", "600", "--out"]).arg(&table);
+    assert_passes(run);
+    let table = std::fs::read_to_string(table).expect("the results");
+    for row in
+        ["parts", "echo", "relay", "blocks", "stream", "send", "sockets", "contention", "attributes", "idle", "many"]
+    {
+        assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
+    }
+}
+
+#[test]
 fn address_sanitizer_finds_nothing_in_kernels_that_call_sockets() {
     if has_cxx() && has_sanitizer("address") {
         let flags = ["-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
