@@ -25,7 +25,7 @@ struct Row {
 };
 
 static const Row rows[] = {
-    {"parts", row_parts, 6},           {"echo", row_echo, 8},   {"relay", row_relay, 9},     {"blocks", row_blocks, 6},
+    {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"blocks", row_blocks, 8},
     {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 12}, {"contention", row_contention, 12},
     {"attributes", row_attributes, 8}, {"idle", row_idle, 12}, {"many", row_many, 15},
 };

@@ -61,27 +61,31 @@ static void row_parts(const Size &size)
     Result("parts", "limit: a word from CPU to GPU and back").times(times);
 }
 
+// Where small messages are, as a part of a result's name.
+static const char *where(bool no_inline) { return no_inline ? ", through the rings" : ""; }
+
 static void row_echo(const Size &size)
 {
-    for (bool inet : {false, true}) {
-        Net net;
-        Name name;
-        int listener = net.listener(inet, name);
-        net.launch(echo, 1, 64, net.handle, listener);
-        for (int bytes : {message, 1024, 4096}) {
-            int s = connect_to(name);
-            ProxyTime proxy(net);
-            double cpu = process_cpu();
-            auto times = round_trips(s, size_t(bytes), bytes == message ? size.seconds : size.seconds / 4);
-            double count = double(times.size());
-            Result("echo", std::string("CPU and block, ") + family_name(inet) + ", " + std::to_string(bytes) + " bytes")
-                .times(times)
-                .number("proxy_us_a_message", proxy.spent() * 1e6 / count)
-                .number("process_us_a_message", (process_cpu() - cpu) * 1e6 / count);
-            close(s);
+    for (bool inet : {false, true})
+        for (bool no_inline : {false, true}) {
+            Net net(16, 0, no_inline);
+            Name name;
+            int listener = net.listener(inet, name);
+            net.launch(echo, 1, 64, net.handle, listener);
+            for (int bytes : {message, 98, 128, 4096}) {
+                int s = connect_to(name);
+                ProxyTime proxy(net);
+                double cpu = process_cpu();
+                auto times = round_trips(s, size_t(bytes), bytes == message ? size.seconds : size.seconds / 5);
+                double count = double(times.size());
+                Result("echo", std::string("CPU and block, ") + family_name(inet) + ", " + std::to_string(bytes) + " bytes" + where(no_inline))
+                    .times(times)
+                    .number("proxy_us_a_message", proxy.spent() * 1e6 / count)
+                    .number("process_us_a_message", (process_cpu() - cpu) * 1e6 / count);
+                close(s);
+            }
+            net.end();
         }
-        net.end();
-    }
 }
 
 // What the naive way does with each message: to the GPU, through a kernel, back.
@@ -136,24 +140,25 @@ static std::vector<double> device_times(const unsigned long long *ticks, size_t 
 
 static void row_blocks(const Size &size)
 {
-    for (bool inet : {false, true}) {
-        Net net;
-        Name name;
-        int listener = net.listener(inet, name), client = spinio_net_connect(net.net, name.text().c_str());
-        check(client > 0, "connect in a net");
-        const unsigned rounds = size.small ? 50 : 20000;
-        auto times = pinned<unsigned long long>(rounds);
-        auto clocks = pinned<Clocks>(1);
-        ProxyTime proxy(net);
-        double begun = now();
-        net.launch(two_blocks, 2, 64, net.handle, listener, client, rounds, times, clocks);
-        check(cudaStreamSynchronize(net.stream) == cudaSuccess, "two blocks");
-        Result("blocks", std::string("two blocks, ") + family_name(inet))
-            .times(device_times(times, rounds, *clocks))
-            .number("mean_us", (now() - begun) * 1e6 / rounds)
-            .number("proxy_us_a_round", proxy.spent() * 1e6 / rounds);
-        net.end();
-    }
+    for (bool inet : {false, true})
+        for (bool no_inline : {false, true}) {
+            Net net(16, 0, no_inline);
+            Name name;
+            int listener = net.listener(inet, name), client = spinio_net_connect(net.net, name.text().c_str());
+            check(client > 0, "connect in a net");
+            const unsigned rounds = size.small ? 50 : 20000;
+            auto times = pinned<unsigned long long>(rounds);
+            auto clocks = pinned<Clocks>(1);
+            ProxyTime proxy(net);
+            double begun = now();
+            net.launch(two_blocks, 2, 64, net.handle, listener, client, rounds, times, clocks);
+            check(cudaStreamSynchronize(net.stream) == cudaSuccess, "two blocks");
+            Result("blocks", std::string("two blocks, ") + family_name(inet) + where(no_inline))
+                .times(device_times(times, rounds, *clocks))
+                .number("mean_us", (now() - begun) * 1e6 / rounds)
+                .number("proxy_us_a_round", proxy.spent() * 1e6 / rounds);
+            net.end();
+        }
 }
 
 // A socket of the net that is connected to a socket of this program.
@@ -169,6 +174,7 @@ static int connect_back(Net &net, bool inet, int &peer)
 
 static void row_send(const Size &size)
 {
+    // Small ones inside a line are after the receive of a byte, so that all is known to be sent.
     for (unsigned ring : {64u << 10, 256u << 10})
         for (unsigned bytes : {64u, 4096u, 65536u}) {
             Net net(16, ring);

@@ -45,14 +45,15 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16)
+    explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
-        options.sockets = 64;
+        options.sockets = sockets;
         options.connections = connections;
         options.ring_bytes = 4096;
         options.first_position = (uint64_t(1) << 48) - 1000;
+        options.no_inline = no_inline;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use spinio_ring::layout::{
-    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, LINE_BYTES, MAILBOX_BYTES, PAGE,
-    QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, header, record,
+    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, LINE_BYTES, MAILBOX_BYTES, NO_INLINE,
+    PAGE, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, header, record,
 };
-use spinio_ring::{line, position};
+use spinio_ring::{inline, line, position};
 
 const PROGRAM: &str = r#"
 #include <cstdio>
@@ -22,9 +22,10 @@ int main()
     PRINT(header_stop); PRINT(header_doorbell_head); PRINT(claims_doorbell_tail); PRINT(claims_doorbell_head);
     PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
     PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
-    PRINT(doorbell_send); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
+    PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
     PRINT(call_socket); PRINT(call_peer_name);
-    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes));
+    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
+    PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
         PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
@@ -67,9 +68,10 @@ fn header_and_crate_agree() {
     .map(|n| n as u64)
     .to_vec();
     here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
-    here.extend([1, 3, 6, 7, 1, 8]);
+    here.extend([1, 2, 3, 6, 7, 1, 8]);
     // Of the handle.
-    here.extend([0, 8, 16, 20]);
+    here.extend([0, 8, 16, 20, 24]);
+    here.extend([NO_INLINE, inline::BYTES as u64, inline::WORDS as u64, inline::FIRST as u64]);
     for sockets in [1, 2, 64, 1024, 65536] {
         let sizes = Sizes { sockets, mailboxes: 1 };
         let offsets = [

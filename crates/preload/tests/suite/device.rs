@@ -129,6 +129,13 @@ fn kernels_call_sockets() {
 }
 
 #[test]
+fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_inline", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
 fn kernels_get_the_results_that_programs_get_from_sockets() {
     if has_cxx() {
         assert_passes(run_with_timeout(&device_test("net_scripts", &["-pthread", "-Wall", "-Wextra", "-Werror"])));

@@ -19,7 +19,8 @@ namespace spinio::net {
 struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
-    uint64_t reserved[5];
+    uint64_t flags; // handle_no_inline
+    uint64_t reserved[4];
 };
 
 namespace layout {
@@ -29,6 +30,12 @@ constexpr unsigned doorbells = 4096;
 constexpr size_t doorbell_bytes = 16, record_bytes = 32, line_bytes = 128, mailbox_bytes = 256, claim_bytes = 16;
 constexpr unsigned quick_mailboxes = 64;
 constexpr unsigned address_bytes = 112;
+
+// Of a handle: small messages go through the rings too.
+constexpr uint64_t handle_no_inline = 1;
+
+// Messages inside a line.
+constexpr unsigned inline_bytes = 98, inline_words = 14, inline_first = 2, inline_phase_bit = 55, inline_length_bit = 47;
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
@@ -43,7 +50,7 @@ constexpr uint64_t position_mask = (uint64_t(1) << position_bits) - 1;
 constexpr uint64_t lap_bit = uint64_t(1) << 63;
 constexpr uint64_t flag_eof = uint64_t(1) << 60, flag_err = uint64_t(1) << 61, flag_full = uint64_t(1) << 62;
 
-enum Doorbell : uint64_t { doorbell_send = 1, doorbell_credit = 3, doorbell_close = 6, doorbell_control = 7 };
+enum Doorbell : uint64_t { doorbell_send = 1, doorbell_inline = 2, doorbell_credit = 3, doorbell_close = 6, doorbell_control = 7 };
 enum Call : uint64_t {
     call_socket = 1,
     call_bind,
@@ -63,7 +70,9 @@ struct DeviceSocket {
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
-    uint64_t reserved[5];
+    uint64_t sent_seen;  // the sent position as receivers saw it
+    uint64_t send_phase; // of the last message inside the host line: of the place, not of the socket
+    uint64_t reserved[3];
 };
 constexpr uint64_t state_filling = 1, state_open = 2, state_closed = 3;
 
