@@ -45,7 +45,7 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64)
+    explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64, unsigned fault_seed = 0)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
@@ -54,6 +54,7 @@ struct Net {
         options.ring_bytes = 4096;
         options.first_position = (uint64_t(1) << 48) - 1000;
         options.no_inline = no_inline;
+        options.fault_seed = fault_seed;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -39,6 +39,8 @@ pub struct Options {
     pub first_position: u64,
     /// Small messages go through the rings, as large ones do.
     pub no_inline: bool,
+    /// Faults of the network, from this seed: for tests. 0: none.
+    pub fault_seed: u32,
 }
 
 /// A net.
@@ -80,6 +82,7 @@ impl Net {
             ring_bytes,
             first: Position::of(options.first_position),
             inline: !options.no_inline,
+            fault_seed: options.fault_seed,
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
         };
         let started = memory.handle().and_then(|handle| Ok((handle, start(setup)?)));

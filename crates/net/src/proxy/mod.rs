@@ -18,6 +18,7 @@
 //! net is stopped.
 
 mod control;
+mod fault;
 mod pace;
 mod sockets;
 mod stream;
@@ -35,6 +36,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
+use self::fault::Faults;
 use self::pace::Pace;
 use self::sockets::{Caller, SocketFd, Sockets, State};
 use crate::counters::Counters;
@@ -75,6 +77,7 @@ pub(crate) struct Setup {
     pub(crate) ring_bytes: u64,
     pub(crate) first: Position,
     pub(crate) inline: bool,
+    pub(crate) fault_seed: u32,
     pub(crate) longest_sleep_ns: u64,
 }
 
@@ -90,6 +93,7 @@ pub(crate) struct Proxy {
     inline: bool,
     /// A doorbell whose message is not complete yet, and since when.
     incomplete: Option<(doorbell::Entry, u64)>,
+    faults: Faults,
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
@@ -118,6 +122,7 @@ impl Proxy {
             first: setup.first,
             inline: setup.inline,
             incomplete: None,
+            faults: Faults::new(setup.fault_seed),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: VecDeque::new(),
             later: Vec::new(),

@@ -20,6 +20,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET};
 
 use super::Proxy;
+use super::fault::Fault;
 use super::sockets::{Socket, State};
 
 /// How long a doorbell waits for its message: the words left the GPU before it.
@@ -57,7 +58,14 @@ impl Proxy {
             if len == 0 {
                 break;
             }
-            match memory.send(fd, rings.send + at as u64, len.min(BYTES_A_PASS - moved)) {
+            let len = len.min(BYTES_A_PASS - moved);
+            let done = match self.faults.next() {
+                Fault::None => memory.send(fd, rings.send + at as u64, len),
+                Fault::Short => memory.send(fd, rings.send + at as u64, 1),
+                Fault::Interrupted => Err(Errno::INTR),
+                Fault::Late => break,
+            };
+            match done {
                 Ok(sent) => {
                     socket.incoming.advance(sent);
                     moved += sent;
@@ -134,7 +142,14 @@ impl Proxy {
                 socket.flags |= FULL;
                 break;
             }
-            match memory.recv(fd, rings.receive + at as u64, room.min(BYTES_A_PASS - moved)) {
+            let room = room.min(BYTES_A_PASS - moved);
+            let done = match self.faults.next() {
+                Fault::None => memory.recv(fd, rings.receive + at as u64, room),
+                Fault::Short => memory.recv(fd, rings.receive + at as u64, 1),
+                Fault::Interrupted => Err(Errno::INTR),
+                Fault::Late => break,
+            };
+            match done {
                 Ok(0) => {
                     socket.flags |= EOF;
                     break;

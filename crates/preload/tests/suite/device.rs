@@ -136,6 +136,13 @@ fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
 }
 
 #[test]
+fn faults_around_sockets_of_kernels_end_in_right_bytes_or_true_errors() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_faults", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
 fn kernels_get_the_results_that_programs_get_from_sockets() {
     if has_cxx() {
         assert_passes(run_with_timeout(&device_test("net_scripts", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
