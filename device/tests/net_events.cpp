@@ -249,7 +249,7 @@ __global__ void take_all(net::Handle handle, int listener, int set, int count, u
 static void full_event_ring_loses_nothing()
 {
     const int count = 600;
-    Net net(unsigned(count), 1024);
+    Net net(unsigned(count), false, 1024);
     std::string address;
     int s = listener(net, ("unix:@spinio-full-" + std::to_string(getpid())).c_str(), address), set = spinio_net_set(net.net);
     auto turn = reinterpret_cast<uint64_t *>(net.words + 4000);
@@ -446,7 +446,7 @@ static void poll_of_ten_thousand_sockets()
     }
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
-    Net net(2 * pairs + 8, 16384);
+    Net net(2 * pairs + 8, false, 16384);
     std::string address;
     std::string name = "spinio-many-" + std::to_string(getpid());
     int s = listener(net, ("unix:@" + name).c_str(), address);

@@ -1,5 +1,5 @@
-// One random script of calls, run by a kernel and by this program, against the same peer: the results are the same. Prints
-// each difference and exits with 1.
+// Random scripts of calls, run by a kernel and by this program, against the same peer: the results are the same, also with
+// faults of the network (short, interrupted and late system calls of the proxy). Prints each difference and exits with 1.
 #include "net_test.h"
 
 // A script of calls, run by a kernel and by this program, against the same peer.
@@ -163,9 +163,9 @@ __global__ void scripts(net::Handle handle, int listener, const Step *steps, int
     }
 }
 
-static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count)
+static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count, unsigned fault_seed = 0)
 {
-    Net net;
+    Net net(16, false, 64, fault_seed);
     std::string address;
     int s = listener(net, where, address);
     Step *steps;
@@ -207,8 +207,11 @@ static void kernel_and_program_get_the_same_results(const char *where, unsigned 
 int main()
 {
     std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
-    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 1, 100);
-    kernel_and_program_get_the_same_results(path.c_str(), 1001, 100);
+    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 1, 250);
+    kernel_and_program_get_the_same_results(path.c_str(), 1001, 250);
+    unlink(path.c_str() + 7);
+    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 2001, 250, 1);
+    kernel_and_program_get_the_same_results(path.c_str(), 3001, 250, 2);
     unlink(path.c_str() + 7);
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -45,7 +45,8 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16, unsigned sockets = 64, unsigned ring_bytes = 4096)
+    explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64, unsigned fault_seed = 0,
+                 unsigned ring_bytes = 4096)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
@@ -53,6 +54,8 @@ struct Net {
         options.connections = connections;
         options.ring_bytes = ring_bytes;
         options.first_position = (uint64_t(1) << 48) - 1000;
+        options.no_inline = no_inline;
+        options.fault_seed = fault_seed;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

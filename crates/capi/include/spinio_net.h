@@ -42,6 +42,8 @@ struct spinio_net_options {
     uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536 */
     uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
     uint64_t first_position; /* where streams begin; for tests */
+    uint32_t no_inline;      /* 1: small messages go through the rings, as large ones do; for comparisons */
+    uint32_t fault_seed;     /* faults of the network, from this seed; for tests */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */

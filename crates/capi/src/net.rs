@@ -25,6 +25,8 @@ struct RawOptions {
     ring_bytes: u32,
     idle_us: u32,
     first_position: u64,
+    no_inline: u32,
+    fault_seed: u32,
 }
 
 fn null(what: &str) -> Failure {
@@ -87,6 +89,8 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             ring_bytes: given.ring_bytes,
             idle_us: given.idle_us,
             first_position: given.first_position,
+            no_inline: given.no_inline != 0,
+            fault_seed: given.fault_seed,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

@@ -7,14 +7,14 @@
 
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
-use spinio_ring::Word;
 use spinio_ring::layout::{
     DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
     header,
 };
+use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram::{self, Part};
 use spinio_sys::linux::socket::SocketAddress;
@@ -29,11 +29,17 @@ pub(crate) struct Memory {
     device_start: DeviceAddr,
     device_bytes: u64,
     sizes: Sizes,
+    handle_flags: u64,
 }
 
 impl Memory {
     /// Allocates it, for rings of `ring_bytes` in all.
-    pub(crate) fn new(device: &'static dyn Device, sizes: Sizes, ring_bytes: usize) -> Result<Memory> {
+    pub(crate) fn new(
+        device: &'static dyn Device,
+        sizes: Sizes,
+        ring_bytes: usize,
+        handle_flags: u64,
+    ) -> Result<Memory> {
         let Some(device) = device.shared_memory() else {
             let sentence = format!("{} has no virtual memory management, which a net needs", device.id());
             return Err(Error::new(Errno::NOTSUP, sentence));
@@ -52,7 +58,7 @@ impl Memory {
             failed(e)
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
-        let memory = Memory { device, pinned, device_start, device_bytes, sizes };
+        let memory = Memory { device, pinned, device_start, device_bytes, sizes, handle_flags };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             let _ = device.free_reservation(device_start, device_bytes);
@@ -95,7 +101,8 @@ impl Memory {
             device: self.device_start.0,
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
-            reserved: [0; 5],
+            flags: self.handle_flags,
+            reserved: [0; 4],
         })
     }
 
@@ -185,6 +192,25 @@ impl Memory {
         unsafe { datagram::recv_message(fd, &parts) }
     }
 
+    /// Bytes of a ring, for the messages inside lines; `at`: below its size.
+    fn bytes(&self, ring: u64, size: u64, at: u64) -> &AtomicU8 {
+        let place = self.ring(ring + (at & (size - 1)), 1);
+        // SAFETY: inside the block; kernels may change it meanwhile, and all accesses of Rust code to rings are atomic.
+        unsafe { AtomicU8::from_ptr(place) }
+    }
+
+    /// Stores a message in a ring of `size` bytes.
+    pub(crate) fn store(&self, ring: u64, size: u64, first: Position, message: &[u8]) {
+        for (byte, at) in message.iter().zip(first.bits()..) {
+            self.bytes(ring, size, at).store(*byte, Relaxed);
+        }
+    }
+
+    /// The bytes of a ring of `size` bytes, from a position on.
+    pub(crate) fn load(&self, ring: u64, size: u64, first: Position) -> impl Iterator<Item = u8> {
+        (first.bits()..).map(move |at| self.bytes(ring, size, at).load(Relaxed))
+    }
+
     /// Sends bytes of a ring.
     pub(crate) fn send(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
         // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
@@ -193,7 +219,7 @@ impl Memory {
 
     /// Receives bytes into a ring.
     pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
-        // SAFETY: inside the block, and no Rust code reads or writes bytes of rings.
+        // SAFETY: inside the block, and no Rust code has a reference to bytes of rings meanwhile.
         unsafe { socket::recv(fd, self.ring(offset, len), len) }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use spinio_device::Device;
 use spinio_ring::Position;
-use spinio_ring::layout::{Descriptor, Handle, MAX_SOCKETS, QUICK_MAILBOXES, Sizes};
+use spinio_ring::layout::{Descriptor, Handle, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, FdTableRoot};
@@ -37,6 +37,10 @@ pub struct Options {
     pub idle_us: u32,
     /// The position at which streams begin: for tests.
     pub first_position: u64,
+    /// Small messages go through the rings, as large ones do.
+    pub no_inline: bool,
+    /// Faults of the network, from this seed: for tests. 0: none.
+    pub fault_seed: u32,
 }
 
 /// A net.
@@ -65,7 +69,8 @@ impl Net {
             return Err(Error::new(Errno::INVAL, sentence));
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
-        let memory = Arc::new(Memory::new(device, sizes, ring_pairs as usize * 2 * ring_bytes as usize)?);
+        let flags = if options.no_inline { NO_INLINE } else { 0 };
+        let memory = Arc::new(Memory::new(device, sizes, ring_pairs as usize * 2 * ring_bytes as usize, flags)?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
         let setup = Setup {
@@ -76,6 +81,8 @@ impl Net {
             ring_pairs,
             ring_bytes,
             first: Position::of(options.first_position),
+            inline: !options.no_inline,
+            fault_seed: options.fault_seed,
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
         };
         let started = memory.handle().and_then(|handle| Ok((handle, start(setup)?)));

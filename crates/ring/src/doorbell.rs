@@ -7,10 +7,13 @@
 //!   proxy                   both laps are of this round: the entry is complete; head + 1
 //! ```
 //!
-//! The kernel makes its bytes visible before it claims, since nothing between claim and entry may wait: an entry that is
-//! claimed and never written stops the queue.
+//! The kernel makes its bytes visible before it claims, since nothing between claim and entry may wait. An entry that is claimed
+//! and not written yet is a hole: the proxy takes those after it, and the hole once it is written. That is as if it had been
+//! claimed later: the doorbells of a direction of a socket, and of a mailbox, are rung one after the other. Places up to a hole
+//! are not used again, so a hole that is never written blocks the queue 4096 entries later.
 
 use crate::Word;
+use crate::inline::{Inline, Phase};
 use crate::layout::DOORBELLS;
 use crate::position::{BITS, Position};
 
@@ -20,6 +23,8 @@ use crate::position::{BITS, Position};
 pub enum Op {
     /// The send ring has bytes up to the position.
     Send = 1,
+    /// The same, and the last of them are in the host line, not in the ring.
+    Inline = 2,
     /// Room in a receive ring that was full.
     Credit = 3,
     /// The next event of a socket in an event set is wanted.
@@ -41,39 +46,52 @@ pub struct Entry {
     pub socket: u32,
     /// Epoch of the socket.
     pub epoch: u32,
+    /// Of an inline send.
+    pub inline: Inline,
 }
 
 const LAP: u64 = 1 << 63;
 const OP_MASK: u64 = 0x7f;
 const EPOCH_MASK: u64 = 0x7fff;
+const LENGTH_MASK: u64 = 0x7f;
+const LENGTH_SHIFT: u32 = 47;
+const PHASE_SHIFT: u32 = BITS + 7;
 
-/// The lap bit of a ticket.
-const fn lap(ticket: u64) -> u64 {
-    if (ticket / DOORBELLS as u64).is_multiple_of(2) { LAP } else { 0 }
+/// The place of a ticket in a queue, and its lap bit. Models have shorter queues.
+const fn place<W>(queue: &[W], ticket: u64) -> (usize, u64) {
+    let places = (queue.len() / 2) as u64;
+    let lap = if (ticket / places).is_multiple_of(2) { LAP } else { 0 };
+    ((ticket % places) as usize * 2, lap)
 }
 
 impl Entry {
     /// An entry of a kernel.
     pub const fn new(op: Op, position: Position, socket: u32, epoch: u32) -> Entry {
-        Entry { op: Ok(op), position, socket, epoch }
+        Entry { op: Ok(op), position, socket, epoch, inline: Inline { length: 0, phase: Phase::of(0) } }
     }
 
-    fn words(self, ticket: u64) -> [u64; 2] {
+    fn words(self, lap: u64) -> [u64; 2] {
         let op = self.op.map_or_else(u64::from, |op| op as u64);
         let epoch = u64::from(self.epoch) & EPOCH_MASK;
-        [self.position.bits() | op << BITS | lap(ticket), u64::from(self.socket) | epoch << 32 | lap(ticket)]
+        let (phase, length) = (u64::from(self.inline.phase.number()), u64::from(self.inline.length) & LENGTH_MASK);
+        [
+            self.position.bits() | op << BITS | phase << PHASE_SHIFT | lap,
+            u64::from(self.socket) | epoch << 32 | length << LENGTH_SHIFT | lap,
+        ]
     }
 
     fn of(e0: u64, e1: u64) -> Entry {
         let op = match e0 >> BITS & OP_MASK {
             1 => Ok(Op::Send),
+            2 => Ok(Op::Inline),
             3 => Ok(Op::Credit),
             4 => Ok(Op::Rearm),
             6 => Ok(Op::Close),
             7 => Ok(Op::Control),
             other => Err(other as u8),
         };
-        Entry { op, position: Position::of(e0), socket: e1 as u32, epoch: (e1 >> 32 & EPOCH_MASK) as u32 }
+        let inline = Inline { length: (e1 >> LENGTH_SHIFT & LENGTH_MASK) as u8, phase: Phase::of(e0 >> PHASE_SHIFT) };
+        Entry { op, position: Position::of(e0), socket: e1 as u32, epoch: (e1 >> 32 & EPOCH_MASK) as u32, inline }
     }
 }
 
@@ -89,8 +107,8 @@ pub fn push<W: Word>(queue: &[W], tail: &W, seen: &W, head: &W, entry: Entry) ->
             }
         }
         if tail.compare_exchange(ticket, ticket.wrapping_add(1)) {
-            let at = (ticket as usize % DOORBELLS * 2) % queue.len();
-            let [e0, e1] = entry.words(ticket);
+            let (at, lap) = place(queue, ticket);
+            let [e0, e1] = entry.words(lap);
             queue[at].store_release(e0);
             queue[at + 1].store_release(e1);
             return true;
@@ -98,29 +116,76 @@ pub fn push<W: Word>(queue: &[W], tail: &W, seen: &W, head: &W, entry: Entry) ->
     }
 }
 
+/// How many places [`Consumer::pop`] looks at.
+const NEAR: usize = 8;
+
 /// The proxy's side.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Consumer {
+    /// All entries before it are taken.
     head: u64,
+    /// No entry from here on is taken.
+    next: u64,
+    /// Between them, those that are not taken.
+    holes: Vec<u64>,
 }
 
 impl Consumer {
-    /// The next entry, if it is complete. The words are loaded once.
+    /// The next entry that is complete, among the first ones. The words are loaded once.
     pub fn pop<W: Word>(&mut self, queue: &[W]) -> Option<Entry> {
-        let at = (self.head as usize % DOORBELLS * 2) % queue.len();
-        let (e0, e1) = (queue[at].load_acquire(), queue[at + 1].load_acquire());
-        let due = lap(self.head);
-        if e0 & LAP != due || e1 & LAP != due {
-            return None;
-        }
-        self.head = self.head.wrapping_add(1);
-        Some(Entry::of(e0, e1))
+        self.find(queue, NEAR)
     }
 
-    /// How many entries it has taken, for the kernels.
+    /// The same among all: for entries after many that are not complete. It loads the whole queue.
+    pub fn search<W: Word>(&mut self, queue: &[W]) -> Option<Entry> {
+        self.find(queue, DOORBELLS)
+    }
+
+    fn find<W: Word>(&mut self, queue: &[W], most: usize) -> Option<Entry> {
+        let mut holes = self.holes.iter().take(most).enumerate();
+        if let Some((at, entry)) = holes.find_map(|(at, &hole)| Some((at, load(queue, hole)?))) {
+            self.holes.remove(at);
+            self.settle();
+            return Some(entry);
+        }
+        let room = (queue.len() / 2) as u64 - self.next.wrapping_sub(self.head);
+        for ahead in 0..room.min(most as u64) {
+            let ticket = self.next.wrapping_add(ahead);
+            if let Some(entry) = load(queue, ticket) {
+                self.holes.extend((0..ahead).map(|i| self.next.wrapping_add(i)));
+                self.next = ticket.wrapping_add(1);
+                self.settle();
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    fn settle(&mut self) {
+        self.head = self.holes.first().copied().unwrap_or(self.next);
+    }
+
+    /// Whether no entry can follow before one is written that was claimed long ago.
+    pub const fn is_blocked(&self) -> bool {
+        self.next.wrapping_sub(self.head) >= DOORBELLS as u64
+    }
+
+    /// Entries that were claimed and are not written, as far as later ones show them.
+    pub const fn holes(&self) -> usize {
+        self.holes.len()
+    }
+
+    /// How many entries it has taken, for the kernels: their places are free.
     pub fn publish<W: Word>(&self, head: &W) {
         head.store_release(self.head);
     }
+}
+
+/// The entry of a ticket, if it is complete.
+fn load<W: Word>(queue: &[W], ticket: u64) -> Option<Entry> {
+    let (at, due) = place(queue, ticket);
+    let (e0, e1) = (queue[at].load_acquire(), queue[at + 1].load_acquire());
+    (e0 & LAP == due && e1 & LAP == due).then(|| Entry::of(e0, e1))
 }
 
 #[cfg(test)]
@@ -137,7 +202,11 @@ mod tests {
     fn entries_come_out_in_order_over_many_rounds_and_a_full_queue_refuses() {
         let (queue, claims) = (words(DOORBELLS * 2), words(3));
         let mut consumer = Consumer::default();
-        let entry = |i: u64| Entry::new(Op::Send, Position::of(i * 77), i as u32, i as u32 % 0x7fff);
+        let inline = |i: u64| Inline { length: (i % 128) as u8, phase: Phase::of(i) };
+        let entry = |i: u64| Entry {
+            inline: inline(i),
+            ..Entry::new(Op::Inline, Position::of(i * 77), i as u32, i as u32 % 0x7fff)
+        };
         let push = |i| push(&queue, &claims[0], &claims[1], &claims[2], entry(i));
         assert_eq!(consumer.pop(&queue), None);
         let (mut pushed, mut popped) = (0, 0);
@@ -162,11 +231,49 @@ mod tests {
     fn entry_with_one_word_is_not_complete() {
         let queue = words(DOORBELLS * 2);
         let mut consumer = Consumer::default();
-        let [e0, e1] = Entry::new(Op::Close, Position::of(0), 3, 4).words(0);
+        let [e0, e1] = Entry::new(Op::Close, Position::of(0), 3, 4).words(LAP);
         queue[1].store_release(e1);
         assert_eq!(consumer.pop(&queue), None);
         queue[0].store_release(e0);
         assert_eq!(consumer.pop(&queue), Some(Entry::new(Op::Close, Position::of(0), 3, 4)));
+    }
+
+    #[test]
+    fn entries_after_one_that_is_never_written_are_taken_until_the_queue_is_full() {
+        for holes in [1, 20_u64] {
+            let (queue, claims) = (words(DOORBELLS * 2), words(3));
+            let mut consumer = Consumer::default();
+            let entry = |i: u64| Entry::new(Op::Send, Position::of(i), 1, 1);
+            let push = |i| push(&queue, &claims[0], &claims[1], &claims[2], entry(i));
+            assert!(push(0) && consumer.pop(&queue) == Some(entry(0)));
+            claims[0].store_release(1 + holes);
+            for i in 1..DOORBELLS as u64 - holes + 1 {
+                assert!(push(i) && !consumer.is_blocked());
+                let near = consumer.pop(&queue);
+                assert_eq!(near.is_some(), i > 1 || holes < NEAR as u64);
+                assert_eq!(near.or_else(|| consumer.search(&queue)), Some(entry(i)));
+                consumer.publish(&claims[2]);
+            }
+            assert!(!push(9999) && consumer.is_blocked());
+            assert_eq!((consumer.holes(), consumer.search(&queue)), (holes as usize, None));
+        }
+    }
+
+    #[test]
+    fn entry_that_is_written_late_is_taken_once() {
+        let (queue, claims, late) = (words(DOORBELLS * 2), words(3), words(1));
+        let mut consumer = Consumer::default();
+        let entry = |i: u64| Entry::new(Op::Send, Position::of(i), 1, 1);
+        claims[0].store_release(1);
+        for i in 1..5 {
+            assert!(push(&queue, &claims[0], &claims[1], &claims[2], entry(i)));
+        }
+        let all: Vec<_> = std::iter::from_fn(|| consumer.pop(&queue)).collect();
+        assert_eq!(all, (1..5).map(entry).collect::<Vec<_>>());
+        assert!(push(&queue, &late[0], &claims[1], &claims[2], entry(77)));
+        assert_eq!((consumer.pop(&queue), consumer.pop(&queue)), (Some(entry(77)), None));
+        consumer.publish(&claims[2]);
+        assert_eq!(claims[2].load_acquire(), 5);
     }
 
     #[test]

@@ -197,8 +197,13 @@ pub struct Handle {
     pub sockets: u32,
     /// [`Sizes::mailboxes`]
     pub mailboxes: u32,
+    /// [`NO_INLINE`]
+    pub flags: u64,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
+
+/// Of a handle: small messages go through the rings too.
+pub const NO_INLINE: u64 = 1;
 
 const _: () = assert!(size_of::<Handle>() == 64);

@@ -21,12 +21,13 @@
 //! The kernel's side exists twice: here in Rust, for models and tests, and in CUDA C++. A test compares the layouts. The
 //! code takes its atomics through [`Word`], so that a model checker runs the same code.
 //!
-//! Known flaw: small messages inside a line (inline) and polling peers have their places in the layout, but no code yet.
+//! Known flaw: polling peers have their place in the layout, but no code yet.
 #![forbid(unsafe_code)]
 
 pub mod datagram;
 pub mod doorbell;
 pub mod event;
+pub mod inline;
 #[cfg(all(test, loom))]
 mod interleavings;
 pub mod layout;

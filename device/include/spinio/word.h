@@ -25,6 +25,12 @@ __device__ inline uint64_t load_acquire_system(const uint64_t *at)
     return value;
 }
 
+// The same for the lanes of a warp that load neighbours at once, which is one access: it is counted where `counts`.
+__device__ inline uint64_t load_acquire_system_once(const uint64_t *at, bool)
+{
+    return load_acquire_system(at);
+}
+
 __device__ inline void store_release_system(uint64_t *at, uint64_t value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
@@ -82,6 +88,9 @@ __device__ inline uint64_t and_release_device(uint64_t *at, uint64_t bits)
     return old;
 }
 
+// Bytes that are read in host memory.
+__device__ inline void count_ring_bytes(size_t) {}
+
 // Returns the old value: the exchange was made if that is `expected`. Acquire and release.
 __device__ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_t wanted)
 {
@@ -95,13 +104,49 @@ __device__ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expect
 
 #else
 
+// What accesses cost on a GPU, counted here: the tests compare it with what the design says. Of the blocks that this thread
+// runs, so of one block where all are resident.
+namespace emulation {
+
+struct HostAccesses {
+    uint64_t reads;    // of host memory, each of which the GPU waits for
+    uint64_t releases; // stores and fences that wait until all earlier stores have arrived
+    uint64_t bytes;    // read in rings
+};
+
+inline thread_local HostAccesses host_accesses;
+
+inline void count(uint64_t &counter, uint64_t by)
+{
+    __atomic_fetch_add(&counter, by, __ATOMIC_RELAXED);
+}
+
+inline void count_release()
+{
+    count(host_accesses.releases, 1);
+}
+
+} // namespace emulation
+
+inline uint64_t load_acquire_system_once(const uint64_t *at, bool counts)
+{
+    emulation::count(emulation::host_accesses.reads, counts);
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+inline void count_ring_bytes(size_t bytes)
+{
+    emulation::count(emulation::host_accesses.bytes, bytes);
+}
+
 inline uint64_t load_acquire_system(const uint64_t *at)
 {
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    return load_acquire_system_once(at, true);
 }
 
 inline void store_release_system(uint64_t *at, uint64_t value)
 {
+    emulation::count_release();
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 

@@ -8,10 +8,11 @@
 //!         ── nvmmu, maps                           moves, and maps in stream order, on a GPU
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── benches/gaia                          what maps of files cost
+//!         ── benches/gpunet                        what sockets of kernels cost: nvcc builds it there
 //!         ── net.cu, reader.cu                     sockets and on-demand reads of kernels: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
-//!         ── wheels/                               with --peers: KvikIO, fastsafetensors (vendored.rs)
+//!         ── wheels/                               with --peers: KvikIO, fastsafetensors, ZeroMQ (vendored.rs)
 //!         ── commit                                the commit it was built from
 //!         ── run-gpu-suite                         runs all of it
 //! ```
@@ -116,6 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for folder in [
         "benches/gaia",
         "benches/gpu",
+        "benches/gpunet",
         "benches/nvmmu",
         "benches/record",
         "benches/safetensors",

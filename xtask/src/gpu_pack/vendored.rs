@@ -15,8 +15,8 @@ use crate::tools;
 /// The GPU machine's Python.
 const PYTHON: &str = "3.12";
 
-/// The libraries that the rows of benches/gpu and benches/safetensors compare with SPIN.
-const PEERS: [&str; 4] = ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors"];
+/// The libraries that the rows of benches/gpu, benches/safetensors and benches/gpunet compare with SPIN.
+const PEERS: [&str; 5] = ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors", "pyzmq"];
 
 /// Of the C library: these must be the loader's.
 const SYSTEM: [&str; 8] = ["libc", "libm", "libpthread", "librt", "libdl", "libresolv", "libutil", "ld-linux-x86-64"];

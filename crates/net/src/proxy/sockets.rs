@@ -13,6 +13,7 @@ use std::sync::mpsc::SyncSender;
 
 use spinio_ring::Position;
 use spinio_ring::event::Watch;
+use spinio_ring::inline::Phase;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
@@ -70,6 +71,8 @@ pub(crate) struct Socket {
     pub(crate) rings: Option<RingPair>,
     pub(crate) incoming: Incoming,
     pub(crate) outgoing: Outgoing,
+    /// Of the last message inside the device line.
+    pub(crate) phase: Phase,
     /// The Linux kernel may have bytes, or room.
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -99,6 +102,8 @@ pub(crate) struct Socket {
 #[derive(Debug, Default)]
 struct Slot {
     epoch: u32,
+    /// Of the last socket: the line still has its words.
+    phase: Phase,
     socket: Option<Socket>,
 }
 
@@ -156,6 +161,7 @@ impl Sockets {
             rings: Some(rings),
             incoming: Incoming::new(ring_bytes, self.first),
             outgoing: Outgoing::new(ring_bytes, self.first, slot.epoch),
+            phase: slot.phase,
             readable: true,
             writable: true,
             flags: 0,
@@ -205,8 +211,10 @@ impl Sockets {
     /// Ends a socket.
     pub(crate) fn remove(&mut self, index: u32) -> Option<Socket> {
         self.free_rings(index);
-        let socket = self.slots.get_mut(index as usize)?.socket.take();
-        if socket.is_some() {
+        let slot = self.slots.get_mut(index as usize)?;
+        let socket = slot.socket.take();
+        if let Some(socket) = &socket {
+            slot.phase = socket.phase;
             self.free.push_back(index);
         }
         socket

@@ -11,6 +11,8 @@
 use std::sync::Arc;
 
 use spinio_ring::Word;
+use spinio_ring::doorbell::Entry;
+use spinio_ring::inline::{self, Inline};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{EOF, ERR, FULL};
 use spinio_ring::stream::Violation;
@@ -18,8 +20,11 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET};
 
 use super::Proxy;
+use super::fault::Fault;
 use super::sockets::{STREAM, Socket, State};
 
+/// How long a doorbell waits for its message: the words left the GPU before it.
+const INCOMPLETE_NS: u64 = 10_000_000;
 /// Bytes of a socket in a pass, in each direction.
 const BYTES_A_PASS: usize = 256 << 10;
 
@@ -61,7 +66,14 @@ impl Proxy {
             if len == 0 {
                 break;
             }
-            match memory.send(fd, rings.send + at as u64, len.min(BYTES_A_PASS - moved)) {
+            let len = len.min(BYTES_A_PASS - moved);
+            let done = match self.faults.next() {
+                Fault::None => memory.send(fd, rings.send + at as u64, len),
+                Fault::Short => memory.send(fd, rings.send + at as u64, 1),
+                Fault::Interrupted => Err(Errno::INTR),
+                Fault::Late => break,
+            };
+            match done {
                 Ok(sent) => {
                     socket.incoming.advance(sent);
                     moved += sent;
@@ -89,9 +101,37 @@ impl Proxy {
         moved > 0
     }
 
+    /// A doorbell for a message in the host line: into the send ring with it. Its words may come a little later than the
+    /// doorbell, which waits for them.
+    pub(super) fn take_message(&mut self, entry: Entry, since: u64, now: u64) {
+        let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
+        let (memory, ring_bytes) = (Arc::clone(&self.memory), self.sockets.ring_bytes);
+        let Some(socket) = self.sockets.get(descriptor) else { return };
+        if socket.state != State::Connected || socket.closing.is_some() {
+            return;
+        }
+        let words = &memory.host_line(descriptor.index)[inline::FIRST..];
+        let Some(message) = inline::load(words, entry.inline) else {
+            if now.saturating_sub(since) > INCOMPLETE_NS {
+                return self.violation(descriptor.index);
+            }
+            self.incomplete = Some((entry, since));
+            return;
+        };
+        match (socket.incoming.extend_inline(entry.position, entry.inline.length), socket.rings) {
+            (Ok(first), Some(rings)) => {
+                let message = &message[..usize::from(entry.inline.length)];
+                memory.store(rings.send, ring_bytes, first, message);
+                self.heat(descriptor.index);
+            }
+            (Err(_), _) => self.violation(descriptor.index),
+            (Ok(_), None) => {}
+        }
+    }
+
     /// Network to receive ring.
     fn pump_in(&mut self, index: u32, now: u64) -> bool {
-        let memory = Arc::clone(&self.memory);
+        let (memory, ring_bytes) = (Arc::clone(&self.memory), self.sockets.ring_bytes);
         let Some(socket) = self.sockets.at(index) else { return false };
         let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
@@ -101,6 +141,7 @@ impl Proxy {
             self.violation(index);
             return false;
         }
+        let may_be_inline = self.inline && !socket.outgoing.has_unread();
         let (mut moved, before) = (0, socket.flags);
         socket.flags &= !FULL;
         while socket.readable && moved < BYTES_A_PASS {
@@ -109,7 +150,14 @@ impl Proxy {
                 socket.flags |= FULL;
                 break;
             }
-            match memory.recv(fd, rings.receive + at as u64, room.min(BYTES_A_PASS - moved)) {
+            let room = room.min(BYTES_A_PASS - moved);
+            let done = match self.faults.next() {
+                Fault::None => memory.recv(fd, rings.receive + at as u64, room),
+                Fault::Short => memory.recv(fd, rings.receive + at as u64, 1),
+                Fault::Interrupted => Err(Errno::INTR),
+                Fault::Late => break,
+            };
+            match done {
                 Ok(0) => {
                     socket.flags |= EOF;
                     break;
@@ -134,7 +182,15 @@ impl Proxy {
             memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
         }
         if moved > 0 || flags != before {
-            memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());
+            let mut word = socket.outgoing.line(flags);
+            if may_be_inline && (1..=inline::BYTES).contains(&moved) {
+                let first = word.position.after((moved as u64).wrapping_neg());
+                socket.phase = socket.phase.next();
+                let bytes = memory.load(rings.receive, ring_bytes, first).take(moved);
+                inline::store(&memory.device_line(index)[inline::FIRST..], bytes, socket.phase);
+                word = socket.outgoing.line_inline(flags, Inline { length: moved as u8, phase: socket.phase });
+            }
+            memory.device_line(index)[0].store_release(word.word());
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(moved as u64);

@@ -135,6 +135,20 @@ fn kernels_call_sockets() {
 }
 
 #[test]
+fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_inline", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
+fn faults_around_sockets_of_kernels_end_in_right_bytes_or_true_errors() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_faults", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
 fn kernels_get_the_results_that_programs_get_from_sockets() {
     if has_cxx() {
         assert_passes(run_with_timeout(&device_test("net_scripts", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
@@ -152,6 +166,24 @@ fn kernels_wait_for_many_sockets() {
 fn kernels_get_the_results_that_programs_get_from_datagrams() {
     if has_cxx() {
         assert_passes(run_with_timeout(&device_test("net_datagrams", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
+#[test]
+fn benchmark_of_sockets_runs_every_row() {
+    if !has_cxx() {
+        return;
+    }
+    let program = build("gpunet", &[workspace_path("benches/gpunet/gpunet.cu")], &["-pthread", "-Wall", "-Wextra"]);
+    let table = build_dir().join("gpunet.json");
+    let mut run = run_with_timeout(&program);
+    run.args(["--tiny", "--limit", "600", "--out"]).arg(&table);
+    assert_passes(run);
+    let table = std::fs::read_to_string(table).expect("the results");
+    for row in
+        ["parts", "echo", "relay", "blocks", "stream", "send", "sockets", "contention", "attributes", "idle", "many"]
+    {
+        assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }
 }
 

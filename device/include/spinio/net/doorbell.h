@@ -37,6 +37,8 @@ __device__ inline void publish()
 {
 #if defined(__CUDACC__)
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+#else
+    emulation::count_release();
 #endif
 }
 
@@ -45,16 +47,25 @@ __device__ inline void store_published(uint64_t *at, uint64_t value)
 #if defined(__CUDACC__)
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
 #else
-    store_release_system(at, value);
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 #endif
 }
 
-// Rings the doorbell; -ESHUTDOWN if the queue is full and the net is stopped.
-__device__ inline int ring(const Handle &net, layout::Doorbell operation, uint32_t socket, uint32_t epoch, uint64_t position)
+// The words of an entry but for the lap.
+struct Entry {
+    uint64_t words[2];
+};
+
+__device__ inline Entry entry_of(layout::Doorbell operation, uint32_t socket, uint32_t epoch, uint64_t position)
+{
+    return {{position | uint64_t(operation) << layout::position_bits, socket | uint64_t(epoch) << 32}};
+}
+
+// Claims a place and writes the entry; -ESHUTDOWN if the queue is full and the net is stopped.
+__device__ inline int enter(const Handle &net, Entry entry)
 {
     uint64_t *claims = device_words(net, 0);
     uint64_t *tail = claims + layout::claims_doorbell_tail, *seen = claims + layout::claims_doorbell_head;
-    publish();
     Backoff waiting;
     for (unsigned polls = 0;;) {
         uint64_t ticket = load_acquire_device(tail);
@@ -71,11 +82,27 @@ __device__ inline int ring(const Handle &net, layout::Doorbell operation, uint32
         if (compare_exchange_device(tail, ticket, ticket + 1) != ticket)
             continue;
         uint64_t lap = ticket / layout::doorbells % 2 ? 0 : layout::lap_bit;
-        uint64_t *entry = pinned_words(net, layout::page) + ticket % layout::doorbells * 2;
-        store_published(entry, position | uint64_t(operation) << layout::position_bits | lap);
-        store_published(entry + 1, socket | uint64_t(epoch) << 32 | lap);
+        uint64_t *place = pinned_words(net, layout::page) + ticket % layout::doorbells * 2;
+        store_published(place, entry.words[0] | lap);
+        store_published(place + 1, entry.words[1] | lap);
         return 0;
     }
+}
+
+// Rings the doorbell, after what this group has stored before.
+__device__ inline int ring(const Handle &net, layout::Doorbell operation, uint32_t socket, uint32_t epoch, uint64_t position)
+{
+    publish();
+    return enter(net, entry_of(operation, socket, epoch, position));
+}
+
+// Rings for a message in the host line, of which each word says whether it is there: no fence.
+__device__ inline int ring_inline(const Handle &net, uint32_t socket, uint32_t epoch, uint64_t position, unsigned bytes, unsigned phase)
+{
+    Entry entry = entry_of(layout::doorbell_inline, socket, epoch, position);
+    entry.words[0] |= uint64_t(phase) << layout::inline_phase_bit;
+    entry.words[1] |= uint64_t(bytes) << layout::inline_length_bit;
+    return enter(net, entry);
 }
 
 } // namespace spinio::net::detail

@@ -19,7 +19,8 @@ namespace spinio::net {
 struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
-    uint64_t reserved[5];
+    uint64_t flags; // handle_no_inline
+    uint64_t reserved[4];
 };
 
 namespace layout {
@@ -35,6 +36,12 @@ constexpr size_t event_words_bytes = page / event_sets_of_a_net;
 
 // Words of an event set in pinned memory.
 constexpr unsigned event_taken = 0, event_made = 16;
+
+// Of a handle: small messages go through the rings too.
+constexpr uint64_t handle_no_inline = 1;
+
+// Messages inside a line.
+constexpr unsigned inline_bytes = 98, inline_words = 14, inline_first = 2, inline_phase_bit = 55, inline_length_bit = 47;
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
@@ -53,7 +60,14 @@ constexpr uint64_t position_mask = (uint64_t(1) << position_bits) - 1;
 constexpr uint64_t lap_bit = uint64_t(1) << 63;
 constexpr uint64_t flag_eof = uint64_t(1) << 60, flag_err = uint64_t(1) << 61, flag_full = uint64_t(1) << 62;
 
-enum Doorbell : uint64_t { doorbell_send = 1, doorbell_credit = 3, doorbell_rearm = 4, doorbell_close = 6, doorbell_control = 7 };
+enum Doorbell : uint64_t {
+    doorbell_send = 1,
+    doorbell_inline,
+    doorbell_credit,
+    doorbell_rearm,
+    doorbell_close = 6,
+    doorbell_control,
+};
 enum Call : uint64_t {
     call_socket = 1,
     call_bind,
@@ -77,7 +91,9 @@ struct DeviceSocket {
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
     uint64_t kind;      // type 4 | domain 8
     uint64_t connected; // 1: datagrams need no address
-    uint64_t reserved[3];
+    uint64_t sent_seen;  // the sent position as receivers saw it
+    uint64_t send_phase; // of the last message inside the host line: of the place, not of the socket
+    uint64_t reserved;
 };
 
 // An event set in device memory: claims, then the copies of entries. crates/ring/src/event.rs explains it.

@@ -71,6 +71,7 @@ __device__ inline int find(const Handle &net, int s)
         socket->consumed = socket->tail = first;
         // No room, so that the first send looks at the line, which says whether there is a connection.
         socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
+        socket->sent_seen = socket->sent;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
         return 0;

@@ -1,16 +1,17 @@
 // stream.h: send and recv of connected sockets.
 //
-//   recv   leader: lock; reads the line until there are bytes     all: ring -> buffer     leader: consumed position; unlock
-//   send   leader: lock; looks for room                           all: buffer -> ring     leader: doorbell; unlock
+//   recv   leader: lock   first warp: reads the line until there are bytes   all: ring -> buffer   leader: consumed position; unlock
+//                                     they are in the line too: lanes -> buffer
+//   send   leader: lock; looks for room   all: buffer -> ring, or host line   leader: doorbell; unlock
 //
 // A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
-// leader publishes.
-//
-// Known flaw: small messages go through the rings too; the place for them inside a line is not used yet.
+// leader publishes. A message of at most 98 bytes goes inside a line (inline.h) if all that was sent before is known to be
+// sent. Single threads and blocks of less than 32 threads receive through the ring.
 #ifndef SPINIO_NET_STREAM_H
 #define SPINIO_NET_STREAM_H
 
 #include <spinio/net/group.h>
+#include <spinio/net/inline.h>
 #include <spinio/net/line.h>
 
 namespace spinio::net {
@@ -39,7 +40,60 @@ __device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeo
 {
 }
 
-// Bytes that have arrived, 0 at the end of the stream, or -errno.
+// What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
+constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
+
+// Bytes that have arrived, 0 at the end of the stream, -EPROTO, or one of these.
+__device__ inline int64_t arrived(const layout::DeviceSocket *socket, uint64_t word)
+{
+    uint64_t there = (word - socket->consumed) & layout::position_mask;
+    if (there > ring_size(socket->receive_ring))
+        return -EPROTO;
+    if (there)
+        return int64_t(there);
+    if (word & layout::flag_err)
+        return has_failed;
+    return word & layout::flag_eof ? 0 : nothing;
+}
+
+// Polls of whole lines, which cost the bus more, before it is their first words only.
+constexpr unsigned wide_polls = 64;
+
+// Bytes that have arrived, 0 at the end of the stream, or -errno. All lanes of a warp call, and have the line.
+__device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, WideLine &line)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const uint64_t *words = device_line(net, s);
+    const unsigned lane = Warp::linear() % 32;
+    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
+    for (unsigned polls = 0;; polls++) {
+        line = WideLine::read(words, polls < wide_polls ? 16 : 2);
+        int64_t value = arrived(socket, line.received);
+        if (value > 0 && polls >= wide_polls)
+            line = WideLine::read(words);
+        if (value == has_failed)
+            // It may be newer than the lane's second word.
+            return -int64_t(load_acquire_system_once(words + 1, lane == 0) >> layout::position_bits);
+        if (value != nothing) {
+            // A sender need not look whether all was sent.
+            if (lane == 1 && !(line.mine >> layout::position_bits))
+                store_release_device(&socket->sent_seen, line.mine);
+            return value;
+        }
+        int64_t failed = 0;
+        if (lane == 0) {
+            failed = wait.again();
+            // On the emulated device a block sleeps only if nothing but polls happens.
+            while (spinio::emulated && !failed && load_acquire_system(words) == line.received)
+                failed = wait.again();
+        }
+        failed = int64_t(__shfl_sync(0xffffffffu, (unsigned long long)failed, 0));
+        if (failed)
+            return failed;
+    }
+}
+
+// The same by one thread.
 __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bool &full)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
@@ -48,15 +102,11 @@ __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bo
     for (;;) {
         uint64_t word = load_acquire_system(line);
         full = word & layout::flag_full;
-        uint64_t there = (word - socket->consumed) & layout::position_mask;
-        if (there > ring_size(socket->receive_ring))
-            return -EPROTO;
-        if (there)
-            return int64_t(there);
-        if (word & layout::flag_err)
+        int64_t value = arrived(socket, word);
+        if (value == has_failed)
             return -int64_t(load_acquire_system(line + 1) >> layout::position_bits);
-        if (word & layout::flag_eof)
-            return 0;
+        if (value != nothing)
+            return value;
         if (int failed = wait.again())
             return failed;
     }
@@ -89,6 +139,14 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
     }
 }
 
+// Whether all bytes are known to be sent: the host line is free then.
+__device__ inline bool all_sent(layout::DeviceSocket *socket)
+{
+    if (socket->sent != socket->tail && load_acquire_device(&socket->sent_seen) == socket->tail)
+        socket->sent = socket->tail;
+    return socket->sent == socket->tail;
+}
+
 template <typename Group>
 __device__ int64_t lock_direction(Group group, const Handle &net, int s, int flags, bool receive)
 {
@@ -110,6 +168,7 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
     size_t at = position & (size - 1);
     size_t first = bytes < size - at ? bytes : size_t(size) - at;
     if (out) {
+        count_ring_bytes(group.leads() ? bytes : 0);
         copy(group, buffer, ring + at, first);
         copy(group, buffer + first, ring, bytes - first);
     } else {
@@ -132,19 +191,33 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
         return detail::receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
     uint64_t place = socket->receive_ring, size = detail::ring_size(place);
     auto to = static_cast<unsigned char *>(buffer);
+    const bool wide = group.wide() && !(net.flags & layout::handle_no_inline);
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
         bool full = false;
         Pair there = {0, 0};
-        if (group.leads())
+        detail::WideLine line = {};
+        if (wide && group.rank() < 32) {
+            there = {detail::wait_for_line(net, s, flags, line), socket->consumed};
+            full = line.received & layout::flag_full;
+            // The others have to know where the bytes are.
+            if (there.value > 0 && line.has(uint64_t(there.value)))
+                there.position |= layout::lap_bit;
+        } else if (!wide && group.leads()) {
             there = {detail::wait_for_bytes(net, s, flags, full), socket->consumed};
+        }
         there = group.share(there);
+        const bool inside = there.position & layout::lap_bit;
+        there.position &= layout::position_mask;
         result = there.value;
         if (result <= 0)
             break;
         size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
-        detail::copy_ring(group, detail::ring_bytes(net, place), size, there.position, to + done, take, true);
+        if (!inside)
+            detail::copy_ring(group, detail::ring_bytes(net, place), size, there.position, to + done, take, true);
+        else if (group.rank() < 32)
+            line.copy_to(to + done, uint64_t(there.value), take);
         group.sync();
         done += take;
         if (flags & PEEK)
@@ -181,22 +254,33 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
     int64_t result = 0;
     while (done < bytes) {
         Pair room = {0, 0};
-        if (group.leads())
+        if (group.leads()) {
             room = {detail::wait_for_room(net, s, flags), socket->tail};
+            if (room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && detail::all_sent(socket))
+                room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
+        }
         room = group.share(room);
         result = room.value;
         if (result < 0)
             break;
+        const unsigned phase = unsigned(room.position >> layout::position_bits);
+        room.position &= layout::position_mask;
         size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > size / 2)
             take = size / 2;
-        detail::copy_ring(group, detail::ring_bytes(net, place), size, room.position, from + done, take, false);
+        if (phase)
+            detail::store_inline(group, detail::host_line(net, s), from + done, unsigned(take), phase);
+        else
+            detail::copy_ring(group, detail::ring_bytes(net, place), size, room.position, from + done, take, false);
         group.sync();
         int64_t failed = 0;
         if (group.leads()) {
             uint64_t tail = (room.position + take) & layout::position_mask;
-            failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
+            if (phase)
+                failed = detail::ring_inline(net, detail::index_of(s), detail::epoch_of(s), tail, unsigned(take), phase);
+            else
+                failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
             if (!failed)
                 store_relaxed_device(&socket->tail, tail);
         }
