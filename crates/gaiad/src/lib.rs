@@ -33,6 +33,7 @@
 //! | `device_process/` | the process that uses devices for the server: copies from memory of GPU programs |
 //! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
 //! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
+//! | `handoff.rs`, `arrivals.rs` | releases that hand device memory over, and the bytes that are on their way from there |
 //! | `seek.rs` | holes of files that have dirty pages |
 //! | `writers.rs` | which files a program may have open for writing |
 //! | `shared_counters.rs` | memory by which clients know that nothing has changed |
@@ -61,6 +62,7 @@
 #![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
 
 mod accept;
+mod arrivals;
 mod backing;
 mod buffer;
 mod channel;
@@ -74,6 +76,7 @@ mod explain;
 mod file_backing;
 mod files;
 mod handlers;
+mod handoff;
 mod identity;
 mod invalidator;
 mod journal;

@@ -35,6 +35,9 @@ pub enum Use {
     Inode,
     /// The content of a file that its mode forbids the server to open.
     Content,
+    /// Device memory with released pages, or the list of these (arrivals.rs). Instead of a node there is a number of the
+    /// server's.
+    Handed,
 }
 
 /// What a message says.
@@ -58,6 +61,7 @@ pub enum Message {
 
 /// Added to the kind of a message.
 const CONTENT: u64 = 16;
+const HANDED: u64 = 32;
 
 impl Message {
     fn to_bytes(self) -> [u8; BYTES] {
@@ -70,7 +74,11 @@ impl Message {
             Message::Invalidate => (6, Use::Inode, 0),
             Message::Devices => (7, Use::Inode, 0),
         };
-        let kind = if what == Use::Content { kind + CONTENT } else { kind };
+        let kind = match what {
+            Use::Inode => kind,
+            Use::Content => kind + CONTENT,
+            Use::Handed => kind + HANDED,
+        };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&u64::to_ne_bytes(kind));
         bytes[8..].copy_from_slice(&u64::to_ne_bytes(node));
@@ -80,8 +88,13 @@ impl Message {
     fn from_bytes(bytes: &[u8; BYTES]) -> Option<Message> {
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let (kind, node) = (word(0)?, word(8)?);
-        let what = if kind & CONTENT != 0 { Use::Content } else { Use::Inode };
-        Some(match kind & !CONTENT {
+        let what = match kind & (CONTENT | HANDED) {
+            0 => Use::Inode,
+            CONTENT => Use::Content,
+            HANDED => Use::Handed,
+            _ => return None,
+        };
+        Some(match kind & !(CONTENT | HANDED) {
             1 => Message::Start,
             2 => Message::Kept(what),
             3 => Message::Go,

@@ -37,6 +37,8 @@ pub(super) enum Request {
     Copy { chunk: u64, file: u64, ranges: Vec<CopyRange> },
     /// Forget a chunk.
     Forget { chunk: u64 },
+    /// Make a context of a device, for requests that will come.
+    Open { device: [u8; 16] },
 }
 
 impl Request {
@@ -46,6 +48,7 @@ impl Request {
             Request::File { file } => (2, 0, *file, 0, [0; 16]),
             Request::Copy { chunk, file, ranges } => (3, *chunk, *file, ranges.len() as u64, [0; 16]),
             Request::Forget { chunk } => (4, *chunk, 0, 0, [0; 16]),
+            Request::Open { device } => (5, 0, 0, 0, *device),
         };
         let mut bytes = Vec::with_capacity(REQUEST);
         [kind, id, object, file, len].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
@@ -74,6 +77,7 @@ impl Request {
                 Request::Copy { chunk: object, file, ranges: (0..len as usize).map(range).collect() }
             }
             4 => Request::Forget { chunk: object },
+            5 => Request::Open { device: bytes[40..56].try_into().ok()? },
             _ => return None,
         };
         Some((word(1), request))
@@ -108,6 +112,7 @@ mod tests {
             Request::Copy { chunk: 1, file: 2, ranges: (0..RANGES as u64).map(range).collect() },
             Request::Copy { chunk: 1, file: 2, ranges: Vec::new() },
             Request::Forget { chunk: 9 },
+            Request::Open { device: *b"0123456789abcdef" },
         ];
         for (id, request) in (5..).zip(all) {
             let bytes = request.to_bytes(id);

@@ -19,9 +19,7 @@
 //! It trusts the server, not the chunk: its bytes may change while they are copied, and an import that fails is an answer.
 //!
 //! Known flaw: a copy that a device never completes keeps its lock, and with it later copies to that file, until the
-//! driver gives up. The server's requests then fail after [`WITHIN`].
-
-#![expect(dead_code, reason = "releases and reads begin to use it with the commits after this one")]
+//! driver gives up. The process is killed after [`WITHIN`], and the server's requests fail once it has ended.
 
 mod messages;
 mod process;
@@ -29,10 +27,8 @@ mod requests;
 
 use std::time::Duration;
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "as above"))]
 pub(crate) use messages::CopyRange;
 pub(crate) use process::run;
-#[expect(unused_imports, reason = "as above")]
 pub(crate) use requests::{DeviceChunk, DeviceProcess, Target};
 
 /// It ends after so long without a request.

@@ -90,6 +90,24 @@ impl fmt::Debug for DeviceChunk {
     }
 }
 
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl DeviceChunk {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The descriptor.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl Drop for DeviceChunk {
     fn drop(&mut self) {
         let Some(running) = lock(&self.process.running).clone() else { return };
@@ -129,6 +147,15 @@ impl DeviceProcess {
     /// A memory file to copy to.
     pub(crate) fn target(&self, fd: OwnedFd) -> Target {
         Target { number: self.number(), fd }
+    }
+
+    /// A device will be needed soon: starts the process, and does not wait.
+    pub(crate) fn prepare(self: &Arc<DeviceProcess>, device: [u8; 16]) {
+        if let Ok(running) = self.started() {
+            lock(&running.answers).used = Instant::now();
+            // No thread waits for its answer.
+            let _ = running.send(&Request::Open { device }, self.number(), None);
+        }
     }
 
     /// Imports a chunk, so that a copy is not the first to find that this cannot be done.
@@ -223,15 +250,16 @@ impl DeviceProcess {
     /// Takes answers until the process ends, or was idle for long enough.
     fn read(&self, running: &Arc<Running>, child: &mut Child) {
         while running.receive(self.idle) {}
+        let _ = rustix::net::shutdown(&running.socket, Shutdown::Both);
+        match child.wait() {
+            Ok(status) if !status.success() => report!("the device process has ended ({status})"),
+            _ => {}
+        }
+        // Not before: who waits must not use memory that it may still write to.
         running.end();
         let mut slot = lock(&self.running);
         if slot.as_ref().is_some_and(|now| Arc::ptr_eq(now, running)) {
             *slot = None;
-        }
-        drop(slot);
-        match child.wait() {
-            Ok(status) if !status.success() => report!("the device process has ended ({status})"),
-            _ => {}
         }
     }
 }
@@ -270,6 +298,7 @@ impl Running {
         let sent = self.send(request, id, fd);
         let mut answers = lock(&self.answers);
         let give_up = Instant::now() + WITHIN;
+        let mut is_killed = false;
         let done = loop {
             if let Err(error) = sent {
                 break Err(error);
@@ -278,13 +307,18 @@ impl Running {
                 break if *errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(*errno)) };
             }
             if answers.has_ended {
-                break Err(Errno::PIPE);
+                break Err(if is_killed { Errno::TIMEDOUT } else { Errno::PIPE });
             }
-            let Some(left) = give_up.checked_duration_since(Instant::now()) else {
+            let left = give_up.saturating_duration_since(Instant::now());
+            if left.is_zero() && !is_killed {
+                is_killed = true;
                 let _ = kill_process(self.pid, Signal::KILL);
-                break Err(Errno::TIMEDOUT);
-            };
-            answers = self.answered.wait_timeout(answers, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            answers = self
+                .answered
+                .wait_timeout(answers, if is_killed { WITHIN } else { left })
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         };
         answers.waiting.remove(&id);
         answers.used = Instant::now();
@@ -325,7 +359,6 @@ impl Running {
     fn end(&self) {
         lock(&self.answers).has_ended = true;
         self.answered.notify_all();
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 }
 
