@@ -184,7 +184,7 @@ static void checkpoint(const char *path, const char *plain, unsigned flags)
     measure(map.size, 6, compute, release, after);
     for (auto *times : {&durable, &limit})
         std::sort(times->begin() + 1, times->end());
-    spinio_gaia_info info;
+    struct spinio_gaia_info info;
     check(spinio_gaia_info(map.gpu, &info, sizeof info) == 0, "info");
     std::printf("durable_us=%.2f\nlimit_us=%.2f\n", durable[3], limit[3]);
     std::printf("handed=%llu\n", (unsigned long long)info.releases_handed_over);
