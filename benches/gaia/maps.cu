@@ -11,9 +11,11 @@
 //
 //     maps checkpoint FILE PLAIN         FILE overwritten on the device, released and synced; and cudaMemcpy, write and
 //                                        fsync to PLAIN, which is made as long
+//     maps handoff FILE PLAIN            the same, released with SPINIO_GAIA_HANDOFF; `handed=` is how many releases were
+//                                        handed over, of 6
 //
-// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first` and
-// `checkpoint` also `limit_us=`, and the latter `durable_us=`, medians. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
+// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`,
+// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
 #include <spinio.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>
@@ -151,7 +153,7 @@ static void first(const char *path)
 }
 
 // Until programs can read the checkpoint, and until it is on storage; and the latter without GAIA.
-static void checkpoint(const char *path, const char *plain)
+static void checkpoint(const char *path, const char *plain, unsigned flags)
 {
     Map map(path);
     std::vector<unsigned char> host(map.size);
@@ -165,11 +167,13 @@ static void checkpoint(const char *path, const char *plain)
     double begun = 0;
     auto release = [&] {
         begun = now();
-        map.release(map.size);
+        check(spinio_gaia_release(map.gpu, map.size, flags) == ssize_t(map.size), "release");
     };
     auto after = [&] {
         check(spinio_gaia_sync(map.gpu, map.size) == 0, "sync");
         durable.push_back(now() - begun);
+        // What was handed over has no memory.
+        check(spinio_gaia_acquire(map.gpu, map.size, SPINIO_GAIA_READ) >= 0, "acquire");
         begun = now();
         check(cudaMemcpy(host.data(), map.gpu, map.size, cudaMemcpyDeviceToHost) == cudaSuccess, "copy");
         for (size_t at = 0; at < map.size; at += 1 << 20)
@@ -180,21 +184,26 @@ static void checkpoint(const char *path, const char *plain)
     measure(map.size, 6, compute, release, after);
     for (auto *times : {&durable, &limit})
         std::sort(times->begin() + 1, times->end());
+    struct spinio_gaia_info info;
+    check(spinio_gaia_info(map.gpu, &info, sizeof info) == 0, "info");
     std::printf("durable_us=%.2f\nlimit_us=%.2f\n", durable[3], limit[3]);
+    std::printf("handed=%llu\n", (unsigned long long)info.releases_handed_over);
     close(out);
 }
 
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 4) {
-        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES], or checkpoint FILE PLAIN\n", argv[0]);
+        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES], or checkpoint|handoff FILE PLAIN\n", argv[0]);
         return 2;
     }
     std::string what = argv[1];
     if (what == "first")
         return first(argv[2]), 0;
     if (what == "checkpoint" && argc == 4)
-        return checkpoint(argv[2], argv[3]), 0;
+        return checkpoint(argv[2], argv[3], 0), 0;
+    if (what == "handoff" && argc == 4)
+        return checkpoint(argv[2], argv[3], SPINIO_GAIA_HANDOFF), 0;
     Map map(argv[2], what == "reader" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);
     size_t all = map.size / PAGE, pages = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : all;
     if (pages == 0 || pages > all) {

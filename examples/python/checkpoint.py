@@ -5,7 +5,8 @@
 
 Each checkpoint is a new file, mapped into device memory and overwritten there: nothing is read first. After the release
 `sha256sum`, which knows nothing of GPUs, sees every byte. After `sync` the bytes are on storage, and the new file takes
-the name of the old one, so that a crash leaves one of the two whole. The device is the emulated one, a GPU in software.
+the name of the old one, so that a crash leaves one of the two whole. The release gives the device memory away instead of
+copying it (handoff): the program goes on at once, and programs that read the file wait until the bytes are there. The device is the emulated one, a GPU in software.
 """
 import hashlib
 import os
@@ -31,7 +32,7 @@ def checkpoint(path, parameters):
     with open(new, "wb") as f:
         f.truncate(len(parameters))  # a map does not extend its file
     with gaia.open(new, "r+") as f, f.map(device="emulated") as m:
-        with m.writing(overwrite=True) as memory:
+        with m.writing(overwrite=True, handoff=True) as memory:
             memory.set(parameters)  # a program with kernels stores here what it has computed
         released = time.perf_counter() - begun
         seen = subprocess.run(["sha256sum", new], capture_output=True, text=True, check=True).stdout.split()[0]

@@ -77,6 +77,15 @@ fn check(bytes: &[u8]) {
                 messages::release(&mut built, messages::ReleasePart { id, first, pages, last, at, total }, &list);
                 assert_eq!(built, bytes, "a release that is built in another way");
             }
+            Request::HandOver { part, runs } => {
+                inside(part.first, part.pages.into());
+                inside(part.chunk, u64::from(part.chunks) * u64::from(part.chunk_pages));
+                let list: Vec<Run> = runs.iter().collect();
+                ascending(&list);
+                let mut built = Vec::new();
+                messages::hand_over(&mut built, part, &list);
+                assert_eq!(built, bytes, "chunks that are handed over in another way");
+            }
             Request::Drop { first, pages, .. } => inside(first, pages.into()),
             Request::Filled | Request::Was { .. } | Request::Stats | Request::Status | Request::Explain { .. } => {}
         }

@@ -67,7 +67,8 @@ enum {
     SPINIO_GAIA_WRITE = 2,   /* load and store */
     SPINIO_GAIA_OVERWRITE = 4, /* acquire: store to all of the range; its bytes are not fetched */
     SPINIO_GAIA_IN_PLACE = 8,  /* map, with READ: kernels load from the page cache, without memory of the device */
-    SPINIO_GAIA_DISCARD = 32 /* release: end the epoch and publish nothing */
+    SPINIO_GAIA_DISCARD = 32, /* release: end the epoch and publish nothing */
+    SPINIO_GAIA_HANDOFF = 64 /* release: the memory may be given away, instead of a copy of it */
 };
 
 /* Maps a range of a file into memory of the device of the current CUDA context; without one, of the emulated GPU if the
@@ -120,7 +121,13 @@ ssize_t spinio_gaia_acquire(void *address, size_t size, unsigned access);
  *
  * With SPINIO_GAIA_DISCARD the stores are dropped instead: no program sees them, and the next acquire fetches the pages
  * again. Returns 0. Pages that were acquired for reading are given up, others stay as they are, and an epoch that was
- * lost just ends: neither EINVAL for that nor ESTALE. */
+ * lost just ends: neither EINVAL for that nor ESTALE.
+ *
+ * With SPINIO_GAIA_HANDOFF the release may hand the chunks of device memory that lie wholly in the range over to the
+ * server, which copies them after the release has returned: programs that use the file wait for that. The pages are
+ * unmapped, and the next acquire fetches them; kernels must not use them before. A hint: where it is not possible
+ * (releases_handed_over in spinio_gaia_info), and in stream order, it is an ordinary release. If the device cannot give
+ * the bytes any more, the next fsync fails with EIO. */
 ssize_t spinio_gaia_release(void *address, size_t size, unsigned flags);
 
 /* The same in the order of a stream (CUDA: a cudaStream_t; NULL is the default stream): both return 0 without waiting,
@@ -194,6 +201,7 @@ struct spinio_gaia_info {
     uint64_t peer_refused;         /* why such a copy was not possible, the last time; 0: it was. 1: the process does not
                                     * have that GPU. 2: the two cannot access each other's memory. 3: its memory could not
                                     * be imported. 4: the copy failed */
+    uint64_t releases_handed_over; /* of the releases: with SPINIO_GAIA_HANDOFF, and it was possible */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -18,6 +18,8 @@ const OVERWRITE: c_uint = 4;
 const IN_PLACE: c_uint = 8;
 /// `SPINIO_GAIA_DISCARD`
 const DISCARD: c_uint = 32;
+/// `SPINIO_GAIA_HANDOFF`
+const HANDOFF: c_uint = 64;
 /// `SPINIO_GAIA_RANDOM`, `SPINIO_GAIA_SEQUENTIAL`, `SPINIO_GAIA_WILLNEED`, `SPINIO_GAIA_DONTNEED`
 const RANDOM: c_int = 1;
 const SEQUENTIAL: c_int = 2;
@@ -49,12 +51,21 @@ fn parse_purpose(access: c_uint) -> Result<Option<Access>, Failure> {
     }
 }
 
-/// Whether a release discards.
-fn parse_release_flags(flags: c_uint) -> Result<bool, Failure> {
+/// What a release does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReleaseKind {
+    Publish,
+    /// Publishes, and may hand device memory over.
+    HandOver,
+    Discard,
+}
+
+fn parse_release_flags(flags: c_uint) -> Result<ReleaseKind, Failure> {
     match flags {
-        0 => Ok(false),
-        DISCARD => Ok(true),
-        _ => Err(invalid("The flags of a release are 0 or SPINIO_GAIA_DISCARD")),
+        0 => Ok(ReleaseKind::Publish),
+        DISCARD => Ok(ReleaseKind::Discard),
+        HANDOFF => Ok(ReleaseKind::HandOver),
+        _ => Err(invalid("The flags of a release are 0, SPINIO_GAIA_DISCARD or SPINIO_GAIA_HANDOFF")),
     }
 }
 
@@ -152,10 +163,11 @@ extern "C-unwind" fn spinio_gaia_acquire(address: *mut c_void, size: usize, acce
 extern "C-unwind" fn spinio_gaia_release(address: *mut c_void, size: usize, flags: c_uint) -> isize {
     guard::cancellation_point();
     guard::call(|| {
-        let discard = parse_release_flags(flags)?;
-        let release = |map: &spinio_gaia::FileMap, offset| match discard {
-            true => map.discard(offset, size as u64).map(|()| 0),
-            false => map.release(offset, size as u64),
+        let wanted = parse_release_flags(flags)?;
+        let release = |map: &spinio_gaia::FileMap, offset| match wanted {
+            ReleaseKind::Discard => map.discard(offset, size as u64).map(|()| 0),
+            ReleaseKind::Publish => map.release(offset, size as u64),
+            ReleaseKind::HandOver => map.release_handing_over(offset, size as u64),
         };
         Ok(spinio_gaia::with_map(address as u64, release)? as usize)
     })
@@ -205,7 +217,8 @@ unsafe extern "C" fn spinio_gaia_release_async(
 ) -> c_int {
     let published = Published(published.cast::<AtomicIsize>().cast_const());
     let queued = guard::run(|| {
-        let (discard, stream) = (parse_release_flags(flags)?, StreamId(stream as u64));
+        // Nothing is handed over in stream order.
+        let (discard, stream) = (parse_release_flags(flags)? == ReleaseKind::Discard, StreamId(stream as u64));
         let release = |map: &spinio_gaia::FileMap, offset| {
             map.release_async(offset, size as u64, discard, stream, move |result| published.store(result))
         };

@@ -1,6 +1,7 @@
 //! A connection to the server: one map, one owner.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -91,8 +92,19 @@ impl Connection {
 
     /// Sends a request and waits for its reply; a refusal is an error.
     pub(crate) fn call(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Reply<'_>> {
+        self.call_with(encode, &[])
+    }
+
+    /// [`Connection::call`] with descriptors.
+    pub(crate) fn call_with(
+        &mut self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<Reply<'_>> {
         self.end_parts()?;
-        self.post(encode)?;
+        self.sent.clear();
+        encode(&mut self.sent);
+        self.socket.send_all(&self.sent, descriptors)?;
         injection_point!("client: request sent");
         self.receive(&mut Vec::new())
     }

@@ -20,6 +20,7 @@ use spinio_sys::{Errno, injection_point};
 
 use crate::counters::Counters;
 use crate::file_reader::OpenFile;
+use crate::handoff::Published;
 use crate::lane::Lane;
 use crate::link::Begun;
 use crate::map::Map;
@@ -238,6 +239,11 @@ impl Map {
     /// Publishes the stores of the epoch to `len` bytes from `offset`, and ends it for these pages. Returns the bytes
     /// that were published. Pages that were acquired for reading only are given up.
     pub fn release(&self, offset: u64, len: u64) -> Result<u64> {
+        self.release_range(offset, len, false).map(|published| published.bytes)
+    }
+
+    /// `hands_over`: the chunks of the range, if that can be done.
+    pub(crate) fn release_range(&self, offset: u64, len: u64, hands_over: bool) -> Result<Published> {
         let range = self.pages_of(offset, len)?;
         let _turn = self.turn()?;
         let mut state = lock(&self.state);
@@ -250,7 +256,7 @@ impl Map {
         let open = open.ok_or_else(|| Error::new(Errno::INVAL, "The range was not acquired"))?;
         if open.is_empty() {
             state.pages.end_reading(range);
-            return Ok(0);
+            return Ok(Published { bytes: 0, handed_over: None });
         }
         // Stores past the end of the file are dropped.
         state.current.forget();
@@ -274,7 +280,15 @@ impl Map {
         injection_point!("client: pages scanned");
         let id = release_id()?;
         let size = state.info.file_size;
-        let published = match self.send_release(&window, id, whole, &changed) {
+        let mut handed_over = false;
+        let sent = (|| {
+            if hands_over && let Some(committed) = self.hand_over(id, whole, &changed)? {
+                handed_over = true;
+                return Ok(committed);
+            }
+            self.send_release(&window, id, whole, &changed)
+        })();
+        let published = match sent {
             Ok(committed) => {
                 for (page, fingerprint) in changed.iter().copied().flat_map(pages_of_run).zip(fingerprints) {
                     state.pages.set_fingerprint(page, fingerprint);
@@ -310,7 +324,8 @@ impl Map {
         state.pages.end_reading(range);
         state.info.releases += 1;
         state.info.bytes_published += published;
-        Ok(published)
+        state.info.releases_handed_over += u64::from(handed_over);
+        Ok(Published { bytes: published, handed_over: handed_over.then_some(published) })
     }
 
     /// How many of `len` bytes from `offset` of the map are before the end of the file.

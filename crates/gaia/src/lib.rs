@@ -41,6 +41,7 @@ mod drops;
 mod epoch;
 mod error;
 mod file_reader;
+mod handoff;
 mod in_place;
 mod lane;
 pub mod leased;

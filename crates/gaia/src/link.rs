@@ -3,11 +3,12 @@
 //! Device calls never run there: a driver's descriptors are in the program's table.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
-use spinio_pagecache::messages::{self, Access, Fill, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
-use spinio_sys::linux::{self, Advice};
+use spinio_pagecache::messages::{self, Access, Fill, HandOver, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
+use spinio_sys::linux::{self, Advice, Fd};
 use spinio_sys::{Errno, injection_point};
 
 use crate::connection::{Connection, unexpected};
@@ -173,6 +174,24 @@ impl LinkState {
             self.touch();
         }
         Ok(committed)
+    }
+
+    /// Hands chunks over that have the pages of a release: their descriptors are in the table of thread `tid`.
+    pub(crate) fn hand_over(&mut self, part: HandOver, runs: &[Run], tid: u32, fds: &[Fd]) -> Result<Committed> {
+        let failed = |e| Error::of(e, "duplicate the descriptor of a chunk").into_refusal();
+        let own = fds.iter().map(|fd| linux::dup_from_thread(tid, *fd).map(OwnedFd::new).map_err(failed));
+        let own: Vec<OwnedFd> = own.collect::<Result<_>>()?;
+        let borrowed: Vec<_> = own.iter().map(AsFd::as_fd).collect();
+        // It may flush what CPU programs have written.
+        self.sync_size()?;
+        let connection = &mut self.attached()?.connection;
+        match connection.call_with(|out| messages::hand_over(out, part, runs), &borrowed)? {
+            Reply::Committed { pages, merged, bytes } => {
+                self.touch();
+                Ok(Committed { pages, merged, bytes })
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Sets the time. A release is committed whether or not that is possible.

@@ -93,6 +93,14 @@ impl FileMap {
         }
     }
 
+    /// [`FileMap::release`], which may hand device memory over: see [`Map::release_handing_over`].
+    pub fn release_handing_over(&self, offset: u64, len: u64) -> Result<u64> {
+        match self {
+            FileMap::Mounted(map) => map.release_handing_over(offset, len),
+            FileMap::Leased(map) => map.release(offset, len).map(|()| 0),
+        }
+    }
+
     /// Gives up what was read; epochs for writing go on.
     pub fn end_reading(&self, offset: u64, len: u64) -> Result<()> {
         match self {

@@ -101,6 +101,14 @@ impl Replica {
         }
     }
 
+    /// The chunks that lie wholly in a range of pages. `None`: the device has no memory in chunks.
+    pub(crate) fn chunks_inside(&self, pages: &Range<usize>) -> Option<(&Chunks, Range<usize>)> {
+        match &self.memory {
+            Memory::Chunks(_, chunks) => Some((chunks, chunks.inside(pages, self.pages))),
+            Memory::Whole | Memory::InPlace(_) => None,
+        }
+    }
+
     /// Bytes of device memory, and how many chunks were evicted.
     pub(crate) fn usage(&self) -> (u64, u64) {
         match &self.memory {

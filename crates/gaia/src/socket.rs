@@ -9,6 +9,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use spinio_pagecache::messages::MAX_CHUNKS;
 use spinio_sys::Errno;
 
 use crate::owned_fd::OwnedFd;
@@ -47,11 +48,15 @@ impl Socket {
 
     /// Sends one message, with at most one descriptor.
     pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        let fds: Vec<_> = fd.into_iter().collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        self.send_all(message, fd.as_slice())
+    }
+
+    /// Sends one message, with as many descriptors as a release hands over at most.
+    pub(crate) fn send_all(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
+            control.push(SendAncillaryMessage::ScmRights(fds));
         }
         loop {
             match rustix::net::sendmsg(&self.fd, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {

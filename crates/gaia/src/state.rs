@@ -48,6 +48,8 @@ pub struct Info {
     pub bytes_from_peer: u64,
     /// Why a copy on another device could not be used, the last time: `PeerRefusal::number`, 0 if it could.
     pub peer_refused: u64,
+    /// Releases, of [`Info::releases`], that handed their device memory over instead of copying pages.
+    pub releases_handed_over: u64,
 }
 
 /// What changes, under one lock: calls on one map run one after another.

@@ -405,6 +405,8 @@ impl Backing {
                 let held = HeldContent { fd: Arc::new(fd), all_seen: false };
                 drop(self.contents().insert(node, held));
             }
+            // Of arrivals.rs.
+            Use::Handed => {}
         }
     }
 

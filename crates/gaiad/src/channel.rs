@@ -1,13 +1,18 @@
 //! Messages on the socket of a client, and questions to a server.
 
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+use spinio_pagecache::messages::{self, MAX_CHUNKS, MAX_MESSAGE, Reply, Request};
 
 /// A server answers a question at once, or there is none.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -25,6 +30,30 @@ pub(crate) enum Received<'a> {
 pub(crate) fn receive_in_time<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Received<'a> {
     let socket: BorrowedFd<'_> = socket.as_fd();
     match rustix::io::retry_on_intr(|| rustix::io::read(socket, &mut *buffer)) {
+        Ok(got @ 1..=MAX_MESSAGE) => Received::Message(&buffer[..got]),
+        Err(Errno::AGAIN) => Received::Nothing,
+        _ => Received::End,
+    }
+}
+
+/// The next message, and the descriptors that come with it, expected or not.
+pub(crate) fn receive_with_descriptors<'a>(
+    socket: &OwnedFd,
+    buffer: &'a mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Received<'a> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        let mut into = [IoSliceMut::new(&mut *buffer)];
+        rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
+    });
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            descriptors.extend(fds);
+        }
+    }
+    match received.map(|received| received.bytes) {
         Ok(got @ 1..=MAX_MESSAGE) => Received::Message(&buffer[..got]),
         Err(Errno::AGAIN) => Received::Nothing,
         _ => Received::End,

@@ -23,7 +23,7 @@ use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 use spinio_sys::injection_point;
 
 use crate::backing::{Access as Open, reopen};
-use crate::channel::{Received, receive_in_time, refuse, send};
+use crate::channel::{Received, receive_with_descriptors, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
@@ -103,7 +103,8 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     injection_point!("server: hello answered");
     let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
     loop {
-        let bytes = match receive_in_time(socket, &mut buffer) {
+        let mut fds = Vec::new();
+        let bytes = match receive_with_descriptors(socket, &mut buffer, &mut fds) {
             Received::Message(bytes) => bytes,
             Received::Nothing => {
                 client.expire();
@@ -116,7 +117,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         let Ok(request) = messages::parse_request(bytes) else { return };
         injection_point!("server: client's request received");
         let mut out = Vec::new();
-        let (error, ends) = match client.answer(request, &mut out) {
+        let (error, ends) = match client.answer(request, fds, &mut out) {
             Ok(()) => (None, false),
             Err(Failure::Refused(error)) => (Some(error), false),
             Err(Failure::Broken(error)) => (Some(error), true),
@@ -162,12 +163,14 @@ pub(crate) struct Client<'a> {
     pub(crate) release: Option<Draft<'a>>,
     /// A release that the client did not continue in time.
     pub(crate) expired: Option<ReleaseId>,
+    /// The device whose memory it has handed over.
+    pub(crate) handed_from: Option<[u8; 16]>,
 }
 
 impl Drop for Client<'_> {
     fn drop(&mut self) {
         self.queue.clear();
-        self.file.pages().drop_owner(self.owner);
+        self.file.pages_now().drop_owner(self.owner);
         self.file.holders().remove(&self.owner);
     }
 }
@@ -189,7 +192,7 @@ impl<'a> Client<'a> {
         file.counters()?;
         all.writers.tell(&file);
         file.holders().insert(owner, peer);
-        file.pages().add_owner(owner, pages.clone());
+        file.pages_now().add_owner(owner, pages.clone());
         let (rest, writing) = (0..0, pagecache::Access::Read);
         let (fetch, release, expired) = (true, None, None);
         let (queue, told) = (VecDeque::new(), Vec::new());
@@ -209,6 +212,7 @@ impl<'a> Client<'a> {
             told,
             release,
             expired,
+            handed_from: None,
         })
     }
 
@@ -232,7 +236,7 @@ impl<'a> Client<'a> {
         .map(drop)
     }
 
-    fn answer(&mut self, request: Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+    fn answer(&mut self, request: Request<'_>, fds: Vec<OwnedFd>, out: &mut Vec<u8>) -> Result<()> {
         if !matches!(request, Request::Release { .. }) || self.file.is_gone() {
             self.release = None;
         }
@@ -240,7 +244,7 @@ impl<'a> Client<'a> {
             return Err(Failure::Refused(Errno::STALE));
         }
         // There was no memory for its bases.
-        if !self.file.pages().is_owner(self.owner) {
+        if !self.file.pages_now().is_owner(self.owner) {
             return Err(Failure::Ended);
         }
         match request {
@@ -260,6 +264,7 @@ impl<'a> Client<'a> {
                 let range = self.file_pages(first, pages.into())?;
                 self.release(&Part { id, range, last, at, total, runs }, out)
             }
+            Request::HandOver { part, runs } => self.hand_over(&part, runs, fds, out),
             Request::Drop { first, pages, open } => {
                 let range = self.file_pages(first, pages.into())?;
                 self.forget(range, open)?;
@@ -275,7 +280,7 @@ impl<'a> Client<'a> {
                 Ok(())
             }
             Request::Stats => {
-                Reply::Stats(status::file_stats(&self.file.pages())).encode(out);
+                Reply::Stats(status::file_stats(&self.file.pages_now())).encode(out);
                 Ok(())
             }
         }
@@ -290,7 +295,7 @@ impl<'a> Client<'a> {
 
     /// What an error of the page table means for a request that it did not execute.
     pub(crate) fn refusal(&self, error: &pagecache::Error) -> Failure {
-        if self.file.pages().is_owner(self.owner) { Failure::Refused(errno(error)) } else { Failure::Ended }
+        if self.file.pages_now().is_owner(self.owner) { Failure::Refused(errno(error)) } else { Failure::Ended }
     }
 
     fn acquire(&mut self, first: u64, pages: u64, access: Access, fetch: bool) -> Result<()> {
@@ -303,6 +308,10 @@ impl<'a> Client<'a> {
             Access::Write => pagecache::Access::Write,
         };
         self.in_place = access == Access::Read && !fetch;
+        if let (Access::Write, false, Some(device)) = (access, fetch, self.handed_from) {
+            // While the program computes: a context takes longer than to copy a GiB.
+            self.all.arrivals.prepare(device);
+        }
         (self.rest, self.fetch) = (range, fetch || self.in_place);
         // Those of an acquire that the client has not completed are planned again.
         self.queue.clear();

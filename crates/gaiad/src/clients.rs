@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use spinio_pagecache::messages::{Access, TicketReply, Totals};
 
+use crate::arrivals::Arrivals;
 use crate::backing::Backing;
 use crate::content::Content;
 use crate::invalidator::Invalidator;
@@ -40,6 +41,7 @@ pub(crate) struct Clients {
     pub(crate) kernel: Invalidator,
     pub(crate) writers: Writers,
     pub(crate) release_memory: ReleaseMemory,
+    pub(crate) arrivals: Arc<Arrivals>,
     /// The supervisor's counter of servers, for clients.
     pub(crate) servers: OwnedFd,
     /// Servers of the mount before this one.
@@ -50,6 +52,7 @@ pub(crate) struct Clients {
 
 impl Clients {
     /// `listener`: the supervisor's listening socket, which tickets name.
+    #[expect(clippy::too_many_arguments, reason = "what the threads share")]
     pub(crate) fn new(
         listener: &OwnedFd,
         content: Arc<Content>,
@@ -58,6 +61,7 @@ impl Clients {
         limits: Limits,
         state: &StateMemory,
         servers: OwnedFd,
+        arrivals: Arc<Arrivals>,
     ) -> Result<Clients, Errno> {
         let address = SocketAddrUnix::try_from(rustix::net::getsockname(listener)?).map_err(|_| Errno::INVAL)?;
         let path = address.path_bytes().ok_or(Errno::INVAL)?.to_vec();
@@ -78,6 +82,7 @@ impl Clients {
             kernel,
             writers,
             release_memory,
+            arrivals,
             servers,
             replaced,
             released: Default::default(),

@@ -12,6 +12,7 @@
 //!
 //! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +65,18 @@ impl Content {
     /// Pages that can be released and not yet written out.
     pub(crate) fn slots(&self) -> u32 {
         self.memory.slots()
+    }
+
+    /// Where the bytes of a slot are in the state memory.
+    pub(crate) fn slot_offset(&self, slot: u32) -> u64 {
+        self.memory.file_offset(slot)
+    }
+
+    /// Whether these bytes of the state memory are released pages of a file.
+    pub(crate) fn has_snapshots(&self, bytes: Range<u64>, node: u64) -> bool {
+        let is_snapshot =
+            |slot: u64| u32::try_from(slot).is_ok_and(|slot| self.files.slots().is_snapshot_of(slot, node));
+        bytes.start >= self.memory.file_offset(0) && self.memory.slots_at(bytes).all(is_snapshot)
     }
 
     /// Reads runs of pages of a file, each from an offset, into slots that no page refers to.
@@ -199,7 +212,12 @@ impl Content {
     /// Of the backing file.
     pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
         let found = self.files.hold(node).file().cloned();
-        found.map_or(Ok(()), |found| self.files.write_out_to_storage(&found))?;
+        if let Some(found) = found {
+            self.files.write_out_to_storage(&found)?;
+            if found.take_lost() {
+                return Err(Errno::IO);
+            }
+        }
         if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
 

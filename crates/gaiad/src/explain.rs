@@ -120,14 +120,14 @@ fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
     let file = all.backing.open(node, crate::backing::Access::Read)?;
     let pages = (rustix::fs::fstat(file.as_fd())?.st_size as u64).div_ceil(PAGE as u64);
     // Without the guard, since a client may read slowly; the file is described as it was found.
-    let found = all.content.files().hold(node).file().cloned();
+    let found = all.content.files().hold_now(node).file().cloned();
     let mut totals: BTreeMap<OwnerId, Holder> = BTreeMap::new();
     match &found {
         Some(found) => send_ranges(socket, found, pages, &mut totals)?,
         None => send_runs(socket, &[(0..pages, RangeState::default())])?,
     }
     for (owner, peer) in found.iter().flat_map(|found| found.holders().clone()) {
-        let Some(range) = found.as_ref().and_then(|found| found.pages().pages_of(owner)) else { continue };
+        let Some(range) = found.as_ref().and_then(|found| found.pages_now().pages_of(owner)) else { continue };
         let counted = totals.remove(&owner).unwrap_or_default();
         let (first, pages) = (range.start, range.end - range.start);
         let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, ..counted };
@@ -144,7 +144,7 @@ fn send_ranges(
 ) -> Result<(), Errno> {
     let mut at = 0;
     while at < pages {
-        let (runs, end) = file.pages().explain(at..pages, STEPS);
+        let (runs, end) = file.pages_now().explain(at..pages, STEPS);
         at = end;
         for (run, info) in &runs {
             for (owner, copy) in &info.copies {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -60,6 +60,11 @@ pub(crate) struct File {
     stuck: AtomicBool,
     /// Once a client has it mapped.
     counters: OnceLock<SharedCounters>,
+    /// The bytes of released pages are on their way from device memory (arrivals.rs).
+    arriving: AtomicBool,
+    arrived: (Mutex<()>, Condvar),
+    /// Such bytes were lost, which the next fsync reports.
+    lost: AtomicBool,
 }
 
 /// The page table while it is locked. Clients are told of changes before the lock is released.
@@ -105,11 +110,56 @@ impl File {
             dirty_since: Mutex::default(),
             stuck: AtomicBool::new(false),
             counters: OnceLock::new(),
+            arriving: AtomicBool::new(false),
+            arrived: (Mutex::default(), Condvar::new()),
+            lost: AtomicBool::new(false),
         }
     }
 
-    /// The page table.
+    /// The page table, once the bytes of all pages are there.
     pub(crate) fn pages(&self) -> Pages<'_> {
+        loop {
+            let pages = self.pages_now();
+            if !self.is_arriving() {
+                return pages;
+            }
+            drop(pages);
+            self.await_arrival();
+        }
+    }
+
+    /// From now on the bytes of released pages are on their way. With the page table locked, or before it is used.
+    pub(crate) fn begin_arrival(&self) {
+        self.arriving.store(true, SeqCst);
+    }
+
+    /// They are there; or lost, and zeros.
+    pub(crate) fn end_arrival(&self, are_lost: bool) {
+        self.lost.fetch_or(are_lost, SeqCst);
+        let _waits = lock(&self.arrived.0);
+        self.arriving.store(false, SeqCst);
+        self.arrived.1.notify_all();
+    }
+
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.arriving.load(SeqCst)
+    }
+
+    /// Returns when the bytes of all pages are there. With no lock.
+    pub(crate) fn await_arrival(&self) {
+        let mut waits = lock(&self.arrived.0);
+        while self.is_arriving() {
+            waits = self.arrived.1.wait(waits).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether bytes were lost since this was asked last.
+    pub(crate) fn take_lost(&self) -> bool {
+        self.lost.swap(false, SeqCst)
+    }
+
+    /// The page table, also while bytes are on their way: for what looks at none.
+    pub(crate) fn pages_now(&self) -> Pages<'_> {
         let pages = lock(&self.pages);
         Pages { file: self, before: pages.changes(), pages }
     }
@@ -264,7 +314,24 @@ impl Files {
     }
 
     /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it.
+    ///
+    /// The bytes of all its pages are there, unless a release has just begun to hand some over.
     pub(crate) fn hold(&self, node: u64) -> Held<'_> {
+        loop {
+            let held = self.hold_now(node);
+            match held.file().filter(|file| file.is_arriving()).cloned() {
+                Some(file) => {
+                    // Without the shard, which other files need.
+                    drop(held);
+                    file.await_arrival();
+                }
+                None => return held,
+            }
+        }
+    }
+
+    /// [`Files::hold`] of a file whose bytes may be on their way.
+    pub(crate) fn hold_now(&self, node: u64) -> Held<'_> {
         Held { shard: read(self.shard(node)), node }
     }
 
@@ -351,12 +418,17 @@ impl Files {
 
     /// Writes out files with pages that were released before this age, or all; drops tables that no client needs.
     pub(crate) fn write_out_older(&self, age: Duration) {
-        self.write_out_where(|file| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age));
+        let is_old = |file: &File| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age);
+        // A file whose bytes are on their way is written out the next time: other files do not wait for it.
+        self.write_out_where(|file| is_old(file) && !file.is_arriving());
+        // A loss that no fsync has reported keeps the table.
+        let is_idle =
+            |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle() && !file.lost.load(SeqCst);
         for file in self.all() {
-            if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
+            if is_idle(&file) {
                 let mut shard = write(self.shard(file.node));
                 // No thread can enter while the shard is locked, and no request can make it busy: only releases do.
-                if file.users.load(SeqCst) == 0 && file.pages().is_idle() {
+                if is_idle(&file) {
                     shard.remove(&file.node);
                 }
             }
@@ -390,7 +462,7 @@ impl Files {
 
 /// Completes releases of an earlier server. With the release lock of the file.
 pub(crate) fn settle(file: &File, kernel: &Invalidator) {
-    let pending = file.pages().pending();
+    let pending = file.pages_now().pending();
     for (release, runs) in pending {
         invalidate(file, kernel, release, runs);
     }
@@ -401,7 +473,7 @@ pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, ru
     let mut runs = runs;
     loop {
         kernel.invalidate(file.node, &runs);
-        runs = file.pages().invalidated(release);
+        runs = file.pages_now().invalidated(release);
         injection_point!("server: twins dropped");
         if runs.is_empty() {
             return;

@@ -30,8 +30,10 @@
 //! | `files.rs` | files with a page table, and the invalidation of the kernel's pages |
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
+//! | `device_process/` | the process that uses devices for the server: copies from memory of GPU programs |
 //! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
 //! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
+//! | `handoff.rs`, `arrivals.rs` | releases that hand device memory over, and the bytes that are on their way from there |
 //! | `seek.rs` | holes of files that have dirty pages |
 //! | `writers.rs` | which files a program may have open for writing |
 //! | `shared_counters.rs` | memory by which clients know that nothing has changed |
@@ -60,6 +62,7 @@
 #![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
 
 mod accept;
+mod arrivals;
 mod backing;
 mod buffer;
 mod channel;
@@ -67,11 +70,13 @@ mod client;
 mod clients;
 mod content;
 mod copiers;
+mod device_process;
 mod draft;
 mod explain;
 mod file_backing;
 mod files;
 mod handlers;
+mod handoff;
 mod identity;
 mod invalidator;
 mod journal;
@@ -135,6 +140,10 @@ pub fn server_role() -> ExitCode {
             drop(link);
             privileges::keep(Role::Invalidator)?;
             invalidator::run(device, requests)
+        }
+        Some(Received { message: Message::Devices, .. }) => {
+            privileges::keep(Role::Devices)?;
+            device_process::run(&link.into_fd())
         }
         _ => Err(Errno::PROTO),
     };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
+//!   server ── Devices, then the requests of device_process/ ─────────────────────────────────> device process
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
 //!                        invalidator, counter of servers) ───────────────────────────────────> server
 //!              ── Kept(what) + nodes and descriptors, until all are sent ───────────────────>
@@ -34,6 +35,9 @@ pub enum Use {
     Inode,
     /// The content of a file that its mode forbids the server to open.
     Content,
+    /// Device memory with released pages, or the list of these (arrivals.rs). Instead of a node there is a number of the
+    /// server's.
+    Handed,
 }
 
 /// What a message says.
@@ -43,6 +47,8 @@ pub enum Message {
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,
+    /// To a device process: the requests follow on the same socket.
+    Devices,
     /// Of an earlier server; with nodes and their descriptors.
     Kept(Use),
     /// All kept descriptors are sent.
@@ -55,6 +61,7 @@ pub enum Message {
 
 /// Added to the kind of a message.
 const CONTENT: u64 = 16;
+const HANDED: u64 = 32;
 
 impl Message {
     fn to_bytes(self) -> [u8; BYTES] {
@@ -65,8 +72,13 @@ impl Message {
             Message::Keep(what, node) => (4, what, node),
             Message::Drop(what, node) => (5, what, node),
             Message::Invalidate => (6, Use::Inode, 0),
+            Message::Devices => (7, Use::Inode, 0),
         };
-        let kind = if what == Use::Content { kind + CONTENT } else { kind };
+        let kind = match what {
+            Use::Inode => kind,
+            Use::Content => kind + CONTENT,
+            Use::Handed => kind + HANDED,
+        };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&u64::to_ne_bytes(kind));
         bytes[8..].copy_from_slice(&u64::to_ne_bytes(node));
@@ -76,14 +88,20 @@ impl Message {
     fn from_bytes(bytes: &[u8; BYTES]) -> Option<Message> {
         let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let (kind, node) = (word(0)?, word(8)?);
-        let what = if kind & CONTENT != 0 { Use::Content } else { Use::Inode };
-        Some(match kind & !CONTENT {
+        let what = match kind & (CONTENT | HANDED) {
+            0 => Use::Inode,
+            CONTENT => Use::Content,
+            HANDED => Use::Handed,
+            _ => return None,
+        };
+        Some(match kind & !(CONTENT | HANDED) {
             1 => Message::Start,
             2 => Message::Kept(what),
             3 => Message::Go,
             4 => Message::Keep(what, node),
             5 => Message::Drop(what, node),
             6 => Message::Invalidate,
+            7 => Message::Devices,
             _ => return None,
         })
     }

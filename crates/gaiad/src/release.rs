@@ -142,7 +142,7 @@ impl<'a> Client<'a> {
     }
 
     /// Without it the Linux kernel may have any page of a file that was mapped now, and each would need a twin.
-    fn take_from_kernel(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
+    pub(crate) fn take_from_kernel(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
         let backing = FileBacking(self.backing.as_fd());
         let runs = self.file.pages().begin_drop(&backing, draft.pages.iter().map(|(page, _)| *page))?;
         self.all.kernel.invalidate(self.file.node, &runs);
@@ -155,13 +155,13 @@ impl<'a> Client<'a> {
         self.file.pages().commit_staged(&backing, self.owner, draft.id, &draft.pages)
     }
 
-    fn end_epoch(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
+    pub(crate) fn end_epoch(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
         // The client has bytes there that the file never gets.
         let past = draft.past.unwrap_or(draft.range.end).clamp(draft.range.start, draft.range.end);
         for (range, ended) in [(past..draft.range.end, Ended::Abandoned), (draft.range.start..past, Ended::Unchanged)] {
             for start in range.clone().step_by(END as usize) {
                 let part = start..range.end.min(start + END);
-                self.file.pages().end_epoch(self.owner, part, ended)?;
+                self.file.pages_now().end_epoch(self.owner, part, ended)?;
             }
         }
         Ok(())
@@ -171,7 +171,7 @@ impl<'a> Client<'a> {
     pub(crate) fn forget(&mut self, range: Range<u64>, open: bool) -> Result<()> {
         for start in range.clone().step_by(END as usize) {
             let part = start..range.end.min(start + END);
-            let mut pages = self.file.pages();
+            let mut pages = self.file.pages_now();
             let forgotten = match open {
                 true => pages.end_epoch(self.owner, part, Ended::Abandoned),
                 false => pages.drop_copies(self.owner, part),

@@ -24,6 +24,7 @@ use spinio_fuse::{Connection, Operation, REQUEST_BYTES, Received, Request};
 use spinio_sys::{injection_point, linux};
 
 use crate::accept;
+use crate::arrivals::Arrivals;
 use crate::backing::Backing;
 use crate::buffer::resident_buffer;
 use crate::clients::Clients;
@@ -31,7 +32,7 @@ use crate::content::Content;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
-use crate::link::{self, Link, Message};
+use crate::link::{self, Link, Message, Use};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
 use crate::report::report;
@@ -94,8 +95,12 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let fds = fd_limit();
     let clients = (fds / 16).min(CLIENTS);
     let backing = Backing::new(directory, nodes.clone(), link, fds as usize, (clients * CLIENT_FDS) as usize);
+    let mut handed = Vec::new();
     loop {
         match kept.receive(true)? {
+            Some(link::Received { message: Message::Kept(Use::Handed), nodes, fds }) => {
+                handed.extend(nodes.into_iter().zip(fds));
+            }
             Some(link::Received { message: Message::Kept(what), nodes, fds }) => {
                 nodes.into_iter().zip(fds).for_each(|(node, fd)| backing.adopt(what, node, fd));
                 injection_point!("server: kept descriptors received");
@@ -110,7 +115,11 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let content = Arc::new(Content::attach(state.clone(), backing.clone())?);
     // The tables of maps may need a quarter of the memory, at 8 bytes a page.
     let limits = Limits { connections: clients as usize, pages: linux::total_memory() / 32 };
-    let clients = Clients::new(&listener, content.clone(), backing.clone(), invalidator, limits, &state, servers)?;
+    let arrivals = Arrivals::new(&state, kept)?;
+    // Before a file is used whose bytes are on their way.
+    arrivals.adopt(handed, &content);
+    let (shared, below) = (content.clone(), backing.clone());
+    let clients = Clients::new(&listener, shared, below, invalidator, limits, &state, servers, arrivals)?;
     let clients = Arc::new(clients);
     let seeker = Seeker::start(connection.clone(), clients.clone())?;
     let journal = Journal::attach(state);

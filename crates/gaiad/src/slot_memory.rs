@@ -3,6 +3,7 @@
 //! Bytes are stored as atomic words too, since the memory is shared; no two threads use one slot at the same time
 //! unless both read.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -61,6 +62,18 @@ impl PageSlots {
             }
         }
         Ok(())
+    }
+
+    /// Where the bytes of a slot are in the memory file.
+    pub(crate) fn file_offset(&self, slot: u32) -> u64 {
+        self.state.pages_offset() + (self.bytes + slot as usize * PAGE_WORDS) as u64 * 8
+    }
+
+    /// The slots of bytes of the memory file, of which there may be fewer.
+    pub(crate) fn slots_at(&self, bytes: Range<u64>) -> Range<u64> {
+        let first = self.file_offset(0);
+        let page = PAGE as u64;
+        bytes.start.saturating_sub(first) / page..bytes.end.saturating_sub(first).div_ceil(page)
     }
 
     fn words_of(&self, slot: u32) -> &[AtomicU64] {

@@ -116,6 +116,11 @@ impl StateMemory {
         &self.words[NODE_TABLE.end..]
     }
 
+    /// Where that part begins in the memory file.
+    pub(crate) fn pages_offset(&self) -> u64 {
+        NODE_TABLE.end as u64 * 8
+    }
+
     pub(crate) fn journal(&self) -> &[AtomicU64] {
         &self.words[JOURNAL]
     }

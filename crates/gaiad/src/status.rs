@@ -139,7 +139,7 @@ fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> 
     let above = path_of(all.backing.mount()).unwrap_or_default();
     let path = path.strip_prefix(&above[..]).filter(|rest| rest.starts_with(b"/")).unwrap_or(&path).to_vec();
     let (dirty, stats) = {
-        let pages = file.pages();
+        let pages = file.pages_now();
         (pages.dirty().count() as u64, file_stats(&pages))
     };
     let owners = file.holders().values().map(|peer| peer.pid).collect::<HashSet<_>>().len() as u64;

@@ -57,6 +57,8 @@ struct Draft {
     version: u64,
     changes: Vec<Change>,
     committed: bool,
+    /// The bytes of its pages come later.
+    unseen: bool,
 }
 
 impl Draft {
@@ -115,8 +117,48 @@ impl FilePages {
         id: u64,
         pages: &[(u64, StagedPage)],
     ) -> Result<Commit> {
+        self.commit_slots(backing, owner, id, pages, false)
+    }
+
+    /// [`FilePages::commit_staged`] of pages whose bytes will be in the slots later. `None`, and nothing is done, if one has
+    /// to be looked at now: the kernel may have it, or another version is head since the owner got it. Bytes past the end of
+    /// the file must be zeros in the slots now.
+    ///
+    /// Until the bytes are there the caller lets nothing use the file's pages, but for what looks at no bytes:
+    /// [`FilePages::invalidated`], [`FilePages::pending`], and calls that end epochs and drop copies and owners.
+    pub fn commit_unseen(
+        &mut self,
+        backing: &dyn Backing,
+        owner: OwnerId,
+        id: u64,
+        pages: &[(u64, StagedPage)],
+    ) -> Result<Option<Commit>> {
+        let size = backing.size()?;
+        let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
+        let all_plain = pages.iter().all(|(page, _)| {
+            let entry = entries.get(*page);
+            let Replica::Open(stamp) = self.replica(owner, *page) else { return false };
+            !cached.contains(*page)
+                && bytes_inside(*page, size) > 0
+                && entry.is_none_or(|entry| entry.twin.is_none() && entry.version <= stamp)
+        });
+        if !all_plain {
+            return Ok(None);
+        }
+        self.commit_slots(backing, owner, id, pages, true).map(Some)
+    }
+
+    fn commit_slots(
+        &mut self,
+        backing: &dyn Backing,
+        owner: OwnerId,
+        id: u64,
+        pages: &[(u64, StagedPage)],
+        unseen: bool,
+    ) -> Result<Commit> {
         let size = backing.size()?;
         let mut draft = Draft {
+            unseen,
             release: self.slots.begin(id, self.file)?,
             slots: Arc::clone(&self.slots),
             file: self.file,
@@ -177,7 +219,7 @@ impl FilePages {
         if inside == 0 {
             return Ok(Change { page, slots: None, same: false });
         }
-        if !cached && current && inside == PAGE {
+        if !cached && current && (inside == PAGE || draft.unseen) {
             // Most pages are whole, and nothing else has changed them: their bytes are not looked at.
             let snapshot = draft.publish(Kind::Snapshot, page, staged.0.clone());
             return Ok(Change { page, slots: Some((snapshot, None)), same: true });

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::layout::{COMMITTED, DONE, Label, MOST_RECORDS, SlotMemory, Tag, Words};
+use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_RECORDS, SlotMemory, Tag, Words};
 use crate::page::{PAGE, PageBytes};
 
 /// The slots and records of one server, shared by its files.
@@ -91,6 +91,15 @@ impl Slots {
         (0..self.memory.records()).any(|record| words.state(record).1 != 0 && words.release(record).0 == id)
     }
 
+    /// Whether a slot has a snapshot of a page of this file.
+    pub fn is_snapshot_of(&self, slot: u32, file: u64) -> bool {
+        let is_snapshot = |tag: Tag| matches!(tag.kind, Kind::Snapshot);
+        let words = self.words();
+        slot < self.memory.slots()
+            && Tag::parse(words.tag(slot)).is_some_and(is_snapshot)
+            && words.label(slot).file == file
+    }
+
     pub(crate) fn words(&self) -> Words<'_> {
         Words(&*self.memory)
     }
@@ -107,6 +116,16 @@ impl Slots {
     /// A slot for the bytes of a page that will be committed, by [`FilePages::commit_staged`](crate::FilePages).
     pub fn stage(self: &Arc<Slots>) -> Result<StagedPage> {
         self.allocate().map(StagedPage)
+    }
+
+    /// So many slots, in ascending order, so that side by side they are few runs; all or none.
+    pub fn stage_many(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedPage>> {
+        let mut free = self.lock();
+        let first = free.slots.len().checked_sub(count).ok_or(Error::NoSpace)?;
+        let mut taken = free.slots.split_off(first);
+        drop(free);
+        taken.sort_unstable();
+        Ok(taken.into_iter().map(|index| StagedPage(self.slot(index))).collect())
     }
 
     /// A reference to a slot that is in use and that no page refers to yet.

@@ -301,6 +301,46 @@ fn staged_pages_of_a_failed_release_are_committed_by_the_next_attempt() {
     assert!(slots.stage().is_ok_and(|staged| staged.slot() < 4) && slots.free_slots() == 3);
 }
 
+#[test]
+fn pages_are_committed_unseen_only_if_nothing_has_to_look_at_them() {
+    // The last page is a part of one.
+    let size = 2 * PAGE + 10;
+    let (memory, file) = (Memory::new(5), File(RefCell::new(vec![b'.'; size])));
+    let slots = Slots::format(memory.clone()).unwrap();
+    let mut pages = FilePages::new(Arc::clone(&slots), 7, KernelPages::None, size as u64);
+    pages.add_owner(A, 0..8);
+    pages.add_owner(B, 0..8);
+    for page in 0..3 {
+        acquire(&mut pages, &file, A, page);
+    }
+    let other = acquire(&mut pages, &file, B, 1);
+    let stage = |first: u64, count: usize| (first..).zip(slots.stage_many(count).unwrap()).collect::<Vec<_>>();
+    let staged = stage(0, 3);
+    assert!(staged.windows(2).all(|two| two[0].1.slot() + 1 == two[1].1.slot()), "side by side");
+    assert!(matches!(slots.stage_many(3), Err(Error::NoSpace)));
+    assert_eq!(slots.free_slots(), 2);
+    // The kernel has one, another release has changed one, one is in no epoch.
+    pages.read(&file, 0, &mut [0; 4], ReadInto::PageCache).unwrap();
+    assert!(pages.commit_unseen(&file, A, 1, &staged).unwrap().is_none());
+    release(&mut pages, &file, B, 1, &other);
+    assert!(pages.commit_unseen(&file, A, 1, &staged[1..2]).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, B, 1, &staged[2..]).unwrap().is_none());
+    // All or none, and nothing has changed. The bytes come later.
+    staged[2].1.write(&ZEROS);
+    let commit = pages.commit_unseen(&file, A, 9, &staged[2..]).unwrap().unwrap();
+    assert_eq!((commit.published, list(commit.merged), list(commit.invalidate)), (1, vec![], vec![]));
+    assert!(slots.was_committed(9) && slots.is_snapshot_of(staged[2].1.slot(), 7));
+    assert!(!slots.is_snapshot_of(staged[2].1.slot(), 8) && !slots.is_snapshot_of(staged[0].1.slot(), 7));
+    assert!(!slots.is_snapshot_of(u32::MAX, 7));
+    let mut late = ZEROS;
+    late[..10].fill(b'l');
+    memory.write(staged[2].1.slot(), 0, &late);
+    drop(staged);
+    let mut read = [0; 10];
+    pages.read(&file, 2 * PAGE as u64, &mut read, ReadInto::PageCache).unwrap();
+    assert_eq!(&read, b"llllllllll");
+}
+
 /// The second page of a file finds no space on the disk.
 struct FullDisk<'a>(&'a File);
 

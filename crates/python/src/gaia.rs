@@ -74,8 +74,11 @@ impl GaiaMap {
     }
 
     /// Publishes the stores to a range; the bytes that were published.
-    fn release(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<u64> {
-        self.with_map(py, |map| map.release(offset, bytes))
+    fn release(&self, py: Python<'_>, offset: u64, bytes: u64, handoff: bool) -> PyResult<u64> {
+        self.with_map(py, |map| match handoff {
+            true => map.release_handing_over(offset, bytes),
+            false => map.release(offset, bytes),
+        })
     }
 
     /// As `acquire`, in the order of a stream (a handle), and without waiting.
@@ -133,6 +136,7 @@ impl GaiaMap {
             ("chunks_evicted", info.chunks_evicted),
             ("bytes_registered", info.bytes_registered),
             ("bytes_from_peer", info.bytes_from_peer),
+            ("releases_handed_over", info.releases_handed_over),
         ] {
             dict.set_item(name, value)?;
         }

@@ -110,6 +110,22 @@ def test_checkpoint_is_written_without_being_fetched(mount, device):
         m.acquire(overwrite=True)
 
 
+def test_checkpoint_that_is_handed_over_is_whole(mount, device):
+    size = (5 << 20) + 100
+    path = mount.file("handed", bytes(size))
+    with gaia.open(path, "r+") as f, f.map(device=device) as m:
+        for step in (1, 2):
+            with m.writing(overwrite=True, handoff=True) as array:
+                array.set(bytes([step]) * size)
+            info = m.info()
+            assert (info["releases_handed_over"], info["bytes_published"]) == (step, step * size), info
+            assert info["device_bytes"] == 0
+            assert plain(path) == bytes([step]) * size
+        with m.reading() as array:
+            assert array.tobytes() == bytes([2]) * size
+        m.sync()
+
+
 def test_epochs_and_plain_writes_agree_with_a_model(mount, device):
     size, chance = 9 * PAGE + 123, random.Random(7)
     model = bytearray(chance.randbytes(size))

@@ -228,6 +228,9 @@ pub struct Table {
     // `emulated_alloc` and `emulated_stream` on the emulated device of a number.
     emulated_alloc_on: unsafe extern "C" fn(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64,
     emulated_stream_on: unsafe extern "C" fn(device: u32, stream: *mut u64, report: Report) -> i64,
+
+    // `gaia_release` that may hand device memory over.
+    gaia_release_handing_over: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 }
 
 /// A move of a session.

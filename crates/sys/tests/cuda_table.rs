@@ -100,6 +100,11 @@ fn virtual_memory(driver: &Driver, device: i32) {
         // The same memory.
         driver.copy_out(back.as_mut_ptr(), at + LEN as u64, 64, Stream(0)).unwrap();
         assert_eq!(bytes, back);
+        // A further handle, by the address.
+        let retained = driver.retain_allocation(at).unwrap();
+        libc::close(driver.export_allocation(retained).unwrap());
+        driver.release_allocation(retained).unwrap();
+        assert_eq!(driver.retain_allocation(at + 64), Err(CuError::INVALID_VALUE));
         let refused = driver.copy_in(at + LEN as u64, bytes.as_ptr(), 64, Stream(0));
         assert_eq!(refused, Err(CuError::INVALID_VALUE), "read-only");
         driver.release_allocation(handle).unwrap();

@@ -209,6 +209,8 @@ impl Server {
                     }
                     Reply::Dropped.encode(&mut out);
                 }
+                // As one without a device process.
+                Request::HandOver { .. } => Reply::Failed { errno: 95 }.encode(&mut out),
                 Request::Was { id } => {
                     let committed = self.state.lock().unwrap().committed.contains(&id);
                     Reply::Was { committed }.encode(&mut out);

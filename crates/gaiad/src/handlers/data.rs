@@ -39,7 +39,7 @@ impl Handlers {
 
     /// Before the program that has opened or closed the file goes on.
     pub(super) fn tell_writers(&self, node: u64) {
-        if let Some(file) = self.content.files().hold(node).file() {
+        if let Some(file) = self.content.files().hold_now(node).file() {
             self.clients.writers.tell(file);
         }
     }

@@ -269,7 +269,7 @@ impl Supervisor {
         // The server before it is dead, and this one has answered nothing.
         change_counters::count_server(self.servers.words());
         link.send(Message::Start, &everything)?;
-        for what in [Use::Inode, Use::Content] {
+        for what in [Use::Inode, Use::Content, Use::Handed] {
             let all = self.kept.iter().filter(|((kept, _), _)| *kept == what);
             link.send_kept(what, all.map(|((_, node), fd)| (*node, fd.as_fd())))?;
         }
@@ -320,7 +320,7 @@ impl Supervisor {
         match message {
             Message::Keep(what, node) => drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd))),
             Message::Drop(what, node) => drop(self.kept.remove(&(what, node))),
-            Message::Start | Message::Invalidate | Message::Kept(_) | Message::Go => {}
+            Message::Start | Message::Invalidate | Message::Devices | Message::Kept(_) | Message::Go => {}
         }
     }
 

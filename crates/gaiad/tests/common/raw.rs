@@ -1,14 +1,14 @@
 //! A client without the library, which may say anything.
 
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{
     self, Access, Fill, MAX_MESSAGE, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
@@ -81,6 +81,14 @@ impl Raw {
     /// Sends bytes; false if the server has closed the connection.
     pub fn send(&self, bytes: &[u8]) -> bool {
         send(&self.socket, bytes)
+    }
+
+    /// Sends bytes with descriptors.
+    pub fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
     }
 
     /// Sends a request and parses the reply; `None` if the server closes the connection.

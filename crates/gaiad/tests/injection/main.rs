@@ -3,7 +3,7 @@
 //! ```text
 //!   a workload, undisturbed ──> which points it passes, and how often         control.rs
 //!   for each of them:  arm it ──> the same workload ──> killed just there     main.rs
-//!                                     └─ outcomes, bytes, names as promised   cpu.rs, gpu.rs, client.rs, restart.rs
+//!                                     └─ outcomes, bytes, names as promised   cpu, gpu, client, handoff, restart.rs
 //!   at the end: every point of the sources was one of them; nothing is left   common/audit.rs
 //! ```
 //!
@@ -20,6 +20,7 @@ mod common;
 mod control;
 mod cpu;
 mod gpu;
+mod handoff;
 mod restart;
 
 use std::collections::BTreeSet;
@@ -238,6 +239,7 @@ fn every_point_is_survived_as_promised() {
         && add("GPU programs", gpu_programs)
         && add("servers that take over", restarts)
         && add("clients", clients)
+        && add("device memory that is handed over", handoffs)
         && add("the end", ends);
     if !has_run {
         return;
@@ -321,6 +323,18 @@ fn clients() -> Part {
     programs.file.sync_all().unwrap();
     drop(programs);
     world.end(0)
+}
+
+fn handoffs() -> Part {
+    let mut world = World::new(|dir| std::fs::write(dir.join("file"), vec![0; handoff::FILE]).unwrap())?;
+    let mut program = handoff::Program::new(common::gpu::open(&world.mount.dir.join("file")));
+    let of_server = |point: &str| point.starts_with("server: chunks") || point.starts_with("server: bytes");
+    world.sweep(Hit::Once, Signal::KILL, of_server, &mut |_, step| program.run(step));
+    let servers = world.kills;
+    let of_device = |point: &str| point.starts_with("device process");
+    world.sweep(Hit::Once, Signal::KILL, of_device, &mut |_, step| program.run(step));
+    drop(program);
+    world.end(servers)
 }
 
 /// A mount for each point.

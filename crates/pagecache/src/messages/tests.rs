@@ -3,9 +3,20 @@ use super::*;
 const ID: ReleaseId = 7;
 const TICKET: Ticket = [7; 16];
 
+const HAND_OVER: HandOver = HandOver {
+    id: ID,
+    first: 0,
+    pages: 100,
+    device: *b"0123456789abcdef",
+    chunk: 512,
+    chunks: 3,
+    chunk_pages: 512,
+    last_pages: 7,
+};
+
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 13];
+    let mut all = vec![Vec::new(); 14];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -19,6 +30,7 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Explain { ticket: TICKET }.encode(&mut all[10]);
     Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false }.encode(&mut all[12]);
+    hand_over(&mut all[13], HAND_OVER, &runs);
     all
 }
 
@@ -58,6 +70,27 @@ fn requests_survive_encoding() {
     let Ok(Request::Release { id, last, runs, pages, at, total, .. }) = parse_request(&all[3]) else { panic!() };
     assert_eq!((id, last, pages, at, total), (ID, true, 100, 1900, 7));
     assert_eq!(runs.iter().map(|r| r.count).collect::<Vec<_>>(), [2, 1, 4]);
+}
+
+#[test]
+fn hand_over_names_chunks_that_are_possible() {
+    let mut bytes = Vec::new();
+    hand_over(&mut bytes, HAND_OVER, &[Run { first: 600, count: 1 }]);
+    let Ok(Request::HandOver { part, runs }) = parse_request(&bytes) else { panic!() };
+    assert_eq!((part, runs.iter().count()), (HAND_OVER, 1));
+    for wrong in [
+        HandOver { chunks: 0, ..HAND_OVER },
+        HandOver { chunks: MAX_CHUNKS as u32 + 1, ..HAND_OVER },
+        HandOver { last_pages: 0, ..HAND_OVER },
+        HandOver { last_pages: 513, ..HAND_OVER },
+        HandOver { chunk: MAX_PAGES - 1, ..HAND_OVER },
+        HandOver { chunk: u64::MAX, ..HAND_OVER },
+        HandOver { pages: 0, ..HAND_OVER },
+    ] {
+        bytes.clear();
+        hand_over(&mut bytes, wrong, &[]);
+        assert_eq!(parse_request(&bytes), Err(BadMessage::Run), "{wrong:?}");
+    }
 }
 
 #[test]

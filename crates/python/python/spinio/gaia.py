@@ -177,13 +177,16 @@ class Map:
         offset, nbytes = self._range(offset, nbytes)
         return self._call(self._mapped.acquire, offset, nbytes, bool(write), bool(overwrite))
 
-    def release(self, offset: int = 0, nbytes: int | None = None) -> int:
+    def release(self, offset: int = 0, nbytes: int | None = None, *, handoff: bool = False) -> int:
         """Publishes the stores to a range that was acquired, and ends its epoch; all of it or nothing.
 
         Of pages that were acquired for reading only, nothing is published; kernels no longer use them. Returns the bytes of the pages that were published, 0 if no store changed a byte. Stores past the end of the
         file are dropped.
+
+        With handoff the device memory of the range may be given to the server, which copies it after this has returned:
+        the array has no memory then, until the next acquire. `info()["releases_handed_over"]` says whether it was.
         """
-        return self._call(self._mapped.release, *self._range(offset, nbytes))
+        return self._call(self._mapped.release, *self._range(offset, nbytes), bool(handoff))
 
     def acquire_async(
         self,
@@ -244,9 +247,11 @@ class Map:
 
     @contextlib.contextmanager
     def writing(
-        self, offset: int = 0, nbytes: int | None = None, *, overwrite: bool = False
+        self, offset: int = 0, nbytes: int | None = None, *, overwrite: bool = False, handoff: bool = False
     ) -> Generator[emulated.Array, None, None]:
         """Acquires a range for writing, as an array of bytes, and releases it at the end of the block.
+
+        overwrite: as of `acquire`; handoff: as of `release`. For checkpoints, both.
 
         After an exception in the block its stores are discarded; those of a block around it to the same pages too.
         """
@@ -259,7 +264,7 @@ class Map:
             with contextlib.suppress(ValueError):
                 self.discard(offset, nbytes)
             raise
-        self.release(offset, nbytes)
+        self.release(offset, nbytes, handoff=handoff)
 
     def info(self) -> _GaiaInfo:
         """What the map has done: the fields of `struct spinio_gaia_info`."""

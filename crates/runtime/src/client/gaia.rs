@@ -87,6 +87,13 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_release)(address, len, report) })
     }
 
+    /// As [`Map::release`], and may hand device memory over: kernels must not use the range before its next acquire.
+    pub fn release_handing_over(&self, offset: u64, len: u64) -> Result<u64, Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_release_handing_over)(address, len, report) })
+    }
+
     /// As [`Map::acquire`], in the order of a stream, and without waiting.
     pub fn acquire_async(&self, offset: u64, len: u64, access: Access, stream: Stream) -> Result<(), Error> {
         let address = self.address_of(offset, len)?;

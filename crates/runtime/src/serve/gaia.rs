@@ -97,6 +97,12 @@ pub(super) unsafe extern "C" fn release(address: u64, len: u64, report: Report) 
     unsafe { count(report, || Ok(spinio_gaia::with_map(address, |map, offset| map.release(offset, len))?)) }
 }
 
+pub(super) unsafe extern "C" fn release_handing_over(address: u64, len: u64, report: Report) -> i64 {
+    let release = |map: &FileMap, offset| map.release_handing_over(offset, len);
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(spinio_gaia::with_map(address, release)?)) }
+}
+
 pub(super) unsafe extern "C" fn acquire_async(address: u64, len: u64, wanted: u32, stream: u64, report: Report) -> i64 {
     let acquire = || {
         let purpose = purpose(wanted)?;

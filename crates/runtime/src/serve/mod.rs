@@ -80,6 +80,7 @@ pub const TABLE: Table = Table {
     gaia_end_reading: gaia::end_reading,
     emulated_alloc_on: devices::emulated_alloc_on,
     emulated_stream_on: devices::emulated_stream_on,
+    gaia_release_handing_over: gaia::release_handing_over,
 };
 
 extern "C" fn version() -> *const c_char {

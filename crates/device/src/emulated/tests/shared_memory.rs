@@ -90,6 +90,32 @@ fn private_chunks_are_memory_of_the_device_until_they_are_unmapped() {
 }
 
 #[test]
+fn exported_private_chunk_keeps_its_bytes_when_it_is_unmapped() {
+    let device = device("size=8M");
+    let at = device.reserve(3 * G).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G, 2 * G]), Ok(2));
+    let bytes = pattern(5000, 3);
+    write_device(device, at.offset(G + 100), &bytes);
+    let fd = device.export_private_chunk(at.offset(G), 2 * G).unwrap();
+    for (wrong, len) in [(at, 2 * G), (at.offset(2 * G), G), (at.offset(3 * G), G)] {
+        assert!(device.export_private_chunk(wrong, len).is_err(), "no chunk of this length");
+    }
+    device.unmap_chunk(at.offset(G), 2 * G).unwrap();
+    assert!(device.export_private_chunk(at.offset(G), 2 * G).is_err(), "unmapped");
+    // Its memory counts no more.
+    assert_eq!(device.map_private_chunks(at.offset(G), &[2 * G]), Ok(1));
+    device.unmap_chunk(at.offset(G), 2 * G).unwrap();
+    let chunk = device.import_chunk(fd.as_fd(), 2 * G).unwrap();
+    device.map_chunk(at.offset(G), 2 * G, chunk, false).unwrap();
+    assert_eq!(read_device(device, at.offset(G + 100), 5000), bytes);
+    device.release_chunk(chunk).unwrap();
+    device.unmap_chunk(at.offset(G), 2 * G).unwrap();
+    device.unmap_chunk(at, G).unwrap();
+    device.free_reservation(at, 3 * G).unwrap();
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
+}
+
+#[test]
 fn chunk_is_unmapped_after_the_work_that_uses_it() {
     let device = device("size=4M");
     let at = device.reserve(G).unwrap();

@@ -1,0 +1,139 @@
+//! A release that hands device memory over: committed at once, copied later.
+//!
+//! ```text
+//!   descriptors of chunks, changed pages ── import ── slots ── kept by the supervisor ── commit ── answer
+//!                                              │                      (arrivals.rs)         └ the bytes are copied: until
+//!                                              └ cannot be done: refused, nothing has changed        then the file waits
+//! ```
+//!
+//! Only pages are taken whose bytes nothing looks at to commit them: whose head is what the client has got, and which the
+//! kernel has not. Else the release is refused, and the client makes an ordinary one. That is decided with the lock of the
+//! file, which is released only when everything that wants bytes of its pages waits for them.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use spinio_pagecache::messages::{self, HandOver, Reply, Runs};
+use spinio_pagecache::{PAGE, offset_of};
+use spinio_sys::injection_point;
+
+use crate::arrivals::Arrival;
+use crate::backing::Access as Open;
+use crate::client::{Client, Failure, Result};
+use crate::device_process::CopyRange;
+use crate::draft::Draft;
+use crate::file_backing::{FileBacking, errno};
+use crate::files;
+
+impl Client<'_> {
+    /// A release whose pages are in chunks of device memory.
+    pub(crate) fn hand_over(
+        &mut self,
+        part: &HandOver,
+        runs: Runs<'_>,
+        fds: Vec<OwnedFd>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        if self.access == messages::Access::Read {
+            return Err(Failure::Refused(Errno::ACCESS));
+        }
+        let size = self.size()?;
+        let (mut draft, pages) = self.pages_in_chunks(part, runs, size)?;
+        if fds.len() != part.chunks as usize {
+            return Err(Failure::Refused(Errno::INVAL));
+        }
+        // Pages that find no space on the disk must leave memory to other files: an ordinary release does that.
+        if pages.is_empty() || self.file.is_stuck() {
+            return Err(Failure::Refused(Errno::OPNOTSUPP));
+        }
+        let chunks = self.all.arrivals.import(part, fds)?;
+        injection_point!("server: chunks imported");
+        let mut reserved = self.all.release_memory.reserve(self.all.content.files(), pages.len() as u64)?;
+        let staged = self.all.content.files().slots().stage_many(pages.len());
+        let staged = staged.map_err(|e| Failure::Refused(errno(&e)))?;
+        reserved.take(pages.len() as u64);
+        let mut ranges = vec![Vec::new(); chunks.len()];
+        let first = self.pages.start + part.chunk;
+        for (page, staged) in pages.iter().zip(&staged) {
+            let (chunk, at) =
+                ((page - first) / u64::from(part.chunk_pages), (page - first) % u64::from(part.chunk_pages));
+            let len = (size - offset_of(*page)).min(PAGE as u64);
+            if len < PAGE as u64 {
+                // What is after the end of the file counts as zeros.
+                staged.write(&[0; PAGE]);
+            }
+            let range = CopyRange { from: offset_of(at), to: self.all.content.slot_offset(staged.slot()), len };
+            add(&mut ranges[chunk as usize], range);
+        }
+        draft.pages = pages.into_iter().zip(staged).collect();
+        let arrival = Arrival::new(part.id, self.file.node, part.device, chunks, ranges);
+        self.commit_handed(&draft, arrival, size, out)?;
+        self.handed_from = Some(part.device);
+        Ok(())
+    }
+
+    /// The pages of a message that are inside the file, which has `size` bytes.
+    fn pages_in_chunks(&self, part: &HandOver, runs: Runs<'_>, size: u64) -> Result<(Draft<'static>, Vec<u64>)> {
+        let invalid = || Failure::Refused(Errno::INVAL);
+        let range = self.file_pages(part.first, part.pages.into())?;
+        let in_chunks = u64::from(part.chunks - 1) * u64::from(part.chunk_pages) + u64::from(part.last_pages);
+        let chunks = part.chunk..part.chunk + in_chunks;
+        let (mut draft, mut pages) = (Draft::new(part.id, range), Vec::new());
+        for run in runs.iter() {
+            if run.first < chunks.start || run.first + u64::from(run.count) > chunks.end {
+                return Err(invalid());
+            }
+            let inside = self.file_pages(run.first, run.count.into())?;
+            let inside = draft.next_run(inside, size.div_ceil(PAGE as u64)).ok_or_else(invalid)?;
+            // Before there is a list of them.
+            let most = self.all.content.files().slots().all_slots() as u64;
+            if pages.len() as u64 + inside.end.saturating_sub(inside.start) > most {
+                return Err(Failure::Refused(Errno::NOSPC));
+            }
+            pages.extend(inside);
+        }
+        Ok((draft, pages))
+    }
+
+    fn commit_handed(&self, draft: &Draft<'_>, arrival: Arrival, size: u64, out: &mut Vec<u8>) -> Result<()> {
+        // What cannot be written out later must not be committed. It may wait for a lease, with no lock.
+        let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
+        let _release = self.file.lock_release();
+        files::settle(&self.file, &self.all.kernel);
+        self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
+        // Before the commit: a server that finds it committed finds the chunks too.
+        let kept = self.all.arrivals.keep(arrival)?;
+        injection_point!("server: chunks kept");
+        let commit = {
+            let mut pages = self.file.pages();
+            let backing = FileBacking(self.backing.as_fd());
+            let commit = match self.size()? == size {
+                true => pages.commit_unseen(&backing, self.owner, draft.id, &draft.pages),
+                false => Ok(None),
+            };
+            if let Ok(Some(_)) = &commit {
+                self.file.begin_arrival();
+            }
+            commit
+        };
+        let commit = commit.map_err(|e| self.refusal(&e))?.ok_or(Failure::Refused(Errno::AGAIN))?;
+        injection_point!("server: chunks committed");
+        self.file.mark_dirty();
+        self.all.arrivals.start(kept, self.file.share());
+        self.all.count_release(commit.published, 0);
+        files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
+        // As of an ordinary release.
+        self.end_epoch(draft).map_err(|_| Failure::Ended)?;
+        let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
+        Reply::Committed { pages: commit.published, merged: 0, bytes }.encode(out);
+        Ok(())
+    }
+}
+
+/// Adds a range, to the last one if it goes on there.
+fn add(ranges: &mut Vec<CopyRange>, range: CopyRange) {
+    match ranges.last_mut() {
+        Some(last) if last.from + last.len == range.from && last.to + last.len == range.to => last.len += range.len,
+        _ => ranges.push(range),
+    }
+}

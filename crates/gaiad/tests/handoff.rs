@@ -1,0 +1,324 @@
+//! Releases that hand device memory over: the bytes arrive later, whatever dies meanwhile.
+//!
+//! Maps are on the first emulated device, which the device process has too. Where a test needs time between release and
+//! arrival, that of the device process is slow.
+
+#![expect(unsafe_code, reason = "device memory")]
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use spinio_device::emulated::{self, Emulated};
+use spinio_device::{Device, DeviceAddr, SharedMemory, StreamId, WaitMode};
+use spinio_gaia::{Access, Map};
+use spinio_pagecache::messages::{self, HandOver, Reply, Run};
+
+use crate::common::TestMount;
+use crate::common::gpu::{PAGE, open};
+use crate::common::raw::Raw;
+
+const CHUNK: usize = 2 << 20;
+/// Four chunks, and a part of a page in a fifth.
+const LEN: usize = 4 * CHUNK + 5000;
+/// Set in the environment of a client process, to its file.
+const CLIENT: &str = "SPINIO_GAIAD_TEST_HANDOFF";
+/// It takes 0.4 s, and 2 s.
+const SLOW: &str = "gbps=0.02";
+const SLOWER: &str = "gbps=0.004";
+
+#[test]
+fn server_role() {
+    common::server_role();
+}
+
+/// A process that ends right after its release.
+#[test]
+fn client_role() {
+    if let Some(path) = std::env::var_os(CLIENT) {
+        let client = Client::new(&open(Path::new(&path)));
+        assert!(client.release(7), "{:?}", client.map.info());
+        std::process::abort();
+    }
+}
+
+fn device() -> &'static Emulated {
+    emulated::configure("size=512M").unwrap();
+    emulated::device(0).unwrap()
+}
+
+struct Client {
+    map: Map,
+}
+
+impl Client {
+    fn new(file: &File) -> Client {
+        Client { map: Map::new(file.as_raw_fd(), 0, LEN as u64, Access::Write, device()).unwrap() }
+    }
+
+    fn store(&self, at: usize, bytes: &[u8]) {
+        let to = DeviceAddr(self.map.address() + at as u64);
+        // SAFETY: the bytes live until the device was synchronized.
+        unsafe { device().copy_in(StreamId(0), to, bytes.as_ptr(), bytes.len()) }.unwrap();
+        device().synchronize(StreamId(0), WaitMode::Block).unwrap();
+    }
+
+    fn load(&self) -> Vec<u8> {
+        self.map.acquire(0, LEN as u64, Access::Read).unwrap();
+        let mut bytes = vec![0; LEN];
+        // SAFETY: as above.
+        unsafe { device().copy_out(StreamId(0), bytes.as_mut_ptr(), DeviceAddr(self.map.address()), LEN) }.unwrap();
+        device().synchronize(StreamId(0), WaitMode::Block).unwrap();
+        bytes
+    }
+
+    /// One epoch that overwrites all; whether chunks were handed over.
+    fn release(&self, seed: u8) -> bool {
+        let before = self.map.info().releases_handed_over;
+        self.map.overwrite(0, LEN as u64).unwrap();
+        self.store(0, &content(seed));
+        assert_eq!(self.map.release_handing_over(0, LEN as u64).unwrap(), LEN as u64);
+        self.map.info().releases_handed_over > before
+    }
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    (0..LEN).map(|at| (at / PAGE) as u8 ^ (at % 253) as u8 ^ seed).collect()
+}
+
+fn mounted(speed: Option<&str>, memory: Option<usize>) -> Option<(TestMount, File)> {
+    let mount = TestMount::with_supervisor(
+        |dir| std::fs::write(dir.join("file"), vec![1; LEN]).unwrap(),
+        |command| {
+            command.env(common::MEMORY, memory.unwrap_or(4 * LEN).to_string());
+            speed.map(|speed| command.env("SPINIO_EMULATED", speed));
+        },
+    )?;
+    let file = open(&mount.dir.join("file"));
+    Some((mount, file))
+}
+
+fn read(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The device process of the server, if there is one.
+fn device_process(server: u32) -> Option<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{server}/task")).ok()?;
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let all: String = children.collect();
+    all.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?))
+}
+
+#[test]
+fn every_byte_arrives_through_the_mount_in_another_map_and_on_storage() {
+    let Some((mount, file)) = mounted(None, None) else { return };
+    let client = Client::new(&file);
+    // The kernel has its pages, which is no reason to copy them.
+    assert!(read(&file) == vec![1; LEN]);
+    for seed in [2, 3] {
+        assert!(client.release(seed), "{:?}", client.map.info());
+        assert_eq!(client.map.info().device_bytes, 0, "unmapped");
+        if seed == 2 {
+            assert!(read(&file) == content(seed), "through the mount");
+        }
+        assert!(Client::new(&file).load() == content(seed), "in another map");
+        assert!(client.load() == content(seed), "in its own");
+    }
+    // A part: two whole chunks.
+    client.map.acquire(0, LEN as u64, Access::Write).unwrap();
+    client.store(CHUNK, &vec![9; 2 * CHUNK]);
+    let published = client.map.release_handing_over(CHUNK as u64, 2 * CHUNK as u64).unwrap();
+    assert_eq!((published, client.map.info().releases_handed_over), (2 * CHUNK as u64, 3));
+    client.map.release(0, CHUNK as u64).unwrap();
+    client.map.release(3 * CHUNK as u64, (LEN - 3 * CHUNK) as u64).unwrap();
+    let mut expected = content(3);
+    expected[CHUNK..3 * CHUNK].fill(9);
+    assert!(client.load() == expected);
+    file.sync_all().unwrap();
+    drop(client);
+    assert!(read(&file) == expected);
+    drop(file);
+    let (below, _root) = mount.unmount();
+    assert!(std::fs::read(below.join("file")).unwrap() == expected, "on storage");
+}
+
+#[test]
+fn release_that_cannot_hand_over_copies_its_pages() {
+    let Some((_mount, file)) = mounted(None, None) else { return };
+    let client = Client::new(&file);
+    // Another program has changed other bytes of a page.
+    let mut expected = content(5);
+    expected[..200].fill(1);
+    client.map.acquire(0, LEN as u64, Access::Write).unwrap();
+    client.store(0, &expected);
+    file.write_all_at(b"cpu", 100).unwrap();
+    file.sync_all().unwrap();
+    expected[100..103].copy_from_slice(b"cpu");
+    client.map.release_handing_over(0, LEN as u64).unwrap();
+    assert_eq!((client.map.info().releases_handed_over, client.map.info().pages_merged), (0, 1));
+    assert!(read(&file) == expected);
+    // A part of a chunk.
+    client.map.acquire(0, LEN as u64, Access::Write).unwrap();
+    client.store(0, &[8; PAGE]);
+    client.map.release_handing_over(0, CHUNK as u64 - 1 - PAGE as u64).unwrap();
+    assert_eq!(client.map.info().releases_handed_over, 0);
+    assert!(read(&file)[..PAGE] == [8; PAGE]);
+}
+
+#[test]
+fn bytes_arrive_after_the_server_was_killed() {
+    let Some((mount, file)) = mounted(Some(SLOW), None) else { return };
+    let client = Client::new(&file);
+    for seed in 10..13 {
+        let servers = mount.servers();
+        assert!(client.release(seed), "{:?}", client.map.info());
+        mount.kill_server();
+        assert_eq!(mount.servers(), servers + 1);
+        if seed == 11 {
+            std::thread::sleep(Duration::from_millis(100));
+            mount.kill_server();
+        }
+        assert!(read(&file) == content(seed), "{seed}");
+        assert!(client.load() == content(seed), "{seed}");
+    }
+}
+
+#[test]
+fn bytes_arrive_after_the_client_was_killed() {
+    let Some((mount, file)) = mounted(Some(SLOW), None) else { return };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "client_role", "--nocapture", "-q"]).env(CLIENT, mount.dir.join("file"));
+    let status = command.status().unwrap();
+    assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()));
+    assert!(read(&file) == content(7));
+}
+
+#[test]
+fn bytes_arrive_after_the_device_process_was_killed() {
+    let Some((mount, file)) = mounted(Some(SLOW), None) else { return };
+    let client = Client::new(&file);
+    assert!(client.release(20), "{:?}", client.map.info());
+    std::thread::sleep(Duration::from_millis(50));
+    kill_process(device_process(mount.server()).unwrap(), Signal::KILL).unwrap();
+    assert!(read(&file) == content(20));
+    assert_eq!(mount.servers(), 1);
+}
+
+#[test]
+fn bytes_that_the_device_cannot_give_are_an_error_of_one_fsync() {
+    let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };
+    let client = Client::new(&file);
+    assert!(client.release(30), "{:?}", client.map.info());
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let lost = std::thread::scope(|threads| {
+        let waits = threads.spawn(|| read(&file));
+        while !waits.is_finished() {
+            assert!(Instant::now() < give_up, "the file still waits");
+            if let Some(pid) = device_process(mount.server()) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        waits.join().unwrap()
+    });
+    // No page has bytes that were in its slot before.
+    let expected = content(30);
+    assert!((0..LEN).all(|at| lost[at] == 0 || lost[at] == expected[at]) && lost != expected);
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+    file.sync_all().unwrap();
+    assert_eq!(mount.servers(), 1);
+    // The next one works.
+    assert!(client.release(31), "{:?}", client.map.info());
+    assert!(read(&file) == content(31));
+}
+
+#[test]
+fn release_larger_than_the_memory_for_released_pages_fails_and_the_epoch_goes_on() {
+    let Some((_mount, file)) = mounted(None, Some(LEN / 2)) else { return };
+    let client = Client::new(&file);
+    client.map.overwrite(0, LEN as u64).unwrap();
+    client.store(0, &content(40));
+    let refused = client.map.release_handing_over(0, LEN as u64).unwrap_err();
+    assert_eq!(refused.errno, Errno::NOSPC);
+    assert_eq!(client.map.info().releases_handed_over, 0);
+    for at in [0, CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK] {
+        client.map.release_handing_over(at as u64, CHUNK.min(LEN - at) as u64).unwrap();
+    }
+    assert_eq!(client.map.info().releases_handed_over, 5);
+    assert!(read(&file) == content(40));
+}
+
+/// What a program without the library may send.
+#[test]
+fn messages_that_name_what_is_not_there_are_refused() {
+    let Some((mount, file)) = mounted(None, None) else { return };
+    let pages = LEN.div_ceil(PAGE) as u64;
+    let mut client = Raw::map(&file, Access::Write, 0, pages).unwrap();
+    client.acquire(0, 1024, Access::Write);
+    let memfd = |seal: bool| {
+        let file = memfd_create("chunk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, CHUNK as u64).unwrap();
+        if seal {
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+        }
+        file
+    };
+    let (chunk, not_a_chunk) = (memfd(true), memfd(false));
+    let good = HandOver {
+        id: 1,
+        first: 0,
+        pages: 1024,
+        device: device().uuid().unwrap(),
+        chunk: 0,
+        chunks: 1,
+        chunk_pages: 512,
+        last_pages: 512,
+    };
+    let run = |first, count| Run { first, count };
+    let mut send = |part: HandOver, runs: &[Run], fds: &[rustix::fd::BorrowedFd<'_>]| {
+        let mut out = Vec::new();
+        messages::hand_over(&mut out, part, runs);
+        assert!(client.send_with(&out, fds));
+        match client.receive() {
+            Some(Reply::Committed { pages, .. }) => Ok(pages),
+            Some(Reply::Failed { errno }) => Err(Errno::from_raw_os_error(errno as i32)),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (invalid, first) = (Err(Errno::INVAL), run(0, 1));
+    assert_eq!(send(good, &[first], &[]), invalid, "no descriptor");
+    assert_eq!(send(good, &[first], &[chunk.as_fd(), chunk.as_fd()]), invalid, "too many");
+    assert_eq!(send(good, &[run(512, 1)], &[chunk.as_fd()]), invalid, "outside of the chunk");
+    assert_eq!(send(good, &[run(511, 2)], &[chunk.as_fd()]), invalid, "past its end");
+    assert_eq!(send(HandOver { pages: 1, ..good }, &[run(1, 1)], &[chunk.as_fd()]), invalid, "outside of the range");
+    assert_eq!(send(HandOver { first: pages, ..good }, &[], &[chunk.as_fd()]), invalid, "outside of the map");
+    assert_eq!(send(HandOver { chunk: 1 << 33, ..good }, &[first], &[chunk.as_fd()]), invalid);
+    assert_eq!(send(good, &[], &[chunk.as_fd()]), Err(Errno::OPNOTSUPP), "nothing to hand over");
+    assert_eq!(send(good, &[first], &[not_a_chunk.as_fd()]), Err(Errno::IO), "not a chunk");
+    assert_eq!(send(HandOver { last_pages: 1, ..good }, &[first], &[chunk.as_fd()]), invalid, "of another length");
+    let elsewhere = HandOver { device: [9; 16], ..good };
+    assert_eq!(send(elsewhere, &[first], &[chunk.as_fd()]), Err(Errno::NODEV), "no such device");
+    let closed = HandOver { pages: 2048, chunk: 1024, ..good };
+    assert_eq!(send(closed, &[run(1024, 1)], &[chunk.as_fd()]), Err(Errno::AGAIN), "not in the epoch");
+    // Nothing of all that has ended the epoch. It stores to the chunk after it was handed over, as it may.
+    assert_eq!(send(good, &[run(3, 2)], &[chunk.as_fd()]), Ok(2));
+    rustix::io::pwrite(&chunk, &[5; PAGE], 0).unwrap();
+    let now = read(&file);
+    assert!(now[..3 * PAGE] == vec![1; 3 * PAGE] && now[5 * PAGE..] == vec![1; LEN - 5 * PAGE]);
+    assert!(now[3 * PAGE..5 * PAGE] == [0; 2 * PAGE]);
+    // Closed now.
+    assert_eq!(send(good, &[run(3, 2)], &[chunk.as_fd()]), Err(Errno::AGAIN));
+    assert_eq!(mount.servers(), 1);
+}
