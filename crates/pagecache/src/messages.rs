@@ -55,7 +55,7 @@ mod ticket;
 
 pub use holders::{Holder, RangeState};
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
-pub use ticket::{TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
+pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
 const HEADER: usize = 8;
 const RUN: usize = 16;
