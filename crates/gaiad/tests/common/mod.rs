@@ -267,6 +267,8 @@ impl TestMount {
         kill(&self.pid);
         // The mount is dead when the last descriptor of /dev/fuse is closed.
         while rustix::fs::statfs(&self.dir).is_ok() {
+            // One that was just started.
+            kill(&self.pid);
             std::thread::sleep(Duration::from_millis(5));
         }
     }
