@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   record (256 bytes in state memory)                           index (ordinary memory, rebuilt at attach)
-//!   state │ lookups │ device, inode │ type │ number │ file handle      hash of inode and handle -> record
+//!   state │ lookups │ device, inode │ type │ number │ refusals │ file handle      hash of inode and handle -> record
 //! ```
 //!
 //! A node is an inode of the backing file system, named by its file handle: renames do not matter, and a new server
@@ -38,6 +38,8 @@ mod word {
     pub(super) const FILE_TYPE: usize = 5;
     /// Sequence number; stays when the record is freed.
     pub(super) const SEQUENCE: usize = 6;
+    /// Requests to write that were answered with an error.
+    pub(super) const REFUSALS: usize = 7;
     pub(super) const HANDLE: usize = 8;
 }
 
@@ -150,6 +152,18 @@ impl Nodes {
         read(record).ok_or(Errno::STALE)
     }
 
+    /// Counts a request to write that is answered with an error.
+    pub fn count_refusal(&self, node: u64) {
+        if let Some(record) = self.used(node) {
+            record[word::REFUSALS].fetch_add(1, AcqRel);
+        }
+    }
+
+    /// How many were, of this server and those before.
+    pub fn refusals(&self, node: u64) -> u64 {
+        self.used(node).map_or(0, |record| record[word::REFUSALS].load(Acquire))
+    }
+
     /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
     /// may get another number.
     pub fn forget(&self, node: u64, lookups: u64, last: impl FnOnce()) -> bool {
@@ -223,6 +237,7 @@ fn fill(record: &[AtomicU64], identity: &Identity, lookups: u64) {
     record[word::DEVICE].store(identity.device, Relaxed);
     record[word::INODE].store(identity.inode, Relaxed);
     record[word::FILE_TYPE].store(identity.file_type.as_raw_mode().into(), Relaxed);
+    record[word::REFUSALS].store(0, Relaxed);
     record[word::LOOKUPS].store(lookups, Relaxed);
     record[word::STATE].store(USED, Release);
 }

@@ -202,28 +202,37 @@ fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mu
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(_) => {
-            if let Some(unique) = bytes.get(8..16).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes) {
+            // Of the header (fuse_in_header).
+            let word = |at| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes);
+            if let (Some(unique), Some(node)) = (word(8), word(16)) {
+                handlers.refused(None, node);
                 let _ = connection.reply_error(unique, Errno::IO);
             }
             return;
         }
     };
     injection_point!("server: request received");
-    let unique = request.header.unique;
+    let (unique, node) = (request.header.unique, request.header.node);
+    let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
         let sent = match result {
             Ok(reply) => connection.reply(unique, &reply.parts()),
-            Err(error) => connection.reply_error(unique, error),
+            Err(error) => {
+                refused();
+                connection.reply_error(unique, error)
+            }
         };
         if let Err(error) = sent
             && error != Errno::NODEV
         {
+            refused();
             report!("cannot answer a request ({}): {error}", request.header.opcode);
         }
         injection_point!("server: request answered");
     };
     // A request that panics would do so again in every new server.
     if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, send))).is_err() {
+        refused();
         let _ = connection.reply_error(unique, Errno::IO);
     }
 }

@@ -240,6 +240,10 @@ fn error_of_the_disk_is_reported_once_by_fsync() {
         good.write_all_at(&[round + 100; PAGE], PAGE as u64).unwrap();
         assert_eq!((twice(&bad), twice(&good)), wanted, "after a write");
     }
+    // So does `sync` of a map: the server knows that it is no error of the Linux kernel's own (killed_programs.rs).
+    bad.write_all_at(&[30; PAGE], PAGE as u64).unwrap();
+    let synced = || gpu.1.sync(0, PAGE as u64).err().map(|error| error.errno);
+    assert_eq!((synced(), synced()), wanted.0, "of a map");
     // Between the error and the fsync, the server is replaced.
     bad.write_all_at(&[20; PAGE], PAGE as u64).unwrap();
     spinio_sys::linux::write_back_range(bad.as_raw_fd(), 0, 0).unwrap();

@@ -59,7 +59,7 @@ mod ticket;
 pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
 pub use holders::{Holder, RangeState};
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
-pub use ticket::{TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
+pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
 const HEADER: usize = 8;
 const RUN: usize = 16;

@@ -9,7 +9,7 @@ use spinio_fuse::abi::{
     WriteIn, WriteOut, open,
 };
 
-use spinio_pagecache::messages::{self, TICKET_IOCTL, TICKET_REPLY};
+use spinio_pagecache::messages::{self, REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY};
 use spinio_sys::injection_point;
 
 use super::{Handlers, Reply, Result};
@@ -95,8 +95,13 @@ impl Handlers {
         Ok(())
     }
 
-    /// The ticket of a client; all other calls are unknown.
+    /// The ticket of a client, or whether a write has failed; all other calls are unknown.
     pub(super) fn ioctl(&self, node: u64, args: &IoctlIn, reply: &mut Reply) -> Result<()> {
+        if args.command == REFUSALS_IOCTL && args.out_size as usize >= REFUSALS_REPLY {
+            reply.push(&IoctlOut::default());
+            reply.head.extend_from_slice(&self.nodes.refusals(node).to_ne_bytes());
+            return Ok(());
+        }
         if args.command != TICKET_IOCTL || (args.out_size as usize) < TICKET_REPLY {
             return Err(Errno::NOTTY);
         }

@@ -120,6 +120,14 @@ impl Handlers {
         &self.content
     }
 
+    /// A request is answered with an error, or cannot be answered. Called before the Linux kernel is told, which makes it an
+    /// error of the file if it was written back by this; a client asks which errors are (`spinio-gaia`).
+    pub fn refused(&self, operation: Option<&Operation<'_>>, node: u64) {
+        if matches!(operation, None | Some(Operation::Write { .. } | Operation::Fsync(_) | Operation::Setattr(_))) {
+            self.nodes.count_refusal(node);
+        }
+    }
+
     /// Executes a request. The reply is sent by `send`, which is given the reply or an error, and not called for
     /// requests without a reply.
     pub fn handle(&self, request: &Request<'_>, reply: &mut Reply, send: impl FnOnce(Result<&Reply>)) {

@@ -29,6 +29,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
 use spinio_fuse::{Connection, mount, negotiate};
 use spinio_pagecache::change_counters::{self, SERVER_WORDS};
+use spinio_sys::injection_point;
 
 use crate::link::{Link, Message, Use};
 use crate::privileges::{self, Role};
@@ -237,6 +238,7 @@ impl Supervisor {
         self.ensure_invalidator(server)?;
         // In a group of its own: an interrupt from the terminal is for the supervisor.
         let child = server()?.process_group(0).stdin(Stdio::from(theirs.into_fd())).spawn()?;
+        injection_point!("supervisor: server started");
         Ok((child, ours))
     }
 
@@ -253,6 +255,7 @@ impl Supervisor {
         let child = server()?.process_group(0).stdin(Stdio::from(theirs.into_fd())).spawn()?;
         link.send(Message::Invalidate, &[self.connection.as_fd(), served.as_fd()])?;
         self.invalidator = Some((child, requests));
+        injection_point!("supervisor: invalidator started");
         Ok(())
     }
 
@@ -269,11 +272,14 @@ impl Supervisor {
         // The server before it is dead, and this one has answered nothing.
         change_counters::count_server(self.servers.words());
         link.send(Message::Start, &everything)?;
+        injection_point!("supervisor: some descriptors handed over");
         for what in [Use::Inode, Use::Content, Use::Handed] {
             let all = self.kept.iter().filter(|((kept, _), _)| *kept == what);
             link.send_kept(what, all.map(|((_, node), fd)| (*node, fd.as_fd())))?;
         }
-        link.send(Message::Go, &[])
+        link.send(Message::Go, &[])?;
+        injection_point!("supervisor: all handed over");
+        Ok(())
     }
 
     /// Until the server is dead.
@@ -307,6 +313,7 @@ impl Supervisor {
                 }
             }
             if dead {
+                injection_point!("supervisor: server dead");
                 return child.wait();
             }
             if stop_now {
@@ -318,8 +325,14 @@ impl Supervisor {
 
     fn keep(&mut self, message: Message, fds: Vec<OwnedFd>) {
         match message {
-            Message::Keep(what, node) => drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd))),
-            Message::Drop(what, node) => drop(self.kept.remove(&(what, node))),
+            Message::Keep(what, node) => {
+                drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd)));
+                injection_point!("supervisor: descriptor kept");
+            }
+            Message::Drop(what, node) => {
+                drop(self.kept.remove(&(what, node)));
+                injection_point!("supervisor: descriptor dropped");
+            }
             Message::Start | Message::Invalidate | Message::Devices | Message::Kept(_) | Message::Go => {}
         }
     }

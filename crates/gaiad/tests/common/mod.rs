@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
@@ -34,6 +34,8 @@ pub const FAILURES: &str = "SPINIO_GAIAD_TEST_FAILURES";
 const MARK: &str = "gaia-test:";
 /// A mount that is still there after this hangs: it is aborted, so that the test fails.
 const LONGEST: Duration = Duration::from_secs(600);
+/// A mount that is in use for so long stays so.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A mount. `dir` is the mount, `reference` an ordinary directory of the same file system. Its supervisor is a process
 /// of its own, because this one has files of the mount open.
@@ -244,11 +246,11 @@ impl TestMount {
     /// The same where the caller has the directory.
     pub fn unmount_directory(&mut self) {
         // A child of another test may have its files open, until it executes its program.
-        let unmounted = (0..200).any(|_| {
+        let begun = Instant::now();
+        while let Err(error) = spinio_gaiad::unmount(&self.dir) {
+            assert!(begun.elapsed() < PATIENCE, "{error}");
             std::thread::sleep(Duration::from_millis(5));
-            spinio_gaiad::unmount(&self.dir).is_ok()
-        });
-        assert!(unmounted);
+        }
         self.ended();
         self.unmounted = true;
     }
@@ -265,6 +267,8 @@ impl TestMount {
         kill(&self.pid);
         // The mount is dead when the last descriptor of /dev/fuse is closed.
         while rustix::fs::statfs(&self.dir).is_ok() {
+            // One that was just started.
+            kill(&self.pid);
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -150,7 +150,8 @@ impl World {
         self.round += 1;
         run(&self.mount, &mut Step::new(&self.control, self.round, None, signal));
         for (point, passes) in self.control.passes() {
-            if !wanted(&point) {
+            // The mount ends with its supervisor: a part of its own.
+            if !wanted(&point) || point.starts_with("supervisor") {
                 continue;
             }
             let targets: Vec<Option<u64>> = match hit {
@@ -240,7 +241,8 @@ fn every_point_is_survived_as_promised() {
         && add("servers that take over", restarts)
         && add("clients", clients)
         && add("device memory that is handed over", handoffs)
-        && add("the end", ends);
+        && add("the end", ends)
+        && add("supervisors", supervisors);
     if !has_run {
         return;
     }
@@ -345,6 +347,17 @@ fn ends() -> Part {
         if restart::at_the_end(point, 1)? {
             hit.insert(point.to_owned());
         }
+    }
+    let hits = hit.len() as u64;
+    Some((hit, hits))
+}
+
+/// A mount for each point.
+fn supervisors() -> Part {
+    let mut hit = BTreeSet::new();
+    for point in points().into_values().filter(|point| point.starts_with("supervisor")) {
+        restart::supervisor_dies(&point)?;
+        hit.insert(point);
     }
     let hits = hit.len() as u64;
     Some((hit, hits))

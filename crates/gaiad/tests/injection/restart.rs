@@ -4,7 +4,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use spinio_gaiad::Supervisor;
 
 use crate::common::TestMount;
 use crate::common::gpu::{Gpu, PAGE, open};
@@ -84,6 +85,42 @@ pub(crate) fn at_the_end(point: &str, pass: u64) -> Option<bool> {
     let file = std::fs::File::open(dir.join("file")).unwrap();
     assert_eq!(bytes(&file, PAGES, 5), [7; PAGES], "the server was killed at {point:?}: {hit}");
     Some(hit)
+}
+
+/// The mount ends with its supervisor and server, as a machine that crashes: what was synced is there, and a new mount
+/// replaces it.
+pub(crate) fn supervisor_dies(point: &str) -> Option<()> {
+    let World { mut mount, control, .. } =
+        World::new(|dir: &Path| std::fs::write(dir.join("file"), [1; PAGE]).unwrap())?;
+    let file = open(&mount.dir.join("file"));
+    let gpu = Gpu::new(&file, 1);
+    gpu.epoch(1, 7);
+    file.sync_all().unwrap();
+    let killed = [mount.invalidator(), mount.server()];
+    control.arm(point, 1, Signal::KILL);
+    // A descriptor to keep, and to drop; then a new server and a new invalidator. Where the supervisor is dead, they are not.
+    let nameless = mount.dir.join("nameless");
+    drop((std::fs::File::create(&nameless).unwrap(), std::fs::remove_file(&nameless).unwrap()));
+    let begun = Instant::now();
+    let alone = ["supervisor: descriptor kept", "supervisor: descriptor dropped"].contains(&point);
+    for process in killed.into_iter().filter(|_| !alone) {
+        let _ = kill_process(Pid::from_raw(process as i32).unwrap(), Signal::KILL);
+    }
+    while control.fired() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "{point:?} is not passed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    mount.kill_supervisor();
+    let refused = file.sync_all().unwrap_err();
+    assert!(matches!(refused.raw_os_error(), Some(103 | 107)), "{point:?}: {refused}");
+    drop((gpu, file));
+    drop(Supervisor::mount(&mount.dir, 0).unwrap());
+    let file = std::fs::File::open(mount.dir.join("file")).unwrap();
+    assert_eq!(bytes(&file, 1, 5), [7], "{point:?}");
+    let names: Vec<_> = std::fs::read_dir(&mount.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"], "{point:?}");
+    control.remove();
+    Some(())
 }
 
 impl Step<'_> {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -10,6 +10,9 @@ use std::time::Duration;
 use rustix::fs::{Advice, FallocateFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+
+use spinio_pagecache::messages::{REFUSALS_IOCTL, REFUSALS_REPLY};
+use spinio_sys::linux;
 
 use crate::board::{Board, Counter};
 use crate::common::both::Random;
@@ -54,9 +57,11 @@ impl Mapping {
         }
     }
 
-    fn sync(&self) {
-        // SAFETY: of the mapping.
-        unsafe { rustix::mm::msync(self.0.cast(), LEN, MsyncFlags::SYNC) }.unwrap();
+    fn sync(&self, file: &File) {
+        unless_kernel(file, || {
+            // SAFETY: of the mapping.
+            unsafe { rustix::mm::msync(self.0.cast(), LEN, MsyncFlags::SYNC) }
+        });
     }
 }
 
@@ -64,6 +69,23 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: made by `new`.
         let _ = unsafe { rustix::mm::munmap(self.0.cast(), LEN) };
+    }
+}
+
+/// A call that may report what the Linux kernel keeps when a program is killed while it unmaps the file, though no byte is
+/// lost and the server has refused nothing (docs/gaia.md): repeated then, as a program may.
+fn unless_kernel(file: &File, call: impl Fn() -> Result<(), Errno>) {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            Err(Errno::IO) => {
+                let mut refusals = [0; REFUSALS_REPLY];
+                linux::ioctl_read(file.as_raw_fd(), REFUSALS_IOCTL, &mut refusals).unwrap();
+                assert_eq!(u64::from_ne_bytes(refusals), 0, "the server has refused to write");
+                eprintln!("an error of the Linux kernel's own: repeated");
+            }
+            result => return result.unwrap(),
+        }
     }
 }
 
@@ -94,7 +116,7 @@ pub(crate) fn mapping(life: &Life, board: &Board, file: &File, mut random: Rando
             mapping.set_or_fail(offset, &values, layout::wild(life.worker, offset));
         }
         match random.range(0, 60) {
-            0 => mapping.sync(),
+            0 => mapping.sync(file),
             1 => mapping = Mapping::new(file),
             _ => {}
         }
@@ -121,8 +143,8 @@ pub(crate) fn writing(life: &Life, board: &Board, file: &File, mut random: Rando
             file.write_all_at(&[layout::wild(life.worker, offset)], offset as u64).unwrap();
         }
         match random.range(0, 40) {
-            0 => file.sync_all().unwrap(),
-            1 => file.sync_data().unwrap(),
+            0 => unless_kernel(file, || rustix::fs::fsync(file)),
+            1 => unless_kernel(file, || rustix::fs::fdatasync(file)),
             2 | 3 => rustix::fs::fadvise(file, 0, None, Advice::DontNeed).unwrap(),
             _ => {}
         }
@@ -168,12 +190,12 @@ pub(crate) fn truncater(life: &Life, board: &Board, file: &File, mut random: Ran
         written.iter().for_each(|offset| file.write_all_at(&[value], *offset as u64).unwrap());
         pause(&mut random);
         let size = random.range(CUT_FROM as u64, LEN as u64) as usize;
-        file.set_len(size as u64).unwrap();
+        unless_kernel(file, || rustix::fs::ftruncate(file, size as u64));
         if random.range(0, 2) == 0 {
             pause(&mut random);
         }
         if random.range(0, 4) != 0 {
-            file.set_len(LEN as u64).unwrap();
+            unless_kernel(file, || rustix::fs::ftruncate(file, LEN as u64));
         }
         for _ in 0..2 {
             let bytes = read(file, CUT_FROM..LEN);
@@ -212,7 +234,7 @@ pub(crate) fn puncher(life: &Life, board: &Board, file: &File, mut random: Rando
             end = end.next_multiple_of(PAGE as u64);
         }
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(file.as_fd(), mode, start, end - start).unwrap();
+        unless_kernel(file, || rustix::fs::fallocate(file, mode, start, end - start));
         known[start as usize..end as usize].fill(0);
         for _ in 0..2 {
             let bytes = read(file, KEPT_FROM..LEN);

@@ -110,6 +110,9 @@ impl Proxy {
         if socket.state != State::Connected || socket.closing.is_some() {
             return;
         }
+        if socket.kind != STREAM {
+            return self.violation(descriptor.index);
+        }
         let words = &memory.host_line(descriptor.index)[inline::FIRST..];
         let Some(message) = inline::load(words, entry.inline) else {
             if now.saturating_sub(since) > INCOMPLETE_NS {

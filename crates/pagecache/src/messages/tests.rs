@@ -198,5 +198,5 @@ fn ticket_carries_the_path() {
     assert!(TicketReply::new(TICKET, &[b'a'; 108]).is_none());
     assert!(TicketReply::from_bytes(&[0; TICKET_REPLY]).is_none());
     assert!(TicketReply::from_bytes(&[b'a'; TICKET_REPLY]).is_none());
-    assert_eq!(TICKET_IOCTL, 0x8080_5301);
+    assert_eq!((TICKET_IOCTL, REFUSALS_IOCTL), (0x8080_5301, 0x8008_5302));
 }

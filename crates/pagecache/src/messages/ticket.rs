@@ -1,10 +1,18 @@
-//! The ticket: what a client gets from its descriptor of a mounted file, and shows to the server of the mount.
+//! The ticket: what a client gets from its descriptor of a mounted file, and shows to the server of the mount. And the other
+//! question that a client asks by its descriptor: whether a write has failed.
 
 /// `_IOR('S', 1, struct { u8 ticket[16]; char path[112]; })`
 pub const TICKET_IOCTL: u32 = 2 << 30 | (TICKET_REPLY as u32) << 16 | (b'S' as u32) << 8 | 1;
 
 /// Bytes of the reply to [`TICKET_IOCTL`].
 pub const TICKET_REPLY: usize = 128;
+
+/// `_IOR('S', 2, u64)`: how many requests that write this file, or its times, the server has refused since the Linux kernel
+/// knows the file. What the kernel reports besides is of its own making.
+pub const REFUSALS_IOCTL: u32 = 2 << 30 | (REFUSALS_REPLY as u32) << 16 | (b'S' as u32) << 8 | 2;
+
+/// Bytes of the reply to [`REFUSALS_IOCTL`].
+pub const REFUSALS_REPLY: usize = 8;
 
 /// A one-time proof that the client had a descriptor of a file of the mount.
 pub type Ticket = [u8; 16];
