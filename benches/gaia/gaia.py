@@ -47,7 +47,7 @@ def build(bin, work, on_gpu):
         fail(f"there is no libspinio.so in {bin}: run `cargo build --release`")
     include = [f"-I{path}" for path in (ROOT / "device/include", ROOT / "crates/capi/include", ROOT)]
     if on_gpu:
-        command = ["nvcc", "-O2", "-std=c++17", *include, HERE / "maps.cu", library]
+        command = ["nvcc", "-O2", "-std=c++17", "-arch=native", *include, HERE / "maps.cu", library]
         command += ["-Xlinker", f"-rpath={library.parent}"]
     else:
         command = ["c++", "-O2", "-std=c++17", "-pthread", *include, "-x", "c++", HERE / "maps.cu"]
@@ -145,7 +145,9 @@ def names(directory, count=2000):
 def maps(program, what, file, *arguments):
     """The figures of one call of maps.cu."""
     command = [program, what, file, *map(str, arguments)]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    # A kernel that is loaded while another one waits for the CPU would wait for it.
+    eager = {**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=eager).stdout.split()
     return {name: float(value) for name, value in (line.split("=") for line in lines)}
 
 
@@ -228,6 +230,14 @@ def measure(table, program, mount, plain, below, size):
     ]:
         if table.wants(what):
             table.time(what, work, maps(program, what, file)["median_us"], goal)
+    if table.wants("reader-stream"):
+        seen = maps(program, "reader-stream", plain / "file")
+        table.time("reader-stream", f"a kernel reads {mib} MiB on demand; spinio_pread", seen["median_us"], "", seen["limit_us"])
+    if table.wants("reader-random"):
+        pages = min(size // PAGE // 4, 16384)
+        seen = maps(program, "reader-random", plain / "file", pages)
+        work = f"it reads {pages} pages in any order; spinio_batch"
+        table.time("reader-random", work, seen["median_us"], "", seen["limit_us"])
     for pages in (16, 1024):
         if table.wants("scattered"):
             seen = maps(program, "scattered", file, pages)["median_us"]
