@@ -113,6 +113,15 @@ pub fn alloc(kind: DeviceKind, ordinal: u32, len: usize, host_mapped: bool) -> R
     }
 }
 
+/// The device of an identity ([`crate::SharedMemory::uuid`]), for SPIN's own programs: on CUDA it loads the driver and
+/// makes a context.
+pub fn with_uuid(uuid: [u8; 16]) -> Result<&'static dyn Device, DeviceError> {
+    match emulated::ordinal_of(uuid) {
+        Some(ordinal) => emulated::device(ordinal).map(|device| device as &'static dyn Device),
+        None => cuda::standalone::open_uuid(uuid),
+    }
+}
+
 /// Frees memory of [`alloc`], after everything enqueued on it is done.
 pub fn free(addr: DeviceAddr) -> Result<(), DeviceError> {
     let unknown = DeviceError::new(ErrorKind::BadAddress, "free");

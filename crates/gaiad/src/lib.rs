@@ -30,6 +30,7 @@
 //! | `files.rs` | files with a page table, and the invalidation of the kernel's pages |
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
+//! | `device_process/` | the process that uses devices for the server: copies from memory of GPU programs |
 //! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
 //! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
 //! | `seek.rs` | holes of files that have dirty pages |
@@ -67,6 +68,7 @@ mod client;
 mod clients;
 mod content;
 mod copiers;
+mod device_process;
 mod draft;
 mod explain;
 mod file_backing;
@@ -135,6 +137,10 @@ pub fn server_role() -> ExitCode {
             drop(link);
             privileges::keep(Role::Invalidator)?;
             invalidator::run(device, requests)
+        }
+        Some(Received { message: Message::Devices, .. }) => {
+            privileges::keep(Role::Devices)?;
+            device_process::run(&link.into_fd())
         }
         _ => Err(Errno::PROTO),
     };

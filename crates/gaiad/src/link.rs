@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
+//!   server ── Devices, then the requests of device_process/ ─────────────────────────────────> device process
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
 //!                        invalidator, counter of servers) ───────────────────────────────────> server
 //!              ── Kept(what) + nodes and descriptors, until all are sent ───────────────────>
@@ -43,6 +44,8 @@ pub enum Message {
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,
+    /// To a device process: the requests follow on the same socket.
+    Devices,
     /// Of an earlier server; with nodes and their descriptors.
     Kept(Use),
     /// All kept descriptors are sent.
@@ -65,6 +68,7 @@ impl Message {
             Message::Keep(what, node) => (4, what, node),
             Message::Drop(what, node) => (5, what, node),
             Message::Invalidate => (6, Use::Inode, 0),
+            Message::Devices => (7, Use::Inode, 0),
         };
         let kind = if what == Use::Content { kind + CONTENT } else { kind };
         let mut bytes = [0; BYTES];
@@ -84,6 +88,7 @@ impl Message {
             4 => Message::Keep(what, node),
             5 => Message::Drop(what, node),
             6 => Message::Invalidate,
+            7 => Message::Devices,
             _ => return None,
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   spinio gaia mount ── root, all capabilities ── checks, mount ── keep(Supervisor)
-//!      └─ exec ── no more than the supervisor has (no_new_privs) ── keep(Server), keep(Invalidator)
+//!      └─ exec ── no more than the supervisor has (no_new_privs) ── keep(Server), keep(Invalidator), keep(Devices)
 //!   spinio gaia serve ── binds its socket ── keep(Leases)
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! | CHOWN, FOWNER, FSETID, SETFCAP, MKNOD | server | the calls of programs, which the Linux kernel has checked |
 //! | SETUID, SETGID | server | new files belong to the caller (identity.rs) |
 //! | SYS_ADMIN | supervisor; server for single calls | unmounting; attributes named `trusted.` and `security.` ([`Raised`]) |
-//! | SYS_RESOURCE | all but the invalidator | descriptors on their way to clients that do not receive them are not counted against all others; io-flushers |
+//! | SYS_RESOURCE | all but the invalidator and the device process | descriptors on their way to clients that do not receive them are not counted against all others; io-flushers |
 //! | LEASE | leases | leases on files of other users |
 //!
 //! A capability belongs to a thread, and a new thread has those of the thread that makes it: so this comes before the
@@ -33,6 +33,8 @@ pub(crate) enum Role {
     },
     Server,
     Invalidator,
+    /// The device process.
+    Devices,
     /// The daemon of leased files.
     Leases,
 }
@@ -57,7 +59,7 @@ impl Role {
                 (admin | CapabilitySet::DAC_OVERRIDE | CapabilitySet::SYS_RESOURCE, SERVER | admin)
             }
             Role::Server => (SERVER, SERVER | admin),
-            Role::Invalidator => (CapabilitySet::empty(), CapabilitySet::empty()),
+            Role::Invalidator | Role::Devices => (CapabilitySet::empty(), CapabilitySet::empty()),
             Role::Leases => {
                 let always = CapabilitySet::LEASE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SYS_RESOURCE;
                 // Its socket may be in the directory of another user.
@@ -142,7 +144,8 @@ mod tests {
             .join()
             .unwrap();
         };
-        let roles = [Role::Supervisor { unmounts: false }, Role::Server, Role::Invalidator, Role::Leases];
+        let roles =
+            [Role::Supervisor { unmounts: false }, Role::Server, Role::Invalidator, Role::Devices, Role::Leases];
         roles.into_iter().for_each(on_a_thread);
     }
 }

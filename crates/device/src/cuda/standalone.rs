@@ -47,16 +47,33 @@ pub fn open(ordinal: u32) -> Result<&'static dyn Device, GpuError> {
     made.map(|d| d as &'static dyn Device).ok_or(GpuError::Driver("its context", CuError::INVALID_CONTEXT))
 }
 
+/// [`open`] of the GPU with this UUID.
+pub(crate) fn open_uuid(uuid: [u8; 16]) -> Result<&'static dyn Device, DeviceError> {
+    let count = count().map_err(|e| unavailable(&e))?;
+    let driver = init_driver().map_err(|e| unavailable(&e))?;
+    let has_uuid = |ordinal: &u32| {
+        let device = driver.device(*ordinal as i32);
+        device.and_then(|device| driver.device_uuid(device)) == Ok(uuid)
+    };
+    let unknown = DeviceError::new(ErrorKind::Unsupported, "search for a GPU by its UUID");
+    let ordinal = (0..count).find(has_uuid).ok_or(unknown)?;
+    open(ordinal).map_err(|e| unavailable(&e))
+}
+
+fn unavailable(error: &GpuError) -> DeviceError {
+    match *error {
+        GpuError::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
+        GpuError::Driver(operation, code) => DeviceError { kind: ErrorKind::Unsupported, operation, code: code.0 },
+    }
+}
+
 /// The allocations, with their GPUs.
 static ALLOCATED: Mutex<Vec<(u64, u32)>> = Mutex::new(Vec::new());
 
 /// Allocates GPU memory; loads the driver if necessary.
 pub(crate) fn alloc(ordinal: u32, len: usize) -> Result<DeviceAddr, DeviceError> {
     let error = |kind, operation, code: CuError| DeviceError { kind, operation, code: code.0 };
-    open(ordinal).map_err(|e| match e {
-        GpuError::NoDriver(_) => DeviceError::new(ErrorKind::Unsupported, "loading the CUDA driver"),
-        GpuError::Driver(call, code) => error(ErrorKind::Unsupported, call, code),
-    })?;
+    open(ordinal).map_err(|e| unavailable(&e))?;
     let addr =
         with_primary_context(ordinal, |d| d.alloc(len).map_err(|e| error(ErrorKind::NoMemory, "cuMemAlloc", e)))?;
     ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner).push((addr, ordinal));

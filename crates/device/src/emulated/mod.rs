@@ -44,6 +44,7 @@ pub use self::config::{Config, ConfigError, MAX_DEVICES};
 pub use self::devices::{configure, count, current, current_ordinal, device, of_stream, set_current};
 pub(crate) use self::devices::{current_in_use, with_id};
 pub use self::memory::POISON;
+pub(crate) use self::shared_memory::ordinal_of;
 
 use self::engine::{Engine, Kernel, Operation};
 use self::memory::{Direction, Memory};

@@ -19,7 +19,7 @@ use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory, registry};
 const UUID: &[u8; 12] = b"spinio-emu\0\0";
 
 /// The number of the device of an identity.
-pub(super) fn ordinal_of(uuid: [u8; 16]) -> Option<u32> {
+pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Option<u32> {
     uuid.strip_prefix(UUID).and_then(|number| Some(u32::from_le_bytes(number.try_into().ok()?)))
 }
 

@@ -320,7 +320,7 @@ impl Supervisor {
         match message {
             Message::Keep(what, node) => drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd))),
             Message::Drop(what, node) => drop(self.kept.remove(&(what, node))),
-            Message::Start | Message::Invalidate | Message::Kept(_) | Message::Go => {}
+            Message::Start | Message::Invalidate | Message::Devices | Message::Kept(_) | Message::Go => {}
         }
     }
 
