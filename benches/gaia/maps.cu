@@ -13,6 +13,7 @@
 //                                        opening included; and spinio_pread of it into device memory, and the same sums
 //     maps reader-random FILE PAGES      a kernel reads this many pages, in a random order, through a reader with pages of
 //                                        4 KiB; and spinio_batch of the same pages
+//     maps lent FILE                     acquires a whole file and lends its memory; prints `ready`, until its stdin ends
 //     maps checkpoint FILE PLAIN         FILE overwritten on the device, released and synced; and cudaMemcpy, write and
 //                                        fsync to PLAIN, which is made as long
 //
@@ -321,6 +322,16 @@ int main(int argc, char **argv)
         return first(argv[2]), 0;
     if (what == "checkpoint" && argc == 4)
         return checkpoint(argv[2], argv[3]), 0;
+    if (what == "lent") {
+        Map map(argv[2], SPINIO_GAIA_READ);
+        map.acquire(map.size);
+        check(spinio_gaia_advise(map.gpu, map.size, SPINIO_GAIA_LEND) == 0, "lend");
+        std::puts("ready");
+        std::fflush(stdout);
+        while (std::getchar() != EOF)
+            ;
+        return 0;
+    }
     if (what == "reader-stream" || (what == "reader-random" && argc == 4))
         return readers(what, argv[2], argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0), 0;
     Map map(argv[2], what == "reader" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);

@@ -52,6 +52,10 @@ pub trait SharedMemory: Device {
     /// Their content is undefined. Returns how many it mapped: fewer if the device has no memory for more.
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize, DeviceError>;
 
+    /// A descriptor, in the caller's descriptor table, of a private chunk that is mapped at an address; its memory lives as
+    /// long as that, also when it is unmapped here.
+    fn export_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<OwnedFd, DeviceError>;
+
     /// Changes what kernels may do with mapped chunks of `len` bytes in all.
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<(), DeviceError>;
 

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use spinio_device::{DeviceAddr, DeviceError, PAGE_BYTES, SharedMemory};
 use spinio_host::lock;
 
+use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
 
 /// Chunks of a large map: to create one takes 0.1 to 0.3 ms on an H200, so that larger ones would gain little.
@@ -147,6 +148,16 @@ impl Chunks {
         table.chunks[chunks.start..chunks.start + count].iter_mut().for_each(|chunk| chunk.is_mapped = true);
         table.mapped_bytes += lens[..count].iter().sum::<u64>();
         Ok(count)
+    }
+
+    /// A descriptor of a chunk that is mapped, for another process.
+    pub(crate) fn export(&self, chunk: usize) -> core::result::Result<OwnedFd, DeviceError> {
+        self.device.export_private_chunk(self.address(chunk), self.len(chunk)).map(OwnedFd::from)
+    }
+
+    /// The identity of the device.
+    pub(crate) fn device_uuid(&self) -> core::result::Result<[u8; 16], DeviceError> {
+        self.device.uuid()
     }
 
     /// The chunks that are mapped and not held, with the time of their last acquire.

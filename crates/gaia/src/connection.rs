@@ -1,6 +1,7 @@
 //! A connection to the server: one map, one owner.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -94,6 +95,19 @@ impl Connection {
         self.end_parts()?;
         self.post(encode)?;
         injection_point!("client: request sent");
+        self.receive(&mut Vec::new())
+    }
+
+    /// [`Connection::call`] with a descriptor.
+    pub(crate) fn call_with(
+        &mut self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<Reply<'_>> {
+        self.end_parts()?;
+        self.sent.clear();
+        encode(&mut self.sent);
+        self.socket.send(&self.sent, Some(descriptor))?;
         self.receive(&mut Vec::new())
     }
 

@@ -44,6 +44,7 @@ mod file_reader;
 mod in_place;
 mod lane;
 pub mod leased;
+mod lend;
 mod link;
 mod map;
 mod maps;

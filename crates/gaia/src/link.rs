@@ -3,11 +3,12 @@
 //! Device calls never run there: a driver's descriptors are in the program's table.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
 use spinio_pagecache::messages::{self, Access, Fill, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
-use spinio_sys::linux::{self, Advice};
+use spinio_sys::linux::{self, Advice, Fd};
 use spinio_sys::{Errno, injection_point};
 
 use crate::connection::{Connection, unexpected};
@@ -185,6 +186,16 @@ impl LinkState {
         let request = Request::Drop { first: run.first, pages: run.count, open };
         match self.attached()?.connection.call(|out| request.encode(out))? {
             Reply::Dropped => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Lends a chunk, whose descriptor is in the table of thread `tid`.
+    pub(crate) fn lend(&mut self, request: Request<'_>, tid: u32, fd: Fd) -> Result<()> {
+        let failed = |e| Error::of(e, "duplicate the descriptor of a chunk").into_refusal();
+        let fd = linux::dup_from_thread(tid, fd).map(OwnedFd::new).map_err(failed)?;
+        match self.attached()?.connection.call_with(|out| request.encode(out), fd.as_fd())? {
+            Reply::Lent => Ok(()),
             other => Err(unexpected(&other)),
         }
     }

@@ -101,9 +101,9 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         return;
     }
     injection_point!("server: hello answered");
-    let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
+    let (mut buffer, mut limited, mut descriptors) = (vec![0; MAX_MESSAGE + 1], false, Vec::new());
     loop {
-        let bytes = match receive_in_time(socket, &mut buffer) {
+        let bytes = match receive_in_time(socket, &mut buffer, &mut descriptors) {
             Received::Message(bytes) => bytes,
             Received::Nothing => {
                 client.expire();
@@ -116,7 +116,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         let Ok(request) = messages::parse_request(bytes) else { return };
         injection_point!("server: client's request received");
         let mut out = Vec::new();
-        let (error, ends) = match client.answer(request, &mut out) {
+        let (error, ends) = match client.answer(request, descriptors.pop(), &mut out) {
             Ok(()) => (None, false),
             Err(Failure::Refused(error)) => (Some(error), false),
             Err(Failure::Broken(error)) => (Some(error), true),
@@ -167,6 +167,7 @@ pub(crate) struct Client<'a> {
 impl Drop for Client<'_> {
     fn drop(&mut self) {
         self.queue.clear();
+        self.file.lent().end(self.owner, &self.pages);
         self.file.pages().drop_owner(self.owner);
         self.file.holders().remove(&self.owner);
     }
@@ -232,7 +233,7 @@ impl<'a> Client<'a> {
         .map(drop)
     }
 
-    fn answer(&mut self, request: Request<'_>, out: &mut Vec<u8>) -> Result<()> {
+    fn answer(&mut self, request: Request<'_>, descriptor: Option<OwnedFd>, out: &mut Vec<u8>) -> Result<()> {
         if !matches!(request, Request::Release { .. }) || self.file.is_gone() {
             self.release = None;
         }
@@ -262,9 +263,20 @@ impl<'a> Client<'a> {
             }
             Request::Drop { first, pages, open } => {
                 let range = self.file_pages(first, pages.into())?;
+                if !open {
+                    self.file.lent().end(self.owner, &range);
+                }
                 self.forget(range, open)?;
                 injection_point!("server: pages dropped");
                 Reply::Dropped.encode(out);
+                Ok(())
+            }
+            Request::Lend { first, pages, bytes, device } => {
+                let range = self.file_pages(first, pages.into())?;
+                let fd = descriptor.filter(|_| u64::from(pages) * PAGE as u64 <= bytes).ok_or(Errno::INVAL)?;
+                let lent = self.all.content.lent();
+                lent.lend(&self.file, self.owner, range, lent.chunk(device, fd, bytes), self.backing.as_fd())?;
+                Reply::Lent.encode(out);
                 Ok(())
             }
             Request::Was { id } => {

@@ -77,6 +77,7 @@ mod handlers;
 mod identity;
 mod invalidator;
 mod journal;
+mod lent;
 mod link;
 mod nodes;
 mod privileges;

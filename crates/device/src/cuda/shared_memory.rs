@@ -31,13 +31,31 @@ impl Cuda {
         move |e| self.driver_error(operation, e)
     }
 
+    /// A descriptor of an allocation, not for programs that this process starts.
+    ///
+    /// # Safety
+    /// The handle must be alive.
+    unsafe fn export(&self, handle: u64) -> Result<OwnedFd> {
+        // SAFETY: guaranteed by the caller.
+        let fd = unsafe { self.driver.export_allocation(handle) };
+        let fd = fd.map_err(self.failed("cuMemExportToShareableHandle"))?;
+        // SAFETY: the driver has just opened it for this caller.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: no memory is involved.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+        Ok(fd)
+    }
+
     /// Allocates a chunk and maps it, without access.
     ///
     /// # Safety
     /// The addresses must be reserved, and nothing be mapped there.
     unsafe fn map_private_chunk(&self, addr: DeviceAddr, len: usize) -> Result<()> {
-        let private = AllocationProperties::private(self.ordinal);
-        let handle = self.driver.create_allocation(len, private).map_err(self.failed("cuMemCreate"))?;
+        // So that a release can hand it over; not every system can export memory.
+        let created = self.driver.create_allocation(len, AllocationProperties::exportable(self.ordinal));
+        let private = || self.driver.create_allocation(len, AllocationProperties::private(self.ordinal));
+        let created = if created == Err(CuError::NOT_SUPPORTED) { private() } else { created };
+        let handle = created.map_err(self.failed("cuMemCreate"))?;
         // SAFETY: the addresses are as the caller guarantees, and the handle was made above.
         let mapped = unsafe { self.driver.map_allocation(addr.0, len, handle) };
         // The mapping keeps the memory.
@@ -81,21 +99,25 @@ impl SharedMemory for Cuda {
         let exportable = AllocationProperties::exportable(self.ordinal);
         let handle = self.driver.create_allocation(bytes(len)?, exportable).map_err(self.failed("cuMemCreate"))?;
         // SAFETY: made in the line above, exportable.
-        match unsafe { self.driver.export_allocation(handle) } {
-            Ok(fd) => {
-                // SAFETY: the driver has just opened it for this caller.
-                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                // Not for programs that this process starts.
-                // SAFETY: no memory is involved.
-                unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
-                Ok((Chunk(handle), fd))
-            }
+        match unsafe { self.export(handle) } {
+            Ok(fd) => Ok((Chunk(handle), fd)),
             Err(e) => {
                 // SAFETY: made above, mapped nowhere.
                 let _ = unsafe { self.driver.release_allocation(handle) };
-                Err(self.driver_error("cuMemExportToShareableHandle", e))
+                Err(e)
             }
         }
+    }
+
+    fn export_private_chunk(&self, addr: DeviceAddr, _len: u64) -> Result<OwnedFd> {
+        let _entered = self.enter()?;
+        let retained = self.driver.retain_allocation(addr.0);
+        let handle = retained.map_err(self.failed("cuMemRetainAllocationHandle"))?;
+        // SAFETY: retained in the line above. A chunk that is not exportable is refused.
+        let exported = unsafe { self.export(handle) };
+        // SAFETY: retained above; the mapping keeps the memory.
+        let _ = unsafe { self.driver.release_allocation(handle) };
+        exported
     }
 
     fn import_chunk(&self, fd: BorrowedFd<'_>, _len: u64) -> Result<Chunk> {

@@ -48,7 +48,8 @@ struct Window {
 struct MappedChunk {
     len: u64,
     writable: bool,
-    is_private: bool,
+    /// Of a private chunk, in the worker's table.
+    private: Option<Fd>,
 }
 
 #[derive(Debug, Default)]
@@ -133,21 +134,29 @@ impl Chunks {
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
         let (fd, _) = *state.handles.get(&chunk.0).filter(|(_, whole)| *whole == len).ok_or(outside)?;
-        window.map(&mut state, at, MappedChunk { len, writable, is_private: false }, fd)
+        window.map(&mut state, at, MappedChunk { len, writable, private: None }, fd)
     }
 
-    /// Maps a memory file that has no handle; for the worker.
+    /// Maps a memory file that has no handle; for the worker, whose table has it until it is unmapped.
     pub(super) fn map_private(&self, addr: DeviceAddr, len: u64, fd: Fd) -> Result<()> {
         let (at, window) = self.locate(addr).ok_or(DeviceError::new(BAD, "mapping of a chunk"))?;
-        window.map(&mut self.lock(), at, MappedChunk { len, writable: true, is_private: true }, fd)?;
+        window.map(&mut self.lock(), at, MappedChunk { len, writable: true, private: Some(fd) }, fd)?;
         // SAFETY: mapped above, and used by nothing yet.
         unsafe { core::ptr::write_bytes((window.alias + at) as *mut u8, POISON, len as usize) };
         Ok(())
     }
 
+    /// The memory file of a private chunk, in the worker's table.
+    pub(super) fn private_fd(&self, addr: DeviceAddr, len: u64) -> Result<Fd> {
+        let unknown = DeviceError::new(BAD, "export of a chunk");
+        let (at, _) = self.locate(addr).ok_or(unknown)?;
+        let state = self.lock();
+        state.mapped.get(&at).filter(|chunk| chunk.len == len).and_then(|chunk| chunk.private).ok_or(unknown)
+    }
+
     /// Bytes of private chunks.
     pub(super) fn private_bytes(&self) -> u64 {
-        self.lock().mapped.values().filter(|chunk| chunk.is_private).map(|chunk| chunk.len).sum()
+        self.lock().mapped.values().filter(|chunk| chunk.private.is_some()).map(|chunk| chunk.len).sum()
     }
 
     /// Changes what kernels and copies may do with the chunks of a range.
@@ -170,16 +179,17 @@ impl Chunks {
         window.protect(at, len, access)
     }
 
-    pub(super) fn unmap(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+    /// Unmaps a chunk; the memory file of a private one is the caller's now.
+    pub(super) fn unmap(&self, addr: DeviceAddr, len: u64) -> Result<Option<Fd>> {
         let unknown = DeviceError::new(BAD, "unmapping of a chunk");
         let (at, window) = self.locate(addr).ok_or(unknown)?;
         let mut state = self.lock();
         if state.mapped.get(&at).is_none_or(|chunk| chunk.len != len) {
             return Err(unknown);
         }
-        state.mapped.remove(&at);
+        let private = state.mapped.remove(&at).and_then(|chunk| chunk.private);
         window.clear(at, len);
-        Ok(())
+        Ok(private)
     }
 
     /// The range of mapped chunks, side by side, that contains an address.

@@ -162,7 +162,7 @@ impl Memory {
         Ok(DeviceAddr(self.base + at))
     }
 
-    /// Maps a private chunk into a reservation; for the worker, whose table gets its descriptor for a moment.
+    /// Maps a private chunk into a reservation; for the worker, whose table gets its descriptor.
     pub(super) fn map_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError> {
         if len == 0 || !len.is_multiple_of(GRANULARITY) {
             return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
@@ -174,7 +174,9 @@ impl Memory {
         }
         let fd = linux::sized_memfd(c"spinio-chunk", len).map_err(|e| system_error("memfd_create", e))?;
         let mapped = self.chunks.map_private(addr, len, fd);
-        let _ = linux::close(fd);
+        if mapped.is_err() {
+            let _ = linux::close(fd);
+        }
         mapped
     }
 

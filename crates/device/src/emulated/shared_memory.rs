@@ -40,6 +40,14 @@ impl Emulated {
         let own = own.map_err(|e| system_error("pidfd_getfd", e))?;
         Ok(self.memory.chunks.add_handle(own, len))
     }
+
+    /// Unmaps a chunk; the memory file of a private one is closed.
+    fn unmap(&self, addr: DeviceAddr, len: u64) -> Result<()> {
+        let Some(fd) = self.memory.chunks.unmap(addr, len)? else { return Ok(()) };
+        self.worker.run_blocking(|| {
+            let _ = linux::close(fd);
+        })
+    }
 }
 
 impl SharedMemory for Emulated {
@@ -96,7 +104,7 @@ impl SharedMemory for Emulated {
                 Err(e) => {
                     let mut at = addr;
                     for len in &lens[..n] {
-                        let _ = self.memory.chunks.unmap(at, *len);
+                        let _ = self.unmap(at, *len);
                         at = at.offset(*len);
                     }
                     return Err(e);
@@ -104,6 +112,15 @@ impl SharedMemory for Emulated {
             }
         }
         Ok(lens.len())
+    }
+
+    fn export_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<OwnedFd> {
+        self.check()?;
+        let fd = self.memory.chunks.private_fd(addr, len)?;
+        let tid = self.worker.run_blocking(linux::gettid)?;
+        let own = linux::dup_from_thread(tid, fd).map_err(|e| system_error("pidfd_getfd", e))?;
+        // SAFETY: opened above, and owned by nothing else.
+        Ok(unsafe { OwnedFd::from_raw_fd(own) })
     }
 
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<()> {
@@ -114,7 +131,7 @@ impl SharedMemory for Emulated {
     fn unmap_chunk(&self, addr: DeviceAddr, len: u64) -> Result<()> {
         self.check()?;
         self.engine.synchronize_all();
-        self.memory.chunks.unmap(addr, len)
+        self.unmap(addr, len)
     }
 
     fn release_chunk(&self, chunk: Chunk) -> Result<()> {

@@ -209,6 +209,8 @@ impl Server {
                     }
                     Reply::Dropped.encode(&mut out);
                 }
+                // It has no use for the descriptor.
+                Request::Lend { .. } => Reply::Lent.encode(&mut out),
                 Request::Was { id } => {
                     let committed = self.state.lock().unwrap().committed.contains(&id);
                     Reply::Was { committed }.encode(&mut out);

@@ -21,18 +21,14 @@
 //! Known flaw: a copy that a device never completes keeps its lock, and with it later copies to that file, until the
 //! driver gives up. The server's requests then fail after [`WITHIN`].
 
-#![expect(dead_code, reason = "releases and reads begin to use it with the commits after this one")]
-
 mod messages;
 mod process;
 mod requests;
 
 use std::time::Duration;
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "as above"))]
 pub(crate) use messages::CopyRange;
 pub(crate) use process::run;
-#[expect(unused_imports, reason = "as above")]
 pub(crate) use requests::{DeviceChunk, DeviceProcess, Target};
 
 /// It ends after so long without a request.

@@ -136,7 +136,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "CPU reads of pages that GPU memory has",
         claim: "peer-caching makes random reads up to 3x faster than the disk, and reads from a busy disk up to 2x",
         methods: &[Method::new("peer-caching", "READ is answered from GPU memory")
-            .needs(Needs::Absent("CPU reads are not served from GPU memory in this version, and are not simulated"))],
+            .needs(Needs::Absent("benches/gaia/gaia.py --rows lent measures it"))],
         small: &[],
         full: &[],
         large: &[],

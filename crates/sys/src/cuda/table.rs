@@ -221,6 +221,7 @@ table! {
         fn allocation_create(*mut u64, usize, *const AllocationProperties, u64) = "cuMemCreate";
         fn allocation_release(u64) = "cuMemRelease";
         fn allocation_export(*mut c_void, u64, c_int, u64) = "cuMemExportToShareableHandle";
+        fn allocation_retain(*mut u64, *mut c_void) = "cuMemRetainAllocationHandle";
         fn allocation_import(*mut u64, *mut c_void, c_int) = "cuMemImportFromShareableHandle";
         fn allocation_map(u64, usize, usize, u64, u64) = "cuMemMap";
         fn allocation_unmap(u64, usize) = "cuMemUnmap";

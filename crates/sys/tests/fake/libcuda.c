@@ -26,7 +26,7 @@ enum { DEVICES = 2, SPAN = 1 << 30 };
 
 typedef struct context { int device, alive; uint64_t id; } context;
 typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
-typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool, no_access, read_only; } range;
+typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool, no_access, read_only, chunk; } range;
 typedef struct pinned { uint64_t start, len; context *ctx; uint64_t ctx_id; int read_only; } pinned;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -444,6 +444,12 @@ int cuMemImportFromShareableHandle(unsigned long long *h, void *os, int type) {
     if (type != 1 || fd < 0 || fstat(fd, &s)) return INVALID;
     return new_chunk(h, fd, s.st_size);
 }
+int cuMemRetainAllocationHandle(unsigned long long *h, void *a) {
+    at_home();
+    range *r = find((uint64_t)a);
+    if (!r || r->start != (uint64_t)a || !r->chunk) return INVALID;
+    return new_chunk(h, dup(r->chunk - 1), r->len);
+}
 int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
     at_home();
     no_stop("cuMemMap");
@@ -454,7 +460,7 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
     if (i == 64) return INVALID;
     if (mmap(at(a), n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, chunk[h - 1].fd, 0) == MAP_FAILED) return NOMEM;
     pthread_mutex_lock(&lock);
-    *new_range() = (range){ a, n, next_buffer++, reserved[i].start, reserved[i].len, NULL, 0, 0, 0, 0, 1, 0 };
+    *new_range() = (range){ a, n, next_buffer++, reserved[i].start, reserved[i].len, NULL, 0, 0, 0, 0, 1, 0, dup(chunk[h - 1].fd) + 1 };
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -465,6 +471,7 @@ int cuMemUnmap(uint64_t a, size_t n) {
         range *r = find(a);
         if (!r || r->start != a || r->len > n) return INVALID;
         mmap(at(a), r->len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        close(r->chunk - 1);
         a += r->len, n -= r->len, r->len = 0;
     }
     return OK;

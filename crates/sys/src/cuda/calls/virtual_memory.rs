@@ -69,6 +69,13 @@ impl Driver {
         unsafe { cu!(self.allocation_export?((&raw mut fd).cast(), handle, POSIX_FD, 0)) }.map(|()| fd)
     }
 
+    /// A further handle of the allocation that is mapped at an address.
+    pub fn retain_allocation(&self, at: u64) -> Result<u64> {
+        let mut handle = 0;
+        // SAFETY: `handle` lives across the call; the driver checks the address.
+        unsafe { cu!(self.allocation_retain?(&mut handle, at as usize as *mut c_void)) }.map(|()| handle)
+    }
+
     /// The allocation of a descriptor, which may be closed afterwards.
     pub fn import_allocation(&self, fd: i32) -> Result<u64> {
         let mut handle = 0;
