@@ -47,7 +47,7 @@ def build(bin, work, on_gpu):
         fail(f"there is no libspinio.so in {bin}: run `cargo build --release`")
     include = [f"-I{path}" for path in (ROOT / "device/include", ROOT / "crates/capi/include", ROOT)]
     if on_gpu:
-        command = ["nvcc", "-O2", "-std=c++17", *include, HERE / "maps.cu", library]
+        command = ["nvcc", "-O2", "-std=c++17", "-arch=native", *include, HERE / "maps.cu", library]
         command += ["-Xlinker", f"-rpath={library.parent}"]
     else:
         command = ["c++", "-O2", "-std=c++17", "-pthread", *include, "-x", "c++", HERE / "maps.cu"]
@@ -145,8 +145,59 @@ def names(directory, count=2000):
 def maps(program, what, file, *arguments):
     """The figures of one call of maps.cu."""
     command = [program, what, file, *map(str, arguments)]
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    # A kernel that is loaded while another one waits for the CPU would wait for it.
+    eager = {**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=eager).stdout.split()
     return {name: float(value) for name, value in (line.split("=") for line in lines)}
+
+
+def cold_reads(path, below, size, count=2000):
+    """Reads of 4 KiB a second, and GB/s of reads of 1 MiB, of a file that is not in host memory."""
+    def evict():
+        for fd in (os.open(path, os.O_RDWR), os.dup(below)):
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    # A part for each read, so that none finds what another one has read ahead.
+    offsets = [(i * size // count) // PAGE * PAGE for i in range(count)]
+    random.shuffle(offsets)
+    best = [0.0, 0.0]
+    for _ in range(3):
+        evict()
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(below, 0, 0, os.POSIX_FADV_RANDOM)
+        buffer = bytearray(PAGE)
+        begun = time.perf_counter()
+        for offset in offsets:
+            os.preadv(fd, [buffer], offset)
+        best[0] = max(best[0], count / (time.perf_counter() - begun))
+        os.close(fd)
+        evict()
+        fd, at, buffer = os.open(path, os.O_RDONLY), 0, bytearray(MIB)
+        begun = time.perf_counter()
+        while got := os.preadv(fd, [buffer], at):
+            at += got
+        best[1] = max(best[1], at / (time.perf_counter() - begun) / 1e9)
+        os.close(fd)
+    return best
+
+
+def lent(program, spinio, file, below, size):
+    """The same of the file on disk, and of the file while a GPU program lends its memory; bytes that came from there."""
+    def from_devices():
+        status = subprocess.run([spinio, "gaia", "status", "--json"], check=True, stdout=subprocess.PIPE).stdout
+        return sum(mount.get("cpu_read_bytes_from_devices", 0) for mount in json.loads(status))
+
+    disk, before = cold_reads(file, below, size), from_devices()
+    process = subprocess.Popen([program, "lent", file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if process.stdout.readline() != "ready\n":
+        fail("no memory is lent")
+    gpu = cold_reads(file, below, size)
+    process.stdin.close()
+    process.wait()
+    return disk, gpu, from_devices() - before
 
 
 class Table:
@@ -193,10 +244,13 @@ def main():
             with open(directory / "file", "wb") as file:
                 for _ in range(options.size):
                     file.write(os.urandom(MIB))
+        # The file below the mount.
+        hidden = os.open(below / "file", os.O_RDWR)
+        stack.callback(os.close, hidden)
         mount = Mount(bin / "spinio", below)
         stack.callback(mount.close)
         table = Table(set(filter(None, options.rows.split(","))))
-        measure(table, program, mount, plain, below, size)
+        measure(table, program, bin / "spinio", mount, plain, below, hidden, size)
     if options.out:
         machine = f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}"
         record = {"command": " ".join(sys.argv), "date": time.strftime("%F %R"), "machine": machine, "gpu": device}
@@ -204,8 +258,13 @@ def main():
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measure(table, program, mount, plain, below, size):
+def measure(table, program, spinio, mount, plain, below, hidden, size):
     file, mib = below / "file", size // MIB
+    if table.wants("lent"):
+        disk, gpu, came = lent(program, spinio, file, hidden, size)
+        share = f"2x of the disk; {came / (3 * (2000 * PAGE + size)):.0%} from the GPU"
+        table.rate("lent", "cold reads of 4 KiB, from GPU memory; disk", "1/s", disk[0], gpu[0], share)
+        table.rate("lent", "cold reads of 1 MiB in order", "GB/s", disk[1], gpu[1], "1.3x of the disk")
     if table.wants("sequential"):
         work = "cached reads of 1 MiB"
         table.rate("sequential", work, "GB/s", sequential(plain / "file"), sequential(file), "0.88 of ext4")
@@ -228,6 +287,14 @@ def measure(table, program, mount, plain, below, size):
     ]:
         if table.wants(what):
             table.time(what, work, maps(program, what, file)["median_us"], goal)
+    if table.wants("reader-stream"):
+        seen = maps(program, "reader-stream", plain / "file")
+        table.time("reader-stream", f"a kernel reads {mib} MiB on demand; spinio_pread", seen["median_us"], "", seen["limit_us"])
+    if table.wants("reader-random"):
+        pages = min(size // PAGE // 4, 16384)
+        seen = maps(program, "reader-random", plain / "file", pages)
+        work = f"it reads {pages} pages in any order; spinio_batch"
+        table.time("reader-random", work, seen["median_us"], "", seen["limit_us"])
     for pages in (16, 1024):
         if table.wants("scattered"):
             seen = maps(program, "scattered", file, pages)["median_us"]

@@ -9,14 +9,21 @@
 //     maps release-all FILE              release of a whole file, every page of which a kernel has changed
 //     maps release-mapped FILE PAGES     release of pages that a CPU program has mapped and cached, every one changed
 //
+//     maps reader-stream FILE            a kernel reads a whole file through a reader with an eighth of its size as cache, the
+//                                        opening included; and spinio_pread of it into device memory, and the same sums
+//     maps reader-random FILE PAGES      a kernel reads this many pages, in a random order, through a reader with pages of
+//                                        4 KiB; and spinio_batch of the same pages
+//     maps lent FILE                     acquires a whole file and lends its memory; prints `ready`, until its stdin ends
 //     maps checkpoint FILE PLAIN         FILE overwritten on the device, released and synced; and cudaMemcpy, write and
 //                                        fsync to PLAIN, which is made as long
 //     maps handoff FILE PLAIN            the same, released with SPINIO_GAIA_HANDOFF; `handed=` is how many releases were
 //                                        handed over, of 6
 //
-// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`,
-// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. Exit status: 0 done, 1 an error (message on stderr), 2 usage.
+// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`, `reader-...`,
+// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. Exit status: 0 done, 1 an error
+// (message on stderr), 2 usage.
 #include <spinio.h>
+#include <spinio/gaia_device.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>
 
@@ -191,6 +198,127 @@ static void checkpoint(const char *path, const char *plain, unsigned flags)
     close(out);
 }
 
+static const size_t PIECE = 65536;
+static const unsigned READER_BLOCKS = spinio::emulated ? 4 : 132, READER_BLOCK = spinio::emulated ? 32 : 128;
+
+// The sum of the words of a file: each warp takes a piece of 64 KiB after the other.
+__global__ void sum_on_demand(spinio_gaia_reader file, unsigned long long *sum)
+{
+    gaia::reader<unsigned long long> words(file);
+    size_t thread = blockIdx.x * size_t(blockDim.x) + threadIdx.x, warps = size_t(gridDim.x) * blockDim.x / 32;
+    unsigned long long mine = 0;
+    for (size_t at = thread / 32 * (PIECE / 8); at < words.size(); at += warps * (PIECE / 8)) {
+        const unsigned long long *piece;
+        int64_t got = words.pin(at, &piece);
+        for (int64_t i = thread % 32; i < got; i += 32)
+            mine += piece[i];
+        if (got > 0)
+            words.unpin(piece);
+    }
+    atomicAdd(sum, mine);
+}
+
+__global__ void sum_words(const unsigned long long *words, size_t count, unsigned long long *sum)
+{
+    size_t thread = blockIdx.x * size_t(blockDim.x) + threadIdx.x, threads = size_t(gridDim.x) * blockDim.x;
+    unsigned long long mine = 0;
+    for (size_t i = thread; i < count; i += threads)
+        mine += words[i];
+    atomicAdd(sum, mine);
+}
+
+// The sum of the words of pages, in the order of a list; a warp takes one after the other.
+__global__ void sum_pages(spinio_gaia_reader file, const unsigned *pages, unsigned count, unsigned long long *sum)
+{
+    gaia::reader<unsigned long long> words(file);
+    unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, warps = gridDim.x * blockDim.x / 32;
+    unsigned long long mine = 0;
+    for (unsigned i = thread / 32; i < count; i += warps) {
+        const unsigned long long *page;
+        int64_t got = words.pin(uint64_t(pages[i]) * (PAGE / 8), &page);
+        for (int64_t word = thread % 32; word < got; word += 32)
+            mine += page[word];
+        if (got > 0)
+            words.unpin(page);
+    }
+    atomicAdd(sum, mine);
+}
+
+// Both ways in turn; each must find the same sum.
+template <typename Limit, typename Seen>
+static void compare(size_t bytes, unsigned long long *sum, Limit limit, Seen seen)
+{
+    std::vector<double> limits;
+    unsigned long long right = 0, found = 0;
+    auto clear = [&] { check(cudaMemcpy(sum, &(found = 0), 8, cudaMemcpyHostToDevice) == cudaSuccess, "copy"); };
+    auto take = [&] {
+        check(cudaDeviceSynchronize() == cudaSuccess, "kernel");
+        check(cudaMemcpy(&found, sum, 8, cudaMemcpyDeviceToHost) == cudaSuccess, "copy");
+    };
+    auto before = [&] {
+        clear();
+        double begun = now();
+        limit();
+        take();
+        limits.push_back(now() - begun);
+        right = found;
+        clear();
+    };
+    auto after = [&] {
+        if (found != right) {
+            std::fprintf(stderr, "a kernel has read other bytes on demand\n");
+            std::exit(1);
+        }
+    };
+    measure(bytes, 6, before, [&] { seen(), take(); }, after);
+    std::sort(limits.begin() + 1, limits.end());
+    std::printf("limit_us=%.2f\n", limits[3]);
+}
+
+static void readers(const std::string &what, const char *path, size_t pages)
+{
+    int fd = open(path, O_RDONLY);
+    struct stat st;
+    check(fd >= 0 && fstat(fd, &st) == 0, "open");
+    check(cudaDeviceSynchronize() == cudaSuccess, "device");
+    size_t size = st.st_size, all = size / PAGE;
+    bool stream = what == "reader-stream";
+    pages = stream ? all : std::min(pages, all);
+    char *copy;
+    unsigned *list;
+    unsigned long long *sum;
+    check(cudaMalloc(&copy, pages * PAGE) == cudaSuccess && cudaMalloc(&list, pages * 4) == cudaSuccess &&
+              cudaMalloc(&sum, 8) == cudaSuccess, "memory");
+    std::vector<unsigned> order(pages);
+    for (size_t i = 0; i < pages; i++) // one in each of as many equal parts of the file, in an order without a pattern
+        order[i] = unsigned((i * 0x9e3779b1ull % pages) * all / pages);
+    std::vector<struct spinio_read_op> reads(stream ? 0 : pages);
+    for (size_t i = 0; i < reads.size(); i++) {
+        reads[i] = {};
+        reads[i].fd = fd, reads[i].buffer = copy + i * PAGE, reads[i].size = PAGE, reads[i].offset = off_t(order[i]) * PAGE;
+    }
+    check(cudaMemcpy(list, order.data(), pages * 4, cudaMemcpyHostToDevice) == cudaSuccess, "copy");
+    auto limit = [&] {
+        if (stream)
+            check(spinio_pread(fd, copy, pages * PAGE, 0) == ssize_t(pages * PAGE), "pread");
+        else
+            check(spinio_batch(reads.data(), pages) == ssize_t(pages * PAGE), "batch");
+        spinio::launch(sum_words, READER_BLOCKS, READER_BLOCK, reinterpret_cast<unsigned long long *>(copy), pages * PAGE / 8, sum);
+    };
+    auto seen = [&] {
+        struct spinio_gaia_reader file;
+        size_t page = stream ? PIECE : PAGE, cache = std::max(size / 8, 64 * page);
+        check(spinio_gaia_reader_open(fd, cache, unsigned(page), stream ? 0 : SPINIO_GAIA_RANDOM, &file) == 0, "reader");
+        if (stream)
+            spinio::launch_resident(sum_on_demand, READER_BLOCKS, READER_BLOCK, file, sum);
+        else
+            spinio::launch_resident(sum_pages, READER_BLOCKS, READER_BLOCK, file, list, unsigned(pages), sum);
+        check(cudaDeviceSynchronize() == cudaSuccess, "kernel");
+        check(spinio_gaia_reader_close(&file) == 0, "close");
+    };
+    compare(pages * PAGE, sum, limit, seen);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 4) {
@@ -204,6 +332,18 @@ int main(int argc, char **argv)
         return checkpoint(argv[2], argv[3], 0), 0;
     if (what == "handoff" && argc == 4)
         return checkpoint(argv[2], argv[3], SPINIO_GAIA_HANDOFF), 0;
+    if (what == "lent") {
+        Map map(argv[2], SPINIO_GAIA_READ);
+        map.acquire(map.size);
+        check(spinio_gaia_advise(map.gpu, map.size, SPINIO_GAIA_LEND) == 0, "lend");
+        std::puts("ready");
+        std::fflush(stdout);
+        while (std::getchar() != EOF)
+            ;
+        return 0;
+    }
+    if (what == "reader-stream" || (what == "reader-random" && argc == 4))
+        return readers(what, argv[2], argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0), 0;
     Map map(argv[2], what == "reader" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);
     size_t all = map.size / PAGE, pages = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : all;
     if (pages == 0 || pages > all) {

@@ -8,7 +8,7 @@ use spinio_pagecache::messages::{
 };
 
 /// Kinds of requests and of replies, and one that is none.
-const KINDS: [u16; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0xff];
+const KINDS: [u16; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 0x8c, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0xff];
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
@@ -86,7 +86,7 @@ fn check(bytes: &[u8]) {
                 messages::hand_over(&mut built, part, &list);
                 assert_eq!(built, bytes, "chunks that are handed over in another way");
             }
-            Request::Drop { first, pages, .. } => inside(first, pages.into()),
+            Request::Drop { first, pages, .. } | Request::Lend { first, pages, .. } => inside(first, pages.into()),
             Request::Filled | Request::Was { .. } | Request::Stats | Request::Status | Request::Explain { .. } => {}
         }
     }

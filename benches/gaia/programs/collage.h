@@ -7,8 +7,11 @@
 //   whole   all of the file is read and copied, one window after the other, and blocks are pasted from each
 //   map     of each window, the images that are needed are acquired (runs of them, with short gaps)
 //   batch   spinio_batch reads the images that are needed
+//   in place  an acquire of all of a map in place: the kernel loads the images from the host's page cache
+//   reader  one kernel chooses, reads on demand, and pastes; `limit` bytes of cache
 //
-// Arguments: file, images of 4 KiB; blocks; window, in bytes: at most half of SPINIO_GAIA_MEMORY.
+// Arguments: file, images of 4 KiB, whose word i is mix(i); blocks; window, in bytes: at most half of
+// SPINIO_GAIA_MEMORY; limit. The output is compared with the words that the file was made of.
 #ifndef LAB_COLLAGE_H
 #define LAB_COLLAGE_H
 
@@ -58,17 +61,53 @@ __global__ void paste_images(const unsigned long long *input, const unsigned *or
     output[size_t(block) * image_words + word] = pasted(input + size_t(block) * block_words, image, word);
 }
 
+// A warp for each block, and for the next one when that is done.
+__global__ void collage_on_demand(spinio_gaia_reader file, const unsigned long long *input, unsigned blocks, unsigned images,
+                                  unsigned long long *output, unsigned *failed)
+{
+    gaia::reader<unsigned long long> words(file);
+    unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, lane = thread % 32, warps = gridDim.x * blockDim.x / 32;
+    for (unsigned block = thread / 32; block < blocks; block += warps) {
+        const unsigned long long *from = input + size_t(block) * block_words, *image;
+        int64_t got = words.pin(uint64_t(image_of(from, images)) * image_words, &image);
+        if (got >= image_words)
+            for (unsigned word = lane; word < image_words; word += 32)
+                output[size_t(block) * image_words + word] = pasted(from, image, word);
+        else if (lane == 0)
+            atomicAdd(failed, 1u);
+        if (got > 0)
+            words.unpin(image);
+    }
+}
+
+// Counts words of the output that are not what the images were made of, and clears it: results of this run must not be
+// taken for those of the next one.
+__global__ void check_collage(const unsigned long long *input, unsigned blocks, unsigned images, unsigned long long *output,
+                              unsigned *wrong)
+{
+    size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, word = i % image_words;
+    if (i >= size_t(blocks) * image_words)
+        return;
+    const unsigned long long *from = input + i / image_words * block_words;
+    unsigned long long right = mix(size_t(image_of(from, images)) * image_words + word) ^ from[word % block_words];
+    if (output[i] != right)
+        atomicAdd(wrong, 1u);
+    output[i] = 0;
+}
+
 class Collage : public Work {
 public:
     explicit Collage(const Arguments &arguments)
         : method(arguments.method), fd(open_file(arguments.text("file"), O_RDONLY)), size(size_of(fd)),
           window(arguments.number("window")), images(unsigned(size / page_bytes)), blocks(unsigned(arguments.number("blocks"))),
-          input(size_t(blocks) * block_words), output(size_t(blocks) * image_words), chosen(blocks), order(blocks),
+          input(size_t(blocks) * block_words), output(size_t(blocks) * image_words), chosen(blocks), order(blocks), failed(1),
           host_input(size_t(blocks) * block_words), host_chosen(blocks), host_order(blocks)
     {
         for (size_t i = 0; i < host_input.size(); i++)
             host_input[i] = mix(i ^ 0x636f6c6c616765);
         input.to_device(host_input.data());
+        if (method == "reader")
+            cache = arguments.number("limit");
         if (method == "whole")
             copy = std::make_unique<Buffer<char>>(window);
         if (method == "batch")
@@ -78,12 +117,18 @@ public:
     void prepare() override
     {
         map = nullptr;
+        unsigned zero = 0;
+        failed.to_device(&zero);
     }
 
     void run(Figures &figures) override
     {
+        if (method == "reader")
+            return run_reader(figures);
         if (method == "map")
             map = std::make_unique<Map>(fd, size, SPINIO_GAIA_READ);
+        if (method == "in place")
+            map = std::make_unique<Map>(fd, size, SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE);
         spinio::launch(choose_images, (blocks + 127) / 128, 128u, static_cast<unsigned long long *>(input), blocks, images,
                        static_cast<unsigned *>(chosen));
         wait_for_kernels();
@@ -96,6 +141,12 @@ public:
             read_batch();
             paste(0, blocks, *copy, 0, true);
             figures.add("fetched", double(blocks) * page_bytes);
+            return;
+        }
+        if (method == "in place") {
+            map->acquire();
+            paste(0, blocks, map->memory, 0, false);
+            figures.add("fetched", double(map->fetched()));
             return;
         }
         unsigned begin = 0;
@@ -120,28 +171,30 @@ public:
 
     uint64_t wrong() override
     {
-        std::vector<unsigned long long> all(size_t(blocks) * image_words), image(image_words);
-        output.to_host(all.data());
-        uint64_t wrong = 0;
-        for (unsigned block = 0; block < blocks; block++) {
-            const unsigned long long *from = &host_input[size_t(block) * block_words];
-            off_t at = off_t(image_of(from, images)) * off_t(page_bytes);
-            check_system(pread(fd, image.data(), page_bytes, at) == ssize_t(page_bytes), "pread");
-            for (size_t word = 0; word < image_words; word++)
-                wrong += all[block * size_t(image_words) + word] != pasted(from, image.data(), word);
-        }
-        // Results of this run must not be taken for those of the next one.
-        std::fill(all.begin(), all.end(), 0);
-        output.to_device(all.data());
+        size_t words = size_t(blocks) * image_words;
+        spinio::launch(check_collage, unsigned((words + 255) / 256), 256u, static_cast<unsigned long long *>(input), blocks, images,
+                       static_cast<unsigned long long *>(output), static_cast<unsigned *>(failed));
+        wait_for_kernels();
+        unsigned wrong = 0;
+        failed.to_host(&wrong);
         return wrong;
     }
 
     uint64_t map_bytes() override
     {
-        return map ? map->info().device_bytes : 0;
+        return map ? map->info().device_bytes : cache;
     }
 
 private:
+    void run_reader(Figures &figures)
+    {
+        Reader file(fd, cache, SPINIO_GAIA_RANDOM);
+        spinio::launch(collage_on_demand, reader_blocks, reader_block, file.handle, static_cast<unsigned long long *>(input), blocks,
+                       images, static_cast<unsigned long long *>(output), static_cast<unsigned *>(failed));
+        wait_for_kernels();
+        figures.add("fetched", double(file.fetched()));
+    }
+
     void acquire(unsigned begin, unsigned end)
     {
         runs.clear();
@@ -192,9 +245,11 @@ private:
     const std::string method;
     const int fd;
     const size_t size, window;
+    size_t cache = 0; // of a reader
     const unsigned images, blocks;
     Buffer<unsigned long long> input, output;
     Buffer<unsigned> chosen, order;
+    Buffer<unsigned> failed; // images that the kernel could not read, and words that are wrong
     std::vector<unsigned long long> host_input;
     std::vector<unsigned> host_chosen, host_order;
     std::unique_ptr<Map> map;

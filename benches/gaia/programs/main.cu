@@ -9,13 +9,15 @@
 #include "lud.h"
 #include "owners.h"
 #include "pasting.h"
+#include "second.h"
 #include "sharing.h"
 #include "shortest.h"
 #include "streaming.h"
 
 static const std::map<std::string, lab::Kind> kinds = {
     {"checkpoint", lab::checkpoint}, {"collage", lab::collage}, {"lud", lab::lud},           {"owners", lab::owners},
-    {"pasting", lab::pasting},       {"sharing", lab::sharing}, {"shortest", lab::shortest}, {"streaming", lab::streaming},
+    {"pasting", lab::pasting},       {"second", lab::second},   {"sharing", lab::sharing},   {"shortest", lab::shortest},
+    {"streaming", lab::streaming},
 };
 
 static int devices()

@@ -13,6 +13,7 @@
 #define LAB_WORKER_H
 
 #include <spinio.h>
+#include <spinio/gaia_device.h>
 #include <spinio/kernel.h>
 #include <spinio_gaia.h>
 
@@ -206,9 +207,9 @@ private:
 // A map of a whole file.
 class Map {
 public:
-    Map(int fd, size_t size, unsigned access) : size(size), access(access)
+    Map(int fd, size_t size, unsigned access) : size(size), access(access & ~unsigned(SPINIO_GAIA_IN_PLACE))
     {
-        memory = static_cast<char *>(spinio_gaia_map(fd, 0, size, access));
+        memory = static_cast<char *>(spinio_gaia_map(fd, 0, size, access)); // the argument, with IN_PLACE
         check(memory, "map");
     }
 
@@ -249,7 +250,7 @@ public:
     uint64_t fetched() const
     {
         auto all = info();
-        return all.bytes_from_file + all.bytes_from_snapshots;
+        return all.bytes_from_file + all.bytes_from_snapshots + all.bytes_registered;
     }
 
     char *memory;
@@ -257,6 +258,36 @@ public:
 
 private:
     const unsigned access;
+};
+
+// Reads on demand, for a kernel.
+constexpr size_t reader_page = 65536;
+// Grids of kernels that read on demand: more warps than pages can be requested at a time only wait.
+constexpr unsigned reader_block = spinio::emulated ? 32 : 128;
+constexpr unsigned reader_blocks = spinio::emulated ? 4 : 132;
+
+class Reader {
+public:
+    Reader(int fd, size_t cache, unsigned advice)
+    {
+        check(spinio_gaia_reader_open(fd, cache, reader_page, advice, &handle) == 0, "reader");
+    }
+
+    Reader(const Reader &) = delete;
+
+    ~Reader()
+    {
+        check(spinio_gaia_reader_close(&handle) == 0, "close the reader");
+    }
+
+    uint64_t fetched() const
+    {
+        struct spinio_gaia_reader_stats stats;
+        check(spinio_gaia_reader_stats(&handle, &stats, sizeof stats) == 0, "reader");
+        return stats.bytes;
+    }
+
+    struct spinio_gaia_reader handle;
 };
 
 // As programs do it without SPIN.

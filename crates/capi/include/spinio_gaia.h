@@ -170,13 +170,17 @@ enum {
     SPINIO_GAIA_RANDOM = 1,     /* the file below the mount will be read without order, ... */
     SPINIO_GAIA_SEQUENTIAL = 2, /* ... or in order; both for the whole map, until the next advice of the two */
     SPINIO_GAIA_WILLNEED = 3,   /* begins to read the range into host memory, and does not wait */
-    SPINIO_GAIA_DONTNEED = 4    /* drops the pages that are in no epoch for writing: the next acquire fetches them. Gives
+    SPINIO_GAIA_DONTNEED = 4,   /* drops the pages that are in no epoch for writing: the next acquire fetches them. Gives
                                    up those that were acquired for reading, and frees chunks that lie in the range */
+    SPINIO_GAIA_LEND = 16       /* CPU reads of the range may be answered from this memory, where the host has the file not
+                                   cached. For chunks that lie in the range; reads their pages of the file once. They stay
+                                   in device memory until DONTNEED or unmap */
 };
 
 /* Says how a range will be used. Kernels must not use pages that were dropped before they are acquired again. DONTNEED
  * waits for calls that are queued on the GPU. Without effect on maps of leased files. EINVAL: the range is not within
- * one map, or unknown advice. */
+ * one map, or unknown advice. LEND: ENOTSUP, the device has no memory that it can share; ENFILE, the mount has 4096 chunks,
+ * or an eighth of its descriptors; EIO, ENODEV, the daemon cannot use the device. */
 int spinio_gaia_advise(void *address, size_t size, int advice);
 
 /* What a map has done. */

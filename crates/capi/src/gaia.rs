@@ -25,6 +25,7 @@ const RANDOM: c_int = 1;
 const SEQUENTIAL: c_int = 2;
 const WILLNEED: c_int = 3;
 const DONTNEED: c_int = 4;
+const LEND: c_int = 16;
 /// `MAP_ONGPU`: MAP_SHARED_VALIDATE and a bit that Linux does not know.
 const MAP_ONGPU: c_int = 0x200_0003;
 
@@ -242,6 +243,7 @@ extern "C-unwind" fn spinio_gaia_advise(address: *mut c_void, size: usize, advic
             SEQUENTIAL => Advice::Sequential,
             WILLNEED => Advice::WillNeed,
             DONTNEED => Advice::DontNeed,
+            LEND => Advice::Lend,
             _ => return Err(invalid(&format!("{advice} is no advice for maps"))),
         };
         Ok(spinio_gaia::with_map(address as u64, |map, offset| map.advise(offset, size as u64, advice))?)

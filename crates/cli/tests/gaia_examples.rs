@@ -15,6 +15,11 @@ fn example(script: &str, dir: &Path) -> Option<Command> {
         eprintln!("skipped: not root, or no /dev/fuse");
         return None;
     }
+    example_without_mount(script, dir)
+}
+
+/// The same of a script that mounts nothing.
+fn example_without_mount(script: &str, dir: &Path) -> Option<Command> {
     if ["cc", "c++"].iter().any(|compiler| Command::new(compiler).arg("--version").output().is_err()) {
         eprintln!("skipped: no cc, or no c++");
         return None;
@@ -91,6 +96,8 @@ fn invalid_options_and_absent_compilers_are_named() {
         ("graph/run", ["--steps", "0"], "--steps takes percentages"),
         ("graph/run", ["--steps", "1 x"], "not 'x'"),
         ("graph/run", ["--picture", "x"], "unknown option '--picture'"),
+        ("reader/run", ["--page", "5000"], "--page takes 4096, 8192, ... 65536, not '5000'"),
+        ("reader/run", ["--cache", "7"], "--cache takes a number from 32"),
         ("stitching/run", ["--gpus", "0"], "--gpus takes a number from 1 to 8"),
     ] {
         let (status, text) = run(command(script, dir.path()).args(options));
@@ -124,6 +131,27 @@ fn picture_of_three_writers_is_that_of_one() {
     let pages = picture.len() as u64 / 4096;
     assert!(most >= Some(pages - 1), "{text}");
     assert!(text.ends_with(&format!("The picture is {}\n", output.display())), "{text}");
+    assert!(is_clean(dir.path()), "the example leaves something");
+}
+
+/// The file has 3.4 MiB, the cache 128 KiB, so that pages are replaced; the landscape has few colors.
+#[test]
+fn collage_reads_on_demand_what_the_cpu_finds_with_all_of_the_file() {
+    let (dir, elsewhere) = (folder(), folder());
+    let output = elsewhere.path().join("collage.ppm");
+    let Some(mut collage) = example_without_mount("reader/run", dir.path()) else { return };
+    let (status, text) = run(collage.args(["--tiles", "4", "--cache", "128", "--output"]).arg(&output));
+    assert!(status == Some(0) && text.matches("✓ every block").count() == 2, "{status:?}: {text}");
+    let kib = |line: &str| {
+        let words: Vec<_> = text.lines().find(|l| l.starts_with(line)).unwrap().split_whitespace().collect();
+        let at = words.iter().position(|word| word.ends_with("iB")).unwrap();
+        words[at - 1].parse::<f64>().unwrap() * if words[at] == "MiB" { 1024.0 } else { 1.0 }
+    };
+    let (demand, whole) = (kib("on demand"), kib("the whole file"));
+    assert!(whole > 3000.0 && (64.0..whole / 2.0).contains(&demand), "{text}");
+    let head = b"P6\n960 576\n255\n";
+    let picture = std::fs::read(&output).unwrap();
+    assert!(picture.starts_with(head) && picture.len() == head.len() + 960 * 576 * 3);
     assert!(is_clean(dir.path()), "the example leaves something");
 }
 

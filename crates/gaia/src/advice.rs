@@ -18,6 +18,8 @@ pub enum Advice {
     Sequential,
     /// They will be fetched in no order.
     Random,
+    /// CPU programs may read them from the replica.
+    Lend,
 }
 
 impl Map {
@@ -33,6 +35,7 @@ impl Map {
         let range = self.pages_of(offset, len)?;
         let advice = match advice {
             Advice::DontNeed => return self.drop_copies(range),
+            Advice::Lend => return self.lend(range),
             Advice::WillNeed => FileAdvice::WillNeed,
             Advice::Sequential => FileAdvice::Sequential,
             Advice::Random => FileAdvice::Random,

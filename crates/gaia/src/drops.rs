@@ -48,6 +48,8 @@ impl Map {
         }
         state.pages.end_reading(range.clone());
         drop(state);
+        // The server has dropped them, or is another one.
+        self.replica.end_lending(&range);
         self.replica.give_back(&range);
         Ok(())
     }

@@ -45,6 +45,7 @@ mod handoff;
 mod in_place;
 mod lane;
 pub mod leased;
+mod lend;
 mod link;
 mod map;
 mod maps;

@@ -208,6 +208,16 @@ impl LinkState {
         }
     }
 
+    /// Lends a chunk, whose descriptor is in the table of thread `tid`.
+    pub(crate) fn lend(&mut self, request: Request<'_>, tid: u32, fd: Fd) -> Result<()> {
+        let failed = |e| Error::of(e, "duplicate the descriptor of a chunk").into_refusal();
+        let fd = linux::dup_from_thread(tid, fd).map(OwnedFd::new).map_err(failed)?;
+        match self.attached()?.connection.call_with(|out| request.encode(out), &[fd.as_fd()])? {
+            Reply::Lent => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Passes advice about the file below the mount on to the Linux kernel.
     pub(crate) fn advise(&mut self, first: usize, pages: usize, advice: Advice) -> Result<()> {
         let (offset, len) = self.byte_range(first, pages);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use spinio_device::{
     AppStream, Device, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode,
 };
+use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Run};
 use spinio_sys::Errno;
 
@@ -26,6 +27,9 @@ use crate::{Error, Result};
 /// Pages of one scan.
 const SCAN: usize = 256 << 10;
 
+/// Chunks that the server has, by number. They are not evicted.
+type Lent = Mutex<Vec<(usize, Hold)>>;
+
 /// The memory.
 pub(crate) struct Replica {
     device: &'static dyn ReplicaMemory,
@@ -38,7 +42,7 @@ pub(crate) struct Replica {
 }
 
 enum Memory {
-    Chunks(&'static Room, Arc<Chunks>),
+    Chunks(&'static Room, Arc<Chunks>, Lent),
     /// Of a device without chunks: one allocation, which nothing limits and which is never evicted.
     Whole,
     /// None: kernels read the mapping of the file.
@@ -69,7 +73,7 @@ impl Replica {
         let room = Room::of(memory);
         let made = device.shared_memory().map_or(Ok(None), |device| room.reserve(device, pages, state));
         let made = made.and_then(|chunks| match chunks {
-            Some(chunks) => Ok((chunks.start(), Memory::Chunks(room, chunks))),
+            Some(chunks) => Ok((chunks.start(), Memory::Chunks(room, chunks, Mutex::default()))),
             None => Ok((alloc(pages as u64 * PAGE_BYTES as u64)?, Memory::Whole)),
         });
         let (start, chunks) = made.inspect_err(|_| {
@@ -82,21 +86,21 @@ impl Replica {
     /// always has. No state of a map is locked.
     pub(crate) fn hold(&self, pages: &Range<usize>) -> Result<Option<Hold>> {
         match &self.memory {
-            Memory::Chunks(room, chunks) => room.hold(chunks, chunks.of_pages(pages)).map(Some),
+            Memory::Chunks(room, chunks, _) => room.hold(chunks, chunks.of_pages(pages)).map(Some),
             Memory::Whole | Memory::InPlace(_) => Ok(None),
         }
     }
 
     /// Pages are acquired now, whose memory is there.
     pub(crate) fn touch(&self, pages: &Range<usize>) {
-        if let Memory::Chunks(room, chunks) = &self.memory {
+        if let Memory::Chunks(room, chunks, _) = &self.memory {
             room.touch(chunks, chunks.of_pages(pages));
         }
     }
 
     /// Gives memory of pages back that are not in use. No state of a map is locked.
     pub(crate) fn give_back(&self, pages: &Range<usize>) {
-        if let Memory::Chunks(room, chunks) = &self.memory {
+        if let Memory::Chunks(room, chunks, _) = &self.memory {
             room.give_back(chunks, chunks.inside(pages, self.pages));
         }
     }
@@ -104,15 +108,35 @@ impl Replica {
     /// The chunks that lie wholly in a range of pages. `None`: the device has no memory in chunks.
     pub(crate) fn chunks_inside(&self, pages: &Range<usize>) -> Option<(&Chunks, Range<usize>)> {
         match &self.memory {
-            Memory::Chunks(_, chunks) => Some((chunks, chunks.inside(pages, self.pages))),
+            Memory::Chunks(_, chunks, _) => Some((chunks, chunks.inside(pages, self.pages))),
             Memory::Whole | Memory::InPlace(_) => None,
+        }
+    }
+
+    /// Keeps a chunk from being evicted, and runs `lend`; then it stays so until the end of lending. False: it is not
+    /// mapped.
+    pub(crate) fn keep_lent(&self, chunk: usize, lend: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let Memory::Chunks(room, chunks, lent) = &self.memory else { return Ok(false) };
+        let Some(hold) = room.hold_mapped(chunks, chunk) else { return Ok(false) };
+        lend()?;
+        let mut lent = lock(lent);
+        lent.retain(|(other, _)| *other != chunk);
+        lent.push((chunk, hold));
+        Ok(true)
+    }
+
+    /// The server has no chunk of these pages any more.
+    pub(crate) fn end_lending(&self, pages: &Range<usize>) {
+        if let Memory::Chunks(_, chunks, lent) = &self.memory {
+            let chunks = chunks.of_pages(pages);
+            lock(lent).retain(|(chunk, _)| !chunks.contains(chunk));
         }
     }
 
     /// Bytes of device memory, and how many chunks were evicted.
     pub(crate) fn usage(&self) -> (u64, u64) {
         match &self.memory {
-            Memory::Chunks(_, chunks) => chunks.usage(),
+            Memory::Chunks(_, chunks, _) => chunks.usage(),
             Memory::Whole => (self.pages as u64 * PAGE_BYTES as u64, 0),
             Memory::InPlace(_) => (0, 0),
         }
@@ -195,7 +219,7 @@ impl Drop for Replica {
             self.stages.unregister();
         };
         match &self.memory {
-            Memory::Chunks(room, chunks) => room.free(chunks, free_slots),
+            Memory::Chunks(room, chunks, _) => room.free(chunks, free_slots),
             Memory::Whole => between_stops(self.device, || {
                 free(Some(self.start));
                 free_slots();

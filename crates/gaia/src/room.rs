@@ -115,6 +115,12 @@ impl Room {
         Ok(hold)
     }
 
+    /// Holds a chunk if it is mapped.
+    pub(crate) fn hold_mapped(&self, memory: &Arc<Chunks>, chunk: usize) -> Option<Hold> {
+        let hold = memory.hold(chunk..chunk + 1, self.clock.fetch_add(1, Relaxed) + 1);
+        memory.missing(chunk..chunk + 1).is_empty().then_some(hold)
+    }
+
     fn map(&self, used: &mut Used, memory: &Arc<Chunks>, chunks: Range<usize>) -> Result<()> {
         let (limit, whole) = (self.limit.load(Relaxed), memory.bytes_of(chunks.clone()));
         if whole > limit {

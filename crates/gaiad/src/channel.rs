@@ -2,15 +2,15 @@
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{self, MAX_CHUNKS, MAX_MESSAGE, Reply, Request};
 
@@ -26,35 +26,27 @@ pub(crate) enum Received<'a> {
     End,
 }
 
-/// The next message.
-pub(crate) fn receive_in_time<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Received<'a> {
-    let socket: BorrowedFd<'_> = socket.as_fd();
-    match rustix::io::retry_on_intr(|| rustix::io::read(socket, &mut *buffer)) {
-        Ok(got @ 1..=MAX_MESSAGE) => Received::Message(&buffer[..got]),
-        Err(Errno::AGAIN) => Received::Nothing,
-        _ => Received::End,
-    }
-}
-
-/// The next message, and the descriptors that come with it, expected or not.
-pub(crate) fn receive_with_descriptors<'a>(
+/// The next message, and the descriptors that came with it.
+pub(crate) fn receive_in_time<'a>(
     socket: &OwnedFd,
     buffer: &'a mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> Received<'a> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::io::retry_on_intr(|| {
-        let mut into = [IoSliceMut::new(&mut *buffer)];
-        rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
+    let got = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
     });
+    descriptors.clear();
+    // Taken over even if they are not expected: each is closed here.
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             descriptors.extend(fds);
         }
     }
-    match received.map(|received| received.bytes) {
-        Ok(got @ 1..=MAX_MESSAGE) => Received::Message(&buffer[..got]),
+    match got {
+        Ok(got) if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => Received::End,
+        Ok(got) if (1..=MAX_MESSAGE).contains(&got.bytes) => Received::Message(&buffer[..got.bytes]),
         Err(Errno::AGAIN) => Received::Nothing,
         _ => Received::End,
     }
@@ -62,7 +54,7 @@ pub(crate) fn receive_with_descriptors<'a>(
 
 /// The next message; `None`: the client does not send one in time, has gone, or sends too much.
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    match receive_in_time(socket, buffer) {
+    match receive_in_time(socket, buffer, &mut Vec::new()) {
         Received::Message(message) => Some(message),
         Received::Nothing | Received::End => None,
     }

@@ -23,7 +23,7 @@ use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
 use spinio_sys::injection_point;
 
 use crate::backing::{Access as Open, reopen};
-use crate::channel::{Received, receive_with_descriptors, refuse, send};
+use crate::channel::{Received, receive_in_time, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
@@ -101,10 +101,9 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         return;
     }
     injection_point!("server: hello answered");
-    let (mut buffer, mut limited) = (vec![0; MAX_MESSAGE + 1], false);
+    let (mut buffer, mut limited, mut descriptors) = (vec![0; MAX_MESSAGE + 1], false, Vec::new());
     loop {
-        let mut fds = Vec::new();
-        let bytes = match receive_with_descriptors(socket, &mut buffer, &mut fds) {
+        let bytes = match receive_in_time(socket, &mut buffer, &mut descriptors) {
             Received::Message(bytes) => bytes,
             Received::Nothing => {
                 client.expire();
@@ -117,7 +116,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
         let Ok(request) = messages::parse_request(bytes) else { return };
         injection_point!("server: client's request received");
         let mut out = Vec::new();
-        let (error, ends) = match client.answer(request, fds, &mut out) {
+        let (error, ends) = match client.answer(request, std::mem::take(&mut descriptors), &mut out) {
             Ok(()) => (None, false),
             Err(Failure::Refused(error)) => (Some(error), false),
             Err(Failure::Broken(error)) => (Some(error), true),
@@ -170,6 +169,7 @@ pub(crate) struct Client<'a> {
 impl Drop for Client<'_> {
     fn drop(&mut self) {
         self.queue.clear();
+        self.file.lent().end(self.owner, &self.pages);
         self.file.pages_now().drop_owner(self.owner);
         self.file.holders().remove(&self.owner);
     }
@@ -236,7 +236,7 @@ impl<'a> Client<'a> {
         .map(drop)
     }
 
-    fn answer(&mut self, request: Request<'_>, fds: Vec<OwnedFd>, out: &mut Vec<u8>) -> Result<()> {
+    fn answer(&mut self, request: Request<'_>, mut fds: Vec<OwnedFd>, out: &mut Vec<u8>) -> Result<()> {
         if !matches!(request, Request::Release { .. }) || self.file.is_gone() {
             self.release = None;
         }
@@ -267,9 +267,20 @@ impl<'a> Client<'a> {
             Request::HandOver { part, runs } => self.hand_over(&part, runs, fds, out),
             Request::Drop { first, pages, open } => {
                 let range = self.file_pages(first, pages.into())?;
+                if !open {
+                    self.file.lent().end(self.owner, &range);
+                }
                 self.forget(range, open)?;
                 injection_point!("server: pages dropped");
                 Reply::Dropped.encode(out);
+                Ok(())
+            }
+            Request::Lend { first, pages, bytes, device } => {
+                let range = self.file_pages(first, pages.into())?;
+                let fd = fds.pop().filter(|_| u64::from(pages) * PAGE as u64 <= bytes).ok_or(Errno::INVAL)?;
+                let lent = self.all.content.lent();
+                lent.lend(&self.file, self.owner, range, lent.chunk(device, fd, bytes), self.backing.as_fd())?;
+                Reply::Lent.encode(out);
                 Ok(())
             }
             Request::Was { id } => {

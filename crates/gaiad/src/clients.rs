@@ -112,7 +112,8 @@ impl Clients {
     pub(crate) fn totals(&self) -> Totals {
         let [commits, published, merged] = self.released.each_ref().map(|counter| counter.load(Relaxed));
         let (invalidations, invalidated) = self.kernel.counters();
-        Totals { commits, published, merged, invalidations, invalidated }
+        let from_devices = self.content.lent().pages();
+        Totals { commits, published, merged, invalidations, invalidated, from_devices }
     }
 
     pub(crate) fn tickets(&self) -> &Tickets {

@@ -25,6 +25,7 @@ use crate::backing::Backing;
 use crate::copiers::Copiers;
 use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{File, Files};
+use crate::lent::LentReads;
 use crate::slot_memory::PageSlots;
 use crate::state::StateMemory;
 
@@ -41,6 +42,7 @@ pub struct Content {
     files: Files,
     memory: Arc<PageSlots>,
     copiers: Copiers,
+    lent: Arc<LentReads>,
 }
 
 impl Content {
@@ -59,7 +61,7 @@ impl Content {
         // As much as for released pages.
         table.limit_copies(memory.slots() as usize);
         let copiers = Copiers::default();
-        Ok(Content { files: Files::new(table, recovered, backing)?, memory, copiers })
+        Ok(Content { files: Files::new(table, recovered, backing)?, memory, copiers, lent: LentReads::new()? })
     }
 
     /// Pages that can be released and not yet written out.
@@ -106,6 +108,11 @@ impl Content {
         &self.files
     }
 
+    /// CPU reads from GPU memory.
+    pub(crate) fn lent(&self) -> &Arc<LentReads> {
+        &self.lent
+    }
+
     /// Reads up to the length of `buffer`; less only at the end of the file. The kernel may keep the bytes. `direct`: it
     /// may have pages of the range besides, since the file is open with O_DIRECT.
     ///
@@ -121,7 +128,9 @@ impl Content {
     ) -> Result<usize, Errno> {
         let into = if direct { ReadInto::Unknown } else { ReadInto::PageCache };
         match self.files.hold(node).file() {
-            Some(found) => read_pages(found, FileBacking(file), offset, buffer, into).map_err(|e| errno(&e)),
+            Some(found) => {
+                read_pages(&self.lent, found, FileBacking(file), offset, buffer, into).map_err(|e| errno(&e))
+            }
             None => file_backing::read(file, offset, buffer),
         }
     }
@@ -142,7 +151,10 @@ impl Content {
         let from = if cached { WriteFrom::PageCache } else { WriteFrom::Program };
         let held = self.files.hold(node);
         self.files.times().keep(node, file, || match held.file() {
-            Some(found) => found.pages().write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e)),
+            Some(found) => {
+                let changed = offset / PAGE as u64..(offset + bytes.len() as u64).div_ceil(PAGE as u64);
+                found.pages_to_change(&changed).write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e))
+            }
             None => file_backing::write(file, offset, bytes),
         })?;
         Ok(bytes.len())
@@ -154,7 +166,10 @@ impl Content {
     /// Of the backing file.
     pub fn truncate(&self, node: u64, file: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
         match self.files.hold(node).file() {
-            Some(found) => found.pages().truncate(&FileBacking(file), size).map_err(|e| errno(&e)),
+            Some(found) => {
+                let changed = size / PAGE as u64..u64::MAX;
+                found.pages_to_change(&changed).truncate(&FileBacking(file), size).map_err(|e| errno(&e))
+            }
             None => rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, size)),
         }
     }
@@ -260,7 +275,7 @@ fn allocate_pages(
 ) -> Result<(), Errno> {
     let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
     let keeps_size = mode.contains(FallocateFlags::KEEP_SIZE);
-    let mut pages = file.pages();
+    let mut pages = file.pages_to_change(&(offset / PAGE as u64..u64::MAX));
     match mode - FallocateFlags::KEEP_SIZE {
         FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE => {
             let size = backing.size().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -281,6 +296,7 @@ fn allocate_pages(
 
 /// A READ of a file with a page table. The bytes are copied without a lock, and again if a page has a new version.
 fn read_pages(
+    lent: &Arc<LentReads>,
     file: &File,
     backing: FileBacking<'_>,
     offset: u64,
@@ -299,7 +315,7 @@ fn read_pages(
             if source.copy(&mut page) {
                 let within = (first % PAGE as u64) as usize;
                 part.copy_from_slice(&page[within..within + part.len()]);
-            } else {
+            } else if !lent.read(file.lent(), backing.0, first, part) {
                 backing.read(first, part)?;
             }
         }

@@ -22,6 +22,7 @@ use spinio_sys::{injection_point, linux};
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
+use crate::lent::LentChunks;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::times::Times;
@@ -65,6 +66,7 @@ pub(crate) struct File {
     arrived: (Mutex<()>, Condvar),
     /// Such bytes were lost, which the next fsync reports.
     lost: AtomicBool,
+    lent: LentChunks,
 }
 
 /// The page table while it is locked. Clients are told of changes before the lock is released.
@@ -113,6 +115,7 @@ impl File {
             arriving: AtomicBool::new(false),
             arrived: (Mutex::default(), Condvar::new()),
             lost: AtomicBool::new(false),
+            lent: LentChunks::default(),
         }
     }
 
@@ -162,6 +165,18 @@ impl File {
     pub(crate) fn pages_now(&self) -> Pages<'_> {
         let pages = lock(&self.pages);
         Pages { file: self, before: pages.changes(), pages }
+    }
+
+    /// The page table, to change pages of the file with it.
+    pub(crate) fn pages_to_change(&self, pages: &Range<u64>) -> Pages<'_> {
+        let locked = self.pages();
+        self.lent.change(pages);
+        locked
+    }
+
+    /// Chunks that clients have lent.
+    pub(crate) fn lent(&self) -> &LentChunks {
+        &self.lent
     }
 
     /// The counters for clients. After the first call [`Writers::tell`](crate::writers::Writers::tell) is due.
@@ -399,7 +414,8 @@ impl Files {
             self.times.keep(file.node, fd.as_fd(), || {
                 let chunks = dirty.chunks(WRITE_OUT);
                 let write = |chunk: &[u64]| {
-                    let done = file.pages().write_out(&backing, chunk).map_err(|e| errno(&e));
+                    let all = chunk.first().map_or(0..0, |first| *first..chunk.last().map_or(*first, |last| last + 1));
+                    let done = file.pages_to_change(&all).write_out(&backing, chunk).map_err(|e| errno(&e));
                     injection_point!("server: released pages written");
                     if let [first, .., last] = chunk {
                         written(fd.as_fd(), *first..*last + 1);

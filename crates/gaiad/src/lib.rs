@@ -80,6 +80,7 @@ mod handoff;
 mod identity;
 mod invalidator;
 mod journal;
+mod lent;
 mod link;
 mod nodes;
 mod privileges;

@@ -196,6 +196,42 @@ fn map_whose_table_would_not_fit_is_refused() {
     client.acquire(0, 2, Access::Read);
 }
 
+/// Nothing that is no chunk is lent, and a READ is right whatever was tried.
+#[test]
+fn what_is_no_chunk_is_not_lent() {
+    let Some((mount, file)) = mount_with(600 * PAGE) else { return };
+    let mut client = Raw::map(&file, Access::Read, 0, 600).unwrap();
+    client.acquire(0, 600, Access::Read);
+    let lend = |first, pages, bytes| Request::Lend { first, pages, bytes, device: *b"spinio-emu\0\0\0\0\0\0" };
+    let memory = |len: u64| {
+        let file = rustix::fs::memfd_create("chunk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, len).unwrap();
+        file
+    };
+    let refused = |reply: Option<Reply<'_>>| matches!(reply, Some(Reply::Failed { .. }));
+    let whole = 512 * PAGE;
+    // Without a descriptor, past the map, shorter than its pages, and a memory file that can shrink.
+    assert!(refused(client.call(lend(0, 512, whole))));
+    assert!(refused(client.call_with(lend(512, 512, whole), &[memory(whole)])));
+    assert!(refused(client.call_with(lend(0, 512, PAGE), &[memory(whole)])));
+    assert!(refused(client.call_with(lend(0, 512, whole), &[memory(whole)])));
+    let unknown = Request::Lend { first: 0, pages: 512, bytes: whole, device: [7; 16] };
+    assert!(refused(client.call_with(unknown, &[memory(whole)])));
+    // Requests that need none: each is closed.
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", mount.server())).unwrap().count();
+    let before = descriptors();
+    for _ in 0..20 {
+        let several = [memory(PAGE), memory(PAGE), memory(PAGE)];
+        if client.call_with(Request::Stats, &several).is_none() {
+            client = Raw::map(&file, Access::Read, 0, 600).unwrap();
+        }
+    }
+    assert!(descriptors() < before + 20, "{before}, then {}", descriptors());
+    let mut byte = [1];
+    file.read_exact_at(&mut byte, 5 * PAGE).unwrap();
+    assert_eq!((byte, mount.servers()), ([0], 1));
+}
+
 #[test]
 fn tickets_are_used_once_and_not_guessed() {
     let Some((_mount, file)) = mount_with(PAGE) else { return };

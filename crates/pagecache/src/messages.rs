@@ -19,6 +19,8 @@
 //!          <──────────────────────────────────────────────────── Committed
 //!   Drop ──────────────────────────────────────────────────────> these pages are absent: fetched by the next acquire
 //!          <──────────────────────────────────────────────────── Dropped
+//!   Lend + descriptor of a chunk ──────────────────────────────> CPU reads may be answered from it, until Drop
+//!          <──────────────────────────────────────────────────── Lent
 //!   Was { id } ── after a reconnection ────────────────────────> was that release committed?
 //! ```
 //!
@@ -51,13 +53,17 @@ pub const MAX_PAGES: u64 = 1 << 34;
 /// The identity of a release: a random number, not 0.
 pub type ReleaseId = u64;
 
+mod bad_message;
 mod hand_over;
 mod holders;
+mod lists;
 mod status;
 mod ticket;
 
+pub use bad_message::BadMessage;
 pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
 pub use holders::{Holder, RangeState};
+pub use lists::{Fills, Ranges, Runs};
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
 pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
@@ -162,6 +168,18 @@ pub enum Request<'a> {
         /// Those in an epoch for writing, which ends, and whose stores are lost; otherwise all others.
         open: bool,
     },
+    /// Lends a chunk of the replica, whose descriptor comes with it: CPU reads may be answered from its memory, until a
+    /// [`Request::Drop`] of one of its pages that is in no epoch, or the end of the connection.
+    Lend {
+        /// The chunk's first page, counted from the map's.
+        first: u64,
+        /// Its pages that are in the map.
+        pages: u32,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The identity of its device.
+        device: [u8; 16],
+    },
     /// Whether a release was committed whose reply was lost.
     Was {
         /// The release.
@@ -208,6 +226,8 @@ pub enum Reply<'a> {
     },
     /// To [`Request::Drop`].
     Dropped,
+    /// To [`Request::Lend`].
+    Lent,
     /// To [`Request::Was`].
     Was {
         /// It was.
@@ -234,81 +254,6 @@ pub enum Reply<'a> {
     },
 }
 
-/// A parsed list of ranges and how they are, as [`Runs`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ranges<'a>(&'a [u8]);
-
-impl<'a> Ranges<'a> {
-    /// In order.
-    pub fn iter(self) -> impl Iterator<Item = (Run, RangeState)> + 'a {
-        self.0.chunks_exact(RUN).map(|bytes| {
-            let (run, flags) = parse_run(bytes);
-            (run, RangeState::from_flags(flags).unwrap_or_default())
-        })
-    }
-}
-
-/// A parsed list of runs: ascending, disjoint, none empty, none beyond [`MAX_PAGES`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runs<'a>(&'a [u8]);
-
-/// A parsed list of fills, as [`Runs`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fills<'a>(&'a [u8]);
-
-impl<'a> Runs<'a> {
-    /// In order.
-    pub fn iter(self) -> impl Iterator<Item = Run> + 'a {
-        self.0.chunks_exact(RUN).map(|bytes| parse_run(bytes).0)
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl<'a> Fills<'a> {
-    /// In order.
-    pub fn iter(self) -> impl Iterator<Item = Fill> + 'a {
-        self.0.chunks_exact(RUN).map(|bytes| {
-            let (run, source) = parse_run(bytes);
-            Fill { run, source: source_of(source).unwrap_or(Source::File) }
-        })
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-/// Why a message is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadMessage {
-    /// Its length does not fit its kind.
-    Length,
-    /// Another version of the protocol.
-    Version(u16),
-    /// An unknown kind or flag.
-    Kind,
-    /// A run is empty, out of order, or beyond the limits.
-    Run,
-}
-
-impl std::fmt::Display for BadMessage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            BadMessage::Length => f.write_str("a message of the wrong length"),
-            BadMessage::Version(v) => write!(f, "a message of protocol version {v}, this is version {VERSION}"),
-            BadMessage::Kind => f.write_str("a message of an unknown kind"),
-            BadMessage::Run => f.write_str("a message with a page range out of bounds"),
-        }
-    }
-}
-
-impl std::error::Error for BadMessage {}
-
 /// Added to the number of an access: nothing is fetched.
 const KEPT: u64 = 4;
 
@@ -322,6 +267,7 @@ const STATUS: u16 = 7;
 const DROP: u16 = 8;
 const EXPLAIN: u16 = 9;
 const HAND_OVER: u16 = 10;
+const LEND: u16 = 11;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
 const STAGED: u16 = 0x83;
@@ -333,6 +279,7 @@ const FILE_STATUS: u16 = 0x88;
 const DROPPED: u16 = 0x89;
 const EXPLAINED: u16 = 0x8a;
 const HOLDER: u16 = 0x8b;
+const LENT: u16 = 0x8c;
 const FAILED: u16 = 0xff;
 
 impl Request<'_> {
@@ -361,6 +308,11 @@ impl Request<'_> {
             Request::Drop { first, pages, open } => {
                 start(out, DROP, 0);
                 numbers(out, &[first, u64::from(pages) << 1 | u64::from(open)]);
+            }
+            Request::Lend { first, pages, bytes, device } => {
+                start(out, LEND, 0);
+                out.extend(device);
+                numbers(out, &[first, u64::from(pages), bytes]);
             }
             Request::Was { id } => {
                 start(out, WAS, 0);
@@ -443,6 +395,7 @@ impl Reply<'_> {
             }
             Reply::Staged => start(out, STAGED, 0),
             Reply::Dropped => start(out, DROPPED, 0),
+            Reply::Lent => start(out, LENT, 0),
             Reply::Was { committed } => {
                 start(out, WAS_REPLY, 0);
                 numbers(out, &[u64::from(committed)]);
@@ -454,8 +407,8 @@ impl Reply<'_> {
             Reply::ServerStatus(ServerStatus { pid, seconds, connections, mapped, used, slots, replaced, totals }) => {
                 start(out, SERVER_STATUS, 0);
                 numbers(out, &[pid, seconds, connections, mapped, used, slots, replaced]);
-                let Totals { commits, published, merged, invalidations, invalidated } = totals;
-                numbers(out, &[commits, published, merged, invalidations, invalidated]);
+                let Totals { commits, published, merged, invalidations, invalidated, from_devices } = totals;
+                numbers(out, &[commits, published, merged, invalidations, invalidated, from_devices]);
             }
             Reply::FileStatus(FileStatus { maps, owners, dirty, stats, path }) => {
                 let path = &path[..path.len().min(MAX_RUNS)];
@@ -521,6 +474,12 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
             check_range(first, pages.into())?;
             Request::Drop { first, pages, open: word & 1 == 1 }
         }
+        LEND => {
+            let (device, first, pages, bytes) = (at.take()?, at.number()?, at.number()?, at.number()?);
+            check_range(first, pages)?;
+            let pages = u32::try_from(pages).map_err(|_| BadMessage::Run)?;
+            Request::Lend { first, pages, bytes, device }
+        }
         WAS => Request::Was { id: at.number()? },
         STATS => Request::Stats,
         STATUS => Request::Status,
@@ -543,6 +502,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
         STAGED => Reply::Staged,
         COMMITTED => Reply::Committed { pages: at.number()?, merged: at.number()?, bytes: at.number()? },
         DROPPED => Reply::Dropped,
+        LENT => Reply::Lent,
         WAS_REPLY => match at.number()? {
             committed @ 0..=1 => Reply::Was { committed: committed == 1 },
             _ => return Err(BadMessage::Kind),

@@ -191,19 +191,20 @@ private:
     // CLOCK: the first frame from `hand` on that is empty, or without users and not used recently; then any without users.
     __device__ int64_t replace(uint64_t first, uint64_t hand, uint64_t page, uint64_t count)
     {
-        const uint64_t wanted = page << page_bit | filling | polled | (count ? recent : 0) | count;
+        const uint64_t wanted = page << page_bit | filling | polled | recent | count;
         for (unsigned step = 0; step < 3 * ways; step++) {
             uint64_t frame = first + (hand + step) % ways, *tag = tags() + frame;
             uint64_t seen = spinio::load_acquire_device(tag);
             if (seen & users || (step < ways && state_of(seen) != empty))
                 continue;
-            if (state_of(seen) == valid && seen & recent && step < 2 * ways) {
+            // Requested ahead, and not used yet: only if it has arrived.
+            if (state_of(seen) == filling && (seen & polled || !has_arrived(frame)))
+                continue;
+            // Also of pages that were requested ahead: those that were used before them go first.
+            if (seen & recent && step < 2 * ways) {
                 spinio::and_release_device(tag, ~recent);
                 continue;
             }
-            // Requested ahead, and never used: only if it has arrived.
-            if (state_of(seen) == filling && (seen & polled || !has_arrived(frame)))
-                continue;
             if (spinio::compare_exchange_device(tag, seen, wanted) == seen)
                 return int64_t(frame);
         }

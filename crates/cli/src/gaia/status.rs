@@ -67,6 +67,7 @@ fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
             "servers_replaced": server.replaced, "releases": server.totals.commits,
             "released_bytes": server.totals.published * PAGE, "pages_merged": server.totals.merged,
             "invalidations": server.totals.invalidations, "pages_invalidated": server.totals.invalidated,
+            "cpu_read_bytes_from_devices": server.totals.from_devices * PAGE,
             "files": status.files.iter().map(file).collect::<Vec<_>>(),
         })
     });

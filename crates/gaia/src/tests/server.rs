@@ -211,6 +211,8 @@ impl Server {
                 }
                 // As one without a device process.
                 Request::HandOver { .. } => Reply::Failed { errno: 95 }.encode(&mut out),
+                // It has no use for the descriptor.
+                Request::Lend { .. } => Reply::Lent.encode(&mut out),
                 Request::Was { id } => {
                     let committed = self.state.lock().unwrap().committed.contains(&id);
                     Reply::Was { committed }.encode(&mut out);

@@ -166,6 +166,12 @@ impl DeviceProcess {
         self.repeat(|running| self.ensure_chunk(running, chunk))
     }
 
+    /// Whether a process runs that has imported the chunk.
+    pub(crate) fn has(&self, chunk: &DeviceChunk) -> bool {
+        let running = lock(&self.running).clone();
+        running.is_some_and(|running| !lock(&running.answers).has_ended && lock(&running.has).contains(&chunk.number))
+    }
+
     /// Copies ranges of a chunk, whose bytes are in the file when this returns.
     ///
     /// # Errors

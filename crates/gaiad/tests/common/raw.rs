@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::net::{
@@ -96,6 +96,21 @@ impl Raw {
         let mut out = Vec::new();
         request.encode(&mut out);
         if !self.send(&out) {
+            return None;
+        }
+        self.receive()
+    }
+
+    /// The same, with descriptors.
+    pub fn call_with(&mut self, request: Request<'_>, descriptors: &[OwnedFd]) -> Option<Reply<'_>> {
+        let mut out = Vec::new();
+        request.encode(&mut out);
+        let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let sent = rustix::net::sendmsg(&self.socket, &[IoSlice::new(&out)], &mut control, SendFlags::NOSIGNAL);
+        if sent.is_err() {
             return None;
         }
         self.receive()

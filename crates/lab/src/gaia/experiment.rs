@@ -109,6 +109,8 @@ pub struct Experiment {
     pub small: &'static [Setting],
     /// On GPUs.
     pub full: &'static [Setting],
+    /// On GPUs, files of many GB; none: as `full`.
+    pub large: &'static [Setting],
     /// Beside time, processors and memory.
     pub columns: &'static [Column],
     /// The chart's horizontal axis.

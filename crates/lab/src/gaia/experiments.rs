@@ -1,7 +1,7 @@
 //! The experiments: the rows of the paper's evaluation in its order, and uses of today.
 //!
-//! Full sizes are below the paper's, so that all of them together take minutes on a GPU that is there for minutes. Small
-//! ones are for emulated devices, whose speed says nothing.
+//! Full sizes are below the paper's, so that all of them together take minutes on a GPU that is there for minutes. Large
+//! ones are the paper's or today's, for few experiments in a call. Small ones are for emulated devices, whose speed says nothing.
 
 use super::cells;
 use super::experiment::{Along, Column, Experiment, Method, Needs, Setting, Unit};
@@ -21,8 +21,9 @@ const MAP: Method = Method::new("map", "a map of a file in a GAIA mount");
 const COPY: Method = Method::new("copy", "pread into host memory and cudaMemcpy, in pieces of 8 MiB");
 const PREAD: Method = Method::new("pread", "spinio_pread into device memory");
 const MANAGED: Method = Method::new("managed", "CUDA's managed memory (UVM)").needs(Needs::Cuda);
-const READER: Method = Method::new("reader", "reads on demand, from inside kernels")
-    .needs(Needs::Absent("kernels cannot read a file on demand in this version"));
+const READER: Method = Method::new("reader", "gaia::reader: the kernel itself reads on demand, through a cache");
+const IN_PLACE: Method = Method::new("in place", "kernels load from the host's page cache: a map in place");
+const LIMIT: Method = Method::new("limit", "the limit: a copy of as many bytes from registered host memory");
 
 const MERGED: Column = column("merged", "pages merged", Unit::Number);
 const KERNEL: Column = column("kernel", "kernels", Unit::Seconds);
@@ -39,7 +40,6 @@ const SHARED_SMALL: &[Setting] = &[
     at("1000", 1000.0, &[("size", 65536), ("iterations", 1000)]),
 ];
 const SHARED_FULL: &[Setting] = &[
-    at("200", 200.0, &[("size", 65536), ("iterations", 200)]),
     at("2000", 2000.0, &[("size", 65536), ("iterations", 2000)]),
     at("20000", 20000.0, &[("size", 65536), ("iterations", 20000)]),
 ];
@@ -58,6 +58,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         small: SHARED_SMALL,
         full: SHARED_FULL,
+        large: &[],
         columns: &[KERNEL, RELEASE, MERGED],
         axis: ("additions to each word", Along::Log),
         open: cells::two_devices,
@@ -69,6 +70,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         methods: &[PRIVATE, MAP, MANAGED],
         small: SHARED_SMALL,
         full: SHARED_FULL,
+        large: &[],
         columns: &[KERNEL, column("other", "CPU thread", Unit::Seconds), RELEASE, MERGED],
         axis: ("additions to each word", Along::Log),
         open: cells::both_processors,
@@ -93,6 +95,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             0.0,
             &[("size", 65536), ("iterations", 2000), ("points", 1_000_000), ("rounds", 10)],
         )],
+        large: &[],
         columns: &[column("beside", "rounds beside", Unit::Number)],
         axis: ("", Along::Labels),
         open: cells::kmeans,
@@ -120,6 +123,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             at("sequential writes", 2.0, &[("size", 64 * MIB), ("passes", 2), ("writes", 1), ("random", 0)]),
             at("random writes", 3.0, &[("size", 64 * MIB), ("passes", 2), ("writes", 1), ("random", 1)]),
         ],
+        large: &[],
         columns: &[
             column("rate", "bytes a second", Unit::Bytes),
             column("metadata", "daemon's bytes a page and owner", Unit::Number),
@@ -132,9 +136,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "CPU reads of pages that GPU memory has",
         claim: "peer-caching makes random reads up to 3x faster than the disk, and reads from a busy disk up to 2x",
         methods: &[Method::new("peer-caching", "READ is answered from GPU memory")
-            .needs(Needs::Absent("CPU reads are not served from GPU memory in this version, and are not simulated"))],
+            .needs(Needs::Absent("benches/gaia/gaia.py --rows lent measures it"))],
         small: &[],
         full: &[],
+        large: &[],
         columns: &[],
         axis: ("", Along::Labels),
         open: cells::none,
@@ -146,17 +151,23 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 read files above the size of GPU memory",
         methods: &[
             COPY,
+            LIMIT,
             PREAD,
             MAP,
             Method::new("windows", "a map with half of the file's size as its limit, an eighth acquired at a time"),
-            MANAGED,
+            IN_PLACE,
             READER,
+            MANAGED,
         ],
         small: &[
             at("cached", 0.0, &[("size", 8 * MIB), ("cold", 0)]),
             at("on disk", 1.0, &[("size", 8 * MIB), ("cold", 1)]),
         ],
         full: &[at("cached", 0.0, &[("size", GIB), ("cold", 0)]), at("on disk", 1.0, &[("size", GIB), ("cold", 1)])],
+        large: &[
+            at("cached", 0.0, &[("size", 8 * GIB), ("cold", 0)]),
+            at("on disk", 1.0, &[("size", 8 * GIB), ("cold", 1)]),
+        ],
         columns: &[BRING, FETCHED, EVICTED],
         axis: ("", Along::Labels),
         open: cells::streaming,
@@ -175,6 +186,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         small: &[at("64 x 64", 64.0, &[("n", 64)])],
         full: &[at("1024 x 1024", 1024.0, &[("n", 1024)]), at("4096 x 4096", 4096.0, &[("n", 4096)])],
+        large: &[],
         columns: &[BRING, KERNEL],
         axis: ("", Along::Labels),
         open: cells::lud,
@@ -187,17 +199,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Method::new("whole", "all of the file is read and copied, in windows of a quarter of the limit"),
             Method::new("batch", "a kernel chooses, spinio_batch reads what it chose, a kernel pastes"),
             Method::new("map", "the same, with acquires of what it chose, within the limit"),
+            IN_PLACE,
             READER,
-            Method::new("in place", "kernels load from the host's page cache")
-                .needs(Needs::Absent("there are no maps in place in this version")),
         ],
         small: &[
             at("prefetched", 0.0, &[("size", 8 * MIB), ("limit", 4 * MIB), ("blocks", 600), ("cold", 0)]),
             at("on disk", 1.0, &[("size", 8 * MIB), ("limit", 4 * MIB), ("blocks", 600), ("cold", 1)]),
         ],
         full: &[
-            at("prefetched", 0.0, &[("size", GIB), ("limit", 512 * MIB), ("blocks", 75_000), ("cold", 0)]),
-            at("on disk", 1.0, &[("size", GIB), ("limit", 512 * MIB), ("blocks", 75_000), ("cold", 1)]),
+            at("prefetched", 0.0, &[("size", 2 * GIB), ("limit", GIB), ("blocks", 150_000), ("cold", 0)]),
+            at("on disk", 1.0, &[("size", 2 * GIB), ("limit", GIB), ("blocks", 150_000), ("cold", 1)]),
+        ],
+        large: &[
+            at("prefetched", 0.0, &[("size", 16 * GIB), ("limit", 8 * GIB), ("blocks", 1_000_000), ("cold", 0)]),
+            at("on disk", 1.0, &[("size", 16 * GIB), ("limit", 8 * GIB), ("blocks", 1_000_000), ("cold", 1)]),
         ],
         columns: &[FETCHED, EVICTED],
         axis: ("", Along::Labels),
@@ -213,10 +228,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
             at("100 %", 100.0, &[("scale", 11), ("changed", 10_000)]),
         ],
         full: &[
-            at("0.01 %", 0.01, &[("scale", 21), ("changed", 1)]),
-            at("1 %", 1.0, &[("scale", 21), ("changed", 100)]),
-            at("10 %", 10.0, &[("scale", 21), ("changed", 1000)]),
-            at("100 %", 100.0, &[("scale", 21), ("changed", 10_000)]),
+            at("0.01 %", 0.01, &[("scale", 20), ("changed", 1)]),
+            at("1 %", 1.0, &[("scale", 20), ("changed", 100)]),
+            at("10 %", 10.0, &[("scale", 20), ("changed", 1000)]),
+            at("100 %", 100.0, &[("scale", 20), ("changed", 10_000)]),
+        ],
+        large: &[
+            at("0.01 %", 0.01, &[("scale", 23), ("changed", 1)]),
+            at("1 %", 1.0, &[("scale", 23), ("changed", 100)]),
+            at("100 %", 100.0, &[("scale", 23), ("changed", 10_000)]),
         ],
         columns: &[BRING, KERNEL, FETCHED],
         axis: ("pages of weights that have changed, %", Along::Log),
@@ -239,6 +259,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             at("CPU + 1 GPU process", 0.0, &[("gpus", 1), ("columns", 40), ("rows", 30)]),
             at("CPU + 2 GPU processes", 1.0, &[("gpus", 2), ("columns", 40), ("rows", 30)]),
         ],
+        large: &[],
         columns: &[KERNEL, column("other", "CPU program", Unit::Seconds), MERGED],
         axis: ("", Along::Labels),
         open: cells::stitching,
@@ -253,10 +274,34 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Method::new("map", "a leased file: the first process reads it, the others map its memory"),
         ],
         small: &[at("8 processes", 0.0, &[("size", 4 * MIB), ("processes", 8)])],
-        full: &[at("8 processes", 0.0, &[("size", GIB), ("processes", 8)])],
-        columns: &[column("first", "first", Unit::Seconds), column("further", "seven others", Unit::Seconds)],
+        full: &[at("8 processes", 0.0, &[("size", 2 * GIB), ("processes", 8)])],
+        large: &[at("8 processes", 0.0, &[("size", 16 * GIB), ("processes", 8)])],
+        columns: &[
+            column("first", "first", Unit::Seconds),
+            column("further", "seven others", Unit::Seconds),
+            column("bring", "of it to the device", Unit::Seconds),
+        ],
         axis: ("", Along::Labels),
         open: cells::model,
+    },
+    Experiment {
+        name: "second",
+        title: "a second GPU gets a file that the first one has",
+        claim: "a use of today: from the first GPU's memory, at 0.7 of the rate of cudaMemcpyPeer, instead of from the file",
+        methods: &[
+            Method::new("limit", "the limit: cudaMemcpyPeer of as many bytes"),
+            Method::new("pread", "spinio_pread of the file, which the host has cached"),
+            Method::new("map", "an acquire of a map of the leased file"),
+        ],
+        small: &[at("4 MiB", 0.0, &[("size", 4 * MIB)])],
+        full: &[at("2 GiB", 0.0, &[("size", 2 * GIB)])],
+        large: &[at("8 GiB", 0.0, &[("size", 8 * GIB)])],
+        columns: &[
+            column("peer", "from the first GPU", Unit::Bytes),
+            column("refused", "reason of a refusal", Unit::Number),
+        ],
+        axis: ("", Along::Labels),
+        open: cells::second,
     },
     Experiment {
         name: "changes",
@@ -273,6 +318,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             at("10 %", 10.0, &[("size", 512 * MIB), ("changed", 1000)]),
             at("100 %", 100.0, &[("size", 512 * MIB), ("changed", 10_000)]),
         ],
+        large: &[],
         columns: &[BRING, FETCHED],
         axis: ("pages that have changed, %", Along::Log),
         open: cells::changes,
@@ -288,6 +334,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         small: &[at("1 MiB", 0.0, &[("size", MIB)])],
         full: &[at("256 MiB", 0.0, &[("size", 256 * MIB)])],
+        large: &[at("2 GiB", 0.0, &[("size", 2 * GIB)])],
         columns: &[column("sum", "sha256sum", Unit::Seconds), column("sync", "then durable", Unit::Seconds)],
         axis: ("", Along::Labels),
         open: cells::checkpoint,
@@ -299,6 +346,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         methods: &[PRIVATE, MAP],
         small: &[at("1 MiB", 0.0, &[("size", MIB), ("iterations", 1)])],
         full: &[at("64 MiB", 0.0, &[("size", 64 * MIB), ("iterations", 1)])],
+        large: &[],
         columns: &[KERNEL, RELEASE, MERGED],
         axis: ("", Along::Labels),
         open: cells::two_devices,
@@ -317,7 +365,7 @@ mod tests {
             assert!(!["all", "list", "mount", "umount", "serve", "server", "drop"].contains(&e.name));
             let runs = e.methods.iter().any(|m| m.needs == Needs::Nothing);
             assert_eq!(runs, !e.small.is_empty() && !e.full.is_empty(), "{}", e.name);
-            for scale in [e.small, e.full] {
+            for scale in [e.small, e.full, e.large] {
                 assert!(scale.iter().all(|s| !s.values.is_empty() && s.x.is_finite()), "{}", e.name);
             }
         }

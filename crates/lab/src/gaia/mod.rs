@@ -55,6 +55,8 @@ enum Scale {
     Small,
     /// For GPUs.
     Full,
+    /// For GPUs: files of many GB, where an experiment has them.
+    Large,
 }
 
 /// What `spinio-lab gaia` takes.
@@ -117,14 +119,20 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<Exit> {
         let left = end.saturating_duration_since(Instant::now());
         // Some need less than their share, and leave it to the others.
         let share = (left / (count - i) as u32 * 2).min(left);
-        let small = gaia.scale.map_or(!stage.is_cuda(), |scale| scale == Scale::Small);
-        let settings = if small { experiment.small } else { experiment.full };
-        let outcome = runner::run(&stage, experiment, settings, gaia.runs, share);
+        let scale = gaia.scale.unwrap_or(if stage.is_cuda() { Scale::Full } else { Scale::Small });
+        let settings = match scale {
+            Scale::Small => experiment.small,
+            Scale::Large if !experiment.large.is_empty() => experiment.large,
+            _ => experiment.full,
+        };
+        // After each cell, so that what was measured is there if this process is killed.
+        let keep = |outcome: &Outcome| match &gaia.out {
+            Some(out) => write(out, &stage, outcome, &record(&stage, gaia, outcome)),
+            None => Ok(()),
+        };
+        let outcome = runner::run(&stage, experiment, settings, gaia.runs, share, &keep)?;
         wrong |= outcome.wrong;
         let record = record(&stage, gaia, &outcome);
-        if let Some(out) = &gaia.out {
-            write(out, &stage, &outcome, &record)?;
-        }
         match gaia.json {
             true => all.push(record),
             false => output::print(&format!("{}\n", report::render(&style, &outcome)))?,

@@ -15,7 +15,7 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [(&str, &str); 19] = sources![
+const SOURCES: [(&str, &str); 20] = sources![
     "main.cu": "benches/gaia/programs" / "main.cu",
     "worker.h": "benches/gaia/programs" / "worker.h",
     "checkpoint.h": "benches/gaia/programs" / "checkpoint.h",
@@ -23,6 +23,7 @@ const SOURCES: [(&str, &str); 19] = sources![
     "lud.h": "benches/gaia/programs" / "lud.h",
     "owners.h": "benches/gaia/programs" / "owners.h",
     "pasting.h": "benches/gaia/programs" / "pasting.h",
+    "second.h": "benches/gaia/programs" / "second.h",
     "sharing.h": "benches/gaia/programs" / "sharing.h",
     "shortest.h": "benches/gaia/programs" / "shortest.h",
     "streaming.h": "benches/gaia/programs" / "streaming.h",

@@ -53,14 +53,15 @@ pub struct Outcome {
     pub wrong: bool,
 }
 
-/// Runs an experiment within `limit`. `runs`: with the first, which is dropped.
+/// Runs an experiment within `limit`. `runs`: with the first, which is dropped. `keep` gets what there is after each cell.
 pub fn run(
     stage: &Stage,
     experiment: &'static Experiment,
     settings: &'static [Setting],
     runs: usize,
     limit: Duration,
-) -> Outcome {
+    keep: &dyn Fn(&Outcome) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { experiment, settings, cells: Vec::new(), missing: Vec::new(), wrong: false };
     let end = Instant::now() + limit;
     let mut methods = Vec::new();
@@ -93,9 +94,11 @@ pub fn run(
             if !counted.is_empty() {
                 outcome.cells.push(Measurement { setting: number, method, runs: counted });
             }
+            keep(&outcome)?;
         }
     }
-    outcome
+    keep(&outcome)?;
+    Ok(outcome)
 }
 
 /// Results were wrong.

@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -90,7 +91,10 @@ impl Stage {
 
     /// A compiled program.
     pub fn program(&self, name: &str) -> Command {
-        Command::new(self.work.path().join(name))
+        let mut command = Command::new(self.work.path().join(name));
+        // A kernel that is loaded while another one waits for the CPU would wait for it.
+        command.env("CUDA_MODULE_LOADING", "EAGER");
+        command
     }
 
     /// A path in the temporary directory, neither in the mount nor beside it.
@@ -108,6 +112,22 @@ impl Stage {
         self.made(mounted, name, |out| {
             (0..size / 8).try_for_each(|i| out.write_all(&mix(i).to_le_bytes())).map_err(Into::into)
         })
+    }
+
+    /// The same, of a file that is never changed: the one in the mount and the one beside it are links to one file, so that
+    /// it is made once, by several threads.
+    pub fn constant_words(&self, mounted: bool, name: &str, size: u64) -> anyhow::Result<PathBuf> {
+        let (plain, name) = (self.place(false, name), format!("{name}-{size}"));
+        let plain = plain.with_file_name(&name);
+        if !plain.exists() {
+            let cannot = || format!("Cannot write {}", plain.display());
+            let file = File::create_new(&plain).with_context(cannot)?;
+            write_words(&file, size).and_then(|()| file.sync_all()).with_context(cannot)?;
+            // Before the mount is asked for it, so that it finds it there.
+            let below = PathBuf::from(format!("/proc/self/fd/{}", self.below.as_raw_fd())).join(&name);
+            std::fs::hard_link(&plain, &below).with_context(|| format!("Cannot link {}", plain.display()))?;
+        }
+        Ok(self.place(mounted, &name))
     }
 
     /// A file that `make` writes if it is not there.
@@ -160,6 +180,26 @@ impl Stage {
         self.clear()?;
         self.mounted.unmount()
     }
+}
+
+/// The words of a constant file, by as many threads as help.
+fn write_words(file: &File, size: u64) -> std::io::Result<()> {
+    const PIECE: u64 = 4 << 20;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8) as u64;
+    let write = |thread: u64| -> std::io::Result<()> {
+        let mut bytes = Vec::with_capacity(PIECE as usize);
+        for at in (thread * PIECE..size).step_by((threads * PIECE) as usize) {
+            bytes.clear();
+            (at / 8..(at + PIECE).min(size) / 8).for_each(|i| bytes.extend_from_slice(&mix(i).to_le_bytes()));
+            file.write_all_at(&bytes, at)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || write(thread))).collect();
+        let lost = |_| Err(std::io::Error::other("a thread has panicked"));
+        running.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(lost))
+    })
 }
 
 /// A number that depends on all bits of another one (splitmix64). The programs have the same.

@@ -51,6 +51,8 @@ pub struct Totals {
     pub invalidations: u64,
     /// The pages that they were for.
     pub invalidated: u64,
+    /// Pages that CPU reads have got from memory of devices.
+    pub from_devices: u64,
 }
 
 /// What a server holds of one file.
@@ -86,6 +88,7 @@ impl Cursor<'_> {
             merged: self.number()?,
             invalidations: self.number()?,
             invalidated: self.number()?,
+            from_devices: self.number()?,
         })
     }
 }

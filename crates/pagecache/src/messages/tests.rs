@@ -16,7 +16,7 @@ const HAND_OVER: HandOver = HandOver {
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 14];
+    let mut all = vec![Vec::new(); 15];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
@@ -31,20 +31,21 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false }.encode(&mut all[12]);
     hand_over(&mut all[13], HAND_OVER, &runs);
+    Request::Lend { first: 1, pages: 2, bytes: 1 << 21, device: TICKET }.encode(&mut all[14]);
     all
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
     let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
-    let mut all = vec![Vec::new(); 12];
+    let mut all = vec![Vec::new(); 13];
     Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
     Reply::Was { committed: true }.encode(&mut all[3]);
     Reply::Stats(Stats { commits: 1, merged: 2, unchanged: 3, twins: 4, published: 5 }).encode(&mut all[4]);
     Reply::Failed { errno: 116 }.encode(&mut all[5]);
-    let totals = Totals { commits: 8, published: 9, merged: 10, invalidations: 11, invalidated: 12 };
+    let totals = Totals { commits: 8, published: 9, merged: 10, invalidations: 11, invalidated: 12, from_devices: 13 };
     let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6, replaced: 7, totals };
     Reply::ServerStatus(status).encode(&mut all[6]);
     let stats = Stats { commits: 1, ..Stats::default() };
@@ -55,6 +56,7 @@ fn replies() -> Vec<Vec<u8>> {
     let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7 };
     Reply::Holder(holder).encode(&mut all[10]);
     Reply::Staged.encode(&mut all[11]);
+    Reply::Lent.encode(&mut all[12]);
     all
 }
 

@@ -20,12 +20,13 @@ pub struct Work<'a> {
     file: &'a Path,
     more: Vec<(&'static str, String)>,
     memory: Option<u64>,
+    all_devices: bool,
 }
 
 impl<'a> Work<'a> {
     /// A kind of work, by a method, on a file.
     pub fn new(kind: &'static str, method: &Method, file: &'a Path) -> Work<'a> {
-        Work { kind, method: method.name, file, more: Vec::new(), memory: None }
+        Work { kind, method: method.name, file, more: Vec::new(), memory: None, all_devices: false }
     }
 
     /// An argument more.
@@ -40,23 +41,46 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Starts the program, on one of the devices.
+    /// The program has all devices instead of one.
+    pub fn with_all_devices(mut self) -> Work<'a> {
+        self.all_devices = true;
+        self
+    }
+
+    /// Starts the program, on one of the devices, and waits until it is ready.
     pub fn start(&self, stage: &Stage, number: u32) -> anyhow::Result<Worker> {
+        let mut worker = self.spawn(stage, number)?;
+        worker.ready()?;
+        Ok(worker)
+    }
+
+    /// Starts the program; its next answer is that it is ready.
+    pub fn spawn(&self, stage: &Stage, number: u32) -> anyhow::Result<Worker> {
         let mut command = stage.program(WORKER);
         command.arg(self.kind).arg(format!("method={}", self.method)).arg(format!("file={}", self.file.display()));
         command.args(self.more.iter().map(|(name, value)| format!("{name}={value}")));
         if let Some(bytes) = self.memory {
             command.env("SPINIO_GAIA_MEMORY", bytes.to_string());
         }
-        if stage.is_cuda() && stage.devices > 1 {
+        if self.all_devices && !stage.is_cuda() {
+            command.env("SPINIO_EMULATED", format!("devices={}", stage.devices));
+        }
+        if stage.is_cuda() && stage.devices > 1 && !self.all_devices {
             command.env("CUDA_VISIBLE_DEVICES", (number % stage.devices).to_string());
         }
         command.env("SPINIO_GAIA_SOCKET", stage.path("gaia.sock"));
-        Worker::start(&format!("the program of {}", self.kind), &mut command, &stage.deadline)
+        Worker::spawn(&format!("the program of {}", self.kind), &mut command, &stage.deadline)
     }
 }
 
 impl Group {
+    /// Waits until all are ready: a process takes up to a second to start a GPU, so they are started before.
+    pub fn ready(workers: anyhow::Result<Vec<Worker>>) -> anyhow::Result<Group> {
+        let mut workers = workers?;
+        workers.iter_mut().try_for_each(Worker::ready)?;
+        Ok(Group { workers })
+    }
+
     /// All get the command; their figures together.
     pub fn ask(&mut self, what: &str) -> anyhow::Result<Figures> {
         self.workers.iter_mut().try_for_each(|worker| worker.tell(what))?;
@@ -108,9 +132,9 @@ pub fn sharing(stage: &Stage, method: &Method, setting: &Setting, with_cpu: bool
     let file = stage.words(method.name == "map", &name, size)?;
     let start = |side: u32| {
         let work = Work::new("sharing", method, &file).with("side", side).with("sides", 2).with("grain", 2048);
-        work.with("iterations", setting.get("iterations")?).with("cpu", u8::from(with_cpu)).start(stage, side)
+        work.with("iterations", setting.get("iterations")?).with("cpu", u8::from(with_cpu)).spawn(stage, side)
     };
-    Ok(Group { workers: (0..if with_cpu { 1 } else { 2 }).map(start).collect::<anyhow::Result<_>>()? })
+    Group::ready((0..if with_cpu { 1 } else { 2 }).map(start).collect())
 }
 
 /// fig1b.

@@ -5,7 +5,9 @@ mod checkpoint;
 mod cpu_io;
 mod graph;
 mod group;
+mod leased;
 mod model;
+mod second;
 mod stitching;
 mod streams;
 
@@ -15,6 +17,7 @@ pub use cpu_io::cpu_io;
 pub use graph::graph;
 pub use group::{both_processors, two_devices};
 pub use model::model;
+pub use second::second;
 pub use stitching::stitching;
 pub use streams::{changes, collage, lud, streaming};
 

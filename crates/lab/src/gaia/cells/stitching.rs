@@ -40,9 +40,9 @@ pub fn stitching(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::R
     let gpus = setting.get("gpus")? as u32;
     let start = |number: u32| {
         let work = Work::new("pasting", method, &picture).with("tiles", tiles.display());
-        work.with("writer", number + 1).with("writers", gpus + 1).start(stage, number)
+        work.with("writer", number + 1).with("writers", gpus + 1).spawn(stage, number)
     };
-    let group = Group { workers: (0..gpus).map(start).collect::<anyhow::Result<_>>()? };
+    let group = Group::ready((0..gpus).map(start).collect())?;
     let program = stage.path("stitch");
     let arguments = (tiles, picture.clone());
     let start_cpu = Box::new(move || {

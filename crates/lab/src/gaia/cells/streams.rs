@@ -36,7 +36,7 @@ impl<F: FnMut(usize) -> anyhow::Result<()>> Cell for After<F> {
 
 /// Whether a method uses the mount.
 fn has_maps(method: &Method) -> bool {
-    matches!(method.name, "map" | "windows")
+    matches!(method.name, "map" | "windows" | "in place")
 }
 
 /// How the file is before a run.
@@ -58,7 +58,7 @@ fn leave_cached(
 /// fig6a.
 pub fn streaming(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<Box<dyn Cell>> {
     let size = setting.get("size")?;
-    let file = stage.words(has_maps(method), "words", size)?;
+    let file = stage.constant_words(has_maps(method), "words", size)?;
     let mut work = Work::new("streaming", method, &file).with("fresh", 1);
     if method.name == "windows" {
         work = work.with("window", size / 8).memory(size / 2);
@@ -84,8 +84,9 @@ pub fn lud(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<
 /// Table 2.
 pub fn collage(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<Box<dyn Cell>> {
     let (size, limit) = (setting.get("size")?, setting.get("limit")?);
-    let file = stage.words(has_maps(method), "images", size)?;
+    let file = stage.constant_words(has_maps(method), "images", size)?;
     let work = Work::new("collage", method, &file).with("blocks", setting.get("blocks")?).with("window", limit / 4);
+    let work = work.with("limit", limit);
     let group = alone(stage, &work.memory(limit))?;
     Ok(Box::new(After { group, before: leave_cached(stage, file, setting.get("cold")? == 1)? }))
 }

@@ -1,0 +1,334 @@
+//! CPU reads from GPU memory: chunks that clients lend, and the READs that are answered from them.
+//!
+//! ```text
+//!   client ── Lend, descriptor of a chunk ──> reads its pages of the file once: a tag of each          tag.rs
+//!
+//!   READ ── is any page in the host's page cache? ── yes ──> the file
+//!             └ no ── a chunk with all pages, and tags of all? ── no ──> the file
+//!                       └ yes ── device process copies them into a memory file of the server
+//!                                  └ tags of that copy are right? ── no ──> the file
+//!                                                                 └ yes ──> the answer
+//! ```
+//!
+//! **A read from a chunk is a read of the file**: a page has a tag only while the file has the bytes of that tag. Whatever
+//! changes the file clears the tags of those pages first, with the lock of the file's pages, and a tag is stored with the
+//! same lock, if nothing has changed since its bytes were read. So it does not matter what the chunk's owner, its kernels, or
+//! a program that kept the descriptor do to its memory, nor which pages of it are current.
+//!
+//! **Cost**: a copy takes longer than a read of a cached page, and less than one from a disk. The device process, which takes
+//! a second to start, is started by Lend. If it has ended meanwhile, because no READ needed it, a READ takes the file and
+//! has it started.
+//!
+//! Known flaws: a READ must lie in one chunk; pages that a program has changed are not tagged again before the next Lend. A
+//! device that hangs delays a READ until the device process gives up.
+
+mod tag;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::process::Resource;
+use spinio_pagecache::{OwnerId, PAGE, offset_of};
+use spinio_sys::linux::{self, Advice};
+
+use self::tag::{Key, Tag};
+use crate::device_process::{CopyRange, DeviceChunk, DeviceProcess, Target};
+use crate::file_backing;
+use crate::files::File;
+use crate::threads::spawn;
+
+/// The longest READ that is answered from a chunk.
+const LONGEST: usize = 1 << 20;
+/// Pages that are read for their tags at a time.
+const TAGGED: u64 = (LONGEST / PAGE) as u64;
+/// Chunks of all files.
+const MOST: usize = 4096;
+
+/// The chunks that are lent of one file.
+#[derive(Debug, Default)]
+pub(crate) struct LentChunks {
+    /// Whether there are any.
+    any: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counts changes of the file while there are chunks.
+    generation: u64,
+    chunks: Vec<Lent>,
+}
+
+#[derive(Debug)]
+struct Lent {
+    owner: OwnerId,
+    /// Of the file.
+    pages: Range<u64>,
+    chunk: Arc<DeviceChunk>,
+    /// Of each page, while the file has its bytes.
+    tags: Vec<Option<Tag>>,
+    _counted: Counted,
+}
+
+/// Where pages are in a chunk, and what they must be.
+struct Found {
+    chunk: Arc<DeviceChunk>,
+    from: u64,
+    tags: Vec<Tag>,
+}
+
+impl LentChunks {
+    /// Pages of the file are about to change. With the lock of the file's pages.
+    pub(crate) fn change(&self, pages: &Range<u64>) {
+        if !self.any.load(Relaxed) {
+            return;
+        }
+        let mut state = lock(&self.state);
+        state.generation += 1;
+        for lent in &mut state.chunks {
+            let both = pages.start.max(lent.pages.start)..pages.end.min(lent.pages.end);
+            for page in both {
+                lent.tags[(page - lent.pages.start) as usize] = None;
+            }
+        }
+    }
+
+    /// Forgets chunks of an owner that have any of these pages.
+    pub(crate) fn end(&self, owner: OwnerId, pages: &Range<u64>) {
+        if !self.any.load(Relaxed) {
+            return;
+        }
+        let meets = |lent: &Lent| lent.pages.start < pages.end && pages.start < lent.pages.end;
+        let ended: Vec<Lent> = {
+            let mut state = lock(&self.state);
+            let ended = state.chunks.extract_if(.., |lent| lent.owner == owner && meets(lent)).collect();
+            self.any.store(!state.chunks.is_empty(), Relaxed);
+            ended
+        };
+        // Without the lock: the device process is told.
+        drop(ended);
+    }
+
+    fn add(&self, owner: OwnerId, pages: Range<u64>, chunk: Arc<DeviceChunk>, counted: Counted) {
+        self.end(owner, &pages);
+        let tags = vec![None; (pages.end - pages.start) as usize];
+        lock(&self.state).chunks.push(Lent { owner, pages, chunk, tags, _counted: counted });
+        self.any.store(true, Relaxed);
+    }
+
+    /// With the lock of the file's pages.
+    fn generation(&self) -> u64 {
+        lock(&self.state).generation
+    }
+
+    /// Stores tags of pages from `first` on, unless the file has changed since that generation. With the lock of the file's
+    /// pages.
+    fn set_tags(&self, owner: OwnerId, first: u64, tags: &[Tag], generation: u64) {
+        let mut state = lock(&self.state);
+        if state.generation != generation {
+            return;
+        }
+        let Some(lent) = state.chunks.iter_mut().find(|lent| lent.owner == owner && lent.pages.contains(&first)) else {
+            return;
+        };
+        let at = (first - lent.pages.start) as usize;
+        for (place, tag) in lent.tags[at..].iter_mut().zip(tags) {
+            *place = Some(*tag);
+        }
+    }
+
+    /// A chunk with all of these pages.
+    fn find(&self, pages: &Range<u64>) -> Option<Found> {
+        let state = lock(&self.state);
+        state.chunks.iter().find_map(|lent| {
+            if pages.start < lent.pages.start || pages.end > lent.pages.end {
+                return None;
+            }
+            let at = (pages.start - lent.pages.start) as usize;
+            let tags = lent.tags[at..at + (pages.end - pages.start) as usize].iter().copied();
+            let tags = tags.collect::<Option<Vec<Tag>>>()?;
+            Some(Found { chunk: Arc::clone(&lent.chunk), from: offset_of(at as u64), tags })
+        })
+    }
+}
+
+/// What the READs of all files have in common.
+#[derive(Debug)]
+pub(crate) struct LentReads {
+    devices: Arc<DeviceProcess>,
+    key: Key,
+    /// For copies that run at the same time.
+    buffers: Mutex<Vec<Buffer>>,
+    is_importing: AtomicBool,
+    chunks: AtomicUsize,
+    most: usize,
+    pages: AtomicU64,
+}
+
+/// A memory file for one copy.
+struct Buffer {
+    file: OwnedFd,
+    target: Target,
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Buffer")
+    }
+}
+
+/// A chunk of those that may be lent.
+#[derive(Debug)]
+struct Counted(Arc<LentReads>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.chunks.fetch_sub(1, Relaxed);
+    }
+}
+
+impl LentReads {
+    pub(crate) fn new() -> Result<Arc<LentReads>, Errno> {
+        // Each chunk is a descriptor.
+        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = MOST.min((limit / 8) as usize);
+        Ok(Arc::new(LentReads {
+            devices: DeviceProcess::new(),
+            key: Key::random()?,
+            buffers: Mutex::default(),
+            is_importing: AtomicBool::new(false),
+            chunks: AtomicUsize::new(0),
+            most,
+            pages: AtomicU64::new(0),
+        }))
+    }
+
+    /// Pages that READs have got from chunks.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    /// Takes a chunk of a client, and reads its pages of the file, whose bytes `backing` has.
+    ///
+    /// # Errors
+    /// ENFILE: as many are lent as may be. Of the device process, and of the file.
+    pub(crate) fn lend(
+        self: &Arc<LentReads>,
+        file: &File,
+        owner: OwnerId,
+        pages: Range<u64>,
+        chunk: DeviceChunk,
+        backing: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        self.chunks.fetch_add(1, Relaxed);
+        let counted = Counted(Arc::clone(self));
+        if self.chunks.load(Relaxed) > self.most {
+            return Err(Errno::NFILE);
+        }
+        // What is no chunk of a device that is here is refused now.
+        self.devices.import(&chunk)?;
+        file.lent().add(owner, pages.clone(), Arc::new(chunk), counted);
+        let mut bytes = vec![0; LONGEST];
+        for first in pages.clone().step_by(TAGGED as usize) {
+            let count = (pages.end - first).min(TAGGED) as usize;
+            let generation = {
+                let _pages = file.pages();
+                file.lent().generation()
+            };
+            let part = &mut bytes[..count * PAGE];
+            let was_absent = is_absent(backing, offset_of(first), part.len());
+            let inside = file_backing::read(backing, offset_of(first), part)?;
+            part[inside..].fill(0);
+            if was_absent {
+                // Not to fill the host's memory with what the device has.
+                let _ = linux::fadvise(backing.as_raw_fd(), offset_of(first), part.len() as u64, Advice::DontNeed);
+            }
+            let tags: Vec<Tag> = part.chunks_exact(PAGE).map(|page| self.key.tag(page)).collect();
+            let _pages = file.pages();
+            file.lent().set_tags(owner, first, &tags, generation);
+        }
+        Ok(())
+    }
+
+    /// A chunk of a client.
+    pub(crate) fn chunk(&self, device: [u8; 16], fd: OwnedFd, bytes: u64) -> DeviceChunk {
+        self.devices.chunk(device, fd, bytes)
+    }
+
+    /// Reads a part of a file from a chunk, with zeros past its end; false: take the file.
+    pub(crate) fn read(
+        self: &Arc<LentReads>,
+        lent: &LentChunks,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        part: &mut [u8],
+    ) -> bool {
+        if !lent.any.load(Relaxed) || part.is_empty() {
+            return false;
+        }
+        let pages = offset / PAGE as u64..(offset + part.len() as u64).div_ceil(PAGE as u64);
+        let len = (pages.end - pages.start) as usize * PAGE;
+        if len > LONGEST || !is_absent(file, offset_of(pages.start), len) {
+            return false;
+        }
+        let Some(found) = lent.find(&pages) else { return false };
+        if !self.devices.has(&found.chunk) {
+            self.import_later(found.chunk);
+            return false;
+        }
+        let Some(bytes) = self.copy(&found, len) else { return false };
+        if !bytes.chunks_exact(PAGE).zip(&found.tags).all(|(page, tag)| self.key.tag(page) == *tag) {
+            return false;
+        }
+        let within = (offset - offset_of(pages.start)) as usize;
+        part.copy_from_slice(&bytes[within..within + part.len()]);
+        self.pages.fetch_add(pages.end - pages.start, Relaxed);
+        true
+    }
+
+    /// A copy of pages of a chunk that no other process can change.
+    fn copy(&self, found: &Found, len: usize) -> Option<Vec<u8>> {
+        let buffer = lock(&self.buffers).pop().or_else(|| self.new_buffer().ok())?;
+        let range = CopyRange { from: found.from, to: 0, len: len as u64 };
+        let copied = self.devices.copy(&found.chunk, &buffer.target, &[range]);
+        let mut bytes = vec![0; len];
+        let got = copied.and_then(|()| file_backing::read(buffer.file.as_fd(), 0, &mut bytes));
+        lock(&self.buffers).push(buffer);
+        (got == Ok(len)).then_some(bytes)
+    }
+
+    fn new_buffer(&self) -> Result<Buffer, Errno> {
+        let file = rustix::fs::memfd_create("spinio-gaia-read", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, LONGEST as u64)?;
+        let target = self.devices.target(file.try_clone().map_err(|_| Errno::MFILE)?);
+        Ok(Buffer { file, target })
+    }
+
+    /// The device process has ended: another one gets the chunk, while READs take the file.
+    fn import_later(self: &Arc<LentReads>, chunk: Arc<DeviceChunk>) {
+        if self.is_importing.swap(true, Relaxed) {
+            return;
+        }
+        let this = Arc::clone(self);
+        let started = spawn("gaia-import", move || {
+            let _ = this.devices.import(&chunk);
+            this.is_importing.store(false, Relaxed);
+        });
+        if started.is_err() {
+            self.is_importing.store(false, Relaxed);
+        }
+    }
+}
+
+/// Whether no page of a range of a file is in the host's page cache. False where that is not known.
+fn is_absent(file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
+    linux::cachestat(file.as_raw_fd(), offset, len as u64).is_ok_and(|stat| stat.cached == 0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

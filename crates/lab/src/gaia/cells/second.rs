@@ -1,0 +1,37 @@
+//! A second GPU gets a leased file that the first one has.
+
+use super::group::{Group, Work};
+use super::leased::Daemon;
+use crate::gaia::experiment::{Cell, Method, Setting};
+use crate::gaia::stage::Stage;
+use crate::gaia::worker::Figures;
+
+struct Second {
+    group: Group,
+    daemon: Option<Daemon>,
+}
+
+/// One process has both devices. The file is beside the mount.
+pub fn second(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<Box<dyn Cell>> {
+    anyhow::ensure!(stage.devices > 1, "there is only one GPU here");
+    let file = stage.constant_words(false, "model", setting.get("size")?)?;
+    let daemon = (method.name == "map").then(|| Daemon::start(stage)).transpose()?;
+    let worker = Work::new("second", method, &file).with_all_devices().start(stage, 0)?;
+    Ok(Box::new(Second { group: Group { workers: vec![worker] }, daemon }))
+}
+
+impl Cell for Second {
+    /// The first device keeps what it has mapped.
+    fn prepare(&mut self, run: usize) -> anyhow::Result<()> {
+        self.group.prepare(run)?;
+        self.daemon.as_ref().map_or(Ok(()), Daemon::drop_unmapped)
+    }
+
+    fn run(&mut self) -> anyhow::Result<Figures> {
+        self.group.run()
+    }
+
+    fn wrong(&mut self) -> anyhow::Result<u64> {
+        self.group.wrong()
+    }
+}
