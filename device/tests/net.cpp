@@ -1,4 +1,7 @@
 // Sockets called by kernels, against ordinary sockets of this program. Prints each failure and exits with 1.
+#include <algorithm>
+#include <vector>
+
 #include "net_test.h"
 
 template <typename Group>
@@ -361,6 +364,30 @@ static void killed_client_ends_its_connection_only(const char *where)
     CHECK(net.words[0] <= 0 && net.words[1] == 0 && net.stats().violations == 0);
 }
 
+__global__ void copies(const unsigned char *from, unsigned char *to, size_t bytes)
+{
+    net::copy(net::block(), to, from, bytes);
+}
+
+static void copies_are_whole_at_every_place()
+{
+    constexpr size_t room = 2048, edge = 32;
+    std::vector<unsigned char> from(room), want(room), to(room);
+    for (size_t i = 0; i < room; i++)
+        from[i] = (unsigned char)(i * 7 + i / 256);
+    for (size_t out = 0; out < 16; out++)
+        for (size_t in = 0; in < 16; in++)
+            for (size_t bytes : {size_t(0), size_t(1), size_t(63), size_t(64), size_t(65), size_t(79), size_t(500), room - 2 * edge}) {
+                // A copy of its own, with nothing after its end: reads past it are errors under AddressSanitizer.
+                std::vector<unsigned char> source(from.begin(), from.begin() + ptrdiff_t(in + bytes));
+                std::fill(to.begin(), to.end(), 0xaa);
+                want = to;
+                std::copy(source.begin() + ptrdiff_t(in), source.end(), want.begin() + ptrdiff_t(edge + out));
+                spinio::launch(copies, 1, 32, source.data() + in, to.data() + edge + out, bytes);
+                CHECK(cudaDeviceSynchronize() == cudaSuccess && to == want);
+            }
+}
+
 static int count_entries(const char *path)
 {
     int count = 0;
@@ -417,6 +444,7 @@ int main()
     doorbell_queue_goes_round_many_times();
     killed_client_ends_its_connection_only("tcp://127.0.0.1:0");
     killed_client_ends_its_connection_only(("unix:@spinio-kill-" + std::to_string(getpid())).c_str());
+    copies_are_whole_at_every_place();
     nets_leave_nothing();
     host_calls_refuse_bad_arguments();
     std::printf("%d failures\n", failures);

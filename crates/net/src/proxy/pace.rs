@@ -58,6 +58,11 @@ impl Pace {
         self.sleep_ns = FIRST_SLEEP_NS.min(self.longest_ns);
     }
 
+    /// Whether it looks again at once.
+    pub(crate) fn is_busy(&self, now: u64) -> bool {
+        self.may_spin && now.saturating_sub(self.last_event) < BUSY_NS
+    }
+
     /// For how many nanoseconds to wait for the network now.
     pub(crate) fn sleep(&mut self, now: u64) -> u64 {
         self.slept_for_answer = false;
@@ -69,7 +74,7 @@ impl Pace {
                 return (half - passed).min(self.longest_ns);
             }
         }
-        if self.may_spin && now.saturating_sub(self.last_event) < BUSY_NS {
+        if self.is_busy(now) {
             return 0;
         }
         let sleep = self.sleep_ns;

@@ -6,7 +6,8 @@
 //!                └ full: FULL, until a credit doorbell, or until the next tick finds room
 //! ```
 //!
-//! A credit doorbell is a hint: a kernel that did not see FULL yet rings none. So full rings are looked at each tick too.
+//! A credit doorbell is a hint: a kernel that did not see FULL yet rings none. So full rings are looked at in each pass
+//! while the proxy is busy, and then at each tick.
 
 use std::sync::Arc;
 
@@ -199,6 +200,9 @@ impl Proxy {
         self.counters.bytes_received.add(moved as u64);
         if full {
             self.postpone(index);
+            if self.pace.is_busy(now) {
+                self.heat(index);
+            }
         } else if again {
             self.heat(index);
         }
