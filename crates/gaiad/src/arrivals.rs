@@ -102,9 +102,12 @@ impl Drop for Kept {
 
 impl Arrivals {
     /// None yet. `supervisor`: the link to it.
-    pub(crate) fn new(state: &StateMemory, supervisor: Link) -> Result<Arc<Arrivals>, Errno> {
+    pub(crate) fn new(
+        state: &StateMemory,
+        supervisor: Link,
+        devices: Arc<DeviceProcess>,
+    ) -> Result<Arc<Arrivals>, Errno> {
         let clone = || state.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE);
-        let devices = DeviceProcess::new();
         let slots = devices.target(clone()?);
         Ok(Arc::new(Arrivals { devices, slots, state: clone()?, supervisor }))
     }

@@ -22,7 +22,7 @@ use spinio_sys::{injection_point, linux};
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
-use crate::lent::LentChunks;
+use crate::lent::chunks::LentChunks;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::times::Times;

@@ -22,6 +22,7 @@
 //! Known flaws: a READ must lie in one chunk; pages that a program has changed are not tagged again before the next Lend. A
 //! device that hangs delays a READ until the device process gives up.
 
+pub(crate) mod chunks;
 mod tag;
 
 use std::ops::Range;
@@ -35,6 +36,7 @@ use rustix::process::Resource;
 use spinio_pagecache::{OwnerId, PAGE, offset_of};
 use spinio_sys::linux::{self, Advice};
 
+use self::chunks::{Counted, Found, LentChunks};
 use self::tag::{Key, Tag};
 use crate::device_process::{CopyRange, DeviceChunk, DeviceProcess, Target};
 use crate::file_backing;
@@ -48,114 +50,6 @@ const TAGGED: u64 = (LONGEST / PAGE) as u64;
 /// Chunks of all files.
 const MOST: usize = 4096;
 
-/// The chunks that are lent of one file.
-#[derive(Debug, Default)]
-pub(crate) struct LentChunks {
-    /// Whether there are any.
-    any: AtomicBool,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Counts changes of the file while there are chunks.
-    generation: u64,
-    chunks: Vec<Lent>,
-}
-
-#[derive(Debug)]
-struct Lent {
-    owner: OwnerId,
-    /// Of the file.
-    pages: Range<u64>,
-    chunk: Arc<DeviceChunk>,
-    /// Of each page, while the file has its bytes.
-    tags: Vec<Option<Tag>>,
-    _counted: Counted,
-}
-
-/// Where pages are in a chunk, and what they must be.
-struct Found {
-    chunk: Arc<DeviceChunk>,
-    from: u64,
-    tags: Vec<Tag>,
-}
-
-impl LentChunks {
-    /// Pages of the file are about to change. With the lock of the file's pages.
-    pub(crate) fn change(&self, pages: &Range<u64>) {
-        if !self.any.load(Relaxed) {
-            return;
-        }
-        let mut state = lock(&self.state);
-        state.generation += 1;
-        for lent in &mut state.chunks {
-            let both = pages.start.max(lent.pages.start)..pages.end.min(lent.pages.end);
-            for page in both {
-                lent.tags[(page - lent.pages.start) as usize] = None;
-            }
-        }
-    }
-
-    /// Forgets chunks of an owner that have any of these pages.
-    pub(crate) fn end(&self, owner: OwnerId, pages: &Range<u64>) {
-        if !self.any.load(Relaxed) {
-            return;
-        }
-        let meets = |lent: &Lent| lent.pages.start < pages.end && pages.start < lent.pages.end;
-        let ended: Vec<Lent> = {
-            let mut state = lock(&self.state);
-            let ended = state.chunks.extract_if(.., |lent| lent.owner == owner && meets(lent)).collect();
-            self.any.store(!state.chunks.is_empty(), Relaxed);
-            ended
-        };
-        // Without the lock: the device process is told.
-        drop(ended);
-    }
-
-    fn add(&self, owner: OwnerId, pages: Range<u64>, chunk: Arc<DeviceChunk>, counted: Counted) {
-        self.end(owner, &pages);
-        let tags = vec![None; (pages.end - pages.start) as usize];
-        lock(&self.state).chunks.push(Lent { owner, pages, chunk, tags, _counted: counted });
-        self.any.store(true, Relaxed);
-    }
-
-    /// With the lock of the file's pages.
-    fn generation(&self) -> u64 {
-        lock(&self.state).generation
-    }
-
-    /// Stores tags of pages from `first` on, unless the file has changed since that generation. With the lock of the file's
-    /// pages.
-    fn set_tags(&self, owner: OwnerId, first: u64, tags: &[Tag], generation: u64) {
-        let mut state = lock(&self.state);
-        if state.generation != generation {
-            return;
-        }
-        let Some(lent) = state.chunks.iter_mut().find(|lent| lent.owner == owner && lent.pages.contains(&first)) else {
-            return;
-        };
-        let at = (first - lent.pages.start) as usize;
-        for (place, tag) in lent.tags[at..].iter_mut().zip(tags) {
-            *place = Some(*tag);
-        }
-    }
-
-    /// A chunk with all of these pages.
-    fn find(&self, pages: &Range<u64>) -> Option<Found> {
-        let state = lock(&self.state);
-        state.chunks.iter().find_map(|lent| {
-            if pages.start < lent.pages.start || pages.end > lent.pages.end {
-                return None;
-            }
-            let at = (pages.start - lent.pages.start) as usize;
-            let tags = lent.tags[at..at + (pages.end - pages.start) as usize].iter().copied();
-            let tags = tags.collect::<Option<Vec<Tag>>>()?;
-            Some(Found { chunk: Arc::clone(&lent.chunk), from: offset_of(at as u64), tags })
-        })
-    }
-}
-
 /// What the READs of all files have in common.
 #[derive(Debug)]
 pub(crate) struct LentReads {
@@ -164,7 +58,7 @@ pub(crate) struct LentReads {
     /// For copies that run at the same time.
     buffers: Mutex<Vec<Buffer>>,
     is_importing: AtomicBool,
-    chunks: AtomicUsize,
+    chunks: Arc<AtomicUsize>,
     most: usize,
     pages: AtomicU64,
 }
@@ -181,16 +75,6 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// A chunk of those that may be lent.
-#[derive(Debug)]
-struct Counted(Arc<LentReads>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.chunks.fetch_sub(1, Relaxed);
-    }
-}
-
 impl LentReads {
     pub(crate) fn new() -> Result<Arc<LentReads>, Errno> {
         // Each chunk is a descriptor.
@@ -201,10 +85,15 @@ impl LentReads {
             key: Key::random()?,
             buffers: Mutex::default(),
             is_importing: AtomicBool::new(false),
-            chunks: AtomicUsize::new(0),
+            chunks: Arc::default(),
             most,
             pages: AtomicU64::new(0),
         }))
+    }
+
+    /// The device process, which copies for others too: each one would have a context of its own.
+    pub(crate) fn devices(&self) -> Arc<DeviceProcess> {
+        Arc::clone(&self.devices)
     }
 
     /// Pages that READs have got from chunks.
@@ -224,11 +113,7 @@ impl LentReads {
         chunk: DeviceChunk,
         backing: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
-        self.chunks.fetch_add(1, Relaxed);
-        let counted = Counted(Arc::clone(self));
-        if self.chunks.load(Relaxed) > self.most {
-            return Err(Errno::NFILE);
-        }
+        let counted = Counted::new(&self.chunks, self.most).ok_or(Errno::NFILE)?;
         // What is no chunk of a device that is here is refused now.
         self.devices.import(&chunk)?;
         file.lent().add(owner, pages.clone(), Arc::new(chunk), counted);
@@ -267,7 +152,7 @@ impl LentReads {
         offset: u64,
         part: &mut [u8],
     ) -> bool {
-        if !lent.any.load(Relaxed) || part.is_empty() {
+        if !lent.has_any() || part.is_empty() {
             return false;
         }
         let pages = offset / PAGE as u64..(offset + part.len() as u64).div_ceil(PAGE as u64);
