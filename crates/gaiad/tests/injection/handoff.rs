@@ -57,7 +57,7 @@ impl Program {
         self.file.read_exact_at(&mut seen, 0).unwrap();
         let wrong = seen.iter().position(|byte| *byte != self.released);
         assert_eq!(wrong, None, "{step}");
-        if step.round % 2 == 0 {
+        if step.round.is_multiple_of(2) {
             self.file.sync_all().unwrap();
         }
     }
