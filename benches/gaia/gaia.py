@@ -10,6 +10,7 @@ are those of this machine's processors and memory. Goals are those for an H200.
 """
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -151,13 +152,29 @@ def maps(program, what, file, *arguments):
     return {name: float(value) for name, value in (line.split("=") for line in lines)}
 
 
+def cached_pages(fd):
+    """Pages of a file in host memory: cachestat(2)."""
+    everything, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    if ctypes.CDLL(None).syscall(451, fd, everything, found, 0) != 0:
+        fail("no cachestat(2)")
+    return found[0]
+
+
 def cold_reads(path, below, size, count=2000):
     """Reads of 4 KiB a second, and GB/s of reads of 1 MiB, of a file that is not in host memory."""
     def evict():
-        for fd in (os.open(path, os.O_RDWR), os.dup(below)):
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+        # A program that has just read the file into device memory may have its pages mapped for some seconds.
+        give_up = time.monotonic() + 20
+        while True:
+            for fd in (os.open(path, os.O_RDWR), os.dup(below)):
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+            if cached_pages(below) == 0:
+                return
+            if time.monotonic() > give_up:
+                fail("the file stays in host memory")
+            time.sleep(0.05)
 
     # A part for each read, so that none finds what another one has read ahead.
     offsets = [(i * size // count) // PAGE * PAGE for i in range(count)]
@@ -187,7 +204,8 @@ def cold_reads(path, below, size, count=2000):
 def lent(program, spinio, file, below, size):
     """The same of the file on disk, and of the file while a GPU program lends its memory; bytes that came from there."""
     def from_devices():
-        status = subprocess.run([spinio, "gaia", "status", "--json"], check=True, stdout=subprocess.PIPE).stdout
+        command = [spinio, "gaia", "status", "--json", file.parent]
+        status = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         return sum(mount.get("cpu_read_bytes_from_devices", 0) for mount in json.loads(status))
 
     disk, before = cold_reads(file, below, size), from_devices()
