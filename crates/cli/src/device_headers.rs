@@ -23,6 +23,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/net/event.h",
     "spinio/net/group.h",
     "spinio/net/layout.h",
+    "spinio/net/inline.h",
     "spinio/net/line.h",
     "spinio/net/poll.h",
     "spinio/net/stream.h",

@@ -96,26 +96,10 @@ struct alignas(16) Quad {
     AliasedWord low, high;
 };
 
-// Copies elements, each thread its part. A read of host memory takes 1 to 2 us, so a thread has several on their way.
-template <typename Group, typename Load, typename Store>
-__device__ void copy_elements(Group group, size_t count, Load load, Store store)
-{
-    constexpr unsigned on_their_way = 4;
-    size_t step = group.size(), i = group.rank();
-    for (; i + (on_their_way - 1) * step < count; i += on_their_way * step) {
-        decltype(load(i)) held[on_their_way];
-        for (unsigned k = 0; k < on_their_way; k++)
-            held[k] = load(i + k * step);
-        for (unsigned k = 0; k < on_their_way; k++)
-            store(i + k * step, held[k]);
-    }
-    for (; i < count; i += step)
-        store(i, load(i));
-}
-
 // Copies bytes, each thread its part; not finished before the next sync(). In units of 16 or 8 bytes where both places
 // allow that. Elsewhere each thread makes words of the destination out of two words of the source; only words that lie
-// wholly inside the source are read.
+// wholly inside the source are read. A thread has one read on its way: with several, a kernel needs more registers than each
+// thread of a block of 1024 may have (64).
 template <typename Group>
 __device__ void copy(Group group, unsigned char *to, const unsigned char *from, size_t bytes)
 {
@@ -127,7 +111,8 @@ __device__ void copy(Group group, unsigned char *to, const unsigned char *from, 
             inner = (bytes - head) & ~size_t(15);
             auto quads = reinterpret_cast<Quad *>(to + head);
             auto source = reinterpret_cast<const Quad *>(from + head);
-            copy_elements(group, inner / 16, [=](size_t i) { return source[i]; }, [=](size_t i, Quad quad) { quads[i] = quad; });
+            for (unsigned i = group.rank(); i < inner / 16; i += group.size())
+                quads[i] = source[i];
         } else {
             head = (8 - uintptr_t(to) % 8) % 8;
             const unsigned shift = unsigned(uintptr_t(from + head) % 8) * 8;
@@ -136,11 +121,8 @@ __device__ void copy(Group group, unsigned char *to, const unsigned char *from, 
             auto words = reinterpret_cast<AliasedWord *>(to + head);
             auto source = reinterpret_cast<const AliasedWord *>(from + head - shift / 8);
             inner = (bytes - head - 8) & ~size_t(7);
-            auto load = [=](size_t i) {
-                uint64_t word = source[i];
-                return shift ? word >> shift | uint64_t(source[i + 1]) << (64 - shift) : word;
-            };
-            copy_elements(group, inner / 8, load, [=](size_t i, uint64_t word) { words[i] = word; });
+            for (unsigned i = group.rank(); i < inner / 8; i += group.size())
+                words[i] = shift ? source[i] >> shift | source[i + 1] << (64 - shift) : source[i];
         }
     }
     for (size_t i = group.rank(); i < head; i += group.size())
