@@ -156,6 +156,12 @@ impl TestMount {
             });
         }
         let socket = ready.recv_timeout(Duration::from_secs(20)).expect("mounted");
+        // Else a test that kills the server kills none.
+        let begun = Instant::now();
+        while servers.load(SeqCst) == 0 {
+            assert!(begun.elapsed() < PATIENCE, "no server has started");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let watchdog = Arc::new(AtomicBool::new(true));
         {
             let (watchdog, dir) = (watchdog.clone(), dir.clone());
