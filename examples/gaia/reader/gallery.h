@@ -5,7 +5,7 @@
  *     tiles_at ...    tiles, sorted by bucket: SIDE x SIDE pixels of 4 bytes (red, green, blue, 0), a page each
  *
  * The bucket of a tile is its mean color, coarsely: LEVELS steps of each channel. Which tile is the best one for a block of
- * a picture, only the pixels tell: of the tiles in the block's bucket, the one that differs least. So whoever looks for it
+ * a picture, only the pixels tell: of the tiles in the block's bucket, the one that differs least. So a search for it
  * needs a few tiles of a file of any size, and knows which ones when it has seen the block.
  */
 #ifndef GALLERY_H

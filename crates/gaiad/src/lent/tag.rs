@@ -5,7 +5,7 @@
 //!   tag  = sum over i of (w[2i] + k[2i]) * (w[2i + 1] + k[2i + 1])      sums of words mod 2^64, of products mod 2^128
 //! ```
 //!
-//! This is NH, the hash of UMAC (RFC 4418): whoever does not know the key finds two pages with one tag with a probability of
+//! This is NH, the hash of UMAC (RFC 4418): a program that does not know the key finds two pages with one tag with a probability of
 //! 2^-64 at each attempt, whatever the pages are. The key and the tags never leave the server.
 
 use rustix::io::Errno;
