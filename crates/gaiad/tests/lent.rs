@@ -42,12 +42,13 @@ fn byte(page: usize) -> u8 {
 }
 
 struct Lent {
-    mount: TestMount,
     path: PathBuf,
     /// The file below the mount.
     below: File,
     map: Map,
     device: &'static Emulated,
+    /// Dropped last: an ordinary user cannot abort a mount that is in use, and its daemon serves it until it is not.
+    mount: TestMount,
 }
 
 impl Lent {
@@ -146,6 +147,7 @@ fn end_of_a_map_ends_what_it_has_lent() {
     drop(map);
     let file = File::open(&path).unwrap();
     let map = Map::new(file.as_raw_fd(), 0, PAGE as u64, Access::Read, device).unwrap();
+    drop(file);
     let lent = Lent { mount, path, below, map, device };
     // The server learns of it when the connection ends.
     lent.eventually_reads(3, 255);
