@@ -34,6 +34,7 @@ use crate::content::Content;
 use crate::device_process::{CopyRange, DeviceChunk, DeviceProcess, Target};
 use crate::files::File;
 use crate::link::{Link, Message, Use};
+use crate::lock::lock;
 use crate::report::report;
 use crate::state::StateMemory;
 use crate::threads::spawn;
@@ -160,7 +161,7 @@ impl Arrivals {
     pub(crate) fn start(self: &Arc<Arrivals>, kept: Kept, file: Arc<File>) {
         let slot = Arc::new(Mutex::new(Some(kept)));
         let (theirs, for_thread) = (Arc::clone(&slot), Arc::clone(&file));
-        let take = |slot: &Mutex<Option<Kept>>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |slot: &Mutex<Option<Kept>>| lock(slot).take();
         let spawned = spawn("gaia-arrive", move || {
             if let Some(kept) = take(&theirs) {
                 arrive(kept, &for_thread);
@@ -240,7 +241,7 @@ impl Arrivals {
             let (Some(chunk), Some(ranges)) = (arrival.chunks.get(at), arrival.ranges.get(at)) else { return };
             let copied = self.devices.copy(chunk, &self.slots, ranges);
             if copied.is_err() {
-                *done.lock().unwrap_or_else(PoisonError::into_inner) = copied;
+                *lock(&done) = copied;
             }
         };
         std::thread::scope(|scope| {

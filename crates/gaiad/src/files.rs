@@ -23,6 +23,7 @@ use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
 use crate::lent::chunks::LentChunks;
+use crate::lock::lock;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::times::Times;
@@ -495,10 +496,6 @@ pub(crate) fn invalidate(file: &File, kernel: &Invalidator, release: Release, ru
             return;
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn read(shard: &RwLock<Shard>) -> RwLockReadGuard<'_, Shard> {

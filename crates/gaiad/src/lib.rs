@@ -82,6 +82,7 @@ mod invalidator;
 mod journal;
 mod lent;
 mod link;
+mod lock;
 mod nodes;
 mod privileges;
 mod quotas;

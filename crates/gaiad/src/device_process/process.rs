@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use spinio_sys::injection_point;
 
 use super::messages::{CopyRange, REQUEST, Request, answer};
 use crate::backing::reopen;
+use crate::lock::lock;
 
 /// Requests at a time. Each copies to memory that may be new, so that one thread is slower than the device.
 const THREADS: usize = 6;
@@ -278,8 +279,4 @@ fn copy(
         copied = copied.and(finished);
     }
     copied
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

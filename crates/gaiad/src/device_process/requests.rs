@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,6 +27,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::messages::{ANSWER, CopyRange, RANGES, Request, parse_answer};
 use super::{IDLE, WITHIN};
 use crate::link::{Link, Message};
+use crate::lock::lock;
 use crate::report::report;
 
 /// How often a request is repeated whose process has died.
@@ -387,10 +388,6 @@ fn split(ranges: &[CopyRange]) -> Vec<Vec<CopyRange>> {
     }
     requests.retain(|request| !request.is_empty());
     requests
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

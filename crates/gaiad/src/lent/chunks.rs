@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use spinio_pagecache::{OwnerId, offset_of};
 
 use super::tag::Tag;
 use crate::device_process::DeviceChunk;
+use crate::lock::lock;
 
 /// The chunks that are lent of one file.
 #[derive(Debug, Default)]
@@ -139,8 +140,4 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,7 +28,7 @@ mod tag;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -41,6 +41,7 @@ use self::tag::{Key, Tag};
 use crate::device_process::{CopyRange, DeviceChunk, DeviceProcess, Target};
 use crate::file_backing;
 use crate::files::File;
+use crate::lock::lock;
 use crate::threads::spawn;
 
 /// The longest READ that is answered from a chunk.
@@ -212,8 +213,4 @@ impl LentReads {
 /// Whether no page of a range of a file is in the host's page cache. False where that is not known.
 fn is_absent(file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
     linux::cachestat(file.as_raw_fd(), offset, len as u64).is_ok_and(|stat| stat.cached == 0)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
