@@ -369,13 +369,7 @@ __global__ void receive_late(net::Handle handle, net::Address name, uint64_t *tu
     int s = net::socket(g, handle, net::UNIX, net::DGRAM, 0), set = net::set(g, handle);
     out[0] = net::bind(g, handle, s, name);
     net::add(g, handle, set, s, net::IN);
-    if (threadIdx.x == 0) {
-        spinio::store_release_system(turn, 1);
-        spinio::Backoff waiting;
-        while (spinio::load_acquire_system(turn + 1) == 0)
-            waiting.pause();
-    }
-    __syncthreads();
+    pass_and_wait(turn, 1);
     out[1] = net::wait(g, handle, set, &ready, 1, -1) == 1 && ready.s == s && ready.events == net::IN;
     int right = 0;
     for (int i = 0; i < count; i++) {

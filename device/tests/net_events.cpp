@@ -111,16 +111,6 @@ __global__ void calls(net::Handle handle, int s, int other, uint64_t *turn, int6
     __shared__ net::Ready ready[4];
     __shared__ char bytes[64];
     int at = 0;
-    auto pass_and_wait = [&](uint64_t mine) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            spinio::store_release_system(turn, mine);
-            spinio::Backoff waiting;
-            while (spinio::load_acquire_system(turn + 1) < mine)
-                waiting.pause();
-        }
-        __syncthreads();
-    };
     int set = net::set(g, handle), second = net::set(g, handle);
     put(out, at, set);
     put(out, at, second);
@@ -135,7 +125,7 @@ __global__ void calls(net::Handle handle, int s, int other, uint64_t *turn, int6
     put(out, at, net::rearm(g, handle, 77));                   // EBADF
     put(out, at, net::add(g, handle, set, s, net::IN));        // 0
     put(out, at, net::wait(g, handle, set, ready, 4, 1000000)); // 0: nothing came
-    pass_and_wait(1);                                           // the peer sends 10 bytes
+    pass_and_wait(turn, 1);                                           // the peer sends 10 bytes
     put(out, at, net::wait(g, handle, set, ready, 4, -1));     // 1
     put(out, at, ready[0].s == s && ready[0].events == net::IN && ready[0].listener == 0);
     put(out, at, net::wait(g, handle, set, ready, 4, 20000000)); // 0: it is not armed
@@ -150,15 +140,15 @@ __global__ void calls(net::Handle handle, int s, int other, uint64_t *turn, int6
     put(out, at, ready[0].events == net::OUT);
     put(out, at, net::add(g, handle, second, s, 0));           // out of it
     put(out, at, net::rearm(g, handle, s));                    // 0: in no set
-    pass_and_wait(2);                                           // the peer sends 1 byte
+    pass_and_wait(turn, 2);                                           // the peer sends 1 byte
     put(out, at, net::wait(g, handle, second, ready, 4, 20000000)); // 0
     put(out, at, net::add(g, handle, set, s, net::IN | net::RDHUP)); // at once: a byte is there
-    pass_and_wait(3);                                           // until the event is in the ring
+    pass_and_wait(turn, 3);                                           // until the event is in the ring
     put(out, at, net::close(g, handle, s));
     put(out, at, net::wait(g, handle, set, ready, 4, 20000000)); // 0: closed after its event
     put(out, at, net::add(g, handle, set, other, net::IN));
     put(out, at, net::close(g, handle, other));                // closed while armed
-    pass_and_wait(4);                                           // the peer sends and closes
+    pass_and_wait(turn, 4);                                           // the peer sends and closes
     put(out, at, net::wait(g, handle, set, ready, 4, 20000000)); // 0
     for (int i = 2; i < 16; i++)
         put(out, at, net::set(g, handle));
@@ -224,13 +214,7 @@ __global__ void take_all(net::Handle handle, int listener, int set, int count, u
         int s = net::accept(g, handle, listener);
         net::add(g, handle, set, s, net::IN);
     }
-    if (threadIdx.x == 0) {
-        spinio::store_release_system(turn, 1);
-        spinio::Backoff waiting;
-        while (spinio::load_acquire_system(turn + 1) == 0)
-            waiting.pause();
-    }
-    __syncthreads();
+    pass_and_wait(turn, 1);
     for (int taken = 0; taken < count;) {
         int got = net::wait(g, handle, set, ready, 7, -1);
         if (got < 0)
@@ -332,31 +316,21 @@ __global__ void poll_states(net::Handle handle, int s, int closed, uint64_t *tur
         for (int64_t result : results)
             put(out, at, result);
     };
-    auto pass_and_wait = [&](uint64_t mine) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            spinio::store_release_system(turn, mine);
-            spinio::Backoff waiting;
-            while (spinio::load_acquire_system(turn + 1) < mine)
-                waiting.pause();
-        }
-        __syncthreads();
-    };
     net::close(g, handle, closed);
     look(0);                       // OUT
-    pass_and_wait(1);              // 10 bytes
+    pass_and_wait(turn, 1);              // 10 bytes
     look(0);                       // IN, OUT
     net::recv(g, handle, s, bytes, 10);
     while (net::send(g, handle, s, bytes, sizeof bytes, net::DONTWAIT) > 0 || polls[0].ready & net::OUT)
         look(0), at -= 7;
     look(0);                       // nothing
-    pass_and_wait(2);              // the peer reads all, and ends
+    pass_and_wait(turn, 2);              // the peer reads all, and ends
     if (threadIdx.x == 0)
         polls[0] = {s, net::OUT, 0, 0, 0};
     __syncthreads();
     put(out, at, net::poll(g, handle, polls, 1, -1));
     net::shutdown(g, handle, s, net::SHUT_SEND);
-    pass_and_wait(3);
+    pass_and_wait(turn, 3);
     look(-1);                      // IN, OUT, RDHUP, HUP
 }
 

@@ -38,6 +38,19 @@ static int failures;
         }                                                                                                              \
     } while (0)
 
+// The program's turn after the kernel's, by a block: turn[0] is what the kernel has reached, turn[1] the program.
+__device__ inline void pass_and_wait(uint64_t *turn, uint64_t mine)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        spinio::store_release_system(turn, mine);
+        spinio::Backoff waiting;
+        while (spinio::load_acquire_system(turn + 1) < mine)
+            waiting.pause();
+    }
+    __syncthreads();
+}
+
 // A net, its handle, a stream of its own, and words that kernels and this program see.
 struct Net {
     spinio_net *net;

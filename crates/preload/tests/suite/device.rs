@@ -127,46 +127,40 @@ fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
     }
 }
 
+fn passes_with_sockets(name: &str) {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test(name, &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
 #[test]
 fn kernels_call_sockets() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net");
 }
 
 #[test]
 fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net_inline", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net_inline");
 }
 
 #[test]
 fn faults_around_sockets_of_kernels_end_in_right_bytes_or_true_errors() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net_faults", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net_faults");
 }
 
 #[test]
 fn kernels_get_the_results_that_programs_get_from_sockets() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net_scripts", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net_scripts");
 }
 
 #[test]
 fn kernels_wait_for_many_sockets() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net_events", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net_events");
 }
 
 #[test]
 fn kernels_get_the_results_that_programs_get_from_datagrams() {
-    if has_cxx() {
-        assert_passes(run_with_timeout(&device_test("net_datagrams", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
-    }
+    passes_with_sockets("net_datagrams");
 }
 
 #[test]
