@@ -307,7 +307,10 @@ impl Running {
         let give_up = Instant::now() + WITHIN;
         let mut is_killed = false;
         let done = loop {
-            if let Err(error) = sent {
+            // With EPIPE the process has closed the socket, but it may not have ended: a repetition would find the same one.
+            if let Err(error) = sent
+                && error != Errno::PIPE
+            {
                 break Err(error);
             }
             if let Some(Some(errno)) = answers.waiting.get(&id) {

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -25,13 +26,14 @@ fn device_process_role() {
     }
 }
 
+fn child() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "device_process::tests::device_process_role", "--nocapture", "-q"]).env(ROLE, "1");
+    command
+}
+
 fn process(idle: Duration) -> Arc<DeviceProcess> {
-    let command = || {
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["--exact", "device_process::tests::device_process_role", "--nocapture", "-q"]).env(ROLE, "1");
-        command
-    };
-    DeviceProcess::with(Box::new(command), idle)
+    DeviceProcess::with(Box::new(child), idle)
 }
 
 /// A chunk of a program with these bytes.
@@ -122,6 +124,26 @@ fn copy_whose_process_is_killed_is_repeated_by_another() {
     process.copy(&chunk, &target, &whole).unwrap();
     assert!(content(&file, 0, CHUNK as usize) == all);
     assert!(killed == 0 || process.starts() > 1);
+}
+
+#[test]
+fn process_that_closes_its_socket_and_ends_later_is_one_attempt() {
+    let first = AtomicBool::new(true);
+    let command = move || {
+        if !first.swap(false, Relaxed) {
+            return child();
+        }
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec 0<&-; sleep 0.3"]);
+        command
+    };
+    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60));
+    let (uuid, fd) = chunk_with(&bytes());
+    let chunk = process.chunk(uuid, fd, CHUNK);
+    process.prepare(uuid);
+    std::thread::sleep(Duration::from_millis(100));
+    process.import(&chunk).unwrap();
+    assert_eq!(process.starts(), 2);
 }
 
 #[test]
