@@ -80,17 +80,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// The stress test of GAIA: programs that die while they write the same pages, on a mount whose servers die.
 fn on_a_mount(seconds: u64) -> Result<()> {
-    let mut test = tools::cargo();
+    let mut test = apart();
     test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "stress", "--", "--nocapture"]);
     tools::run(test.env("SPINIO_SOAK_SECONDS", seconds.to_string()))
 }
 
 /// Operations of a CPU program on a mount and on an ordinary directory, while a GPU program writes the same files.
 fn compared_with_a_directory(operations: u64) -> Result<()> {
-    let mut test = tools::cargo();
+    let mut test = apart();
     test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "differential"]);
     test.args(["kernels_beside_a_cpu_program", "--", "--nocapture"]);
     tools::run(test.env("SPINIO_GAIA_OPERATIONS", operations.to_string()))
+}
+
+/// Cargo, for root in a mount namespace of its own: another namespace that is made meanwhile, as by each section of
+/// `.ci/run`, would have copies of the mounts, whose daemons then do not end when the test unmounts them.
+fn apart() -> Command {
+    let cargo = tools::cargo();
+    let is_possible = Command::new("unshare").args(["--mount", "true"]).stderr(std::process::Stdio::null()).status();
+    if !is_possible.is_ok_and(|status| status.success()) {
+        return cargo;
+    }
+    let mut apart = tools::command("unshare");
+    apart.args(["--mount", "--propagation", "private"]).arg(cargo.get_program());
+    apart
 }
 
 fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {

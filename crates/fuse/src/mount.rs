@@ -40,6 +40,14 @@ pub fn mounts() -> std::io::Result<Vec<MountEntry>> {
     Ok(std::fs::read("/proc/self/mountinfo")?.split(|b| *b == b'\n').filter_map(parse).collect())
 }
 
+/// Mounts of the namespace of a process, as far as its root directory shows them; oldest first.
+///
+/// # Errors
+/// If it has ended, or /proc cannot be read.
+pub fn mounts_of(process: u32) -> std::io::Result<Vec<MountEntry>> {
+    Ok(std::fs::read(format!("/proc/{process}/mountinfo"))?.split(|b| *b == b'\n').filter_map(parse).collect())
+}
+
 /// The topmost mount at exactly this path, which must be absolute and without symbolic links.
 ///
 /// # Errors

@@ -44,6 +44,7 @@
 //! | `privileges.rs` | the capabilities that each process keeps |
 //! | `identity.rs` | new files belong to the caller |
 //! | `unmount.rs` | `spinio gaia umount` |
+//! | `other_mounts.rs` | where the file system is mounted too: there the daemon goes on |
 //! | `serve/` | the daemon of leased files, a process of its own: no mount, no server |
 //! | `status.rs` | what the server holds, for `spinio gaia status` |
 //! | `explain.rs` | where the pages of a file are, for `spinio gaia explain` |
@@ -84,6 +85,7 @@ mod lent;
 mod link;
 mod lock;
 mod nodes;
+mod other_mounts;
 mod privileges;
 mod quotas;
 mod release;

@@ -5,6 +5,7 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::TestMount;
 use crate::common::gpu::{Client, PAGE, client_role as client};
@@ -36,6 +37,12 @@ fn container(mount: &TestMount, place: &Path, before: &str, after: &str, command
     unshare
 }
 
+/// A container has a copy of each mount, which keeps that of another test from its end.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A mount with a file, and its place in containers. `None`, and the reason is printed, where there are no namespaces.
 fn mount() -> Option<(TestMount, std::path::PathBuf)> {
     let mount = TestMount::new(|dir| std::fs::write(dir.join("file"), [0; PAGE]).unwrap())?;
@@ -51,6 +58,7 @@ fn mount() -> Option<(TestMount, std::path::PathBuf)> {
 
 #[test]
 fn containers_share_a_file_of_a_mount() {
+    let _alone = alone();
     let Some((mount, place)) = mount() else { return };
     let file = place.join("file");
     let mut gpu = Client::start(container(&mount, &place, WITH_SOCKETS, MOVE_SOCKETS, &Client::command(&file)));
@@ -88,6 +96,7 @@ fn containers_share_a_file_of_a_mount() {
 
 #[test]
 fn map_in_a_container_without_the_socket_says_what_is_missing() {
+    let _alone = alone();
     let Some((mount, place)) = mount() else { return };
     let mut client = Client::start(container(&mount, &place, "", "", &Client::command(&place.join("file"))));
     let words = client.says();

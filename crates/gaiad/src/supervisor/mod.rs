@@ -32,6 +32,7 @@ use spinio_pagecache::change_counters::{self, SERVER_WORDS};
 use spinio_sys::injection_point;
 
 use crate::link::{Link, Message, Use};
+use crate::other_mounts::other_mounts;
 use crate::privileges::{self, Role};
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
@@ -340,7 +341,7 @@ impl Supervisor {
     /// On a thread of its own: unmounting waits for write-back, which the server does, and the server for this process,
     /// if there are many messages.
     fn stop(&self) {
-        let (point, id) = (self.mounted.point.clone(), self.mounted.id);
+        let (point, id, connection) = (self.mounted.point.clone(), self.mounted.id, self.mounted.connection);
         let stop = move || {
             // Only what this process has mounted.
             if mount::mount_at(&point).ok().flatten().is_none_or(|m| m.id != id) {
@@ -351,6 +352,9 @@ impl Supervisor {
                     Ok(()) => report!("{} is in use: serving it until it is not", point.display()),
                     Err(error) => report!("cannot unmount {}: {error}", point.display()),
                 }
+            }
+            for other in other_mounts(connection, id) {
+                report!("{}: {other}: serving it there until it is not", point.display());
             }
         };
         if let Err(error) = std::thread::Builder::new().name("gaia-unmount".to_owned()).spawn(stop) {

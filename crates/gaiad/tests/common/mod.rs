@@ -254,7 +254,8 @@ impl TestMount {
         // A child of another test may have its files open, until it executes its program.
         let begun = Instant::now();
         while let Err(error) = spinio_gaiad::unmount(&self.dir) {
-            assert!(begun.elapsed() < PATIENCE, "{error}");
+            let is_mounted = spinio_gaiad::connection_of(&self.dir).unwrap().is_some();
+            assert!(is_mounted && begun.elapsed() < PATIENCE, "{error}");
             std::thread::sleep(Duration::from_millis(5));
         }
         self.ended();
@@ -295,8 +296,14 @@ impl Drop for TestMount {
     fn drop(&mut self) {
         self.watchdog.store(false, SeqCst);
         if !self.unmounted {
+            let is_mounted = spinio_gaiad::connection_of(&self.dir).is_ok_and(|mount| mount.is_some());
             let _ = mount::abort(&self.dir);
             self.stop();
+            if !is_mounted {
+                // It may serve another mount of the file system for as long as that likes.
+                let _ = self.supervisor.kill();
+                kill(&self.pid);
+            }
             let _ = self.supervisor.wait();
         }
     }
