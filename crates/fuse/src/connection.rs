@@ -74,9 +74,18 @@ impl Connection {
         let flags = fcntl_getfl(&self.device)?;
         fcntl_setfl(&self.device, flags | OFlags::NONBLOCK)?;
         let received = self.receive(buffer);
-        // Also what a server has left that was killed just here.
+        // A process that is killed before this leaves it: `make_waiting`.
         fcntl_setfl(&self.device, flags - OFlags::NONBLOCK)?;
         received
+    }
+
+    /// Makes [`Connection::receive`] wait: an earlier process that was killed in [`Connection::receive_waiting`] may have
+    /// left the open file so that each thread would ask again and again. To be called before any thread receives.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn make_waiting(&self) -> Result<(), Errno> {
+        fcntl_setfl(&self.device, fcntl_getfl(&self.device)? - OFlags::NONBLOCK)
     }
 
     /// Whether a request is waiting, or the mount is gone.

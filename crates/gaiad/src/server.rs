@@ -138,6 +138,7 @@ fn fd_limit() -> u64 {
 fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, Errno> {
     let mut taken = Vec::new();
     let mut again = HashSet::new();
+    connection.make_waiting()?;
     match connection.resend() {
         Ok(()) => {}
         // Before Linux 6.9: of no use to an earlier server's callers, but new ones are served.

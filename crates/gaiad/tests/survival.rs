@@ -14,8 +14,10 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::{TestMount, audit, is_root};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 #[test]
 fn server_role() {
@@ -287,4 +289,28 @@ fn hundred_thousand_nodes_need_few_descriptors() {
         std::fs::write(&path, "later").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"later");
     }
+}
+
+/// As a server leaves it that is killed while it takes the requests of an earlier one: without the next one's care its
+/// threads would ask again and again, and take all processors.
+#[test]
+fn threads_wait_for_requests_also_after_a_server_that_left_a_connection_without_waiting() {
+    let Some(mount) = TestMount::new(|_| ()) else { return };
+    let table = std::fs::read_dir(format!("/proc/{}/fd", mount.supervisor())).unwrap().flatten();
+    let is_device = |entry: &std::fs::DirEntry| std::fs::read_link(entry.path()).is_ok_and(|to| to == *"/dev/fuse");
+    let number = table.filter(is_device).find_map(|entry| entry.file_name().to_str()?.parse().ok()).unwrap();
+    let supervisor = pidfd_open(Pid::from_raw(mount.supervisor() as i32).unwrap(), PidfdFlags::empty()).unwrap();
+    let device = match pidfd_getfd(&supervisor, number, PidfdGetfdFlags::empty()) {
+        Err(Errno::PERM) => return eprintln!("skipped: a process may not get another one's descriptor here"),
+        device => device.unwrap(),
+    };
+    fcntl_setfl(&device, fcntl_getfl(&device).unwrap() | OFlags::NONBLOCK).unwrap();
+    mount.kill_server();
+    let begun = Instant::now();
+    while fcntl_getfl(&device).unwrap().contains(OFlags::NONBLOCK) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it does not wait");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(device);
+    mount.unmount();
 }
