@@ -4,7 +4,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use spinio_gaiad::Supervisor;
 
 use crate::common::TestMount;
@@ -104,7 +105,11 @@ pub(crate) fn supervisor_dies(point: &str) -> Option<()> {
     let begun = Instant::now();
     let alone = ["supervisor: descriptor kept", "supervisor: descriptor dropped"].contains(&point);
     for process in killed.into_iter().filter(|_| !alone) {
-        let _ = kill_process(Pid::from_raw(process as i32).unwrap(), Signal::KILL);
+        let process = Pid::from_raw(process as i32).unwrap();
+        let dead = pidfd_open(process, PidfdFlags::empty()).unwrap();
+        kill_process(process, Signal::KILL).unwrap();
+        // An invalidator that is still ending is not replaced before a server needs it.
+        rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&dead, PollFlags::IN)], None)).unwrap();
     }
     while control.fired() == 0 {
         assert!(begun.elapsed() < PATIENCE, "{point:?} is not passed");
