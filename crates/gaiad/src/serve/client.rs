@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use spinio_pagecache::leased_messages::{Reply, Request};
+use spinio_sys::injection_point;
 
 use super::channel::{failed, receive, send};
 use super::exclusion::LeasedFile;
@@ -38,6 +39,7 @@ pub(super) fn serve(store: &Store, socket: &OwnedFd) {
             match opened.and_then(|file| store.join(user.as_raw(), device, file)) {
                 Ok(client) => {
                     let _ = set_socket_timeout(socket, Timeout::Recv, None);
+                    injection_point!("serve: file opened");
                     if send(socket, Reply::Opened, &[]).is_ok() {
                         serve_map(&client, socket);
                     }
@@ -60,18 +62,27 @@ fn serve_map(client: &Client<'_>, socket: &OwnedFd) {
             (Request::Acquire { offset, len }, None) => match client.next(offset, len) {
                 Ok(Next::Map { content, first, chunks }) => {
                     let fds: Vec<_> = chunks.iter().map(|chunk| chunk.as_fd()).collect();
-                    send(socket, Reply::Chunks { content, first, count: fds.len() as u32 }, &fds)
+                    let sent = send(socket, Reply::Chunks { content, first, count: fds.len() as u32 }, &fds);
+                    injection_point!("serve: chunks handed out");
+                    sent
                 }
-                Ok(Next::Fill { content, first, count }) => send(socket, Reply::Fill { content, first, count }, &[]),
+                Ok(Next::Fill { content, first, count }) => {
+                    let sent = send(socket, Reply::Fill { content, first, count }, &[]);
+                    injection_point!("serve: fill handed out");
+                    sent
+                }
                 Ok(Next::FillFrom { content, first, peer, copies }) => {
                     let fds: Vec<_> = copies.iter().map(|copy| copy.as_fd()).collect();
-                    send(socket, Reply::FillFrom { content, first, count: fds.len() as u32, peer }, &fds)
+                    let sent = send(socket, Reply::FillFrom { content, first, count: fds.len() as u32, peer }, &fds);
+                    injection_point!("serve: copies handed out");
+                    sent
                 }
                 Ok(Next::Ready { content }) => send(socket, Reply::Ready { content }, &[]),
                 Err(error) => send(socket, failed(error), &[]),
             },
             (Request::Filled { content, chunk, source }, Some(fd)) => {
                 let kept = client.filled(content, chunk, source, fd);
+                injection_point!("serve: chunk kept");
                 send(socket, Reply::Kept { kept }, &[])
             }
             (Request::Abandon { content, chunk, no_memory }, None) => {

@@ -16,6 +16,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use spinio_pagecache::leased_messages::{Content, ContentId, MAX_BYTES, PeerRefusal};
+use spinio_sys::injection_point;
 
 use super::exclusion::{Exclusion, LeasedFile};
 
@@ -135,6 +136,7 @@ impl Entry {
             return Ok(content);
         }
         let (exclusion, size) = self.file.exclude_writers(watcher)?;
+        injection_point!("serve: writers excluded");
         if size > MAX_BYTES {
             self.file.admit_writers(exclusion);
             return Err(Errno::FBIG);
@@ -162,8 +164,10 @@ impl Entry {
                 Chunk::Filling { .. } => None,
             }));
         }
+        injection_point!("serve: content ended");
         if let Some((_, exclusion)) = self.content.take() {
             self.file.admit_writers(exclusion);
+            injection_point!("serve: writers admitted");
         }
     }
 

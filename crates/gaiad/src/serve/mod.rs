@@ -44,7 +44,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
-use spinio_sys::linux;
+use spinio_sys::{injection_point, linux};
 
 use crate::MountError;
 use crate::privileges::{self, Raised, Role};
@@ -93,6 +93,7 @@ impl Daemon {
         // Of a daemon that was killed.
         let _ = std::fs::remove_file(path);
         let socket = listen(path).map_err(|e| error("cannot make the socket", &e))?;
+        injection_point!("serve: socket bound");
         Ok(Daemon { path: path.to_owned(), socket, limit, fill_within: FILL_WITHIN, _lock: lock })
     }
 
@@ -126,11 +127,15 @@ impl Daemon {
         loop {
             match wait(&[self.socket.as_fd(), stop.as_fd(), ended.as_fd()]) {
                 Ok([_, false, false]) => {}
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    injection_point!("serve: end begun");
+                    return Ok(());
+                }
                 Err(e) => return Err(failed(e)),
             }
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
+                    injection_point!("serve: client accepted");
                     let store = Arc::clone(&store);
                     let thread = std::thread::Builder::new().name("gaia-client".into());
                     // If there is no thread for it, the client is disconnected.
@@ -150,6 +155,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _raised = Raised::new(CapabilitySet::DAC_OVERRIDE);
         let _ = std::fs::remove_file(&self.path);
+        injection_point!("serve: socket removed");
     }
 }
 

@@ -15,6 +15,7 @@ use rustix::net::{
 };
 use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, PeerRefusal, Reply, Request, parse_reply};
+use spinio_sys::injection_point;
 
 use super::channel::{failed, send};
 use super::exclusion::FileKey;
@@ -114,13 +115,21 @@ pub fn stop_daemon(socket: &Path) -> Result<bool, MountError> {
         return Ok(false);
     }
     let begun = std::time::Instant::now();
-    while std::fs::metadata(socket).map(|m| m.st_ino()).ok() == before {
+    // One that is killed meanwhile leaves the socket.
+    let is_served = || std::fs::metadata(socket).map(|m| m.st_ino()).ok() == before && connect(socket).is_ok();
+    while is_served() {
         if begun.elapsed() > WITHIN {
             return Err(MountError::new(format!("{}: the daemon has not ended", socket.display())));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(true)
+}
+
+fn connect(path: &Path) -> Result<OwnedFd, Errno> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 fn ask(path: &Path, request: Request, each: impl FnMut(Reply<'_>) -> bool) -> Result<bool, MountError> {
@@ -137,9 +146,8 @@ fn ask_with(
     let error = |words: String| MountError::new(format!("{}: {words}", path.display()));
     let mut connected = false;
     let mut conversation = || -> Result<(), Errno> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let socket = connect(path)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         connected = true;
         let mut message = Vec::new();
         request.encode(&mut message);
@@ -184,6 +192,7 @@ pub(super) fn answer(store: &Store, socket: &OwnedFd, user: Uid, request: Reques
         }
         Request::Stop if privileged => {
             let _ = send(socket, daemon(store, &[]), &[]);
+            injection_point!("serve: end asked for");
             store.end();
         }
         Request::Status => {

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use spinio_pagecache::leased_messages::{Content, ContentId, MAX_DESCRIPTORS, PeerRefusal, Source};
+use spinio_sys::injection_point;
 
 use super::entry::{Chunk, ClientId, Closed, DeviceUuid, Entry};
 use super::exclusion::{FileKey, LeasedFile};
@@ -440,6 +441,7 @@ impl Drop for Client<'_> {
             on.leave(self.id);
         }
         drop(state);
+        injection_point!("serve: client gone");
         self.files.changed.notify_all();
         self.files.sweep();
     }
@@ -478,6 +480,7 @@ impl State {
             let removed = entry.devices.get_mut(&device).and_then(|on| on.chunks.remove(&at));
             if let Some(Chunk::Present { fd, .. }) = removed {
                 closed.push(fd);
+                injection_point!("serve: chunk evicted");
             }
         }
         freed

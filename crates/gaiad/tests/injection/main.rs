@@ -3,7 +3,7 @@
 //! ```text
 //!   a workload, undisturbed ──> which points it passes, and how often         control.rs
 //!   for each of them:  arm it ──> the same workload ──> killed just there     main.rs
-//!                                     └─ outcomes, bytes, names as promised   cpu, gpu, client, handoff, restart.rs
+//!                                     └─ outcomes, bytes, names as promised   cpu, gpu, client, handoff, restart, serve.rs
 //!   at the end: every point of the sources was one of them; nothing is left   common/audit.rs
 //! ```
 //!
@@ -22,6 +22,7 @@ mod cpu;
 mod gpu;
 mod handoff;
 mod restart;
+mod serve;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -52,6 +53,11 @@ fn server_role() {
 #[test]
 fn client_role() {
     client::role();
+}
+
+#[test]
+fn leases_role() {
+    serve::role();
 }
 
 /// One run of a workload.
@@ -253,7 +259,8 @@ fn every_point_is_survived_as_promised() {
         && add("clients", clients)
         && add("device memory that is handed over", handoffs)
         && add("the end", ends)
-        && add("supervisors", supervisors);
+        && add("supervisors", supervisors)
+        && add("the daemon of leased files", serve::part);
     if !has_run {
         return;
     }
