@@ -63,6 +63,7 @@
 
 mod accept;
 mod arrivals;
+mod arriving;
 mod backing;
 mod buffer;
 mod channel;
