@@ -290,8 +290,11 @@ impl Map {
         })();
         let published = match sent {
             Ok(committed) => {
-                for (page, fingerprint) in changed.iter().copied().flat_map(pages_of_run).zip(fingerprints) {
-                    state.pages.set_fingerprint(page, fingerprint);
+                let mut rest = &fingerprints[..];
+                for run in changed.iter().copied().map(pages_of_run) {
+                    let (now, after) = rest.split_at(run.len());
+                    state.pages.set_fingerprints(run, now);
+                    rest = after;
                 }
                 state.info.pages_committed += committed.pages;
                 state.info.pages_merged += committed.merged;

@@ -6,6 +6,9 @@ use spinio_device::Fingerprint;
 use spinio_pagecache::messages::Run;
 use spinio_pagecache::page_runs::PageRuns;
 
+/// Pages whose fingerprints are compared in one go.
+const BLOCK: usize = 256;
+
 /// Whether a page is in an epoch for writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Epoch {
@@ -169,6 +172,12 @@ impl PageStates {
         self.known.set(wide(page..page + 1), true);
     }
 
+    /// [`PageStates::set_fingerprint`] of all pages of a run.
+    pub(crate) fn set_fingerprints(&mut self, run: Range<usize>, now: &[Fingerprint]) {
+        self.fingerprints[run.clone()].copy_from_slice(now);
+        self.known.set(wide(run), true);
+    }
+
     /// Sets the fingerprints of the pages of a run that are not known.
     pub(crate) fn complete_fingerprints(&mut self, first: usize, now: &[Fingerprint]) {
         let range = first..first + now.len();
@@ -197,13 +206,25 @@ impl PageStates {
 
     /// Runs of pages whose fingerprints differ from `now`, which begins at page `first`.
     pub(crate) fn changed(&self, first: usize, now: &[Fingerprint]) -> Vec<Run> {
-        let range = first..first + now.len();
-        let kept = self.kept.runs(wide(range.clone())).flat_map(|(run, kept)| narrow(run).map(move |_| kept));
-        let known = self.known(range).flat_map(|(run, known)| run.map(move |page| (page, known)));
-        let pages = known.zip(kept);
-        runs(pages.filter_map(|((page, known), kept)| {
-            (kept || !known || self.fingerprints[page] != now[page - first]).then_some(page)
-        }))
+        let mut changed = Vec::new();
+        for (run, known) in self.known(first..first + now.len()) {
+            for (run, kept) in self.kept.runs(wide(run)).map(|(run, kept)| (narrow(run), kept)) {
+                if kept || !known {
+                    add_run(&mut changed, run);
+                    continue;
+                }
+                // Most pages have not changed: many are compared at once.
+                let (before, now) = (&self.fingerprints[run.clone()], &now[run.start - first..run.end - first]);
+                for (at, (before, now)) in (0..).zip(before.chunks(BLOCK).zip(now.chunks(BLOCK))) {
+                    if before != now {
+                        let pages = (run.start + at * BLOCK..).zip(before.iter().zip(now));
+                        let differ = pages.filter(|(_, (before, now))| before != now);
+                        differ.for_each(|(page, _)| add_run(&mut changed, page..page + 1));
+                    }
+                }
+            }
+        }
+        changed
     }
 }
 
@@ -215,16 +236,15 @@ fn narrow(range: Range<u64>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// Ascending pages as runs.
-fn runs(pages: impl Iterator<Item = usize>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for page in pages {
-        match runs.last_mut() {
-            Some(run) if run.first + u64::from(run.count) == page as u64 && run.count < u32::MAX => run.count += 1,
-            _ => runs.push(Run { first: page as u64, count: 1 }),
+/// Adds pages to runs that ascend.
+fn add_run(runs: &mut Vec<Run>, pages: Range<usize>) {
+    let (first, count) = (pages.start as u64, pages.len() as u32);
+    match runs.last_mut() {
+        Some(run) if run.first + u64::from(run.count) == first && run.count.checked_add(count).is_some() => {
+            run.count += count;
         }
+        _ => runs.push(Run { first, count }),
     }
-    runs
 }
 
 #[cfg(test)]
@@ -248,8 +268,30 @@ mod tests {
     #[test]
     fn pages_become_runs() {
         let run = |first, count| Run { first, count };
-        assert_eq!(runs([0, 1, 2, 5, 7, 8].into_iter()), [run(0, 3), run(5, 1), run(7, 2)]);
-        assert_eq!(runs([].into_iter()), []);
+        let mut runs = Vec::new();
+        for pages in [0..1, 1..3, 5..6, 7..9] {
+            add_run(&mut runs, pages);
+        }
+        assert_eq!(runs, [run(0, 3), run(5, 1), run(7, 2)]);
+    }
+
+    #[test]
+    fn changed_pages_agree_with_a_comparison_of_each() {
+        const PAGES: usize = 3 * BLOCK + 17;
+        let mut pages = PageStates::new(PAGES + 5);
+        let print = |n: usize| Fingerprint { low: n as u64, high: 0 };
+        (0..PAGES + 5).for_each(|page| pages.set_fingerprint(page, print(page)));
+        pages.forget(40..43);
+        pages.keep(BLOCK - 1..BLOCK + 2);
+        let differs = |page: usize| page % 97 == 3 || (2 * BLOCK..2 * BLOCK + 9).contains(&page) || page == PAGES + 4;
+        let now: Vec<_> = (5..PAGES + 5).map(|page| if differs(page) { print(0) } else { print(page) }).collect();
+        let is_changed = |page| differs(page) || (40..43).contains(&page) || (BLOCK - 1..BLOCK + 2).contains(&page);
+        let listed = pages.changed(5, &now).into_iter().flat_map(|run| run.first..run.first + u64::from(run.count));
+        let expected = (5..PAGES + 5).filter(|page| is_changed(*page)).map(|page| page as u64);
+        assert!(listed.eq(expected));
+        pages.set_fingerprints(5..PAGES + 5, &now);
+        pages.set_epoch(0..PAGES, Epoch::Closed);
+        assert_eq!(pages.changed(5, &now), []);
     }
 
     #[test]

@@ -1,27 +1,27 @@
 //! Bytes of released pages that are on their way from device memory to their slots.
 //!
 //! ```text
-//!   keep ── list and descriptors of chunks to the supervisor ── commit (handoff.rs) ── start
-//!                    │                                                                   │ device process copies
-//!                    │ the server is killed                                              v
-//!                    └──> next server: adopt ── committed? ── starts again ──────────> Drop at the supervisor, then
-//!                                                   └ no: Drop                         the file's requests go on
+//!   keep ── list and descriptor of each chunk to the supervisor ── commit (handoff.rs) ── start
+//!                    │                                                       │ device process copies chunk by chunk
+//!                    │ the server is killed                                  v
+//!                    └──> next server: adopt ── committed? ── starts ──────> Drop of a chunk at the supervisor, then
+//!                                                   └ no: Drop               its pages are used (arriving.rs)
 //! ```
 //!
-//! The list says which bytes of which chunk belong where in the state memory. It is a memory file that the supervisor
-//! keeps, as it keeps the descriptors, so what is committed is complete there. Until the bytes have arrived the file's
-//! pages are used by nothing ([`File::pages`](crate::files::File::pages)): so no slot of the list has become another page's
-//! when a second server copies again.
+//! The list says which bytes of a chunk belong where in the state memory. It is a memory file that the supervisor
+//! keeps, as it keeps the descriptor, so what is committed is complete there. Until the bytes of a chunk have arrived its
+//! pages are used by nothing ([`File::pages_of`](crate::files::File::pages_of)), and then the supervisor has its list no more:
+//! so no slot of a list has become another page's when a second server copies again.
 //!
-//! If the device cannot give the bytes, they are zeros from then on: the next fsync fails with EIO, once, and the log says so.
+//! If the device cannot give the bytes of a chunk, they are zeros from then on: the next fsync fails with EIO, once, and the
+//! log says so.
 //!
-//! Known flaw: all requests of the file wait until the last byte is there, not only those for bytes that are not; while
-//! they do, they occupy threads of the server.
+//! Known flaw: a request of pages that are not there occupies a thread of the server while it waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -42,19 +42,25 @@ use crate::threads::spawn;
 /// Chunks that are copied at the same time.
 const WIDTH: usize = 6;
 /// Words of a list before its ranges, and of a range.
-const HEAD: usize = 5;
-const RANGE: usize = 4;
-/// Bits of a number of the supervisor's that say which chunk of an arrival it is; 0 is the list.
-const CHUNK_BITS: u32 = 8;
+const HEAD: usize = 7;
+const RANGE: usize = 3;
+/// What the supervisor keeps of an arrival: its number is that of the list, the next one that of the chunk.
+const KEPT: u64 = 2;
 
-/// What a release has handed over.
+/// A chunk, and what a release has changed in it.
+pub(crate) struct Part {
+    chunk: DeviceChunk,
+    ranges: Vec<CopyRange>,
+    /// The pages of the file from the first one to the last one.
+    pages: Range<u64>,
+}
+
+/// A part of what a release has handed over: it arrives for itself.
 pub(crate) struct Arrival {
     id: ReleaseId,
     node: u64,
     device: [u8; 16],
-    chunks: Vec<DeviceChunk>,
-    /// Of each chunk.
-    ranges: Vec<Vec<CopyRange>>,
+    part: Part,
 }
 
 /// The same, once the supervisor keeps it. Dropped, it is not kept any more.
@@ -73,31 +79,56 @@ pub(crate) struct Arrivals {
     supervisor: Link,
 }
 
+impl Part {
+    /// None of its pages yet.
+    pub(crate) fn new(chunk: DeviceChunk) -> Part {
+        Part { chunk, ranges: Vec::new(), pages: 0..0 }
+    }
+
+    /// Adds the bytes of a page of the file, after those before it.
+    pub(crate) fn add(&mut self, page: u64, range: CopyRange) {
+        let first = if self.pages.is_empty() { page } else { self.pages.start };
+        self.pages = first..page + 1;
+        match self.ranges.last_mut() {
+            Some(last) if last.from + last.len == range.from && last.to + last.len == range.to => last.len += range.len,
+            _ => self.ranges.push(range),
+        }
+    }
+
+    pub(crate) fn pages(&self) -> &Range<u64> {
+        &self.pages
+    }
+}
+
 impl Arrival {
-    pub(crate) fn new(
-        id: ReleaseId,
-        node: u64,
-        device: [u8; 16],
-        chunks: Vec<DeviceChunk>,
-        ranges: Vec<Vec<CopyRange>>,
-    ) -> Arrival {
-        Arrival { id, node, device, chunks, ranges }
+    pub(crate) fn new(id: ReleaseId, node: u64, device: [u8; 16], part: Part) -> Arrival {
+        Arrival { id, node, device, part }
     }
 
     fn to_words(&self) -> Vec<u64> {
         let half = |at: usize| self.device[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-        let mut words = vec![self.id, self.node, half(0), half(8), self.chunks.len() as u64];
-        words.extend(self.chunks.iter().map(DeviceChunk::len));
-        for (chunk, ranges) in (0..).zip(&self.ranges) {
-            words.extend(ranges.iter().flat_map(|range| [chunk, range.from, range.to, range.len]));
-        }
+        let Part { chunk, ranges, pages } = &self.part;
+        let mut words = vec![self.id, self.node, half(0), half(8), chunk.len(), pages.start, pages.end];
+        words.extend(ranges.iter().flat_map(|range| [range.from, range.to, range.len]));
         words
+    }
+}
+
+impl Kept {
+    /// No other one has it.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The pages of the file that wait for it.
+    pub(crate) fn pages(&self) -> Range<u64> {
+        self.arrival.part.pages.clone()
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.arrivals.forget(self.number, self.arrival.chunks.len());
+        self.arrivals.forget(self.number);
     }
 }
 
@@ -133,7 +164,7 @@ impl Arrivals {
     pub(crate) fn keep(self: &Arc<Arrivals>, arrival: Arrival) -> Result<Kept, Errno> {
         let mut number = [0; 8];
         getrandom(&mut number, GetRandomFlags::empty())?;
-        let number = u64::from_ne_bytes(number) & u64::MAX << CHUNK_BITS;
+        let number = u64::from_ne_bytes(number) / KEPT * KEPT;
         let list = rustix::fs::memfd_create("spinio-gaia-list", MemfdFlags::CLOEXEC)?;
         let bytes: Vec<u8> = arrival.to_words().into_iter().flat_map(u64::to_ne_bytes).collect();
         let mut rest = &bytes[..];
@@ -141,55 +172,43 @@ impl Arrivals {
             rest = &rest[rustix::io::retry_on_intr(|| rustix::io::write(&list, rest))?..];
         }
         let kept = Kept { arrival, number, arrivals: Arc::clone(self) };
-        for (chunk, at) in kept.arrival.chunks.iter().zip(1..) {
-            self.supervisor.send(Message::Keep(Use::Handed, number | at), &[chunk.fd()])?;
-        }
-        // The last: it makes the others count.
+        self.supervisor.send(Message::Keep(Use::Handed, number + 1), &[kept.arrival.part.chunk.fd()])?;
+        // The last: it makes the chunk count.
         self.supervisor.send(Message::Keep(Use::Handed, number), &[list.as_fd()])?;
         Ok(kept)
     }
 
-    /// The list first, without which the chunks do not count.
-    fn forget(&self, number: u64, chunks: usize) {
-        for at in 0..=chunks as u64 {
+    /// The list first, without which the chunk does not count.
+    fn forget(&self, number: u64) {
+        for number in number..number + KEPT {
             // Without a supervisor there will be no other server.
-            let _ = self.supervisor.send(Message::Drop(Use::Handed, number | at), &[]);
+            let _ = self.supervisor.send(Message::Drop(Use::Handed, number), &[]);
         }
     }
 
-    /// Copies what was committed. [`File::begin_arrival`] was called.
-    pub(crate) fn start(self: &Arc<Arrivals>, kept: Kept, file: Arc<File>) {
-        let slot = Arc::new(Mutex::new(Some(kept)));
-        let (theirs, for_thread) = (Arc::clone(&slot), Arc::clone(&file));
-        let take = |slot: &Mutex<Option<Kept>>| lock(slot).take();
-        let spawned = spawn("gaia-arrive", move || {
-            if let Some(kept) = take(&theirs) {
-                arrive(kept, &for_thread);
-            }
-        });
-        if spawned.is_err()
-            && let Some(kept) = take(&slot)
-        {
-            arrive(kept, &file);
+    /// Copies what was committed. [`File::begin_arrival`] was called for each.
+    pub(crate) fn start(self: &Arc<Arrivals>, kept: Vec<Kept>, file: Arc<File>) {
+        let waiting = Arc::new(Mutex::new(VecDeque::from(kept)));
+        let (theirs, for_thread) = (Arc::clone(&waiting), Arc::clone(&file));
+        if spawn("gaia-arrive", move || arrive_all(&theirs, &for_thread)).is_err() {
+            arrive_all(&waiting, &file);
         }
     }
 
     /// What an earlier server has left with the supervisor. Called before a file is used.
     pub(crate) fn adopt(self: &Arc<Arrivals>, handed: Vec<(u64, OwnedFd)>, content: &Content) {
-        let mut groups: BTreeMap<u64, BTreeMap<u64, OwnedFd>> = BTreeMap::new();
+        let mut pairs: BTreeMap<u64, [Option<OwnedFd>; KEPT as usize]> = BTreeMap::new();
         for (number, fd) in handed {
-            let within = (1 << CHUNK_BITS) - 1;
-            groups.entry(number & !within).or_default().insert(number & within, fd);
+            pairs.entry(number / KEPT * KEPT).or_default()[(number % KEPT) as usize] = Some(fd);
         }
-        for (number, mut fds) in groups {
-            let (list, chunks) = (fds.remove(&0), fds.len());
-            let arrival = list.and_then(|list| self.parse(&list, fds.into_values().collect()));
+        let mut of_files: BTreeMap<u64, (Arc<File>, Vec<Kept>)> = BTreeMap::new();
+        for (number, [list, chunk]) in pairs {
+            let arrival = list.zip(chunk).and_then(|(list, chunk)| self.parse(&list, chunk));
             let files = content.files();
             // The id is the client's, which may have used it before. The slots say whose they are.
             let is_theirs = |arrival: &Arrival| {
-                let mut ranges = arrival.ranges.iter().flatten();
                 files.slots().was_committed(arrival.id)
-                    && ranges.all(|range| {
+                    && arrival.part.ranges.iter().all(|range| {
                         let end = range.to.checked_add(range.len);
                         end.is_some_and(|end| content.has_snapshots(range.to..end, arrival.node))
                     })
@@ -197,16 +216,18 @@ impl Arrivals {
             let committed = arrival.filter(is_theirs);
             let file = committed.as_ref().and_then(|arrival| files.hold_now(arrival.node).file().cloned());
             let (Some(arrival), Some(file)) = (committed, file) else {
-                self.forget(number, chunks);
+                self.forget(number);
                 continue;
             };
-            file.begin_arrival();
-            self.start(Kept { arrival, number, arrivals: Arc::clone(self) }, file);
+            let kept = Kept { arrival, number, arrivals: Arc::clone(self) };
+            file.begin_arrival(number, kept.pages());
+            of_files.entry(file.node).or_insert_with(|| (file, Vec::new())).1.push(kept);
         }
+        of_files.into_values().for_each(|(file, kept)| self.start(kept, file));
     }
 
-    /// A list and its chunks; `None`: they are not complete.
-    fn parse(&self, list: &OwnedFd, fds: Vec<OwnedFd>) -> Option<Arrival> {
+    /// A list and its chunk; `None`: it is not complete.
+    fn parse(&self, list: &OwnedFd, fd: OwnedFd) -> Option<Arrival> {
         let len = rustix::fs::fstat(list).ok()?.st_size as usize;
         let mut bytes = vec![0; len];
         let mut done = 0;
@@ -218,45 +239,19 @@ impl Arrivals {
         }
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         let (head, rest) = words.split_first_chunk::<HEAD>()?;
-        let [id, node, low, high, count] = *head;
-        let (lens, rest) = rest.split_at_checked(usize::try_from(count).ok()?)?;
-        if fds.len() != lens.len() {
-            return None;
-        }
+        let [id, node, low, high, len, first, end] = *head;
         let mut device = [0; 16];
         device[..8].copy_from_slice(&low.to_ne_bytes());
         device[8..].copy_from_slice(&high.to_ne_bytes());
-        let chunks = fds.into_iter().zip(lens).map(|(fd, len)| self.devices.chunk(device, fd, *len)).collect();
-        let mut ranges = vec![Vec::new(); lens.len()];
-        for [chunk, from, to, len] in rest.as_chunks::<RANGE>().0 {
-            ranges.get_mut(usize::try_from(*chunk).ok()?)?.push(CopyRange { from: *from, to: *to, len: *len });
-        }
-        Some(Arrival { id, node, device, chunks, ranges })
-    }
-
-    fn copy(&self, arrival: &Arrival) -> Result<(), Errno> {
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Ok(())));
-        let work = || loop {
-            let at = next.fetch_add(1, Relaxed);
-            let (Some(chunk), Some(ranges)) = (arrival.chunks.get(at), arrival.ranges.get(at)) else { return };
-            let copied = self.devices.copy(chunk, &self.slots, ranges);
-            if copied.is_err() {
-                *lock(&done) = copied;
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..WIDTH.min(arrival.chunks.len()) {
-                // Without it the others do its part.
-                let _ = std::thread::Builder::new().name("gaia-arrive".to_owned()).spawn_scoped(scope, work);
-            }
-            work();
-        });
-        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let chunk = self.devices.chunk(device, fd, len);
+        let ranges = rest.as_chunks::<RANGE>().0.iter();
+        let ranges = ranges.map(|[from, to, len]| CopyRange { from: *from, to: *to, len: *len }).collect();
+        Some(Arrival { id, node, device, part: Part { chunk, ranges, pages: first..end } })
     }
 
     /// The bytes are lost: what slots had before must not be seen.
     fn clear(&self, arrival: &Arrival) {
-        for range in arrival.ranges.iter().flatten() {
+        for range in &arrival.part.ranges {
             let (mut at, end) = (range.to, range.to + range.len);
             while at < end {
                 let zeros = &[0; 64 * PAGE][..(end - at).min(64 * PAGE as u64) as usize];
@@ -270,10 +265,25 @@ impl Arrivals {
     }
 }
 
+/// By as many threads as work at the same time: one after the other, the first ones first.
+fn arrive_all(waiting: &Mutex<VecDeque<Kept>>, file: &File) {
+    let next = || lock(waiting).pop_front();
+    let work = || std::iter::from_fn(next).for_each(|kept| arrive(kept, file));
+    let width = lock(waiting).len().min(WIDTH);
+    std::thread::scope(|scope| {
+        for _ in 1..width {
+            // Without it the others do its part.
+            let _ = std::thread::Builder::new().name("gaia-arrive".to_owned()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
+
 fn arrive(kept: Kept, file: &File) {
     injection_point!("server: bytes begin to arrive");
-    let (arrivals, node) = (Arc::clone(&kept.arrivals), kept.arrival.node);
-    let copied = arrivals.copy(&kept.arrival);
+    let (arrivals, number) = (Arc::clone(&kept.arrivals), kept.number);
+    let Arrival { node, part: Part { chunk, ranges, .. }, .. } = &kept.arrival;
+    let copied = arrivals.devices.copy(chunk, &arrivals.slots, ranges);
     if let Err(error) = copied {
         report!("released bytes of node {node} are lost, since the device cannot give them: {error}");
         arrivals.clear(&kept.arrival);
@@ -281,5 +291,5 @@ fn arrive(kept: Kept, file: &File) {
     injection_point!("server: bytes arrived");
     // Before the slots can become other pages'.
     drop(kept);
-    file.end_arrival(copied.is_err());
+    file.end_arrival(number, copied.is_err());
 }

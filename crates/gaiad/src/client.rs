@@ -339,8 +339,10 @@ impl<'a> Client<'a> {
     }
 
     fn filled(&mut self) -> Result<()> {
-        let mut pages = self.file.pages();
-        for run in std::mem::take(&mut self.told) {
+        let told = std::mem::take(&mut self.told);
+        let all = told.first().map_or(0, |run| run.start)..told.last().map_or(0, |run| run.end);
+        let mut pages = self.file.pages_of(&all);
+        for run in told {
             let again = pages.filled(self.owner, run);
             match again {
                 Ok(again) => {
@@ -362,8 +364,8 @@ impl<'a> Client<'a> {
             return Ok(false);
         }
         let opened = {
-            let mut pages = self.file.pages();
-            let step = self.rest.start..pages.part(self.owner, self.rest.clone(), STEP);
+            let rest = self.rest.clone();
+            let (mut pages, step) = self.file.pages_for(|pages| rest.start..pages.part(self.owner, rest.clone(), STEP));
             self.rest.start = step.end;
             match self.fetch {
                 true => pages.open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing),

@@ -127,7 +127,7 @@ impl Content {
         direct: bool,
     ) -> Result<usize, Errno> {
         let into = if direct { ReadInto::Unknown } else { ReadInto::PageCache };
-        match self.files.hold(node).file() {
+        match self.files.hold(node, &pages_of(offset, buffer.len() as u64)).file() {
             Some(found) => {
                 read_pages(&self.lent, found, FileBacking(file), offset, buffer, into).map_err(|e| errno(&e))
             }
@@ -149,10 +149,10 @@ impl Content {
         cached: bool,
     ) -> Result<usize, Errno> {
         let from = if cached { WriteFrom::PageCache } else { WriteFrom::Program };
-        let held = self.files.hold(node);
+        let changed = pages_of(offset, bytes.len() as u64);
+        let held = self.files.hold(node, &changed);
         self.files.times().keep(node, file, || match held.file() {
             Some(found) => {
-                let changed = offset / PAGE as u64..(offset + bytes.len() as u64).div_ceil(PAGE as u64);
                 found.pages_to_change(&changed).write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e))
             }
             None => file_backing::write(file, offset, bytes),
@@ -165,11 +165,9 @@ impl Content {
     /// # Errors
     /// Of the backing file.
     pub fn truncate(&self, node: u64, file: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
-        match self.files.hold(node).file() {
-            Some(found) => {
-                let changed = size / PAGE as u64..u64::MAX;
-                found.pages_to_change(&changed).truncate(&FileBacking(file), size).map_err(|e| errno(&e))
-            }
+        let changed = size / PAGE as u64..u64::MAX;
+        match self.files.hold(node, &changed).file() {
+            Some(found) => found.pages_to_change(&changed).truncate(&FileBacking(file), size).map_err(|e| errno(&e)),
             None => rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, size)),
         }
     }
@@ -188,7 +186,7 @@ impl Content {
         length: u64,
     ) -> Result<(), Errno> {
         let allocate = || rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, length));
-        let held = self.files.hold(node);
+        let held = self.files.hold(node, &(offset / PAGE as u64..u64::MAX));
         self.files.times().keep_time(node, file, || match held.file() {
             Some(found) => allocate_pages(found, FileBacking(file), mode, offset, length, allocate),
             None => allocate(),
@@ -226,7 +224,8 @@ impl Content {
     /// # Errors
     /// Of the backing file.
     pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
-        let found = self.files.hold(node).file().cloned();
+        // What has arrived is written while the rest is on its way.
+        let found = self.files.hold_now(node).file().cloned();
         if let Some(found) = found {
             self.files.write_out_to_storage(&found)?;
             if found.take_lost() {
@@ -242,7 +241,7 @@ impl Content {
     /// Of the backing file.
     pub fn write_out_node(&self, node: u64) -> Result<(), Errno> {
         // Without the guard, since this may take long. A file that loses its table meanwhile has nothing to write out.
-        let found = self.files.hold(node).file().cloned();
+        let found = self.files.hold_now(node).file().cloned();
         found.map_or(Ok(()), |found| self.files.write_out(&found))
     }
 
@@ -304,8 +303,9 @@ fn read_pages(
     into: ReadInto,
 ) -> spinio_pagecache::Result<usize> {
     let end = offset + buffer.len() as u64;
+    let wanted = pages_of(offset, buffer.len() as u64);
     for _ in 0..READS_WITHOUT_LOCK {
-        let plan = file.pages().read_plan(offset / PAGE as u64..end.div_ceil(PAGE as u64));
+        let plan = file.pages_of(&wanted).read_plan(wanted.clone());
         let inside = backing.size()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
         for (pages, source) in &plan.runs {
             let first = offset_of(pages.start).max(offset);
@@ -319,9 +319,15 @@ fn read_pages(
                 backing.read(first, part)?;
             }
         }
-        if file.pages().read_done(&plan, into) {
+        // It looks at no bytes.
+        if file.pages_now().read_done(&plan, into) {
             return Ok(inside);
         }
     }
-    file.pages().read(&backing, offset, buffer, into)
+    file.pages_of(&wanted).read(&backing, offset, buffer, into)
+}
+
+/// The pages of a range of bytes.
+fn pages_of(offset: u64, len: u64) -> Range<u64> {
+    offset / PAGE as u64..offset.saturating_add(len).div_ceil(PAGE as u64)
 }

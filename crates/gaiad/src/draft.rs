@@ -67,6 +67,12 @@ impl<'a> Draft<'a> {
         self.waited <= CONTINUE_WITHIN + EACH_PAGE * self.pages.len() as u32
     }
 
+    /// The pages from the first one that the client has changed to the last one.
+    pub(crate) fn hull(&self) -> Range<u64> {
+        let first = self.pages.first().map_or(0, |(page, _)| *page);
+        first..self.pages.last().map_or(first, |(page, _)| page + 1)
+    }
+
     /// The client is told that it may send the next message.
     pub(crate) fn answered(&mut self) {
         self.answered = Instant::now();

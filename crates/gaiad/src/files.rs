@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ use spinio_pagecache::change_counters::{self, FILE_WORDS};
 use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots, offset_of};
 use spinio_sys::{injection_point, linux};
 
+use crate::arriving::Arriving;
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
@@ -30,6 +31,8 @@ use crate::times::Times;
 
 /// Files of one shard wait for each other only while a table is made.
 const SHARDS: usize = 64;
+/// All pages of a file.
+const ALL: Range<u64> = 0..u64::MAX;
 /// Pages written out while the lock of a file is held.
 const WRITE_OUT: usize = 128;
 /// Pages that storage gets in one go: 8 MiB.
@@ -62,9 +65,8 @@ pub(crate) struct File {
     stuck: AtomicBool,
     /// Once a client has it mapped.
     counters: OnceLock<SharedCounters>,
-    /// The bytes of released pages are on their way from device memory (arrivals.rs).
-    arriving: AtomicBool,
-    arrived: (Mutex<()>, Condvar),
+    /// Released pages whose bytes are on their way from device memory (arrivals.rs).
+    arriving: Arriving,
     /// Such bytes were lost, which the next fsync reports.
     lost: AtomicBool,
     lent: LentChunks,
@@ -113,8 +115,7 @@ impl File {
             dirty_since: Mutex::default(),
             stuck: AtomicBool::new(false),
             counters: OnceLock::new(),
-            arriving: AtomicBool::new(false),
-            arrived: (Mutex::default(), Condvar::new()),
+            arriving: Arriving::default(),
             lost: AtomicBool::new(false),
             lent: LentChunks::default(),
         }
@@ -122,39 +123,41 @@ impl File {
 
     /// The page table, once the bytes of all pages are there.
     pub(crate) fn pages(&self) -> Pages<'_> {
+        self.pages_of(&ALL)
+    }
+
+    /// The page table, once the bytes of these pages are there: for what looks at them, or frees their slots.
+    pub(crate) fn pages_of(&self, pages: &Range<u64>) -> Pages<'_> {
+        self.pages_for(|_| pages.clone()).0
+    }
+
+    /// The page table, once the bytes of those pages are there that it names itself.
+    pub(crate) fn pages_for(&self, which: impl Fn(&FilePages) -> Range<u64>) -> (Pages<'_>, Range<u64>) {
         loop {
-            let pages = self.pages_now();
-            if !self.is_arriving() {
-                return pages;
+            let table = self.pages_now();
+            let pages = which(&table);
+            if !self.arriving.has(&pages) {
+                return (table, pages);
             }
-            drop(pages);
-            self.await_arrival();
+            drop(table);
+            self.arriving.wait(&pages);
         }
     }
 
-    /// From now on the bytes of released pages are on their way. With the page table locked, or before it is used.
-    pub(crate) fn begin_arrival(&self) {
-        self.arriving.store(true, SeqCst);
+    /// From now on the bytes of released pages are on their way: of one part of them. With the page table locked, or
+    /// before it is used.
+    pub(crate) fn begin_arrival(&self, part: u64, pages: Range<u64>) {
+        self.arriving.begin(part, pages);
     }
 
     /// They are there; or lost, and zeros.
-    pub(crate) fn end_arrival(&self, are_lost: bool) {
+    pub(crate) fn end_arrival(&self, part: u64, are_lost: bool) {
         self.lost.fetch_or(are_lost, SeqCst);
-        let _waits = lock(&self.arrived.0);
-        self.arriving.store(false, SeqCst);
-        self.arrived.1.notify_all();
+        self.arriving.end(part);
     }
 
     pub(crate) fn is_arriving(&self) -> bool {
-        self.arriving.load(SeqCst)
-    }
-
-    /// Returns when the bytes of all pages are there. With no lock.
-    pub(crate) fn await_arrival(&self) {
-        let mut waits = lock(&self.arrived.0);
-        while self.is_arriving() {
-            waits = self.arrived.1.wait(waits).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.arriving.any()
     }
 
     /// Whether bytes were lost since this was asked last.
@@ -170,7 +173,7 @@ impl File {
 
     /// The page table, to change pages of the file with it.
     pub(crate) fn pages_to_change(&self, pages: &Range<u64>) -> Pages<'_> {
-        let locked = self.pages();
+        let locked = self.pages_of(pages);
         self.lent.change(pages);
         locked
     }
@@ -331,15 +334,15 @@ impl Files {
 
     /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it.
     ///
-    /// The bytes of all its pages are there, unless a release has just begun to hand some over.
-    pub(crate) fn hold(&self, node: u64) -> Held<'_> {
+    /// The bytes of these pages are there, unless a release has just begun to hand some over.
+    pub(crate) fn hold(&self, node: u64, pages: &Range<u64>) -> Held<'_> {
         loop {
             let held = self.hold_now(node);
-            match held.file().filter(|file| file.is_arriving()).cloned() {
+            match held.file().filter(|file| file.arriving.has(pages)).cloned() {
                 Some(file) => {
                     // Without the shard, which other files need.
                     drop(held);
-                    file.await_arrival();
+                    file.arriving.wait(pages);
                 }
                 None => return held,
             }
@@ -368,7 +371,7 @@ impl Files {
 
     /// The kernel has forgotten a node: it has none of its pages.
     pub(crate) fn forget(&self, node: u64) {
-        if self.hold(node).file().is_none() {
+        if self.hold(node, &ALL).file().is_none() {
             return;
         }
         // The kernel has no open descriptor of it, so no client can come, and those that are still there have died.
@@ -405,7 +408,8 @@ impl Files {
     /// `written` is told of pages that are written to the file, and others between them.
     fn write_out_then(&self, file: &File, mut written: impl FnMut(BorrowedFd<'_>, Range<u64>)) -> Result<(), Errno> {
         *lock(&file.dirty_since) = None;
-        let dirty: Vec<u64> = file.pages().dirty().collect();
+        // Also those whose bytes are on their way: the first ones are written while the others arrive.
+        let dirty: Vec<u64> = file.pages_now().dirty().collect();
         if dirty.is_empty() {
             file.stuck.store(false, SeqCst);
             return Ok(());

@@ -3,7 +3,7 @@
 //! ```text
 //!   descriptors of chunks, changed pages ── import ── slots ── kept by the supervisor ── commit ── answer
 //!                                              │                      (arrivals.rs)         └ the bytes are copied: until
-//!                                              └ cannot be done: refused, nothing has changed        then the file waits
+//!                                              └ cannot be done: refused, nothing has changed     then their pages wait
 //! ```
 //!
 //! Only pages are taken whose bytes nothing looks at to commit them: whose head is what the client has got, and which the
@@ -17,7 +17,7 @@ use spinio_pagecache::messages::{self, HandOver, Reply, Runs};
 use spinio_pagecache::{PAGE, offset_of};
 use spinio_sys::injection_point;
 
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, Part};
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
 use crate::device_process::CopyRange;
@@ -52,7 +52,7 @@ impl Client<'_> {
         let staged = self.all.content.files().slots().stage_many(pages.len());
         let staged = staged.map_err(|e| Failure::Refused(errno(&e)))?;
         reserved.take(pages.len() as u64);
-        let mut ranges = vec![Vec::new(); chunks.len()];
+        let mut parts: Vec<Part> = chunks.into_iter().map(Part::new).collect();
         let first = self.pages.start + part.chunk;
         for (page, staged) in pages.iter().zip(&staged) {
             let (chunk, at) =
@@ -63,11 +63,13 @@ impl Client<'_> {
                 staged.write(&[0; PAGE]);
             }
             let range = CopyRange { from: offset_of(at), to: self.all.content.slot_offset(staged.slot()), len };
-            add(&mut ranges[chunk as usize], range);
+            parts[chunk as usize].add(*page, range);
         }
         draft.pages = pages.into_iter().zip(staged).collect();
-        let arrival = Arrival::new(part.id, self.file.node, part.device, chunks, ranges);
-        self.commit_handed(&draft, arrival, size, out)?;
+        // Of a chunk without a changed page nothing is copied.
+        parts.retain(|part| !part.pages().is_empty());
+        let arrival = |of| Arrival::new(part.id, self.file.node, part.device, of);
+        self.commit_handed(&draft, parts.into_iter().map(arrival).collect(), size, out)?;
         self.handed_from = Some(part.device);
         Ok(())
     }
@@ -95,24 +97,26 @@ impl Client<'_> {
         Ok((draft, pages))
     }
 
-    fn commit_handed(&self, draft: &Draft<'_>, arrival: Arrival, size: u64, out: &mut Vec<u8>) -> Result<()> {
+    fn commit_handed(&self, draft: &Draft<'_>, arrivals: Vec<Arrival>, size: u64, out: &mut Vec<u8>) -> Result<()> {
         // What cannot be written out later must not be committed. It may wait for a lease, with no lock.
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
         files::settle(&self.file, &self.all.kernel);
         self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
         // Before the commit: a server that finds it committed finds the chunks too.
-        let kept = self.all.arrivals.keep(arrival)?;
+        let keep = |arrival| self.all.arrivals.keep(arrival);
+        let kept = arrivals.into_iter().map(keep).collect::<std::result::Result<Vec<_>, _>>()?;
         injection_point!("server: chunks kept");
         let commit = {
-            let mut pages = self.file.pages();
+            // What has been handed over before is not replaced while it is on its way.
+            let mut pages = self.file.pages_of(&draft.hull());
             let backing = FileBacking(self.backing.as_fd());
             let commit = match self.size()? == size {
                 true => pages.commit_unseen(&backing, self.owner, draft.id, &draft.pages),
                 false => Ok(None),
             };
             if let Ok(Some(_)) = &commit {
-                self.file.begin_arrival();
+                kept.iter().for_each(|kept| self.file.begin_arrival(kept.number(), kept.pages()));
             }
             commit
         };
@@ -127,13 +131,5 @@ impl Client<'_> {
         let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
         Reply::Committed { pages: commit.published, merged: 0, bytes }.encode(out);
         Ok(())
-    }
-}
-
-/// Adds a range, to the last one if it goes on there.
-fn add(ranges: &mut Vec<CopyRange>, range: CopyRange) {
-    match ranges.last_mut() {
-        Some(last) if last.from + last.len == range.from && last.to + last.len == range.to => last.len += range.len,
-        _ => ranges.push(range),
     }
 }

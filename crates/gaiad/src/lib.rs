@@ -64,6 +64,7 @@
 
 mod accept;
 mod arrivals;
+mod arriving;
 mod backing;
 mod buffer;
 mod channel;

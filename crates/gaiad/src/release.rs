@@ -144,15 +144,16 @@ impl<'a> Client<'a> {
     /// Without it the Linux kernel may have any page of a file that was mapped now, and each would need a twin.
     pub(crate) fn take_from_kernel(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
         let backing = FileBacking(self.backing.as_fd());
-        let runs = self.file.pages().begin_drop(&backing, draft.pages.iter().map(|(page, _)| *page))?;
+        // Neither looks at bytes. What the kernel writes back waits for those of its pages.
+        let runs = self.file.pages_now().begin_drop(&backing, draft.pages.iter().map(|(page, _)| *page))?;
         self.all.kernel.invalidate(self.file.node, &runs);
-        self.file.pages().dropped(&runs);
+        self.file.pages_now().dropped(&runs);
         Ok(())
     }
 
     fn commit(&self, draft: &Draft<'_>) -> pagecache::Result<pagecache::Commit> {
         let backing = FileBacking(self.backing.as_fd());
-        self.file.pages().commit_staged(&backing, self.owner, draft.id, &draft.pages)
+        self.file.pages_of(&draft.hull()).commit_staged(&backing, self.owner, draft.id, &draft.pages)
     }
 
     pub(crate) fn end_epoch(&self, draft: &Draft<'_>) -> pagecache::Result<()> {

@@ -216,6 +216,89 @@ fn bytes_arrive_after_the_device_process_was_killed() {
     assert_eq!(mount.servers(), 1);
 }
 
+/// With nothing of two chunks on its way, since the device process is stopped.
+#[test]
+fn pages_that_were_not_handed_over_do_not_wait() {
+    let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };
+    let (client, other) = (Client::new(&file), Client::new(&file));
+    assert!(client.release(50), "{:?}", client.map.info());
+    assert!(read(&file) == content(50));
+    client.map.acquire(0, LEN as u64, Access::Write).unwrap();
+    client.store(CHUNK, &vec![9; 2 * CHUNK]);
+    client.map.release_handing_over(CHUNK as u64, 2 * CHUNK as u64).unwrap();
+    assert_eq!(client.map.info().releases_handed_over, 2);
+    let device_process = device_process(mount.server()).unwrap();
+    kill_process(device_process, Signal::STOP).unwrap();
+    let mut expected = content(50);
+    std::thread::scope(|threads| {
+        let waits = threads.spawn(|| read(&file));
+        let mut page = [0; PAGE];
+        file.read_exact_at(&mut page, 3 * CHUNK as u64).unwrap();
+        assert!(page == expected[3 * CHUNK..][..PAGE]);
+        // The epoch of the first chunk goes on, and its release is an ordinary one.
+        client.store(0, &[7; PAGE]);
+        client.map.release(0, CHUNK as u64).unwrap();
+        other.map.acquire(0, CHUNK as u64, Access::Write).unwrap();
+        other.store(PAGE, &[6; PAGE]);
+        other.map.release(0, CHUNK as u64).unwrap();
+        expected[..PAGE].fill(7);
+        expected[PAGE..2 * PAGE].fill(6);
+        file.read_exact_at(&mut page, PAGE as u64).unwrap();
+        assert!(page == [6; PAGE]);
+        if waits.is_finished() {
+            eprintln!("nothing was on its way any more");
+        }
+        kill_process(device_process, Signal::CONT).unwrap();
+        drop(waits.join().unwrap());
+    });
+    expected[CHUNK..3 * CHUNK].fill(9);
+    assert!(read(&file) == expected);
+    client.map.release(3 * CHUNK as u64, (LEN - 3 * CHUNK) as u64).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Once some have arrived, with the device process stopped.
+#[test]
+fn bytes_that_have_arrived_do_not_wait_for_the_others() {
+    let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };
+    let client = Client::new(&file);
+    assert!(client.release(60), "{:?}", client.map.info());
+    let expected = content(60);
+    let device_process = device_process(mount.server()).unwrap();
+    std::thread::scope(|threads| {
+        let read_page = |chunk: usize| {
+            let (file, expected) = (&file, &expected);
+            move || {
+                let mut page = [0; PAGE];
+                file.read_exact_at(&mut page, (chunk * CHUNK) as u64).unwrap();
+                assert!(page == expected[chunk * CHUNK..][..PAGE], "{chunk}");
+            }
+        };
+        let readers: Vec<_> = (0..4).map(|chunk| threads.spawn(read_page(chunk))).collect();
+        let arrived = loop {
+            if let Some(arrived) = readers.iter().position(std::thread::ScopedJoinHandle::is_finished) {
+                break arrived;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        kill_process(device_process, Signal::STOP).unwrap();
+        if readers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            eprintln!("nothing was on its way any more");
+        }
+        // Not from the page cache: another map, which reads the slots.
+        let other = Client::new(&file);
+        other.map.acquire((arrived * CHUNK) as u64, CHUNK as u64, Access::Write).unwrap();
+        other.map.release((arrived * CHUNK) as u64, CHUNK as u64).unwrap();
+        kill_process(device_process, Signal::CONT).unwrap();
+    });
+    assert!(read(&file) == expected);
+    file.sync_all().unwrap();
+    drop(client);
+    drop(file);
+    let (below, _root) = mount.unmount();
+    assert!(std::fs::read(below.join("file")).unwrap() == expected, "on storage");
+}
+
 #[test]
 fn bytes_that_the_device_cannot_give_are_an_error_of_one_fsync() {
     let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page, is_base};
 use crate::layout::{Kind, Label, Tag};
-use crate::lookup::{Lookup, Members};
+use crate::lookup::{Lookup, Members, Replicas};
 use crate::owner::Replica;
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
@@ -135,9 +135,10 @@ impl FilePages {
     ) -> Result<Option<Commit>> {
         let size = backing.size()?;
         let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
+        let mut replicas = Replicas::new(self.owners.get(&owner));
         let all_plain = pages.iter().all(|(page, _)| {
             let entry = entries.get(*page);
-            let Replica::Open(stamp) = self.replica(owner, *page) else { return false };
+            let Replica::Open(stamp) = replicas.get(*page) else { return false };
             !cached.contains(*page)
                 && bytes_inside(*page, size) > 0
                 && entry.is_none_or(|entry| entry.twin.is_none() && entry.version <= stamp)
@@ -169,10 +170,11 @@ impl FilePages {
         draft.changes.reserve(pages.len());
         let mut counters = self.counters;
         let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
+        let mut replicas = Replicas::new(self.owners.get(&owner));
         for (page, staged) in pages {
             let page = *page;
             let in_order = draft.changes.last().is_none_or(|last| last.page < page);
-            let Replica::Open(stamp) = self.replica(owner, page) else { return Err(Error::NotOpen) };
+            let Replica::Open(stamp) = replicas.get(page) else { return Err(Error::NotOpen) };
             if !in_order {
                 return Err(Error::NotOpen);
             }

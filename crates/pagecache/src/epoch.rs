@@ -70,8 +70,7 @@ impl FilePages {
         if let Some(gone) = self.owners.remove(&owner) {
             // Changes of its pages are not counted from now on: it must not take its copies for head.
             self.tick();
-            let pages: Vec<u64> = self.entries.range(gone.pages()).map(|(page, _)| *page).collect();
-            pages.into_iter().for_each(|page| self.tidy(page));
+            self.tidy_all(gone.pages(), true);
         }
     }
 
@@ -275,7 +274,7 @@ impl FilePages {
                 _ => continue,
             };
             self.set_replicas(owner, run.clone(), after);
-            self.tidy_all(run);
+            self.tidy_all(run, after == Replica::Absent);
         }
         Ok(())
     }
@@ -286,7 +285,7 @@ impl FilePages {
         for (run, replica) in self.runs(owner, pages) {
             if let Replica::Valid(_) = replica {
                 self.set_replicas(owner, run.clone(), Replica::Absent);
-                self.tidy_all(run);
+                self.tidy_all(run, true);
             }
         }
         Ok(())
@@ -297,13 +296,13 @@ impl FilePages {
         self.owners.get(&owner).map_or_else(Vec::new, |owner| owner.runs(pages).collect())
     }
 
-    fn tidy_all(&mut self, pages: Range<u64>) {
-        let entries: Vec<u64> = self.entries.range(pages).map(|(page, _)| *page).collect();
-        entries.into_iter().for_each(|page| self.tidy(page));
-    }
-
-    pub(crate) fn replica(&self, owner: OwnerId, page: u64) -> Replica {
-        self.owners.get(&owner).map_or(Replica::Absent, |owner| owner.get(page))
+    /// Tidies pages of which an owner has another replica than before. `absent`: it has none now; else their entries stay.
+    fn tidy_all(&mut self, pages: Range<u64>, absent: bool) {
+        // Of a release most pages have an entry to which nothing can happen: no search for each.
+        let entries = self.entries.range(pages);
+        let untidy = entries.filter(|(_, entry)| !entry.old.is_empty() || absent && entry.is_clean());
+        let untidy: Vec<u64> = untidy.map(|(page, _)| *page).collect();
+        untidy.into_iter().for_each(|page| self.tidy(page));
     }
 
     pub(crate) fn set_replica(&mut self, owner: OwnerId, page: u64, replica: Replica) {

@@ -129,6 +129,11 @@ impl Entry {
         }
     }
 
+    /// Nothing but copies of owners needs it.
+    pub(crate) fn is_clean(&self) -> bool {
+        matches!(self.head, Source::Backing) && self.twin.is_none() && self.old.is_empty()
+    }
+
     /// Forgets the twin, also for recovery.
     pub(crate) fn drop_twin(&mut self) {
         if let Some(twin) = self.twin.take() {
@@ -305,8 +310,7 @@ impl FilePages {
             }
         }
         let Some(entry) = self.entries.get(&page) else { return };
-        let clean = matches!(entry.head, Source::Backing) && entry.twin.is_none() && entry.old.is_empty();
-        if clean && !self.has_copies(&(page..page + 1)) {
+        if entry.is_clean() && !self.has_copies(&(page..page + 1)) {
             self.entries.remove(&page);
             self.forgotten = self.clock;
         }

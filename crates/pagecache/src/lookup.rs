@@ -4,6 +4,9 @@
 
 use std::collections::{BTreeMap, btree_map};
 
+use std::ops::Range;
+
+use crate::owner::{Owner, Replica};
 use crate::page_set::PageSet;
 
 /// In a table.
@@ -63,9 +66,49 @@ impl<'a> Members<'a> {
     }
 }
 
+/// Of what an owner has.
+pub(crate) struct Replicas<'a> {
+    owner: Option<&'a Owner>,
+    /// Pages that are known to have one replica.
+    run: Range<u64>,
+    replica: Replica,
+}
+
+impl<'a> Replicas<'a> {
+    /// Pages that are looked at in one go.
+    const SPAN: u64 = 4096;
+
+    pub(crate) fn new(owner: Option<&'a Owner>) -> Replicas<'a> {
+        Replicas { owner, run: 0..0, replica: Replica::Absent }
+    }
+
+    pub(crate) fn get(&mut self, page: u64) -> Replica {
+        if !self.run.contains(&page) {
+            // Of a page outside of the owner's range the first run begins elsewhere, or there is none.
+            let found = self.owner.and_then(|owner| owner.runs(page..page.saturating_add(Self::SPAN)).next());
+            let Some((run, replica)) = found.filter(|(run, _)| run.start == page) else { return Replica::Absent };
+            (self.run, self.replica) = (run, replica);
+        }
+        self.replica
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replicas_agree_with_the_owner() {
+        let mut owner = Owner::new(10..9000);
+        owner.set(100..140, Replica::Open(3));
+        owner.set(120..121, Replica::Valid(2));
+        owner.set(1000..8000, Replica::Open(4));
+        let mut replicas = Replicas::new(Some(&owner));
+        for page in (0..10_000).chain([8999, 0, 5, 120, u64::MAX, 1000, 9000]) {
+            assert_eq!(replicas.get(page), owner.get(page), "{page}");
+        }
+        assert_eq!(Replicas::new(None).get(3), Replica::Absent);
+    }
 
     #[test]
     fn lookups_in_any_order_agree_with_searches() {

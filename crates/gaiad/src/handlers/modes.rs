@@ -91,7 +91,7 @@ impl Handlers {
 
     /// Whether released pages of the file may have to be written to it.
     fn has_pages(&self, node: u64) -> bool {
-        self.content.files().hold(node).file().is_some()
+        self.content.files().hold_now(node).file().is_some()
     }
 }
 
