@@ -188,7 +188,10 @@ impl Net {
         let _ = ended.recv();
         if Arc::strong_count(&self.memory) > 1 {
             // A worker waits for a file system: what it reads goes there.
-            return Err(Error::new(Errno::BUSY, "A file system does not answer a read of a kernel: its memory is kept"));
+            return Err(Error::new(
+                Errno::BUSY,
+                "A file system does not answer a read of a kernel: its memory is kept",
+            ));
         }
         self.memory.free()
     }

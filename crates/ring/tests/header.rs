@@ -7,8 +7,7 @@ use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, EVENT_SETS,
     EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES, MAILBOX_BYTES,
-    NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes,
-    claims, event_words, header, record,
+    NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, event_words, header, record,
 };
 use spinio_ring::mailbox::Call;
 use spinio_ring::{datagram, inline, line, position};

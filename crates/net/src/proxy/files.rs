@@ -283,13 +283,7 @@ impl Proxy {
 }
 
 /// Opens a file, on a worker: its descriptor, and the share that its file system has.
-fn open_regular(
-    root: Fd,
-    path: &CString,
-    flags: u32,
-    mode: u32,
-    resolve: Resolve,
-) -> Result<(Fd, ShareKey), Errno> {
+fn open_regular(root: Fd, path: &CString, flags: u32, mode: u32, resolve: Resolve) -> Result<(Fd, ShareKey), Errno> {
     // A pipe without a writer does not hold up the worker.
     let careful = (flags | linux::O_NONBLOCK | linux::O_NOCTTY) as i32;
     let mut attempts = 0;

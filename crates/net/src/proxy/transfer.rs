@@ -96,11 +96,11 @@ impl Transfers {
 pub(super) struct Sent {
     socket: Descriptor,
     bytes: u64,
-    end: End,
+    ended: Ended,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum Ended {
     /// As many bytes as it was to send.
     Complete,
     /// The socket has no room.
@@ -114,11 +114,12 @@ impl Proxy {
     pub(super) fn send_file(&mut self, request: &Request, caller: Caller, now: u64) {
         match self.add_transfer(request, caller, now) {
             Ok(index) => drop(self.pump(index, now)),
-            Err((caller, result)) => self.answer(caller, result),
+            Err((caller, result)) => self.answer(caller, Reply::with_numbers(result, [0])),
         }
     }
 
-    fn add_transfer(&mut self, request: &Request, caller: Caller, now: u64) -> Result<u32, (Caller, Reply)> {
+    /// Its socket; else the result at once.
+    fn add_transfer(&mut self, request: &Request, caller: Caller, now: u64) -> Result<u32, (Caller, i32)> {
         let descriptor = Descriptor::of(request.descriptor);
         let [offset, size, timeout, ..] = request.address.words();
         let file = self.file(request.argument);
@@ -132,20 +133,19 @@ impl Proxy {
             Some(_) if offset > i64::MAX as u64 => Errno::INVAL,
             Some(socket) => match file {
                 None => Errno::BADF,
-                Some(_) if size == 0 => return Err((caller, Reply::with_numbers(0, [0]))),
+                Some(_) if size == 0 => return Err((caller, 0)),
                 Some(_) if dontwait && !socket.transfers.is_empty() => Errno::AGAIN,
                 Some(file) => {
                     let left = size.min(i64::MAX as u64 - offset);
                     let after = socket.incoming.sent().after(socket.incoming.pending());
                     let deadline = deadline(now, timeout);
-                    let transfer =
-                        Transfer { caller, file, offset, left, sent: 0, after, dontwait, timeout, deadline };
+                    let transfer = Transfer { caller, file, offset, left, sent: 0, after, dontwait, timeout, deadline };
                     socket.transfers.queue.push_back(transfer);
                     return Ok(descriptor.index);
                 }
             },
         };
-        Err((caller, Reply::new(-refused.raw_os_error())))
+        Err((caller, -refused.raw_os_error()))
     }
 
     /// Goes on with the first transfer of a socket whose turn it is; whether it did.
@@ -189,8 +189,8 @@ impl Proxy {
         let socket = Descriptor { index, epoch: self.sockets.epoch(index) };
         if let Some(files) = &mut self.files {
             files.submit(file.0.share_key(), None, move || {
-                let (bytes, end) = send(fd.0, &file, offset, bytes);
-                Outcome::Sent(Sent { socket, bytes, end })
+                let (bytes, ended) = send(fd.0, &file, offset, bytes);
+                Outcome::Sent(Sent { socket, bytes, ended })
             });
         }
         true
@@ -203,10 +203,10 @@ impl Proxy {
         let Some(socket) = self.sockets.get(sent.socket) else { return };
         let transfers = &mut socket.transfers;
         transfers.working = false;
-        socket.writable |= sent.end != End::NoRoom;
-        let errno = match sent.end {
-            End::Failed(errno) if socket.errno == 0 => errno,
-            End::Failed(_) => Errno::from_raw_os_error(socket.errno.into()),
+        socket.writable |= sent.ended != Ended::NoRoom;
+        let errno = match sent.ended {
+            Ended::Failed(errno) if socket.errno == 0 => errno,
+            Ended::Failed(_) => Errno::from_raw_os_error(socket.errno.into()),
             _ => Errno::AGAIN,
         };
         if !std::mem::take(&mut transfers.cancelled)
@@ -218,17 +218,17 @@ impl Proxy {
             if sent.bytes > 0 {
                 transfer.deadline = deadline(now, transfer.timeout);
             }
-            let over = match sent.end {
-                End::Complete => transfer.left == 0,
-                End::NoRoom => transfer.dontwait,
-                End::EndOfFile | End::Failed(_) => true,
+            let over = match sent.ended {
+                Ended::Complete => transfer.left == 0,
+                Ended::NoRoom => transfer.dontwait,
+                Ended::EndOfFile | Ended::Failed(_) => true,
             };
             if over && let Some(transfer) = transfers.queue.pop_front() {
-                let end = if sent.end == End::EndOfFile { None } else { Some(errno) };
-                self.answer_transfer(transfer, end);
+                let errno = if sent.ended == Ended::EndOfFile { None } else { Some(errno) };
+                self.answer_transfer(transfer, errno);
             }
         }
-        if let End::Failed(errno) = sent.end
+        if let Ended::Failed(errno) = sent.ended
             && is_of_socket(errno)
         {
             self.fail_sending(index, errno);
@@ -265,18 +265,18 @@ fn deadline(now: u64, timeout: u64) -> u64 {
 }
 
 /// Sends `bytes` of a file, on a worker.
-fn send(socket: Fd, file: &FileRef, offset: u64, bytes: u64) -> (u64, End) {
+fn send(socket: Fd, file: &FileRef, offset: u64, bytes: u64) -> (u64, Ended) {
     let mut sent = 0;
     while sent < bytes {
         match linux::sendfile(socket, file.0.get(), (offset + sent) as i64, (bytes - sent) as usize) {
-            Ok(0) => return (sent, End::EndOfFile),
+            Ok(0) => return (sent, Ended::EndOfFile),
             Ok(more) => sent += more as u64,
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return (sent, End::NoRoom),
-            Err(errno) => return (sent, End::Failed(errno)),
+            Err(Errno::AGAIN) => return (sent, Ended::NoRoom),
+            Err(errno) => return (sent, Ended::Failed(errno)),
         }
     }
-    (sent, End::Complete)
+    (sent, Ended::Complete)
 }
 
 /// Whether an error of sendfile tells of the socket, not of the file.
