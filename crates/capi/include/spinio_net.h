@@ -44,6 +44,10 @@ struct spinio_net_options {
     uint64_t first_position; /* where streams begin; for tests */
     uint32_t no_inline;      /* 1: small messages go through the rings, as large ones do; for comparisons */
     uint32_t fault_seed;     /* faults of the network, from this seed; for tests */
+    const char *files_root;  /* kernels may open the files below this directory; "/": all that the process may open;
+                                default NULL: none */
+    uint32_t files_write;    /* 1: they may also write, create and cut them */
+    uint32_t files;          /* at a time, at most 256; default 64 */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */
@@ -64,7 +68,7 @@ struct spinio_net_stats {
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated
  * GPU. options: NULL for the defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no
- * virtual memory management. EAGAIN: no thread. */
+ * virtual memory management. EAGAIN: no thread. With files_root the errno of open(2). */
 spinio_net *spinio_net_open(const char *device, const struct spinio_net_options *options);
 
 /* Stores the argument of kernels. */

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use spinio_device::{Device, registry};
-use spinio_net::{Error, Handle, Net, NetAddress, Options};
+use spinio_net::{Error, FileOptions, Handle, Net, NetAddress, Options};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -16,7 +16,7 @@ impl From<Error> for Failure {
 }
 
 /// `struct spinio_net_options`
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct RawOptions {
     size: usize,
@@ -27,6 +27,9 @@ struct RawOptions {
     first_position: u64,
     no_inline: u32,
     fault_seed: u32,
+    files_root: *const c_char,
+    files_write: u32,
+    files: u32,
 }
 
 fn null(what: &str) -> Failure {
@@ -71,7 +74,8 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
     let opened = guard::run(|| {
         // SAFETY: the header asks for a string or NULL.
         let name = (!device.is_null()).then(|| unsafe { CStr::from_ptr(device) }.to_string_lossy());
-        let mut given = RawOptions::default();
+        // SAFETY: zeros are valid for its integers and its pointer.
+        let mut given: RawOptions = unsafe { core::mem::zeroed() };
         if !options.is_null() {
             // SAFETY: the header asks for a struct that begins with its own size.
             let size = unsafe { options.cast::<usize>().read_unaligned() };
@@ -80,7 +84,7 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
                 return Err(Failure::Message(libc::EINVAL, sentence));
             }
             let known = size.min(size_of::<RawOptions>());
-            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers.
+            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers and its pointer.
             unsafe { core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), known) };
         }
         let options = Options {
@@ -91,6 +95,12 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             first_position: given.first_position,
             no_inline: given.no_inline != 0,
             fault_seed: given.fault_seed,
+            files: (!given.files_root.is_null()).then(|| FileOptions {
+                // SAFETY: the header asks for a string or NULL.
+                root: unsafe { CStr::from_ptr(given.files_root) }.to_owned(),
+                write: given.files_write != 0,
+                count: given.files,
+            }),
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

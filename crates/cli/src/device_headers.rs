@@ -11,6 +11,7 @@ macro_rules! headers {
 }
 
 const DEVICE: &[(&str, &str)] = headers!("device/include":
+    "spinio/file.h",
     "spinio/gaia.h",
     "spinio/gaia_device.h",
     "spinio/kernel.h",
@@ -21,6 +22,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/net/datagram.h",
     "spinio/net/doorbell.h",
     "spinio/net/event.h",
+    "spinio/net/file.h",
     "spinio/net/group.h",
     "spinio/net/layout.h",
     "spinio/net/inline.h",

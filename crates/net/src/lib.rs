@@ -11,8 +11,8 @@
 //! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy. All memory is made when it is opened and
 //! given back when it is closed: a driver gives memory back only when no kernel runs.
 //!
-//! The proxy makes system calls for sockets only. It never calls the device and never reads a file, so nothing that waits
-//! for a kernel or a disk stops the sockets. Its descriptors are not in the program's table: the program cannot close them,
+//! The proxy makes system calls for sockets only. It never calls the device and never reads a file, which workers do, so
+//! nothing that waits for a kernel or a disk stops the sockets. Its descriptors are not in the program's table: the program cannot close them,
 //! and a forked child holds none of its ports.
 //!
 //! Known flaws: one proxy thread serves all sockets of a net; rings are of one size; after a pause the first doorbell waits
@@ -28,5 +28,5 @@ mod proxy;
 pub use address::NetAddress;
 pub use counters::Stats;
 pub use error::{Error, Result};
-pub use net::{Net, Options};
+pub use net::{FileOptions, Net, Options};
 pub use spinio_ring::layout::Handle;

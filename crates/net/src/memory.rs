@@ -7,18 +7,19 @@
 
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
 
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
-    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
-    header,
+    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES, MAGIC,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram::{self, Part};
 use spinio_sys::linux::socket::SocketAddress;
-use spinio_sys::linux::{Fd, socket};
+use spinio_sys::linux::{self, Fd, socket};
 
 use crate::{Error, Result};
 
@@ -30,14 +31,17 @@ pub(crate) struct Memory {
     device_bytes: u64,
     sizes: Sizes,
     handle_flags: u64,
+    /// Offset of the file buffers, 0: there are none.
+    file_buffers: usize,
 }
 
 impl Memory {
-    /// Allocates it, for rings of `ring_bytes` in all.
+    /// Allocates it, for rings of `ring_bytes` in all, and with file buffers where kernels may open files.
     pub(crate) fn new(
         device: &'static dyn Device,
         sizes: Sizes,
         ring_bytes: usize,
+        has_files: bool,
         handle_flags: u64,
     ) -> Result<Memory> {
         let Some(device) = device.shared_memory() else {
@@ -47,7 +51,9 @@ impl Memory {
         let failed = |e| Error::device(e, "allocate device memory for a net");
         let granularity = device.chunk_granularity().map_err(failed)?;
         let device_bytes = (sizes.device_bytes() as u64).next_multiple_of(granularity);
-        let bytes = (sizes.rings() + ring_bytes).max(device_bytes as usize);
+        let file_buffers = if has_files { sizes.rings() + ring_bytes } else { 0 };
+        let file_bytes = if has_files { FILE_BUFFERS as usize * FILE_BUFFER_BYTES } else { 0 };
+        let bytes = (sizes.rings() + ring_bytes + file_bytes).max(device_bytes as usize);
         let pinned = device.alloc_pinned(bytes).map_err(|e| Error::device(e, "allocate pinned memory for a net"))?;
         // Not the rings, of which pages that no connection uses need no memory on the emulated device.
         let cleared = sizes.rings().max(device_bytes as usize);
@@ -58,7 +64,7 @@ impl Memory {
             failed(e)
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
-        let memory = Memory { device, pinned, device_start, device_bytes, sizes, handle_flags };
+        let memory = Memory { device, pinned, device_start, device_bytes, sizes, handle_flags, file_buffers };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             let _ = device.free_reservation(device_start, device_bytes);
@@ -102,7 +108,8 @@ impl Memory {
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
             flags: self.handle_flags,
-            reserved: [0; 4],
+            reserved: [0; 3],
+            files: self.file_buffers as u64,
         })
     }
 
@@ -190,6 +197,42 @@ impl Memory {
         let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
         // SAFETY: inside the block, and no Rust code reads or writes payloads.
         unsafe { datagram::recv_message(fd, &parts) }
+    }
+
+    /// The first `len` bytes of a file buffer, if kernels have it and it has as many.
+    fn file_buffer(&self, buffer: u32, len: usize) -> core::result::Result<*mut u8, Errno> {
+        if self.file_buffers == 0 || buffer >= FILE_BUFFERS || len > FILE_BUFFER_BYTES {
+            return Err(Errno::INVAL);
+        }
+        Ok(self.ring((self.file_buffers + buffer as usize * FILE_BUFFER_BYTES) as u64, len))
+    }
+
+    /// Reads bytes of a file into a file buffer.
+    pub(crate) fn read_file(&self, fd: Fd, buffer: u32, len: usize, at: u64) -> core::result::Result<usize, Errno> {
+        let to = self.file_buffer(buffer, len)?;
+        // SAFETY: inside the block, and no Rust code has a reference to bytes of file buffers.
+        unsafe { linux::pread(fd, to, len, at) }
+    }
+
+    /// Writes bytes of a file buffer into a file.
+    pub(crate) fn write_file(&self, fd: Fd, buffer: u32, len: usize, at: u64) -> core::result::Result<usize, Errno> {
+        let from = self.file_buffer(buffer, len)?;
+        // SAFETY: inside the block; a kernel that changes the bytes meanwhile changes only what it writes.
+        unsafe { linux::pwrite(fd, from, len, at) }
+    }
+
+    /// The path that a kernel has stored in a file buffer, each byte loaded once.
+    pub(crate) fn path(&self, buffer: u32) -> core::result::Result<CString, Errno> {
+        let from = self.file_buffer(buffer, PATH_BYTES + 1)?;
+        let byte = |at: usize| {
+            // SAFETY: inside the block, and all accesses of Rust code to it are atomic.
+            unsafe { AtomicU8::from_ptr(from.add(at)) }.load(Relaxed)
+        };
+        let path: Vec<u8> = (0..=PATH_BYTES).map(byte).take_while(|byte| *byte != 0).collect();
+        if path.len() > PATH_BYTES {
+            return Err(Errno::NAMETOOLONG);
+        }
+        CString::new(path).map_err(|_| Errno::INVAL)
     }
 
     /// Bytes of a ring, for the messages inside lines; `at`: below its size.

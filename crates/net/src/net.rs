@@ -3,19 +3,23 @@
 //! Calls of the program go to the proxy through a channel, since only its thread has the descriptors. The proxy looks at it
 //! in each pass, so a call takes up to its longest sleep.
 
+use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 
 use spinio_device::Device;
+use spinio_host::pool::{NoIdleTask, WorkerPool};
+use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
-use spinio_ring::layout::{Descriptor, Handle, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
+use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::proxy::{Command, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, Proxy, Setup};
 use crate::{Error, NetAddress, Result, Stats};
 
 const SOCK_STREAM: u32 = 1;
@@ -24,8 +28,12 @@ const LARGEST_RING: u64 = 4 << 20;
 /// Mailboxes for calls that wait: as many blocks can wait in accept and connect at a time.
 const WAITING_MAILBOXES: u32 = 2048;
 
+/// Threads that wait for disks, started as calls come.
+const FILE_WORKERS: usize = 8;
+const DEFAULT_FILES: u32 = 64;
+
 /// What a net is made for; 0 is the default.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Descriptors at a time: rounded up to a power of two, at most 65536. Default: 1024.
     pub sockets: u32,
@@ -41,6 +49,19 @@ pub struct Options {
     pub no_inline: bool,
     /// Faults of the network, from this seed: for tests. 0: none.
     pub fault_seed: u32,
+    /// The files that kernels may open; without them, none.
+    pub files: Option<FileOptions>,
+}
+
+/// Which files kernels may open.
+#[derive(Clone, Debug, Default)]
+pub struct FileOptions {
+    /// They are below this directory; `/`: all that the process may open.
+    pub root: CString,
+    /// They may also be written, created and cut.
+    pub write: bool,
+    /// At a time, at most 256. Default: 64.
+    pub count: u32,
 }
 
 /// A net.
@@ -70,7 +91,14 @@ impl Net {
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
         let flags = if options.no_inline { NO_INLINE } else { 0 };
-        let memory = Arc::new(Memory::new(device, sizes, ring_pairs as usize * 2 * ring_bytes as usize, flags)?);
+        let (all_rings, files) = (ring_pairs as usize * 2 * ring_bytes as usize, options.files);
+        if let Some(files) = &files
+            && files.count > MAX_FILES
+        {
+            let sentence = format!("{} files: kernels of a net have at most {MAX_FILES}", files.count);
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
+        let memory = Arc::new(Memory::new(device, sizes, all_rings, files.is_some(), flags)?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
         let setup = Setup {
@@ -84,8 +112,9 @@ impl Net {
             inline: !options.no_inline,
             fault_seed: options.fault_seed,
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
+            files: None,
         };
-        let started = memory.handle().and_then(|handle| Ok((handle, start(setup)?)));
+        let started = memory.handle().and_then(|handle| Ok((handle, start(setup, files)?)));
         let (handle, ended) = started.inspect_err(|_| {
             let _ = memory.free();
         })?;
@@ -157,6 +186,13 @@ impl Net {
         let ended = self.ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         // It fails, once the proxy has dropped its end.
         let _ = ended.recv();
+        if Arc::strong_count(&self.memory) > 1 {
+            // A worker waits for a file system: what it reads goes there.
+            return Err(Error::new(
+                Errno::BUSY,
+                "A file system does not answer a read of a kernel: its memory is kept",
+            ));
+        }
         self.memory.free()
     }
 
@@ -205,9 +241,24 @@ fn ended() -> Error {
 }
 
 /// Starts the proxy; what it returns is disconnected once the proxy has ended.
-fn start(setup: Setup) -> Result<Receiver<()>> {
+fn start(mut setup: Setup, files: Option<FileOptions>) -> Result<Receiver<()>> {
     let no_thread = |why: &str| Error::new(Errno::AGAIN, format!("Cannot start the proxy of a net: {why}"));
-    let root = FdTableRoot::new().map_err(|e| no_thread(&format!("no descriptor table of its own ({e:?})")))?;
+    let pool = match &files {
+        None => None,
+        // Shadow workers, whose descriptor table the proxy shares.
+        Some(_) => Some(
+            WorkerPool::shadow_workers(&LinuxSyscalls, FILE_WORKERS, Duration::ZERO, NoIdleTask)
+                .map(Arc::new)
+                .ok_or_else(|| no_thread("no workers for files"))?,
+        ),
+    };
+    let root = files.as_ref().map(|files| files.root.to_string_lossy().into_owned());
+    setup.files = files.zip(pool.clone()).map(|(files, pool)| FileSetup {
+        pool,
+        root: files.root,
+        write: files.write,
+        count: if files.count == 0 { DEFAULT_FILES } else { files.count },
+    });
     let (ready, made) = mpsc::sync_channel(1);
     let (alive, ended) = mpsc::sync_channel::<()>(1);
     let body = move || {
@@ -224,12 +275,21 @@ fn start(setup: Setup) -> Result<Receiver<()>> {
             Err(errno) => drop(ready.send(Err(errno))),
         }
     };
-    if !root.spawn("spinio-net", body) {
+    let spawned = match pool {
+        Some(pool) => pool.spawn_dedicated("spinio-net", body),
+        None => FdTableRoot::new()
+            .map_err(|e| no_thread(&format!("no descriptor table of its own ({e:?})")))?
+            .spawn("spinio-net", body),
+    };
+    if !spawned {
         return Err(no_thread("no thread"));
     }
     match made.recv() {
         Ok(Ok(())) => Ok(ended),
-        Ok(Err(errno)) => Err(Error::of(errno, "start the proxy of a net")),
+        Ok(Err(errno)) => {
+            let files = root.map_or_else(String::new, |root| format!(" with files below {root}"));
+            Err(Error::of(errno, &format!("start the proxy of a net{files}")))
+        }
         Err(_) => Err(no_thread("it ended")),
     }
 }

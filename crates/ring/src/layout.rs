@@ -9,6 +9,7 @@
 //!        .  mailboxes: request and reply, 128 bytes each          .  event sets, 4224 bytes each
 //!        .  event sets: a page of words, then a ring of 4096 bytes each
 //!        .  rings, from a multiple of 4096
+//!        .  file buffers, if kernels may open files: 16 of 128 KiB each
 //! ```
 
 /// The first word of the header.
@@ -45,6 +46,17 @@ pub const EVENT_WORDS_BYTES: usize = PAGE / EVENT_SETS as usize;
 /// Bytes of an event set in device memory: claims, then copies of entries.
 pub const DEVICE_SET_BYTES: usize = 128 + PAGE;
 
+/// Buffers through which bytes of files travel.
+pub const FILE_BUFFERS: u32 = 16;
+/// Bytes of each.
+pub const FILE_BUFFER_BYTES: usize = 128 << 10;
+/// The most files that are open at a time.
+pub const MAX_FILES: u32 = 256;
+/// The index of the first file: those below it are sockets.
+pub const FIRST_FILE: u32 = MAX_SOCKETS - MAX_FILES;
+/// The longest path of a file.
+pub const PATH_BYTES: usize = 4095;
+
 /// Words of an event set in pinned memory.
 pub mod event_words {
     /// Written by kernels: how many entries they have taken.
@@ -69,6 +81,8 @@ pub mod claims {
     pub const DOORBELL_TAIL: usize = 0;
     /// The head of the doorbell queue, as last seen.
     pub const DOORBELL_HEAD: usize = 1;
+    /// Of the file buffers, a word each.
+    pub const FILE_BUFFERS: usize = 64;
 }
 
 /// Words of a record: what a kernel has to know of a socket before its first call.
@@ -200,7 +214,9 @@ pub struct Handle {
     /// [`NO_INLINE`]
     pub flags: u64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
+    /// Where the file buffers are: offset in pinned memory. 0: kernels may open no files.
+    pub files: u64,
 }
 
 /// Of a handle: small messages go through the rings too.

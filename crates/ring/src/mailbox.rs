@@ -3,7 +3,7 @@
 //! ```text
 //!   request, written by a kernel   w0: call 8 | address length 8 | flags 16 | number 32     w1: descriptor 32 | argument 32
 //!   reply, written by the proxy    w0: result 32 | number 32                                w1: address length
-//!   in both                        w2-w15: a socket address
+//!   in both                        w2-w15: a socket address; of calls for files: numbers
 //! ```
 //!
 //! A kernel claims a mailbox in device memory, stores its request with the next number, rings the doorbell, and waits until
@@ -36,6 +36,18 @@ pub enum Call {
     Set = 16,
     /// Argument: set 16, events 16. Puts a socket into a set, or takes it out.
     Add = 17,
+    /// Descriptor: the file buffer with the path. Argument: flags of open(2). Number: mode.
+    OpenFile = 32,
+    /// Descriptor: a file.
+    CloseFile = 33,
+    /// Descriptor: a file. Argument: the file buffer. Numbers: offset, bytes. Waits.
+    ReadFile = 34,
+    /// The same, from the buffer into the file.
+    WriteFile = 35,
+    /// Descriptor: a file. The reply has its size, mode, time of modification in nanoseconds, inode and device.
+    StatFile = 36,
+    /// Argument: a file. Numbers: offset, bytes, nanoseconds or 0; the reply has the bytes sent. Waits.
+    SendFile = 37,
 }
 
 /// Flag: the call does not wait.
@@ -132,6 +144,12 @@ impl Request {
             8 => Ok(Call::PeerName),
             16 => Ok(Call::Set),
             17 => Ok(Call::Add),
+            32 => Ok(Call::OpenFile),
+            33 => Ok(Call::CloseFile),
+            34 => Ok(Call::ReadFile),
+            35 => Ok(Call::WriteFile),
+            36 => Ok(Call::StatFile),
+            37 => Ok(Call::SendFile),
             other => Err(other),
         };
         let words = std::array::from_fn(|i| request[2 + i].load_acquire());
@@ -150,6 +168,12 @@ impl Reply {
     /// Without an address.
     pub const fn new(result: i32) -> Reply {
         Reply { result, address: Address::EMPTY }
+    }
+
+    /// With numbers instead of an address.
+    pub fn with_numbers<const N: usize>(result: i32, numbers: [u64; N]) -> Reply {
+        let words = std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0));
+        Reply { result, address: Address::of_words(words, 0) }
     }
 
     /// Stores the reply to the request of this number.

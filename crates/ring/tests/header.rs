@@ -1,12 +1,13 @@
 //! The layout in C++ and the layout in Rust are the same.
 
+use std::mem::offset_of;
 use std::process::Command;
 
 use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, EVENT_SETS,
-    EVENT_WORDS_BYTES, EVENTS, LINE_BYTES, MAILBOX_BYTES, NO_INLINE, PAGE, QUICK_MAILBOXES, RECORD_BYTES, Sizes,
-    claims, event_words, header, record,
+    EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES, MAILBOX_BYTES,
+    NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, event_words, header, record,
 };
 use spinio_ring::mailbox::Call;
 use spinio_ring::{datagram, inline, line, position};
@@ -28,6 +29,8 @@ int main()
     PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
     PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp);
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
+    PRINT(call_open_file); PRINT(call_send_file); PRINT(file_buffers); PRINT(first_file); PRINT(file_buffer_bytes); PRINT(path_bytes);
+    PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
     PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
@@ -78,6 +81,8 @@ fn header_and_crate_agree() {
     here.extend([datagram::HEADER_BYTES, datagram::SHORT_ADDRESS_BYTES].map(|n| n as u64));
     here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64]);
     here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
+    here.extend([Call::OpenFile as u64, Call::SendFile as u64, FILE_BUFFERS.into(), FIRST_FILE.into()]);
+    here.extend([FILE_BUFFER_BYTES, PATH_BYTES, claims::FILE_BUFFERS, offset_of!(Handle, files)].map(|n| n as u64));
     here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
     here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);
     // Of the handle.

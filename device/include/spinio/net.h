@@ -24,6 +24,7 @@
 #include <spinio/net/control.h>
 #include <spinio/net/datagram.h>
 #include <spinio/net/event.h>
+#include <spinio/net/file.h>
 #include <spinio/net/poll.h>
 
 #endif

@@ -6,8 +6,9 @@
 //
 // Any block serves any connection: it waits for an event of the set, a new connection or bytes, answers what is complete, and
 // leaves the rest in device memory for the block that gets the next event. So connections that stay open may be many more
-// than blocks. All threads of a block compute the picture. Connections that send nothing for 5 s are closed. The same source is compiled by nvcc for a GPU and by g++
-// for the emulated one. README.md has the line that starts it.
+// than blocks. All threads of a block compute the picture. Files of a directory (--files) are sent by sendfile: their bytes go
+// from the page cache to the socket and never see the GPU. Connections that send nothing for 5 s are closed. The same source is
+// compiled by nvcc for a GPU and by g++ for the emulated one. README.md has the line that starts it.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -20,9 +21,11 @@
 #include <vector>
 
 #include <spinio.h>
+#include <spinio/file.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
 
+#include "path.h"
 #include "request.h"
 #include "text.h"
 
@@ -35,7 +38,7 @@ constexpr unsigned bmp_header = 54, row_bytes = width * 3, picture_bytes = bmp_h
 
 // In device memory: what all blocks count together.
 struct Counts {
-    unsigned long long requests, pictures, refused;
+    unsigned long long requests, pictures, files, refused;
 };
 
 __device__ const char *reason(int status)
@@ -45,6 +48,7 @@ __device__ const char *reason(int status)
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
     case 431: return "Request Header Fields Too Large";
+    case 503: return "Service Unavailable";
     case 505: return "HTTP Version Not Supported";
     default: return "Bad Request";
     }
@@ -102,6 +106,30 @@ __device__ bool send_picture(const net::Handle &handle, int s, unsigned long lon
     return true;
 }
 
+// Opens the file that a request asks for: its number, and what is known of it; 404 or 503 in `status` if it cannot.
+__device__ int open_file(const net::Handle &handle, const Request &request, int &status, size_t &size, const char *&type)
+{
+    __shared__ char name[512];
+    __shared__ bool good;
+    __shared__ file::Stat stat;
+    if (threadIdx.x == 0)
+        good = file_name(request.path, request.path_length, name, sizeof name);
+    __syncthreads();
+    const int f = good ? file::open(net::block(), handle, name, file::RDONLY) : -ENOENT;
+    status = f == -EMFILE ? 503 : 404;
+    if (f < 0)
+        return f;
+    if (file::fstat(net::block(), handle, f, &stat)) {
+        file::close(net::block(), handle, f);
+        return -ENOENT;
+    }
+    __syncthreads();
+    status = 200;
+    size = size_t(stat.size);
+    type = media_type(name);
+    return f;
+}
+
 // Answers one request; whether the connection stays open.
 __device__ bool answer(const net::Handle &handle, int s, const Request &request, Counts *counts)
 {
@@ -110,13 +138,19 @@ __device__ bool answer(const net::Handle &handle, int s, const Request &request,
     __shared__ unsigned long long picture;
     bool wants_picture = request.status == 200 && is(request.path, request.path_length, "/mandelbrot.bmp");
     bool wants_page = request.status == 200 && is(request.path, request.path_length, "/");
-    int status = request.status == 200 && !wants_picture && !wants_page ? 404 : request.status;
+    int status = request.status, f = -1;
+    size_t file_size = 0;
+    const char *file_type = "";
+    if (status == 200 && !wants_picture && !wants_page)
+        f = open_file(handle, request, status, file_size, file_type);
     if (threadIdx.x == 0) {
         unsigned long long number = atomicAdd(&counts->requests, 1ull) + 1;
         if (status != 200)
             atomicAdd(&counts->refused, 1ull);
         Text text = {body, sizeof body, 0}, out = {head, sizeof head, 0};
-        if (wants_picture) {
+        if (f >= 0) {
+            atomicAdd(&counts->files, 1ull);
+        } else if (wants_picture) {
             picture = atomicAdd(&counts->pictures, 1ull);
         } else if (wants_page) {
             text.add("<!doctype html><title>A GPU kernel</title><body style=\"font:16px sans-serif;margin:2em\">"
@@ -133,14 +167,19 @@ __device__ bool answer(const net::Handle &handle, int s, const Request &request,
             text.add(reason(status)).add("\n");
         }
         body_size = text.length;
-        add_head(out, status, wants_picture ? "image/bmp" : wants_page ? "text/html" : "text/plain",
-                 wants_picture ? picture_bytes : text.length, request.close);
+        const char *type = f >= 0 ? file_type : wants_picture ? "image/bmp" : wants_page ? "text/html" : "text/plain";
+        add_head(out, status, type, f >= 0 ? file_size : wants_picture ? picture_bytes : text.length, request.close);
         head_size = out.length;
     }
     __syncthreads();
     bool sent = net::send(net::block(), handle, s, head, head_size) >= 0;
-    if (sent && !request.head)
+    // A file that was cut meanwhile is shorter than the head says: only the end of the connection tells.
+    if (sent && !request.head && f >= 0)
+        sent = net::sendfile(net::block(), handle, s, f, 0, file_size) == int64_t(file_size);
+    else if (sent && !request.head)
         sent = wants_picture ? send_picture(handle, s, picture) : net::send(net::block(), handle, s, body, body_size) >= 0;
+    if (f >= 0)
+        file::close(net::block(), handle, f);
     __syncthreads();
     return sent && !request.close;
 }
@@ -298,9 +337,19 @@ static void wait_for_the_end(const sigset_t &signals, bool input)
 
 int main(int count, char **arguments)
 {
-    const char *address = count > 1 ? arguments[1] : "tcp://127.0.0.1:8080";
-    unsigned blocks = count > 2 ? unsigned(std::atoi(arguments[2])) : 8;
-    bool until_input_ends = count > 3 && !std::strcmp(arguments[3], "--until-stdin-ends");
+    const char *address = "tcp://127.0.0.1:8080", *files = nullptr;
+    unsigned blocks = 8;
+    bool until_input_ends = false;
+    for (int i = 1, place = 0; i < count; i++) {
+        if (!std::strcmp(arguments[i], "--until-stdin-ends"))
+            until_input_ends = true;
+        else if (!std::strcmp(arguments[i], "--files") && i + 1 < count)
+            files = arguments[++i];
+        else if (place++ == 0)
+            address = arguments[i];
+        else
+            blocks = unsigned(std::atoi(arguments[i]));
+    }
     // Blocked in all threads, those of the library too, and read from a descriptor.
     sigset_t signals;
     sigemptyset(&signals);
@@ -313,7 +362,10 @@ int main(int count, char **arguments)
     uint64_t *last = zeros<uint64_t>(1);
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || !counts || !last)
         return fail("no device");
-    spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, nullptr);
+    struct spinio_net_options options = {};
+    options.size = sizeof options;
+    options.files_root = files;
+    spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, &options);
     net::Handle handle;
     char name[128];
     int listener = net ? spinio_net_listen(net, address, 512) : -1;
@@ -340,7 +392,7 @@ int main(int count, char **arguments)
     struct spinio_net_stats stats;
     if (cudaMemcpy(&seen, counts, sizeof seen, cudaMemcpyDeviceToHost) != cudaSuccess || spinio_net_stats(net, &stats, sizeof stats))
         return fail("cannot read the counters");
-    std::printf("connections %llu\nrequests %llu\npictures %llu\nrefused %llu\nbytes_sent %llu\nproxy_us %llu\n", (unsigned long long)stats.accepted,
-                seen.requests, seen.pictures, seen.refused, (unsigned long long)stats.bytes_sent, (unsigned long long)stats.proxy_ns / 1000);
+    std::printf("connections %llu\nrequests %llu\npictures %llu\nfiles %llu\nrefused %llu\nbytes_sent %llu\nproxy_us %llu\n", (unsigned long long)stats.accepted,
+                seen.requests, seen.pictures, seen.files, seen.refused, (unsigned long long)stats.bytes_sent, (unsigned long long)stats.proxy_ns / 1000);
     return spinio_net_close(net) ? fail("cannot close the net") : 0;
 }

@@ -24,6 +24,8 @@ impl Proxy {
             Ok(Call::Add) => self.watch(&request).map(|()| Reply::new(0)),
             Ok(Call::Accept) => return self.accept(&request, caller, now),
             Ok(Call::Connect) => return self.connect(&request, caller, now),
+            Ok(Call::SendFile) => return self.send_file(&request, caller, now),
+            Ok(call) if call as u8 >= Call::OpenFile as u8 => return self.file_call(call, &request, caller),
             Ok(call) => self.call_on_socket(call, &request),
             Err(_) => {
                 self.counters.violations.add(1);
@@ -101,7 +103,7 @@ impl Proxy {
             }
             Call::SocketName => return Ok(with_address(0, &socket::getsockname(fd)?)),
             Call::PeerName => return Ok(with_address(0, &socket::getpeername(fd)?)),
-            Call::Socket | Call::Accept | Call::Connect | Call::Set | Call::Add => return Err(Errno::INVAL),
+            _ => return Err(Errno::INVAL),
         }
         Ok(Reply::new(0))
     }

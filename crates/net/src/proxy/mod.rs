@@ -7,7 +7,8 @@
 //!          events of the network, waiting as long as pace.rs allows
 //! ```
 //!
-//! It has a descriptor table of its own. It calls no device, reads no file and waits for nothing but the network, so one
+//! It has a descriptor table of its own, which it shares with the workers that open, read and send files (files.rs,
+//! transfer.rs). It calls no device, reads no file and waits for nothing but the network, so one
 //! socket or one kernel does not hold up another. Every word of a kernel is loaded once and checked; one that is wrong
 //! resets its connection.
 //!
@@ -21,10 +22,12 @@ mod control;
 mod datagram;
 mod events;
 mod fault;
+mod files;
 mod pace;
 mod sets;
 mod sockets;
 mod stream;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,6 +43,8 @@ use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOL
 use spinio_sys::linux::{self, Fd};
 
 use self::fault::Faults;
+pub(crate) use self::files::FileSetup;
+use self::files::Files;
 use self::pace::Pace;
 use self::sets::Sets;
 use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
@@ -83,6 +88,7 @@ pub(crate) struct Setup {
     pub(crate) inline: bool,
     pub(crate) fault_seed: u32,
     pub(crate) longest_sleep_ns: u64,
+    pub(crate) files: Option<FileSetup>,
 }
 
 pub(crate) struct Proxy {
@@ -99,6 +105,8 @@ pub(crate) struct Proxy {
     /// A doorbell whose message is not complete yet, and since when.
     incomplete: Option<(doorbell::Entry, u64)>,
     faults: Faults,
+    /// The files of kernels, if they may open some.
+    files: Option<Files>,
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
@@ -120,8 +128,11 @@ impl Proxy {
     pub(crate) fn new(setup: Setup) -> Result<Proxy, Errno> {
         let sizes = setup.sizes;
         let rings = sizes.rings() as u64;
+        let epoll = SocketFd(socket::epoll_create()?);
+        let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
         Ok(Proxy {
-            epoll: SocketFd(socket::epoll_create()?),
+            epoll,
+            files,
             doorbells: Consumer::default(),
             sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
             first: setup.first,
@@ -150,6 +161,7 @@ impl Proxy {
             let now = linux::monotonic_ns();
             let mut worked = self.take_commands(now);
             worked |= self.take_doorbells(now);
+            worked |= self.take_results(now);
             worked |= self.pump_hot(now);
             self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
@@ -169,7 +181,8 @@ impl Proxy {
     }
 
     fn is_done(&self, now: u64) -> bool {
-        let patience = || self.hot.is_empty() && self.later.is_empty();
+        let working = || self.files.as_ref().is_some_and(Files::is_working);
+        let patience = || self.hot.is_empty() && self.later.is_empty() && !working();
         self.ending.is_some_and(|since| patience() || now.saturating_sub(since) > LAST_LINGER_NS)
     }
 
@@ -398,6 +411,7 @@ impl Proxy {
             self.set_error(index, errno.raw_os_error() as u16);
             self.cancel_calls(index, errno);
         }
+        self.cancel_file_calls(errno);
         self.memory.header()[header::STOP].store_release(1);
     }
 
@@ -406,6 +420,7 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         let mut callers: Vec<Caller> = socket.accepts.drain(..).collect();
         callers.extend(socket.connect.take().map(|(caller, _)| caller));
+        callers.extend(socket.transfers.cancel());
         for caller in callers {
             self.answer(caller, Reply::new(-errno.raw_os_error()));
         }

@@ -9,6 +9,7 @@
 //! Places and sizes of rings come from here alone, never from a word of a kernel.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use spinio_ring::Position;
@@ -18,6 +19,8 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
+
+use super::transfer::Transfers;
 
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
@@ -63,7 +66,8 @@ pub(crate) struct RingPair {
 /// A socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    pub(crate) fd: Option<SocketFd>,
+    /// Workers that send a file have it too.
+    pub(crate) fd: Option<Arc<SocketFd>>,
     pub(crate) domain: u16,
     /// [`STREAM`], [`DGRAM`], [`SEQPACKET`]
     pub(crate) kind: u16,
@@ -96,6 +100,8 @@ pub(crate) struct Socket {
     pub(crate) accepts: VecDeque<Caller>,
     /// A call of connect that waits, and where to.
     pub(crate) connect: Option<(Caller, Vec<u8>)>,
+    /// Files to be sent.
+    pub(crate) transfers: Transfers,
 }
 
 /// A place for a socket.
@@ -154,7 +160,7 @@ impl Sockets {
         let slot = &mut self.slots[index as usize];
         slot.epoch = Descriptor::next_epoch(slot.epoch);
         slot.socket = Some(Socket {
-            fd: Some(fd),
+            fd: Some(Arc::new(fd)),
             domain,
             kind,
             state,
@@ -174,6 +180,7 @@ impl Sockets {
             held: false,
             accepts: VecDeque::new(),
             connect: None,
+            transfers: Transfers::default(),
         });
         Some(Descriptor { index, epoch: slot.epoch })
     }

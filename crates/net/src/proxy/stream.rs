@@ -44,7 +44,7 @@ impl Proxy {
                 return moved;
             }
             State::Connected => {
-                let sent = self.pump_out(index);
+                let sent = self.pump_out(index) | self.pump_transfers(index, now);
                 let received = self.pump_in(index, now);
                 self.notify(index);
                 self.finish_closing(index);
@@ -64,6 +64,7 @@ impl Proxy {
         let (mut moved, mut failed) = (0, None);
         while socket.writable && moved < BYTES_A_PASS {
             let (at, len) = socket.incoming.next();
+            let len = len.min(socket.transfers.ring_turn(&socket.incoming) as usize);
             if len == 0 {
                 break;
             }
@@ -93,10 +94,10 @@ impl Proxy {
         }
         if let Some(errno) = failed {
             self.fail_sending(index, errno);
-        } else if socket.shut && socket.incoming.pending() == 0 && socket.errno == 0 {
+        } else if socket.shut && socket.incoming.pending() == 0 && socket.errno == 0 && socket.transfers.is_empty() {
             let _ = socket::shutdown(fd, 1);
             self.fail_sending(index, Errno::PIPE);
-        } else if socket.writable && socket.incoming.pending() > 0 {
+        } else if socket.writable && socket.transfers.ring_turn(&socket.incoming) > 0 {
             self.heat(index);
         }
         moved > 0
@@ -210,7 +211,7 @@ impl Proxy {
     }
 
     /// Later sends fail; what is in the ring has nowhere to go.
-    fn fail_sending(&mut self, index: u32, errno: Errno) {
+    pub(super) fn fail_sending(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
         let left = socket.incoming.pending();
         socket.incoming.advance(left as usize);
@@ -224,6 +225,7 @@ impl Proxy {
         let sent = spinio_ring::line::Sent::of(line[1].load_acquire());
         line[1].store_release(spinio_ring::line::Sent { errno: socket.errno, ..sent }.word());
         line[0].store_release(socket.outgoing.line(socket.flags).word());
+        self.cancel_transfers(index, errno);
     }
 
     /// Sets or clears the error of both directions.
@@ -283,7 +285,7 @@ impl Proxy {
         if socket.closing.is_none() {
             return;
         }
-        if socket.incoming.pending() == 0 {
+        if socket.incoming.pending() == 0 && socket.transfers.is_empty() {
             self.remove(index);
         } else {
             self.postpone(index);

@@ -164,6 +164,16 @@ fn kernels_get_the_results_that_programs_get_from_datagrams() {
 }
 
 #[test]
+fn kernels_get_the_results_that_programs_get_from_files() {
+    passes_with_sockets("net_files");
+}
+
+#[test]
+fn kernels_send_files_whole_and_in_order() {
+    passes_with_sockets("net_sendfile");
+}
+
+#[test]
 fn benchmark_of_sockets_runs_every_row() {
     if !has_cxx() {
         return;

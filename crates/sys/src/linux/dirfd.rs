@@ -28,6 +28,31 @@ pub fn openat(dirfd: Fd, name: &CStr, flags: i32, mode: u32) -> Result<Fd> {
         .map(|v| v as Fd)
 }
 
+/// How a path is resolved from a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolve {
+    /// Below it: EXDEV for an absolute path, and for `..` and symbolic links that lead out of it.
+    Beneath,
+    /// It is the root: an absolute path begins there, and `..` does not lead out of it.
+    InRoot,
+}
+
+/// `openat2` with O_CLOEXEC, and without the magic links of /proc.
+pub fn openat2(dirfd: Fd, path: &CStr, flags: i32, mode: u32, resolve: Resolve) -> Result<Fd> {
+    let within = match resolve {
+        Resolve::Beneath => k::RESOLVE_BENEATH,
+        Resolve::InRoot => k::RESOLVE_IN_ROOT,
+    };
+    let how = k::open_how {
+        flags: u64::from(flags as u32 | k::O_CLOEXEC),
+        mode: mode.into(),
+        resolve: u64::from(within | k::RESOLVE_NO_MAGICLINKS),
+    };
+    let (path, at, len) = (path.as_ptr() as usize, &raw const how as usize, size_of_val(&how));
+    // SAFETY: `path` is NUL-terminated, `how` has the layout of the Linux kernel, and both live across the call.
+    unsafe { syscall(k::__NR_openat2, [dirfd as isize as usize, path, at, len, 0, 0]) }.map(|v| v as Fd)
+}
+
 /// `unlinkat`.
 pub fn unlinkat(dirfd: Fd, name: &CStr) -> Result<()> {
     // SAFETY: `name` is NUL-terminated and lives across the call.
@@ -66,7 +91,7 @@ pub fn read_dirfd(dirfd: Fd) -> Result<Vec<CString>> {
     getdents(dirfd)
 }
 
-pub use k::{O_DIRECTORY, O_EXCL, O_TMPFILE};
+pub use k::{O_DIRECTORY, O_EXCL, O_NOCTTY, O_TMPFILE, O_TRUNC};
 
 #[cfg(test)]
 mod tests {
@@ -101,5 +126,29 @@ mod tests {
         }
         close(dir).unwrap();
         std::fs::remove_dir(&dir_path).unwrap();
+    }
+
+    #[test]
+    fn path_that_leaves_the_directory_is_refused_or_stays_in_it() {
+        let dir = std::env::temp_dir().join(format!("spinio-beneath-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("in")).unwrap();
+        std::fs::write(dir.join("outside"), "x").unwrap();
+        std::fs::write(dir.join("in/file"), "x").unwrap();
+        std::os::unix::fs::symlink("../outside", dir.join("in/link")).unwrap();
+        let path = CString::new(dir.join("in").as_os_str().as_bytes()).unwrap();
+        let at = open(&path, (O_RDONLY | O_DIRECTORY) as i32, 0).unwrap();
+        let opened = |path: &CStr, how| openat2(at, path, O_RDONLY as i32, 0, how).map(|fd| drop(close(fd)));
+        if opened(c"file", Resolve::Beneath) == Err(Errno::NOSYS) {
+            return eprintln!("skipped: no openat2 here");
+        }
+        assert_eq!(opened(c"file", Resolve::Beneath), Ok(()));
+        assert_eq!(opened(c"../in/file", Resolve::Beneath), Err(Errno::XDEV));
+        assert_eq!(opened(c"link", Resolve::Beneath), Err(Errno::XDEV));
+        assert_eq!(opened(c"/file", Resolve::Beneath), Err(Errno::XDEV));
+        assert_eq!(opened(c"/file", Resolve::InRoot), Ok(()));
+        assert_eq!(opened(c"../file", Resolve::InRoot), Ok(()));
+        assert_eq!(opened(c"link", Resolve::InRoot), Err(Errno::NOENT));
+        close(at).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -49,6 +49,14 @@ pub fn tee(from: Fd, to: Fd, len: usize) -> Result<usize> {
     unsafe { syscall(k::__NR_tee, [from as usize, to as usize, len, SPLICE_F_NONBLOCK, 0, 0]) }
 }
 
+/// `sendfile` from an offset of a file to a socket or pipe: bytes sent, 0 at the end of the file. It raises SIGPIPE, unless
+/// the thread blocks it.
+pub fn sendfile(to: Fd, file: Fd, offset: i64, len: usize) -> Result<usize> {
+    let mut offset = offset;
+    // SAFETY: the offset lives across the call.
+    unsafe { syscall(k::__NR_sendfile, [to as usize, file as usize, &raw mut offset as usize, len, 0, 0]) }
+}
+
 /// `readv` into two buffers, one after the other.
 ///
 /// # Safety

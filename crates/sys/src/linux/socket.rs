@@ -209,6 +209,20 @@ pub fn epoll_wait(epoll: Fd, events: &mut [EpollEvent], nanoseconds: u64) -> Res
     }
 }
 
+/// `eventfd2(EFD_CLOEXEC | EFD_NONBLOCK)`: a counter that makes an epoll event when it grows.
+pub fn event_fd() -> Result<Fd> {
+    // SAFETY: no memory is involved.
+    unsafe { syscall(k::__NR_eventfd2, [0, (k::EFD_CLOEXEC | k::EFD_NONBLOCK) as usize, 0, 0, 0, 0]) }
+        .map(|fd| fd as Fd)
+}
+
+/// Adds 1 to such a counter.
+pub fn signal_event(fd: Fd) -> Result<()> {
+    let one = 1_u64;
+    // SAFETY: the word lives across the call.
+    unsafe { syscall(k::__NR_write, [fd as usize, &raw const one as usize, size_of_val(&one), 0, 0, 0]) }.map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

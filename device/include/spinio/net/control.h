@@ -72,8 +72,8 @@ struct Request {
     const Address *address;
 };
 
-// On the leader alone.
-__device__ inline int call(const Handle &net, const Request &request, bool waits, Address *answer)
+// On the leader alone. `posting`: a lock that the caller has until the request is on its way.
+__device__ inline int call(const Handle &net, const Request &request, bool waits, Address *answer, uint64_t *posting = nullptr)
 {
     unsigned first = waits ? layout::quick_mailboxes : 0;
     unsigned count = waits ? net.mailboxes - layout::quick_mailboxes : layout::quick_mailboxes;
@@ -85,8 +85,11 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         if (compare_exchange_device(claims + mailbox * 2, 0, 1) == 0)
             break;
         if (++polls % count == 0) {
-            if (stopped(net))
+            if (stopped(net)) {
+                if (posting)
+                    unlock(posting);
                 return -ESHUTDOWN;
+            }
             waiting.pause();
         }
     }
@@ -102,6 +105,8 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
     int result = ring(net, layout::doorbell_control, mailbox, 0, 0);
+    if (posting)
+        unlock(posting);
     uint64_t *reply = words + layout::line_bytes / 8;
     for (unsigned polls = 1; !result; polls++) {
         uint64_t word = load_acquire_system(reply);

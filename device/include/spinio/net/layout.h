@@ -20,7 +20,8 @@ struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
     uint64_t flags; // handle_no_inline
-    uint64_t reserved[4];
+    uint64_t reserved[3];
+    uint64_t files; // where the file buffers are; 0: kernels may open no files
 };
 
 namespace layout {
@@ -37,6 +38,10 @@ constexpr size_t event_words_bytes = page / event_sets_of_a_net;
 // Words of an event set in pinned memory.
 constexpr unsigned event_taken = 0, event_made = 16;
 
+// Files: the buffers through which their bytes travel, and the index of the first one.
+constexpr unsigned file_buffers = 16, first_file = 65536 - 256;
+constexpr size_t file_buffer_bytes = 128 << 10, path_bytes = 4095;
+
 // Of a handle: small messages go through the rings too.
 constexpr uint64_t handle_no_inline = 1;
 
@@ -45,7 +50,7 @@ constexpr unsigned inline_bytes = 98, inline_words = 14, inline_first = 2, inlin
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
-constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1;
+constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64;
 
 // Records of datagrams: crates/ring/src/datagram.rs explains them.
 constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
@@ -78,7 +83,13 @@ enum Call : uint64_t {
     call_socket_name,
     call_peer_name,
     call_set = 16,
-    call_add
+    call_add,
+    call_open_file = 32,
+    call_close_file,
+    call_read_file,
+    call_write_file,
+    call_stat_file,
+    call_send_file
 };
 
 // What kernels know of a socket; the proxy never sees it.

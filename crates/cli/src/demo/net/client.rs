@@ -8,8 +8,12 @@ use anyhow::{Context, ensure};
 
 /// Bytes of the picture; http.cu has the same.
 pub(super) const PICTURE_BYTES: usize = 54 + 320 * 3 * 240;
-/// The statuses of a malformed request, of one for an unknown path, and of one with a head that is too long.
-pub(super) const REFUSED: [u16; 3] = [400, 404, 431];
+/// Name and bytes of the file.
+pub(super) const FILE: &str = "numbers.bin";
+pub(super) const FILE_BYTES: usize = 1 << 20;
+/// The statuses of a malformed request, of one for an unknown path, of one with a head that is too long, and of a file outside
+/// the directory.
+pub(super) const REFUSED: [u16; 4] = [400, 404, 431, 404];
 /// A deadline, so that a server which hangs is an error.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -35,6 +39,7 @@ impl Latencies {
 pub(super) struct Outcome {
     pub(super) pages: Latencies,
     pub(super) pictures: Latencies,
+    pub(super) files: Latencies,
     pub(super) wrong: usize,
 }
 
@@ -42,6 +47,7 @@ impl Outcome {
     pub(super) fn add(&mut self, other: Outcome) {
         self.pages.0.extend(other.pages.0);
         self.pictures.0.extend(other.pictures.0);
+        self.files.0.extend(other.files.0);
         self.wrong += other.wrong;
     }
 }
@@ -83,10 +89,16 @@ fn ask(stream: &mut TcpStream, request: &[u8]) -> anyhow::Result<Answer> {
     Ok(Answer { status, body: bytes.split_off(end) })
 }
 
-/// Asks for pages and pictures, on one connection.
+/// The bytes of the file.
+pub(super) fn file_content() -> Vec<u8> {
+    (0..FILE_BYTES as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// Asks for pages, pictures and the file, on one connection.
 pub(super) fn run(address: &str, requests: u32) -> anyhow::Result<Outcome> {
     let mut stream = connect(address)?;
     let mut outcome = Outcome::default();
+    let wanted = file_content();
     for _ in 0..requests {
         let begun = Instant::now();
         let page = ask(&mut stream, b"GET / HTTP/1.1\r\nHost: demo\r\n\r\n")?;
@@ -100,16 +112,24 @@ pub(super) fn run(address: &str, requests: u32) -> anyhow::Result<Outcome> {
         let has_content = picture.body.get(54..).is_some_and(|pixels| pixels.iter().any(|b| *b != pixels[0]));
         let right = picture.status == 200 && picture.body.len() == PICTURE_BYTES && picture.body.starts_with(b"BM");
         outcome.wrong += usize::from(!right || !has_content);
+        let begun = Instant::now();
+        let file = ask(&mut stream, format!("GET /{FILE} HTTP/1.1\r\nHost: demo\r\n\r\n").as_bytes())?;
+        outcome.files.0.push(begun.elapsed().as_nanos() as u64);
+        outcome.wrong += usize::from(file.status != 200 || file.body != wanted);
     }
     Ok(outcome)
 }
 
 /// The statuses of requests that are to be refused.
-pub(super) fn refused_statuses(address: &str) -> anyhow::Result<[u16; 3]> {
+pub(super) fn refused_statuses(address: &str) -> anyhow::Result<[u16; 4]> {
     let long = format!("GET / HTTP/1.1\r\nHost: demo\r\nLong: {}", "x".repeat(4096));
-    let requests: [&[u8]; 3] =
-        [b"GET no-slash HTTP/1.1\r\n\r\n", b"GET /unknown HTTP/1.1\r\nHost: demo\r\n\r\n", long.as_bytes()];
-    let mut statuses = [0; 3];
+    let requests: [&[u8]; 4] = [
+        b"GET no-slash HTTP/1.1\r\n\r\n",
+        b"GET /unknown HTTP/1.1\r\nHost: demo\r\n\r\n",
+        long.as_bytes(),
+        b"GET /../http.cu HTTP/1.1\r\nHost: demo\r\n\r\n",
+    ];
+    let mut statuses = [0; 4];
     for (status, request) in statuses.iter_mut().zip(requests) {
         *status = ask(&mut connect(address)?, request)?.status;
     }

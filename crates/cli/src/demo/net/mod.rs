@@ -1,8 +1,8 @@
 //! `spinio demo net`: a web server that is one GPU kernel, asked with plain HTTP.
 //!
 //! ```text
-//!   compile examples/net/http ──> start it ──> clients of this process: GET / and GET /mandelbrot.bmp, over TCP
-//!                                   │                  every answer is checked: status, length, picture
+//!   compile examples/net/http ──> start it ──> clients of this process: GET / , /mandelbrot.bmp and a file, over TCP
+//!                                   │                  every answer is checked: status, length, picture, bytes
 //!                                   └──> counters of the kernel and of the proxy ──> table
 //! ```
 //!
@@ -19,7 +19,7 @@ use std::fmt::Write;
 use anyhow::Context;
 use clap::Args;
 
-use self::client::{Outcome, PICTURE_BYTES};
+use self::client::{FILE, FILE_BYTES, Outcome, PICTURE_BYTES};
 use self::server::{Counters, Server};
 use crate::demo::cleanup;
 use crate::exit::Exit;
@@ -34,7 +34,7 @@ pub struct Net {
     /// Clients at a time
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=64))]
     clients: u32,
-    /// Pages and pictures that each client asks for
+    /// Pages, pictures and files that each client asks for
     #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u32).range(1..))]
     requests: u32,
     /// Keep the server running until Ctrl-C
@@ -48,7 +48,9 @@ pub fn run(net: &Net) -> anyhow::Result<Exit> {
     let work = tempfile::Builder::new().prefix("spinio-demo-net-").tempdir().context("Cannot make a directory")?;
     let gpu = server::compile(work.path(), &library)?;
     let _watch = cleanup::on_signal(vec![work.path().to_owned()]);
-    let server = Server::start(work.path(), &net.listen.to_string(), 8)?;
+    let files = work.path().join("files");
+    std::fs::create_dir(&files).and_then(|()| std::fs::write(files.join(FILE), client::file_content()))?;
+    let server = Server::start(work.path(), &files, &net.listen.to_string(), 8)?;
     let address = server.address().to_owned();
     let clients: Vec<_> = (0..net.clients)
         .map(|_| {
@@ -80,18 +82,25 @@ pub fn run(net: &Net) -> anyhow::Result<Exit> {
 }
 
 /// What the clients saw.
-fn answers(all: &Outcome, refused: [u16; 3]) -> String {
+fn answers(all: &Outcome, refused: [u16; 4]) -> String {
     let mut text = String::new();
     let time = |nanos: u64| format::time(nanos as f64);
-    for (name, latencies) in [("GET /", &all.pages), ("GET /mandelbrot.bmp", &all.pictures)] {
+    let file = format!("GET /{FILE}");
+    for (name, latencies) in
+        [("GET /", &all.pages), ("GET /mandelbrot.bmp", &all.pictures), (file.as_str(), &all.files)]
+    {
         let (p50, p99) = (time(latencies.percentile(50)), time(latencies.percentile(99)));
         let _ = writeln!(text, "  {name:<20} {:>6} answers   p50 {p50:>9}   p99 {p99:>9}", latencies.count());
     }
     let check = if all.wrong == 0 { "✓ every answer is right" } else { "✗ some answers are wrong" };
-    let size = format::bytes(PICTURE_BYTES as u64);
+    let (size, file) = (format::bytes(PICTURE_BYTES as u64), format::bytes(FILE_BYTES as u64));
     let _ = writeln!(text, "  {check} ({} wrong); the kernel computes each picture, {size}", all.wrong);
-    let [malformed, unknown, long] = refused;
-    let _ = writeln!(text, "  malformed, unknown and too long requests got {malformed}, {unknown} and {long}");
+    let _ = writeln!(text, "  the file, {file}, goes from the page cache to the socket by sendfile");
+    let [malformed, unknown, long, outside] = refused;
+    let _ = writeln!(
+        text,
+        "  malformed, unknown and too long requests got {malformed}, {unknown} and {long}, GET /.. {outside}"
+    );
     text
 }
 

@@ -15,6 +15,7 @@ use crate::{compiler, device_headers};
 
 const SOURCES: &[(&str, &str)] = &[
     ("http.cu", include_str!("../../../../../examples/net/http/http.cu")),
+    ("path.h", include_str!("../../../../../examples/net/http/path.h")),
     ("request.h", include_str!("../../../../../examples/net/http/request.h")),
     ("text.h", include_str!("../../../../../examples/net/http/text.h")),
 ];
@@ -41,9 +42,10 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn start(dir: &Path, listen: &str, blocks: u32) -> anyhow::Result<Server> {
+    pub(super) fn start(dir: &Path, files: &Path, listen: &str, blocks: u32) -> anyhow::Result<Server> {
         let mut child = Command::new(dir.join(PROGRAM))
-            .args([&format!("tcp://{listen}"), &blocks.to_string(), "--until-stdin-ends"])
+            .args([&format!("tcp://{listen}"), &blocks.to_string(), "--until-stdin-ends", "--files"])
+            .arg(files)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

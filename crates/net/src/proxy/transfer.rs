@@ -1,0 +1,297 @@
+//! Files that are sent to a socket: sendfile.
+//!
+//! ```text
+//!   call ──> transfers of the socket ── bytes of the ring up to the call are sent ── the Linux kernel has room?
+//!                                                                                          │ yes: a worker calls
+//!   reply <── all sent, end of the file, error, deadline <── result: bytes <── sendfile(2) ┘ at most 4 MiB
+//! ```
+//!
+//! The bytes go from the file to the socket inside the Linux kernel. A worker waits for the disk, never for the peer: the
+//! descriptor of the socket does not block, and what it has no room for waits here for EPOLLOUT. So a slow peer takes no
+//! worker, and a slow disk holds up no other socket.
+//!
+//! Order. What a kernel sent before goes first, and what it sends meanwhile waits until the transfer has ended. While a
+//! worker has the descriptor, the proxy sends nothing on it; a worker of a call that was cancelled is waited for too.
+//!
+//! Known flaw: a deadline is looked at between two calls of a worker, so a disk that does not answer delays it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use spinio_host::shadow_fd::ShadowFd;
+use spinio_ring::Position;
+use spinio_ring::layout::Descriptor;
+use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
+use spinio_ring::stream::Incoming;
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, Fd};
+
+use super::Proxy;
+use super::fault::Fault;
+use super::files::Outcome;
+use super::sockets::{Caller, STREAM, State};
+
+/// Bytes of one call of a worker.
+const BYTES_A_CALL: u64 = 4 << 20;
+
+/// A file that is being sent.
+#[derive(Debug)]
+struct Transfer {
+    caller: Caller,
+    file: FileRef,
+    offset: u64,
+    left: u64,
+    sent: u64,
+    /// Bytes of the ring up to here go first.
+    after: Position,
+    dontwait: bool,
+    /// How long it may wait for room, and until when.
+    timeout: u64,
+    deadline: u64,
+}
+
+/// A file of kernels.
+#[derive(Clone)]
+pub(crate) struct FileRef(pub(crate) Arc<ShadowFd>);
+
+impl std::fmt::Debug for FileRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "file {}", self.0.get())
+    }
+}
+
+/// Those of a socket, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Transfers {
+    queue: VecDeque<Transfer>,
+    /// A worker sends for the first one, or for one that was cancelled.
+    working: bool,
+    cancelled: bool,
+}
+
+impl Transfers {
+    /// Whether nothing is sent and nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && !self.working
+    }
+
+    /// How many bytes of the ring may be sent now.
+    pub(crate) fn ring_turn(&self, ring: &Incoming) -> u64 {
+        match self.queue.front() {
+            _ if self.working => 0,
+            Some(first) => first.after.since(ring.sent()).min(ring.pending()),
+            None => ring.pending(),
+        }
+    }
+
+    /// Takes out the calls. One that a worker sends for may still send.
+    pub(crate) fn cancel(&mut self) -> impl Iterator<Item = Caller> {
+        self.cancelled = self.working;
+        std::mem::take(&mut self.queue).into_iter().map(|transfer| transfer.caller)
+    }
+}
+
+/// What a worker has done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    socket: Descriptor,
+    bytes: u64,
+    ended: Ended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// As many bytes as it was to send.
+    Complete,
+    /// The socket has no room.
+    NoRoom,
+    /// The file has no more.
+    EndOfFile,
+    Failed(Errno),
+}
+
+impl Proxy {
+    pub(super) fn send_file(&mut self, request: &Request, caller: Caller, now: u64) {
+        match self.add_transfer(request, caller, now) {
+            Ok(index) => drop(self.pump(index, now)),
+            Err((caller, result)) => self.answer(caller, Reply::with_numbers(result, [0])),
+        }
+    }
+
+    /// Its socket; else the result at once.
+    fn add_transfer(&mut self, request: &Request, caller: Caller, now: u64) -> Result<u32, (Caller, i32)> {
+        let descriptor = Descriptor::of(request.descriptor);
+        let [offset, size, timeout, ..] = request.address.words();
+        let file = self.file(request.argument);
+        let dontwait = request.flags & DONTWAIT != 0;
+        let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
+            None => Errno::BADF,
+            Some(socket) if socket.kind != STREAM => Errno::OPNOTSUPP,
+            Some(socket) if socket.errno != 0 => Errno::from_raw_os_error(socket.errno.into()),
+            Some(socket) if socket.state != State::Connected => Errno::NOTCONN,
+            Some(socket) if socket.shut => Errno::PIPE,
+            Some(_) if offset > i64::MAX as u64 => Errno::INVAL,
+            Some(socket) => match file {
+                None => Errno::BADF,
+                Some(_) if size == 0 => return Err((caller, 0)),
+                Some(_) if dontwait && !socket.transfers.is_empty() => Errno::AGAIN,
+                Some(file) => {
+                    let left = size.min(i64::MAX as u64 - offset);
+                    let after = socket.incoming.sent().after(socket.incoming.pending());
+                    let deadline = deadline(now, timeout);
+                    let transfer = Transfer { caller, file, offset, left, sent: 0, after, dontwait, timeout, deadline };
+                    socket.transfers.queue.push_back(transfer);
+                    return Ok(descriptor.index);
+                }
+            },
+        };
+        Err((caller, -refused.raw_os_error()))
+    }
+
+    /// Goes on with the first transfer of a socket whose turn it is; whether it did.
+    pub(super) fn pump_transfers(&mut self, index: u32, now: u64) -> bool {
+        let Some(socket) = self.sockets.at(index) else { return false };
+        let transfers = &mut socket.transfers;
+        if transfers.working || transfers.queue.is_empty() {
+            return false;
+        }
+        let late = transfers.queue.iter().position(|transfer| now >= transfer.deadline);
+        if let Some(transfer) = late.and_then(|late| transfers.queue.remove(late)) {
+            self.finish(transfer, Errno::AGAIN);
+            self.heat(index);
+            return true;
+        }
+        let ring_first = transfers.ring_turn(&socket.incoming) > 0;
+        let Some(transfer) = transfers.queue.front() else { return false };
+        if ring_first || !socket.writable {
+            if transfer.dontwait && !socket.writable {
+                if let Some(transfer) = transfers.queue.pop_front() {
+                    self.finish(transfer, Errno::AGAIN);
+                }
+                self.heat(index);
+                return true;
+            }
+            self.postpone(index);
+            return false;
+        }
+        let Some(fd) = socket.fd.clone() else { return false };
+        let (file, offset, left) = (transfer.file.clone(), transfer.offset, transfer.left);
+        let bytes = match self.faults.next() {
+            Fault::None | Fault::Interrupted => left.min(BYTES_A_CALL),
+            Fault::Short => 1,
+            Fault::Late => {
+                self.postpone(index);
+                return false;
+            }
+        };
+        // An event that comes while the worker sends tells of room that it may not have seen.
+        (transfers.working, transfers.cancelled, socket.writable) = (true, false, false);
+        let socket = Descriptor { index, epoch: self.sockets.epoch(index) };
+        if let Some(files) = &mut self.files {
+            files.submit(file.0.share_key(), None, move || {
+                let (bytes, ended) = send(fd.0, &file, offset, bytes);
+                Outcome::Sent(Sent { socket, bytes, ended })
+            });
+        }
+        true
+    }
+
+    /// A worker has sent for a transfer.
+    pub(super) fn take_sent(&mut self, sent: Sent, now: u64) {
+        self.counters.bytes_sent.add(sent.bytes);
+        let index = sent.socket.index;
+        let Some(socket) = self.sockets.get(sent.socket) else { return };
+        let transfers = &mut socket.transfers;
+        transfers.working = false;
+        socket.writable |= sent.ended != Ended::NoRoom;
+        let errno = match sent.ended {
+            Ended::Failed(errno) if socket.errno == 0 => errno,
+            Ended::Failed(_) => Errno::from_raw_os_error(socket.errno.into()),
+            _ => Errno::AGAIN,
+        };
+        if !std::mem::take(&mut transfers.cancelled)
+            && let Some(transfer) = transfers.queue.front_mut()
+        {
+            transfer.offset += sent.bytes;
+            transfer.left -= sent.bytes;
+            transfer.sent += sent.bytes;
+            if sent.bytes > 0 {
+                transfer.deadline = deadline(now, transfer.timeout);
+            }
+            let over = match sent.ended {
+                Ended::Complete => transfer.left == 0,
+                Ended::NoRoom => transfer.dontwait,
+                Ended::EndOfFile | Ended::Failed(_) => true,
+            };
+            if over && let Some(transfer) = transfers.queue.pop_front() {
+                let errno = if sent.ended == Ended::EndOfFile { None } else { Some(errno) };
+                self.answer_transfer(transfer, errno);
+            }
+        }
+        if let Ended::Failed(errno) = sent.ended
+            && is_of_socket(errno)
+        {
+            self.fail_sending(index, errno);
+        }
+        self.pace.gave(now);
+        self.heat(index);
+    }
+
+    /// The transfers of a socket that failed.
+    pub(super) fn cancel_transfers(&mut self, index: u32, errno: Errno) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.transfers.cancelled = socket.transfers.working;
+        for transfer in std::mem::take(&mut socket.transfers.queue) {
+            self.finish(transfer, errno);
+        }
+    }
+
+    fn finish(&mut self, transfer: Transfer, errno: Errno) {
+        self.answer_transfer(transfer, Some(errno));
+    }
+
+    /// What was sent comes before an error, as in the system call.
+    fn answer_transfer(&mut self, transfer: Transfer, errno: Option<Errno>) {
+        let result = match errno {
+            Some(errno) if transfer.sent == 0 => -errno.raw_os_error(),
+            _ => 0,
+        };
+        self.answer(transfer.caller, Reply::with_numbers(result, [transfer.sent]));
+    }
+}
+
+fn deadline(now: u64, timeout: u64) -> u64 {
+    if timeout == 0 { u64::MAX } else { now.saturating_add(timeout) }
+}
+
+/// Sends `bytes` of a file, on a worker.
+fn send(socket: Fd, file: &FileRef, offset: u64, bytes: u64) -> (u64, Ended) {
+    let mut sent = 0;
+    while sent < bytes {
+        match linux::sendfile(socket, file.0.get(), (offset + sent) as i64, (bytes - sent) as usize) {
+            Ok(0) => return (sent, Ended::EndOfFile),
+            Ok(more) => sent += more as u64,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return (sent, Ended::NoRoom),
+            Err(errno) => return (sent, Ended::Failed(errno)),
+        }
+    }
+    (sent, Ended::Complete)
+}
+
+/// Whether an error of sendfile tells of the socket, not of the file.
+fn is_of_socket(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::PIPE
+            | Errno::CONNRESET
+            | Errno::CONNABORTED
+            | Errno::NOTCONN
+            | Errno::TIMEDOUT
+            | Errno::HOSTUNREACH
+            | Errno::HOSTDOWN
+            | Errno::NETUNREACH
+            | Errno::NETDOWN
+            | Errno::NETRESET
+    )
+}
