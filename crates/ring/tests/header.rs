@@ -26,7 +26,7 @@ int main()
     PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
     PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
     PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
-    PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp);
+    PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp); PRINT(longest_udp6);
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
@@ -76,7 +76,7 @@ fn header_and_crate_agree() {
     here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
     here.extend([1, 2, 3, 6, 7]);
     here.extend([datagram::HEADER_BYTES, datagram::SHORT_ADDRESS_BYTES].map(|n| n as u64));
-    here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64]);
+    here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64, datagram::LONGEST_UDP6 as u64]);
     here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
     here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
     here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);

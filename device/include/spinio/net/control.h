@@ -27,6 +27,21 @@ struct Address {
         return address;
     }
 
+    // An IPv6 address, as eight groups, and a port; scope: the number of the interface of a link-local address.
+    __host__ __device__ static Address inet6(const unsigned short (&groups)[8], unsigned port, unsigned scope = 0)
+    {
+        Address address = of(INET6, 28);
+        address.bytes[2] = (unsigned char)(port >> 8);
+        address.bytes[3] = (unsigned char)port;
+        for (int i = 0; i < 8; i++) {
+            address.bytes[8 + i * 2] = (unsigned char)(groups[i] >> 8);
+            address.bytes[9 + i * 2] = (unsigned char)groups[i];
+        }
+        for (int i = 0; i < 4; i++)
+            address.bytes[24 + i] = (unsigned char)(scope >> i * 8);
+        return address;
+    }
+
     // The path of a UNIX socket; one that is too long makes the call fail with ENAMETOOLONG or EINVAL.
     __host__ __device__ static Address path(const char *text)
     {
@@ -43,7 +58,7 @@ struct Address {
         return address;
     }
 
-    // Of an IPv4 address.
+    // Of an IPv4 or IPv6 address.
     __host__ __device__ unsigned port() const { return unsigned(bytes[2]) << 8 | bytes[3]; }
 
 private:
@@ -138,7 +153,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 
 } // namespace detail
 
-// UNIX or INET; STREAM, DGRAM or, of UNIX, SEQPACKET; 0: a descriptor or -errno.
+// UNIX, INET or INET6; STREAM, DGRAM or, of UNIX, SEQPACKET; 0: a descriptor or -errno.
 template <typename Group>
 __device__ int socket(Group group, const Handle &net, int domain, int type, int protocol)
 {
