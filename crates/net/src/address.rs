@@ -113,7 +113,9 @@ mod tests {
     #[test]
     fn addresses_survive_a_round_trip() {
         let six = ["tcp://[::1]:8080", "tcp://[2001:db8::2:1]:1", "tcp://[fe80::1%3]:65535", "tcp://[::]:0"];
-        for text in six.into_iter().chain(["tcp://127.0.0.1:8080", "unix:///tmp/a socket", "unix:@name", "unix://relative"]) {
+        for text in
+            six.into_iter().chain(["tcp://127.0.0.1:8080", "unix:///tmp/a socket", "unix:@name", "unix://relative"])
+        {
             assert_eq!(NetAddress::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(NetAddress::parse("tcp://1.2.3.4:258").unwrap().bytes()[..8], [2, 0, 1, 2, 1, 2, 3, 4]);
@@ -124,7 +126,16 @@ mod tests {
 
     #[test]
     fn bad_addresses_get_an_errno_and_a_sentence() {
-        for text in ["", "127.0.0.1:80", "tcp://localhost:80", "tcp://1.2.3.4", "tcp://::1:80", "tcp://[::1]", "unix:", "udp://1.2.3.4:5"] {
+        for text in [
+            "",
+            "127.0.0.1:80",
+            "tcp://localhost:80",
+            "tcp://1.2.3.4",
+            "tcp://::1:80",
+            "tcp://[::1]",
+            "unix:",
+            "udp://1.2.3.4:5",
+        ] {
             let error = NetAddress::parse(text).unwrap_err();
             assert_eq!(error.errno, Errno::INVAL, "{text}");
             assert!(error.to_string().contains(text));

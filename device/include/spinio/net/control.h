@@ -223,30 +223,49 @@ __device__ int shutdown(Group group, const Handle &net, int s, int how)
     return result;
 }
 
+namespace detail {
+
+// On the leader: no call uses the descriptor any more, and no later one will: 0 or -EBADF.
+__device__ inline int end_use(const Handle &net, int s)
+{
+    if (int failed = find(net, s))
+        return failed;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t closed = uint64_t(epoch_of(s)) << 2 | layout::state_closed;
+    if (compare_exchange_device(&socket->state, open_state(s), closed) != open_state(s))
+        return -EBADF;
+    // Those that have a lock see that the descriptor is closed. None may use the rings once the proxy has them.
+    uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
+    for (uint64_t *word : locks) {
+        Backoff waiting;
+        while (compare_exchange_device(word, 0, 1) != 0)
+            waiting.pause();
+        store_release_device(word, 0);
+    }
+    return 0;
+}
+
+} // namespace detail
+
 // Closes the descriptor: calls that wait for it return -EBADF. What was sent before is still sent.
 template <typename Group>
 __device__ int close(Group group, const Handle &net, int s)
 {
     int64_t result = 0;
     if (group.leads()) {
-        result = detail::find(net, s);
-        layout::DeviceSocket *socket = detail::device_socket(net, s);
-        uint64_t closed = uint64_t(detail::epoch_of(s)) << 2 | layout::state_closed;
-        if (!result && compare_exchange_device(&socket->state, detail::open_state(s), closed) != detail::open_state(s))
-            result = -EBADF;
-        if (!result) {
-            // Those that have a lock see that the descriptor is closed. None may use the rings once the proxy has them.
-            uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
-            for (uint64_t *word : locks) {
-                Backoff waiting;
-                while (compare_exchange_device(word, 0, 1) != 0)
-                    waiting.pause();
-                store_release_device(word, 0);
-            }
+        result = detail::end_use(net, s);
+        if (!result)
             result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
-        }
     }
     return int(share(group, result));
+}
+
+// Ends the use of the descriptor by kernels, as close does, but keeps the socket: the program can take it, as soon as it
+// knows that this has returned, with spinio_net_release().
+template <typename Group>
+__device__ int release(Group group, const Handle &net, int s)
+{
+    return int(share(group, group.leads() ? detail::end_use(net, s) : 0));
 }
 
 } // namespace spinio::net
