@@ -118,7 +118,9 @@ __device__ inline bool same(const net::Address &a, const net::Address &b)
 
 // A name that does not exist, an address without a family, an empty one for bind, and one of each domain.
 struct Names {
-    net::Address nowhere, path, any, loopback, none, cut;
+    net::Address nowhere, path, any, loopback, loopback6, none, cut;
+
+    __device__ const net::Address &of(int domain) const { return domain == net::UNIX ? any : domain == net::INET ? loopback : loopback6; }
 };
 
 // The bytes that came, their sum, and whether they came from there.
@@ -139,7 +141,7 @@ __device__ int bound(Calls &calls, int domain, const Names &names, net::Address 
 {
     int s = calls.socket(domain, net::DGRAM), result = 0;
     calls.put(s > 0);
-    calls.put(calls.bind(s, domain == net::UNIX ? names.any : names.loopback));
+    calls.put(calls.bind(s, names.of(domain)));
     name = calls.name_of(s, false, result);
     calls.put(result);
     return s;
@@ -154,6 +156,8 @@ __device__ void errors(Calls &calls, int domain, const Names &names)
     if (domain == net::INET) {
         calls.put(calls.send(s, 65536, 0, nullptr));      // EMSGSIZE
         calls.put(calls.send(s, 65508, 0, nullptr));      // EDESTADDRREQ
+    } else if (domain == net::INET6) {
+        calls.put(calls.send(s, 65536, 0, nullptr));      // EDESTADDRREQ
     }
     receive(calls, s, 5, net::DONTWAIT, nullptr);         // EAGAIN
     calls.put(calls.listen(s));                           // EOPNOTSUPP
@@ -171,7 +175,7 @@ __device__ void errors(Calls &calls, int domain, const Names &names)
         calls.put(calls.connect(a, names.nowhere));       // ECONNREFUSED
         calls.put(calls.send(a, 1, 0, nullptr));          // ENOTCONN
     } else {
-        calls.put(calls.send(a, 65508, 0, &b_name));      // EMSGSIZE
+        calls.put(calls.send(a, domain == net::INET ? 65508 : 65528, 0, &b_name)); // EMSGSIZE
     }
     calls.put(calls.connect(a, b_name));
     net::Address peer = calls.name_of(a, true, result);
@@ -202,7 +206,7 @@ __device__ void errors(Calls &calls, int domain, const Names &names)
     calls.put(calls.shutdown(a, 7));                      // EINVAL
     calls.put(calls.close(a));
     calls.put(calls.connect(b, a_name));                  // UNIX: ECONNREFUSED
-    if (domain == net::INET) {
+    if (domain != net::UNIX) {
         calls.put(calls.send(b, 5, 5, nullptr));          // to a port that is closed
         receive(calls, b, 4, 0, nullptr);                 // ECONNREFUSED
         receive(calls, b, 4, net::DONTWAIT, nullptr);     // EAGAIN: it was told
@@ -252,7 +256,7 @@ __device__ void lengths(Calls &calls, int domain, const Names &names)
 {
     net::Address a_name, b_name;
     int a = bound(calls, domain, names, a_name), b = bound(calls, domain, names, b_name);
-    const int sizes[] = {0, 1, 15, 16, 17, 1472, 1473, 9000, 32768, 65490, 65506, 65507, 65508, 65535, 65536, 65507, 0, 65507};
+    const int sizes[] = {0, 1, 15, 16, 17, 1472, 1473, 9000, 32768, 65490, 65506, 65507, 65508, 65527, 65528, 65535, 65536, 65507, 0, 65507};
     for (int size : sizes) {
         int64_t sent = calls.send(a, size, unsigned(size), &b_name);
         calls.put(sent);
@@ -334,7 +338,7 @@ static void kernel_and_program_get_the_same_results(int what, int domain, int co
 {
     Net net(16, false, 64, 0, what == 1 ? 65536 : 4096);
     Names names = {net::Address::abstract("spinio-no-such-name"), net::Address::path("/no-such-folder/socket"), net::Address::path(""),
-                   net::Address::inet(127, 0, 0, 1, 0), {}, net::Address::path("")};
+                   net::Address::inet(127, 0, 0, 1, 0), net::Address::inet6({0, 0, 0, 0, 0, 0, 0, 1}, 0), {}, net::Address::path("")};
     names.none.length = 16;
     names.cut.length = 1;
     unsigned char *buffer;
@@ -418,6 +422,11 @@ int main()
         kernel_and_program_get_the_same_results(3, domain, 200);
     }
     kernel_and_program_get_the_same_results(1, net::INET, 0);
+    if (has_ipv6()) {
+        kernel_and_program_get_the_same_results(0, net::INET6, 0);
+        kernel_and_program_get_the_same_results(1, net::INET6, 0);
+        kernel_and_program_get_the_same_results(3, net::INET6, 60);
+    }
     kernel_and_program_get_the_same_results(2, net::UNIX, 0);
     full_ring_leaves_datagrams_with_the_system();
     std::printf("%d failures\n", failures);

@@ -213,6 +213,8 @@ int main()
     kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 2001, 250, 1);
     kernel_and_program_get_the_same_results(path.c_str(), 3001, 250, 2);
     unlink(path.c_str() + 7);
+    if (has_ipv6())
+        kernel_and_program_get_the_same_results("tcp://[::1]:0", 4001, 100, 3);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

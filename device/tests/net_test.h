@@ -100,8 +100,16 @@ struct Net {
 {
     sockaddr_un path = {};
     sockaddr_in inet = {};
+    sockaddr_in6 inet6 = {};
     int s = -1, failed = -1;
-    if (address.rfind("tcp://", 0) == 0) {
+    if (address.rfind("tcp://[", 0) == 0) {
+        size_t end = address.rfind("]:");
+        inet6.sin6_family = AF_INET6;
+        inet6.sin6_port = htons(uint16_t(std::atoi(address.c_str() + end + 2)));
+        inet_pton(AF_INET6, address.substr(7, end - 7).c_str(), &inet6.sin6_addr);
+        s = socket(AF_INET6, SOCK_STREAM, 0);
+        failed = connect(s, reinterpret_cast<sockaddr *>(&inet6), sizeof inet6);
+    } else if (address.rfind("tcp://", 0) == 0) {
         size_t colon = address.rfind(':');
         inet.sin_family = AF_INET;
         inet.sin_port = htons(uint16_t(std::atoi(address.c_str() + colon + 1)));
@@ -121,6 +129,21 @@ struct Net {
     timeval limit = {60, 0};
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     return s;
+}
+
+// Whether this machine has ::1; prints why not.
+[[maybe_unused]] static bool has_ipv6()
+{
+    sockaddr_in6 loopback = {};
+    loopback.sin6_family = AF_INET6;
+    loopback.sin6_addr = in6addr_loopback;
+    int s = socket(AF_INET6, SOCK_STREAM, 0);
+    bool has = s >= 0 && !bind(s, reinterpret_cast<sockaddr *>(&loopback), sizeof loopback);
+    if (!has)
+        std::printf("skipped: this machine has no IPv6 loopback (%s)\n", std::strerror(errno));
+    if (s >= 0)
+        close(s);
+    return has;
 }
 
 [[maybe_unused]] static int listener(const Net &net, const char *address, std::string &name)

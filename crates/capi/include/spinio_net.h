@@ -16,7 +16,7 @@
  * the module of every kernel before (cudaFuncGetAttributes): loading one waits too.
  *
  * A thread of the library makes the system calls. It has a descriptor table of its own, so the program's table has no
- * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv4), unix:///PATH and unix:@NAME (abstract). Sockets are numbers
+ * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv6 as tcp://[::1]:80), unix:///PATH and unix:@NAME (abstract). Sockets are numbers
  * for kernels, no descriptors of the program. A forked child does not have the nets of its parent.
  *
  * Any thread may call these functions at any time, but none during or after spinio_net_close() of its net. A function that
@@ -83,6 +83,22 @@ int spinio_net_connect(spinio_net *net, const char *address);
 
 /* Stores the address of a socket as text, with its NUL, as "tcp://127.0.0.1:40123" after a port 0. ENAMETOOLONG: size. */
 int spinio_net_address(spinio_net *net, int socket, char *text, size_t size);
+
+/* Moves a socket of the program to the kernels, and returns its number there: a connected TCP or UNIX socket, a UDP or UNIX
+ * datagram socket, or one that listens, such as one of systemd's LISTEN_FDS. On success the descriptor `fd` is closed, as if it
+ * had been given away; descriptors of other programs and duplicates stay, and share O_NONBLOCK, which is set. Bytes that the
+ * program has not read are for the kernels. No thread may use the descriptor meanwhile.
+ * EBADF. ENOTSOCK. ENOTCONN: neither connected nor listening. EAFNOSUPPORT, EPROTONOSUPPORT: another kind of socket. ENOBUFS: all
+ * rings are in use. EPERM, ENOSYS: a sandbox refuses pidfd_getfd(2). */
+int spinio_net_adopt(spinio_net *net, int fd);
+
+/* Takes a socket from the kernels, and returns a descriptor of it, which blocks and is closed on exec. Bytes that arrived and
+ * were not received by a kernel are stored at `unread`, and their number at `count`: they come before what the program
+ * receives from the descriptor. A ring's size is room enough. What kernels have sent leaves before; if the peer does not take
+ * it within a second, or datagrams were not received by a kernel, the call fails with EBUSY and the socket stays as it is.
+ * No kernel may use the socket any more: a kernel that calls net::release() has ended its use.
+ * EBADF: no such socket. EMSGSIZE: more unread bytes than `size`. EBUSY. EALREADY: it is connecting. The errno of its error. */
+int spinio_net_release(spinio_net *net, int socket, void *unread, size_t size, size_t *count);
 
 /* Makes an event set, for kernels to wait on, and returns its number. A net has at most 16, which live as long as the net.
  * ENOBUFS: there are 16. */

@@ -135,6 +135,38 @@ unsafe extern "C-unwind" fn spinio_net_connect(this: *const Net, address: *const
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_adopt(this: *const Net, fd: c_int) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open net.
+    guard::run(|| Ok(unsafe { net(this) }?.adopt(fd)?)).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_net_release(
+    this: *const Net,
+    socket: c_int,
+    unread: *mut u8,
+    size: usize,
+    count: *mut usize,
+) -> c_int {
+    guard::cancellation_point();
+    let done = guard::run(|| {
+        if count.is_null() || unread.is_null() && size > 0 {
+            return Err(null("memory for the unread bytes and their count"));
+        }
+        // SAFETY: the header asks for an open net.
+        let (fd, bytes) = unsafe { net(this) }?.release(socket, size)?;
+        // SAFETY: the header asks for `size` bytes at `unread`, which are no fewer, and for a size at `count`.
+        unsafe {
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), unread, bytes.len());
+            count.write_unaligned(bytes.len());
+        }
+        Ok(fd)
+    });
+    done.unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_net_set(this: *const Net) -> c_int {
     guard::cancellation_point();
     // SAFETY: the header asks for an open net.

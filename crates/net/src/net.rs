@@ -15,11 +15,12 @@ use spinio_ring::Position;
 use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
+use spinio_sys::linux::socket_move::{Passage, receive_descriptor};
 use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::proxy::{Command, FileSetup, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, Place, Proxy, Setup};
 use crate::{Error, NetAddress, Result, Stats};
 
 const SOCK_STREAM: u32 = 1;
@@ -31,6 +32,10 @@ const WAITING_MAILBOXES: u32 = 2048;
 /// Threads that wait for disks, started as calls come.
 const FILE_WORKERS: usize = 8;
 const DEFAULT_FILES: u32 = 64;
+
+/// How long a release waits for the network to take what kernels have sent, and how long between two looks.
+const RELEASE_NS: u64 = 1_000_000_000;
+const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// What a net is made for; 0 is the default.
 #[derive(Clone, Debug, Default)]
@@ -140,6 +145,44 @@ impl Net {
         let socket = self.socket(address)?;
         let done = self.call(Call::Connect, socket, 0, address.bytes(), &format!("connect to {address}"));
         self.close_unless(done.map(drop), socket)
+    }
+
+    /// Moves a socket of the program to the kernels: its number there. On success the program's descriptor is closed; the
+    /// open socket is the proxy's.
+    pub fn adopt(&self, fd: linux::Fd) -> Result<i32> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.send(Command::Adopt(Place { tid: linux::gettid(), fd }, sender))?;
+        let done = receiver.recv().map_err(|_| ended())?;
+        let descriptor = done.map_err(|errno| Error::of(errno, &format!("adopt the descriptor {fd}")))?;
+        let _ = linux::close(fd);
+        Ok(descriptor.number())
+    }
+
+    /// Gives a socket back to the program: a descriptor, and the bytes that arrived and no kernel has received, at most
+    /// `room` of them. It waits a second for what kernels have sent and the network has not taken. No kernel may use it.
+    pub fn release(&self, socket: i32, room: usize) -> Result<(linux::Fd, Vec<u8>)> {
+        let what = |errno| Error::of(errno, &format!("give the socket {socket} back"));
+        let passage = Passage::new().map_err(what)?;
+        let place = Place { tid: linux::gettid(), fd: passage.outer };
+        let (begun, descriptor) = (linux::monotonic_ns(), Descriptor::of(socket as u32));
+        loop {
+            let (sender, receiver) = mpsc::sync_channel(1);
+            self.send(Command::Release(descriptor, place, room, sender))?;
+            match receiver.recv().map_err(|_| ended())? {
+                Ok(unread) => return receive_descriptor(passage.inner).map(|fd| (fd, unread)).map_err(what),
+                Err(Errno::BUSY) if linux::monotonic_ns() - begun < RELEASE_NS => std::thread::sleep(RELEASE_PAUSE),
+                Err(Errno::BUSY) => {
+                    let sentence = "The socket has bytes that its peer does not take, or datagrams that no kernel has \
+                                    received";
+                    return Err(Error::new(Errno::BUSY, sentence));
+                }
+                Err(Errno::MSGSIZE) => {
+                    let sentence = format!("More than {room} bytes have arrived and were not received by a kernel");
+                    return Err(Error::new(Errno::MSGSIZE, sentence));
+                }
+                Err(errno) => return Err(what(errno)),
+            }
+        }
     }
 
     /// A new event set, for kernels to wait on: its number. Sets live as long as the net.

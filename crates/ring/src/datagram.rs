@@ -21,6 +21,8 @@ pub const SHORT_ADDRESS_BYTES: usize = 16;
 pub const DONTWAIT: u8 = 1;
 /// The longest datagram of UDP over IPv4.
 pub const LONGEST_UDP: usize = 65_507;
+/// The same over IPv6, whose lengths do not count the header.
+pub const LONGEST_UDP6: usize = 65_527;
 
 /// What is before the payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,7 +107,7 @@ mod tests {
     fn records_are_padded_and_long_addresses_come_after_the_payload() {
         let record = |stored, address_len| Header { stored, address_len, ..Header::default() }.record_bytes();
         assert_eq!([record(0, 0), record(1, 16), record(16, 17), record(17, 110)], [32, 48, 80, 176]);
-        assert!(record(LONGEST_UDP as u32, 16) <= 2 * 65536);
+        assert!(record(LONGEST_UDP6 as u32, 28) <= 2 * 65536);
     }
 
     #[test]

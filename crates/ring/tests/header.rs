@@ -27,7 +27,7 @@ int main()
     PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
     PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
     PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
-    PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp);
+    PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp); PRINT(longest_udp6);
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
     PRINT(call_open_file); PRINT(call_send_file); PRINT(file_buffers); PRINT(first_file); PRINT(file_buffer_bytes); PRINT(path_bytes);
     PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
@@ -79,7 +79,7 @@ fn header_and_crate_agree() {
     here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
     here.extend([1, 2, 3, 6, 7]);
     here.extend([datagram::HEADER_BYTES, datagram::SHORT_ADDRESS_BYTES].map(|n| n as u64));
-    here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64]);
+    here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64, datagram::LONGEST_UDP6 as u64]);
     here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
     here.extend([Call::OpenFile as u64, Call::SendFile as u64, FILE_BUFFERS.into(), FIRST_FILE.into()]);
     here.extend([FILE_BUFFER_BYTES, PATH_BYTES, claims::FILE_BUFFERS, offset_of!(Handle, files)].map(|n| n as u64));

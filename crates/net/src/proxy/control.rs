@@ -6,7 +6,7 @@
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
 use spinio_sys::Errno;
-use spinio_sys::linux::socket::{self, AF_INET, AF_UNIX, SocketAddress};
+use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 
 use super::Proxy;
 use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
@@ -37,7 +37,7 @@ impl Proxy {
 
     fn socket(&mut self, argument: u32) -> Result<Descriptor, Errno> {
         let (domain, kind) = ((argument >> 16) as u16, argument & 0xffff);
-        if domain != AF_UNIX && domain != AF_INET {
+        if domain != AF_UNIX && !is_inet(domain) {
             return Err(Errno::AFNOSUPPORT);
         }
         let kind = kind as u16;
@@ -48,7 +48,7 @@ impl Proxy {
             return Err(Errno::NOBUFS);
         }
         let fd = socket::new_socket(domain, kind)?;
-        if domain == AF_INET && kind == STREAM {
+        if is_inet(domain) && kind == STREAM {
             let _ = socket::reuse_address(fd);
         }
         // Datagrams go without a connection.
@@ -148,7 +148,7 @@ impl Proxy {
             }
             match socket::accept(fd) {
                 Ok((fd, peer)) => {
-                    if domain == AF_INET {
+                    if is_inet(domain) {
                         let _ = socket::no_delay(fd);
                     }
                     let done = self.add(fd, domain, kind, State::Connected);
@@ -233,7 +233,7 @@ impl Proxy {
         let caller = socket.connect.take();
         socket.state = if errno == 0 { State::Connected } else { State::Unconnected };
         if errno == 0 {
-            if let Some(fd) = socket.fd.as_ref().filter(|_| socket.domain == AF_INET) {
+            if let Some(fd) = socket.fd.as_ref().filter(|_| is_inet(socket.domain)) {
                 let _ = socket::no_delay(fd.0);
             }
             socket.readable = true;

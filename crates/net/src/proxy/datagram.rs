@@ -15,14 +15,14 @@
 
 use std::sync::Arc;
 
-use spinio_ring::datagram::{DONTWAIT, HEADER_BYTES, Header, LONGEST_UDP};
+use spinio_ring::datagram::{DONTWAIT, HEADER_BYTES, Header, LONGEST_UDP6};
 use spinio_ring::layout::ADDRESS_BYTES;
 use spinio_ring::line::{EOF, ERR, FULL, Sent};
 use spinio_ring::mailbox::Address;
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram;
-use spinio_sys::linux::socket::{AF_INET, SocketAddress};
+use spinio_sys::linux::socket::{SocketAddress, is_inet};
 
 use super::Proxy;
 use super::sockets::{SEQPACKET, Socket};
@@ -176,7 +176,7 @@ fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
     let around = HEADER_BYTES + ADDRESS_BYTES + 16;
     let Some(room) = (size - unread).checked_sub(around) else { return Ok(Received::Full) };
     // Never half a datagram, unless it is too long for the ring.
-    let fits_surely = unread == 0 || socket.domain == AF_INET && room >= LONGEST_UDP;
+    let fits_surely = unread == 0 || is_inet(socket.domain) && room >= LONGEST_UDP6;
     if !fits_surely && datagram::next_length(fd)? > room {
         return Ok(Received::Full);
     }

@@ -23,6 +23,7 @@ mod datagram;
 mod events;
 mod fault;
 mod files;
+mod handover;
 mod pace;
 mod sets;
 mod sockets;
@@ -45,6 +46,7 @@ use spinio_sys::linux::{self, Fd};
 use self::fault::Faults;
 pub(crate) use self::files::FileSetup;
 use self::files::Files;
+pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::sets::Sets;
 use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
@@ -70,6 +72,10 @@ pub(crate) enum Command {
     Call(Request, SyncSender<Reply>),
     /// The descriptor is used no more.
     Close(Descriptor),
+    /// A socket of the program becomes one of kernels.
+    Adopt(Place, SyncSender<Result<Descriptor, Errno>>),
+    /// And back, with the bytes that no kernel has received, for which there is so much room.
+    Release(Descriptor, Place, usize, SyncSender<Result<Vec<u8>, Errno>>),
     /// All calls fail from now on.
     Stop(SyncSender<()>),
     /// The proxy ends.
@@ -193,6 +199,10 @@ impl Proxy {
             match command {
                 Command::Call(request, sender) => self.call(request, Caller::Host(sender), now),
                 Command::Close(descriptor) => self.close(descriptor, now),
+                Command::Adopt(place, sender) => drop(sender.try_send(self.adopt(place))),
+                Command::Release(descriptor, passage, room, sender) => {
+                    let _ = sender.try_send(self.release(descriptor, passage, room, now));
+                }
                 Command::Stop(sender) => {
                     self.stop();
                     let _ = sender.try_send(());
@@ -393,6 +403,9 @@ impl Proxy {
     /// Removes a socket: its descriptor is closed, and its place is free.
     fn remove(&mut self, index: u32) {
         self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.epoch(index)) << 2);
+        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref()) {
+            let _ = socket::epoll_remove(self.epoll.0, fd.0);
+        }
         if self.sockets.remove(index).is_some() {
             self.counters.open.set(self.counters.open.get() - 1);
         }

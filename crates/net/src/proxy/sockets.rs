@@ -31,6 +31,15 @@ pub(crate) const SEQPACKET: u16 = 5;
 #[derive(Debug)]
 pub(crate) struct SocketFd(pub(crate) Fd);
 
+impl SocketFd {
+    /// The descriptor, which is the caller's now.
+    pub(crate) fn into_fd(self) -> Fd {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+}
+
 impl Drop for SocketFd {
     fn drop(&mut self) {
         let _ = close(self.0);

@@ -18,7 +18,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{EOF, ERR, FULL};
 use spinio_ring::stream::Violation;
 use spinio_sys::Errno;
-use spinio_sys::linux::socket::{self, AF_INET};
+use spinio_sys::linux::socket::{self, is_inet};
 
 use super::Proxy;
 use super::fault::Fault;
@@ -57,7 +57,7 @@ impl Proxy {
     }
 
     /// Send ring to network.
-    fn pump_out(&mut self, index: u32) -> bool {
+    pub(super) fn pump_out(&mut self, index: u32) -> bool {
         let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
         let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
@@ -266,7 +266,7 @@ impl Proxy {
         let Some(socket) = self.sockets.get(descriptor) else { return };
         socket.closing = Some(now);
         let _ = credit(socket, word);
-        if socket.domain == AF_INET && socket.kind == STREAM && socket.outgoing.unread() > 0 {
+        if is_inet(socket.domain) && socket.kind == STREAM && socket.outgoing.unread() > 0 {
             // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read.
             return self.abandon(index);
         }

@@ -154,6 +154,11 @@ fn kernels_get_the_results_that_programs_get_from_sockets() {
 }
 
 #[test]
+fn sockets_move_between_programs_and_kernels() {
+    passes_with_sockets("net_adopt");
+}
+
+#[test]
 fn kernels_wait_for_many_sockets() {
     passes_with_sockets("net_events");
 }

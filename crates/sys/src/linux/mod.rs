@@ -28,6 +28,7 @@ mod shared_fd;
 mod shared_words;
 mod signals;
 pub mod socket;
+pub mod socket_move;
 mod types;
 mod uring;
 mod wipe;

@@ -17,6 +17,8 @@ type Result<T> = core::result::Result<T, Errno>;
 pub const AF_UNIX: u16 = 1;
 /// `AF_INET`
 pub const AF_INET: u16 = 2;
+/// `AF_INET6`
+pub const AF_INET6: u16 = 10;
 /// `EPOLLIN`
 pub const EPOLLIN: u32 = 1;
 /// `EPOLLOUT`
@@ -42,6 +44,11 @@ const MSG_DONTWAIT: usize = 0x40;
 const MSG_NOSIGNAL: usize = 0x4000;
 /// Bytes of `struct sockaddr_storage`.
 const LONGEST_ADDRESS: usize = 128;
+
+/// Whether a domain is of the internet protocols.
+pub const fn is_inet(domain: u16) -> bool {
+    matches!(domain, AF_INET | AF_INET6)
+}
 
 /// A socket address as the Linux kernel returns it.
 #[derive(Clone, Copy, Debug)]
@@ -192,6 +199,13 @@ pub fn epoll_add(epoll: Fd, fd: Fd, events: u32, data: u64) -> Result<()> {
     // SAFETY: the event lives across the call.
     unsafe { syscall(k::__NR_epoll_ctl, [epoll as usize, EPOLL_CTL_ADD, fd as usize, &raw const event as usize, 0, 0]) }
         .map(drop)
+}
+
+/// `epoll_ctl(EPOLL_CTL_DEL)`: closing is not enough where others have descriptors of the same socket.
+pub fn epoll_remove(epoll: Fd, fd: Fd) -> Result<()> {
+    const EPOLL_CTL_DEL: usize = 2;
+    // SAFETY: no memory is involved.
+    unsafe { syscall(k::__NR_epoll_ctl, [epoll as usize, EPOLL_CTL_DEL, fd as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// `epoll_pwait2`, and `epoll_pwait` with its coarser time where a kernel or a sandbox refuses that.

@@ -27,6 +27,21 @@ struct Address {
         return address;
     }
 
+    // An IPv6 address, as eight groups, and a port; scope: the number of the interface of a link-local address.
+    __host__ __device__ static Address inet6(const unsigned short (&groups)[8], unsigned port, unsigned scope = 0)
+    {
+        Address address = of(INET6, 28);
+        address.bytes[2] = (unsigned char)(port >> 8);
+        address.bytes[3] = (unsigned char)port;
+        for (int i = 0; i < 8; i++) {
+            address.bytes[8 + i * 2] = (unsigned char)(groups[i] >> 8);
+            address.bytes[9 + i * 2] = (unsigned char)groups[i];
+        }
+        for (int i = 0; i < 4; i++)
+            address.bytes[24 + i] = (unsigned char)(scope >> i * 8);
+        return address;
+    }
+
     // The path of a UNIX socket; one that is too long makes the call fail with ENAMETOOLONG or EINVAL.
     __host__ __device__ static Address path(const char *text)
     {
@@ -43,7 +58,7 @@ struct Address {
         return address;
     }
 
-    // Of an IPv4 address.
+    // Of an IPv4 or IPv6 address.
     __host__ __device__ unsigned port() const { return unsigned(bytes[2]) << 8 | bytes[3]; }
 
 private:
@@ -143,7 +158,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 
 } // namespace detail
 
-// UNIX or INET; STREAM, DGRAM or, of UNIX, SEQPACKET; 0: a descriptor or -errno.
+// UNIX, INET or INET6; STREAM, DGRAM or, of UNIX, SEQPACKET; 0: a descriptor or -errno.
 template <typename Group>
 __device__ int socket(Group group, const Handle &net, int domain, int type, int protocol)
 {
@@ -213,30 +228,49 @@ __device__ int shutdown(Group group, const Handle &net, int s, int how)
     return result;
 }
 
+namespace detail {
+
+// On the leader: no call uses the descriptor any more, and no later one will: 0 or -EBADF.
+__device__ inline int end_use(const Handle &net, int s)
+{
+    if (int failed = find(net, s))
+        return failed;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t closed = uint64_t(epoch_of(s)) << 2 | layout::state_closed;
+    if (compare_exchange_device(&socket->state, open_state(s), closed) != open_state(s))
+        return -EBADF;
+    // Those that have a lock see that the descriptor is closed. None may use the rings once the proxy has them.
+    uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
+    for (uint64_t *word : locks) {
+        Backoff waiting;
+        while (compare_exchange_device(word, 0, 1) != 0)
+            waiting.pause();
+        store_release_device(word, 0);
+    }
+    return 0;
+}
+
+} // namespace detail
+
 // Closes the descriptor: calls that wait for it return -EBADF. What was sent before is still sent.
 template <typename Group>
 __device__ int close(Group group, const Handle &net, int s)
 {
     int64_t result = 0;
     if (group.leads()) {
-        result = detail::find(net, s);
-        layout::DeviceSocket *socket = detail::device_socket(net, s);
-        uint64_t closed = uint64_t(detail::epoch_of(s)) << 2 | layout::state_closed;
-        if (!result && compare_exchange_device(&socket->state, detail::open_state(s), closed) != detail::open_state(s))
-            result = -EBADF;
-        if (!result) {
-            // Those that have a lock see that the descriptor is closed. None may use the rings once the proxy has them.
-            uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
-            for (uint64_t *word : locks) {
-                Backoff waiting;
-                while (compare_exchange_device(word, 0, 1) != 0)
-                    waiting.pause();
-                store_release_device(word, 0);
-            }
+        result = detail::end_use(net, s);
+        if (!result)
             result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
-        }
     }
     return int(share(group, result));
+}
+
+// Ends the use of the descriptor by kernels, as close does, but keeps the socket: the program can take it, as soon as it
+// knows that this has returned, with spinio_net_release().
+template <typename Group>
+__device__ int release(Group group, const Handle &net, int s)
+{
+    return int(share(group, group.leads() ? detail::end_use(net, s) : 0));
 }
 
 } // namespace spinio::net

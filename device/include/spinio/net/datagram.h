@@ -51,16 +51,16 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 // 0, or the errno that the system's call has for these arguments.
 __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t bytes, const Address *to)
 {
-    bool inet = domain_of(socket) != UNIX;
+    const bool inet = domain_of(socket) != UNIX, four = domain_of(socket) == INET;
     bool has_peer = (to && to->length) || load_relaxed_device(&socket->connected);
-    if (inet && bytes > 0xffff)
+    if (four && bytes > 0xffff)
         return -EMSGSIZE;
     if (!has_peer)
         return inet ? -EDESTADDRREQ : -ENOTCONN;
     if (to && to->length > layout::address_bytes)
         return -EINVAL;
     uint64_t record = layout::datagram_header + padded(bytes) + (to ? long_address(to->length) : 0);
-    if ((inet && bytes > layout::longest_udp) || bytes > 0xffffffff || record > ring_size(socket->send_ring))
+    if ((inet && bytes > (four ? layout::longest_udp : layout::longest_udp6)) || bytes > 0xffffffff || record > ring_size(socket->send_ring))
         return -EMSGSIZE;
     return socket->shut ? -EPIPE : 0;
 }

@@ -10,6 +10,7 @@
 #ifndef SPINIO_NET_GROUP_H
 #define SPINIO_NET_GROUP_H
 
+#include <cstddef>
 #include <cstdint>
 
 #include <spinio/kernel.h>

@@ -54,7 +54,7 @@ constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_fi
 
 // Records of datagrams: crates/ring/src/datagram.rs explains them.
 constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
-constexpr size_t longest_udp = 65507;
+constexpr size_t longest_udp = 65507, longest_udp6 = 65527;
 
 // Words of a record.
 constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3;

@@ -20,7 +20,7 @@ namespace spinio::net {
 constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8;
 
 // Domains and types of socket().
-constexpr int UNIX = 1, INET = 2, STREAM = 1, DGRAM = 2, SEQPACKET = 5;
+constexpr int UNIX = 1, INET = 2, INET6 = 10, STREAM = 1, DGRAM = 2, SEQPACKET = 5;
 
 struct Address;
 

@@ -1,0 +1,171 @@
+//! Sockets that move between the program and the kernels: adopt and release.
+//!
+//! ```text
+//!   program's table                                        table of the proxy
+//!     fd ── adopt ── pidfd_getfd ──────────────────────────> socket      bytes that wait in the Linux kernel stay there
+//!     fd <── a pair of sockets (SCM_RIGHTS) ── release ───── socket      send ring: is empty before, else EBUSY
+//!     unread bytes <──────────────────────────────────────── receive ring
+//! ```
+//!
+//! No byte is lost and none comes twice: bytes that kernels have sent leave before the socket does, and bytes that arrived
+//! and no kernel has received go to the program, which gets them before those that it receives itself. Datagrams have
+//! boundaries, so a socket with unread ones stays.
+//!
+//! Known flaws: a kernel that still uses a socket which the program takes has no defined result; `release()` of kernels ends
+//! its use. Where a sandbox refuses `pidfd_getfd`, neither direction works (EPERM, ENOSYS).
+
+use std::sync::Arc;
+
+use spinio_ring::Word;
+use spinio_ring::layout::{DOORBELLS, Descriptor, kind_of, record};
+use spinio_ring::line::ERR;
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
+use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
+use spinio_sys::linux::{self, Fd};
+
+use super::sockets::{DGRAM, SEQPACKET, STREAM, SocketFd, State};
+use super::{DOORBELLS_A_PASS, Proxy};
+
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+const MPTCP: u32 = 262;
+
+/// Where a descriptor is: a number in the table of a thread, which waits for the answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) tid: u32,
+    pub(crate) fd: Fd,
+}
+
+impl Place {
+    /// A duplicate in the table of this thread.
+    fn duplicate(self) -> Result<SocketFd, Errno> {
+        linux::dup_from_thread(self.tid, self.fd).map(SocketFd)
+    }
+}
+
+impl Proxy {
+    /// Puts a socket of the program into the table.
+    pub(super) fn adopt(&mut self, place: Place) -> Result<Descriptor, Errno> {
+        if self.stopped {
+            return Err(Errno::SHUTDOWN);
+        }
+        let own = place.duplicate()?;
+        let fd = own.0;
+        let SocketKind { domain, kind, protocol, listening } = socket_kind(fd)?;
+        if domain != AF_UNIX && !is_inet(domain) {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        match kind {
+            STREAM if domain == AF_UNIX || matches!(protocol, TCP | MPTCP) => {}
+            DGRAM if domain == AF_UNIX || protocol == UDP => {}
+            SEQPACKET if domain == AF_UNIX => {}
+            STREAM | DGRAM | SEQPACKET => return Err(Errno::PROTONOSUPPORT),
+            _ => return Err(Errno::SOCKTNOSUPPORT),
+        }
+        let connected = !listening && socket::getpeername(fd).is_ok();
+        let state = match (listening, connected || kind == DGRAM) {
+            (true, _) => State::Listening,
+            (false, true) => State::Connected,
+            (false, false) => return Err(Errno::NOTCONN),
+        };
+        if !self.sockets.has_room(kind) {
+            return Err(Errno::NOBUFS);
+        }
+        set_nonblocking(fd, true)?;
+        let descriptor = self.add(own.into_fd(), domain, kind, state)?;
+        let index = descriptor.index;
+        if kind == DGRAM && connected {
+            let first = self.first.bits() | kind_of(kind, domain, true);
+            self.memory.record(index)[record::FIRST].store_release(first);
+        }
+        if listening {
+            self.sockets.free_rings(index);
+        } else if is_inet(domain) && kind == STREAM {
+            let _ = socket::no_delay(fd);
+        }
+        self.heat(index);
+        Ok(descriptor)
+    }
+
+    /// Gives a socket back to the program, through `passage`, and the bytes that no kernel has received, of which there
+    /// may be `room`. EBUSY: not yet.
+    pub(super) fn release(
+        &mut self,
+        descriptor: Descriptor,
+        passage: Place,
+        room: usize,
+        now: u64,
+    ) -> Result<Vec<u8>, Errno> {
+        self.take_all_doorbells(now);
+        let index = descriptor.index;
+        let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
+        if socket.connect.is_some() || socket.state == State::Connecting {
+            return Err(Errno::ALREADY);
+        }
+        let (stream, connected) = (socket.kind == STREAM, socket.state == State::Connected);
+        if stream && connected {
+            self.send_all(index);
+        }
+        let memory = Arc::clone(&self.memory);
+        let unread = {
+            let socket = self.sockets.get(descriptor).ok_or(Errno::BADF)?;
+            // An error that kernels were told of is not told again. The end of the net is none.
+            let failed = socket.state == State::Failed || connected && socket.flags & ERR != 0;
+            let ended = socket.errno == Errno::SHUTDOWN.raw_os_error() as u16;
+            if failed && socket.errno != 0 && (!ended || socket.state == State::Failed) {
+                return Err(Errno::from_raw_os_error(socket.errno.into()));
+            }
+            if connected && socket.outgoing.credit(memory.host_line(index)[0].load_acquire()).is_err() {
+                self.violation(index);
+                return Err(Errno::CONNRESET);
+            }
+            let left = if connected { socket.outgoing.unread() } else { 0 };
+            if connected && socket.incoming.pending() > 0 || left > 0 && !stream || self.incomplete.is_some() {
+                return Err(Errno::BUSY);
+            }
+            if left as usize > room {
+                return Err(Errno::MSGSIZE);
+            }
+            match socket.rings {
+                Some(rings) if left > 0 => {
+                    let first = socket.outgoing.received().after(left.wrapping_neg());
+                    memory.load(rings.receive, socket.outgoing.size(), first).take(left as usize).collect()
+                }
+                _ => Vec::new(),
+            }
+        };
+        let fd = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)).ok_or(Errno::BADF)?;
+        let passage = passage.duplicate()?;
+        set_nonblocking(fd, false)?;
+        if let Err(errno) = send_descriptor(passage.0, fd) {
+            let _ = set_nonblocking(fd, true);
+            return Err(errno);
+        }
+        self.set_error(index, Errno::BADF.raw_os_error() as u16);
+        self.cancel_calls(index, Errno::BADF);
+        self.remove(index);
+        Ok(unread)
+    }
+
+    /// What a kernel has rung before it gave a socket up, also after entries that others have not written yet.
+    fn take_all_doorbells(&mut self, now: u64) {
+        for _ in 0..DOORBELLS.div_ceil(DOORBELLS_A_PASS) {
+            if !self.take_doorbells(now) {
+                break;
+            }
+        }
+        self.search_doorbells(now);
+    }
+
+    /// The send ring, as far as the network takes it.
+    fn send_all(&mut self, index: u32) {
+        while self.pump_out(index) {
+            let left = self.sockets.at(index).is_some_and(|socket| socket.writable && socket.incoming.pending() > 0);
+            if !left {
+                break;
+            }
+        }
+    }
+}
