@@ -59,7 +59,7 @@ struct Net {
     int64_t *words;
 
     explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64, unsigned fault_seed = 0,
-                 unsigned ring_bytes = 4096)
+                 unsigned ring_bytes = 4096, bool no_upgrade = false)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
@@ -69,6 +69,7 @@ struct Net {
         options.first_position = (uint64_t(1) << 48) - 1000;
         options.no_inline = no_inline;
         options.fault_seed = fault_seed;
+        options.no_upgrade = no_upgrade;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -27,6 +27,7 @@ struct RawOptions {
     first_position: u64,
     no_inline: u32,
     fault_seed: u32,
+    no_upgrade: u32,
 }
 
 fn null(what: &str) -> Failure {
@@ -91,6 +92,7 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             first_position: given.first_position,
             no_inline: given.no_inline != 0,
             fault_seed: given.fault_seed,
+            no_upgrade: given.no_upgrade != 0,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

@@ -29,28 +29,44 @@ pub(crate) struct Memory {
     device_start: DeviceAddr,
     device_bytes: u64,
     sizes: Sizes,
-    handle_flags: u64,
+    /// Of the handle.
+    flags: u64,
+    first: u64,
+    /// Offset in device memory of the rings of connections inside the net.
+    device_rings: u64,
+}
+
+/// What kernels have to know of the memory, and how much of it there is for bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) sizes: Sizes,
+    /// Of each ring.
+    pub(crate) ring_bytes: u64,
+    /// Pairs of rings in pinned memory.
+    pub(crate) ring_pairs: u32,
+    /// The same in device memory, for connections inside the net.
+    pub(crate) inner_pairs: u32,
+    pub(crate) handle_flags: u64,
+    pub(crate) first: Position,
 }
 
 impl Memory {
-    /// Allocates it, for rings of `ring_bytes` in all.
-    pub(crate) fn new(
-        device: &'static dyn Device,
-        sizes: Sizes,
-        ring_bytes: usize,
-        handle_flags: u64,
-    ) -> Result<Memory> {
+    /// Allocates it.
+    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<Memory> {
+        let sizes = plan.sizes;
+        let rings = |pairs: u32| u64::from(pairs) * 2 * plan.ring_bytes;
         let Some(device) = device.shared_memory() else {
             let sentence = format!("{} has no virtual memory management, which a net needs", device.id());
             return Err(Error::new(Errno::NOTSUP, sentence));
         };
         let failed = |e| Error::device(e, "allocate device memory for a net");
         let granularity = device.chunk_granularity().map_err(failed)?;
-        let device_bytes = (sizes.device_bytes() as u64).next_multiple_of(granularity);
-        let bytes = (sizes.rings() + ring_bytes).max(device_bytes as usize);
+        let cleared_device = sizes.device_rings(plan.inner_pairs);
+        let device_bytes = (cleared_device as u64 + rings(plan.inner_pairs)).next_multiple_of(granularity);
+        let bytes = (sizes.rings() + rings(plan.ring_pairs) as usize).max(cleared_device);
         let pinned = device.alloc_pinned(bytes).map_err(|e| Error::device(e, "allocate pinned memory for a net"))?;
         // Not the rings, of which pages that no connection uses need no memory on the emulated device.
-        let cleared = sizes.rings().max(device_bytes as usize);
+        let cleared = sizes.rings().max(cleared_device);
         // SAFETY: nothing else uses the new block, which is longer.
         unsafe { pinned.ptr.write_bytes(0, cleared) };
         let free_pinned = |e: DeviceError| {
@@ -58,7 +74,8 @@ impl Memory {
             failed(e)
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
-        let memory = Memory { device, pinned, device_start, device_bytes, sizes, handle_flags };
+        let (flags, first, device_rings) = (plan.handle_flags, plan.first.bits(), cleared_device as u64);
+        let memory = Memory { device, pinned, device_start, device_bytes, sizes, flags, first, device_rings };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             let _ = device.free_reservation(device_start, device_bytes);
@@ -78,7 +95,7 @@ impl Memory {
         let stream = self.device.acquire_stream()?;
         // SAFETY: the pinned block is as long, full of zeros until the copy has been waited for, and stays allocated.
         let queued =
-            unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_bytes as usize) };
+            unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_rings as usize) };
         let done = queued.and_then(|()| self.device.synchronize(stream, WaitMode::Block));
         self.device.release_stream(stream);
         done
@@ -101,8 +118,10 @@ impl Memory {
             device: self.device_start.0,
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
-            flags: self.handle_flags,
-            reserved: [0; 4],
+            flags: self.flags,
+            rings: self.device_start.0 + self.device_rings,
+            first: self.first,
+            reserved: [0; 2],
         })
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use spinio_device::Device;
+use spinio_host::settings::Settings;
 use spinio_ring::Position;
 use spinio_ring::layout::{Descriptor, Handle, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
@@ -14,7 +15,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::counters::Counters;
-use crate::memory::Memory;
+use crate::memory::{Memory, Plan};
 use crate::proxy::{Command, Proxy, Setup};
 use crate::{Error, NetAddress, Result, Stats};
 
@@ -23,6 +24,8 @@ const SMALLEST_RING: u64 = 4096;
 const LARGEST_RING: u64 = 4 << 20;
 /// Mailboxes for calls that wait: as many blocks can wait in accept and connect at a time.
 const WAITING_MAILBOXES: u32 = 2048;
+/// Bytes of device memory for the rings of connections inside a net.
+const INNER_BYTES: u64 = 32 << 20;
 
 /// What a net is made for; 0 is the default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +44,8 @@ pub struct Options {
     pub no_inline: bool,
     /// Faults of the network, from this seed: for tests. 0: none.
     pub fault_seed: u32,
+    /// Connections whose both ends are in this net go through Linux too.
+    pub no_upgrade: bool,
 }
 
 /// A net.
@@ -70,7 +75,12 @@ impl Net {
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
         let flags = if options.no_inline { NO_INLINE } else { 0 };
-        let memory = Arc::new(Memory::new(device, sizes, ring_pairs as usize * 2 * ring_bytes as usize, flags)?);
+        let first = Position::of(options.first_position);
+        // A connection inside the net has two sockets.
+        let inner_pairs = ring_pairs.div_ceil(2).min((INNER_BYTES / (2 * ring_bytes)) as u32);
+        let inner_pairs = if options.no_upgrade || !Settings::of_process().net_upgrade { 0 } else { inner_pairs };
+        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, handle_flags: flags, first };
+        let memory = Arc::new(Memory::new(device, plan)?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
         let setup = Setup {
@@ -80,7 +90,8 @@ impl Net {
             sizes,
             ring_pairs,
             ring_bytes,
-            first: Position::of(options.first_position),
+            inner_pairs,
+            first,
             inline: !options.no_inline,
             fault_seed: options.fault_seed,
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   slot (index) ── epoch, counted up at each use
-//!     └ Socket ── Unconnected ── connect ──> Connecting ──> Connected ── error, violation ──> Failed
+//!     └ Socket ── Unconnected ── connect ──> Connecting ──> Connected, Upgraded ── error, violation ──> Failed
 //!                      └─ listen ──> Listening                  └ close ──> closing: sends what is left, then is freed
 //! ```
 //!
@@ -19,6 +19,8 @@ use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
 
+use crate::meet::Meeting;
+
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
 pub(crate) const DGRAM: u16 = 2;
@@ -27,6 +29,13 @@ pub(crate) const SEQPACKET: u16 = 5;
 /// A descriptor of the proxy's table, closed with this.
 #[derive(Debug)]
 pub(crate) struct SocketFd(pub(crate) Fd);
+
+impl SocketFd {
+    /// It is not closed with this.
+    pub(crate) fn into_fd(self) -> Fd {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
 
 impl Drop for SocketFd {
     fn drop(&mut self) {
@@ -49,6 +58,8 @@ pub(crate) enum State {
     Listening,
     Connecting,
     Connected,
+    /// Connected to a socket of this net: kernels exchange the bytes.
+    Upgraded,
     /// Its descriptor is closed; kernels learn the errno from its line.
     Failed,
 }
@@ -96,6 +107,8 @@ pub(crate) struct Socket {
     pub(crate) accepts: VecDeque<Caller>,
     /// A call of connect that waits, and where to.
     pub(crate) connect: Option<(Caller, Vec<u8>)>,
+    /// What it has to do with connections inside the net.
+    pub(crate) meeting: Meeting,
 }
 
 /// A place for a socket.
@@ -174,6 +187,7 @@ impl Sockets {
             held: false,
             accepts: VecDeque::new(),
             connect: None,
+            meeting: Meeting::default(),
         });
         Some(Descriptor { index, epoch: slot.epoch })
     }

@@ -154,6 +154,11 @@ fn kernels_get_the_results_that_programs_get_from_sockets() {
 }
 
 #[test]
+fn connections_inside_a_net_give_the_same_results_as_through_linux() {
+    passes_with_sockets("net_peer");
+}
+
+#[test]
 fn kernels_wait_for_many_sockets() {
     passes_with_sockets("net_events");
 }

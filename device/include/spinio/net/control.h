@@ -175,6 +175,9 @@ __device__ int connect(Group group, const Handle &net, int s, const Address &add
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);
+    // Its other end may be in this net too.
+    if (group.leads() && !result)
+        detail::connected_peer(net, s);
     group.sync();
     return result;
 }
@@ -197,8 +200,13 @@ template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
     int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr});
-    if (group.leads() && !result && how != SHUT_RECEIVE) {
-        layout::DeviceSocket *socket = detail::device_socket(net, s);
+    layout::DeviceSocket *socket = detail::device_socket(net, s);
+    if (group.leads() && !result && load_acquire_device(&socket->peer)) {
+        if (how != SHUT_SEND)
+            detail::shutdown_peer(net, s, true);
+        if (how != SHUT_RECEIVE)
+            detail::shutdown_peer(net, s, false);
+    } else if (group.leads() && !result && how != SHUT_RECEIVE) {
         if (!detail::lock(net, s, &socket->send_lock, true)) {
             socket->shut = 1;
             detail::unlock(&socket->send_lock);
@@ -228,6 +236,8 @@ __device__ int close(Group group, const Handle &net, int s)
                     waiting.pause();
                 store_release_device(word, 0);
             }
+            if (load_acquire_device(&socket->peer))
+                detail::close_peer(net, s);
             result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
         }
     }

@@ -10,6 +10,8 @@
 #ifndef SPINIO_NET_GROUP_H
 #define SPINIO_NET_GROUP_H
 
+#include <cstdint>
+
 #include <spinio/kernel.h>
 
 namespace spinio::net {
