@@ -107,7 +107,7 @@ __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, con
 }
 
 // Arms a socket of an event set, if it is an end, after all that the group has done.
-__device__ inline int rearm_if_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t word = load_acquire_device(&socket->peer);
@@ -121,7 +121,7 @@ __device__ inline int rearm_if_peer(const Handle &net, int s)
 }
 
 // After connect: uses the end that the socket has become, and arms it if it is in an event set.
-__device__ inline void connected_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline void connected_peer(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true))
@@ -143,9 +143,10 @@ __device__ inline int look_at_line(const Handle &net, int s)
 }
 
 // Bytes that can be received, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_peer(const Handle &net, int s, const Peer &peer, int flags)
+__device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
     int line = 0;
     for (unsigned polls = 1;; polls++) {
@@ -176,9 +177,10 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, const Peer &pe
 constexpr int64_t nowhere = INT64_MAX;
 
 // Bytes for which there is room, or -errno. On the leader.
-__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, const Peer &peer, int flags)
+__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
@@ -209,91 +211,29 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, const 
     }
 }
 
-// Copies between a ring in device memory and a buffer, around the end of the ring.
-template <typename Group>
-__device__ void copy_around(Group group, unsigned char *ring, uint64_t size, uint64_t position, unsigned char *buffer, size_t bytes, bool out)
-{
-    size_t at = position & (size - 1), first = bytes < size - at ? bytes : size_t(size) - at;
-    for (size_t done = 0; done < bytes; done += first, first = bytes - first, at = 0)
-        copy(group, out ? buffer + done : ring + at, out ? ring + at : buffer + done, first);
-}
-
-// The caller has locked the direction.
-template <typename Group>
-__device__ int64_t receive_peer(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags)
+// Bytes were received: their places are free. `left` are there after them.
+__device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t consumed, uint64_t left)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_relaxed_device(&socket->peer));
-    size_t done = 0;
-    int64_t result = 0;
-    while (done < bytes) {
-        Pair there = {0, 0};
-        if (group.leads())
-            there = {wait_for_peer(net, s, peer, flags), socket->consumed};
-        there = group.share(there);
-        result = there.value;
-        if (result <= 0)
-            break;
-        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
-        copy_around(group, peer.receive_ring, peer.size, there.position, static_cast<unsigned char *>(buffer) + done, take, true);
-        group.sync();
-        done += take;
-        if (flags & PEEK)
-            break;
-        if (group.leads()) {
-            uint64_t consumed = (there.position + take) & layout::position_mask;
-            store_relaxed_device(&socket->consumed, consumed);
-            peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
-            if (size_t(result) - take <= peer.size / 2)
-                tell_peer(net, s, peer, OUT);
-        }
-        if (!(flags & WAITALL))
-            break;
-    }
-    if (group.leads())
-        unlock(&socket->receive_lock);
-    return done ? int64_t(done) : result;
+    store_relaxed_device(&socket->consumed, consumed);
+    peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
+    if (left <= peer.size / 2)
+        tell_peer(net, s, peer, OUT);
 }
 
-template <typename Group>
-__device__ int64_t send_peer(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags)
+// Bytes are in the ring.
+__device__ inline void publish_tail(const Handle &net, int s, uint64_t tail)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_relaxed_device(&socket->peer));
-    auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
-    size_t done = 0;
-    int64_t result = 0;
-    while (done < bytes) {
-        Pair room = {0, 0};
-        if (group.leads())
-            room = {wait_for_room_of_peer(net, s, peer, flags), socket->tail};
-        room = group.share(room);
-        result = room.value;
-        if (result == nowhere)
-            done = bytes;
-        if (result < 0 || result == nowhere)
-            break;
-        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
-        // Half a ring at most, so that the other end receives one half while this group writes the other one.
-        if (take > peer.size / 2)
-            take = peer.size / 2;
-        copy_around(group, peer.send_ring, peer.size, room.position, from + done, take, false);
-        group.sync();
-        done += take;
-        if (group.leads()) {
-            uint64_t tail = (room.position + take) & layout::position_mask;
-            store_relaxed_device(&socket->tail, tail);
-            peer.store(&peer.mine->tail, tail, 0);
-            tell_peer(net, s, peer, IN);
-        }
-    }
-    if (group.leads())
-        unlock(&socket->send_lock);
-    return done ? int64_t(done) : result;
+    store_relaxed_device(&socket->tail, tail);
+    peer.store(&peer.mine->tail, tail, 0);
+    tell_peer(net, s, peer, IN);
 }
 
 // Ends a direction, on the leader: the other end learns it after what was sent before.
-__device__ inline void shutdown_peer(const Handle &net, int s, bool receive)
+__device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s, bool receive)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_acquire_device(&socket->peer));
@@ -311,7 +251,7 @@ __device__ inline void shutdown_peer(const Handle &net, int s, bool receive)
 }
 
 // Both directions, of a socket that no group uses any more.
-__device__ inline void close_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline void close_peer(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_acquire_device(&socket->peer));

@@ -167,19 +167,32 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
     }
 }
 
+// Bytes were received: the proxy may use their places.
+__device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bool full)
+{
+    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
+    store_release_system(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
+    // If it fails, the net is stopped.
+    if (full)
+        (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
+}
+
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
 template <typename Group>
 __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags)
 {
     const int64_t locked = lock_direction(group, net, s, flags, true);
-    if (locked)
-        return locked < 0 ? locked : receive_peer(group, net, s, buffer, bytes, flags);
+    if (locked < 0)
+        return locked;
     layout::DeviceSocket *socket = device_socket(net, s);
     if (type_of(socket) != STREAM)
         return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    uint64_t place = socket->receive_ring, size = ring_size(place);
+    // The other end is in this net: the ring is in device memory.
+    const bool inner = locked > 0;
+    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->receive_ring);
+    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).receive_ring : ring_bytes(net, socket->receive_ring);
     auto to = static_cast<unsigned char *>(buffer);
-    const bool wide = group.wide() && !(net.flags & layout::handle_no_inline);
+    const bool wide = !inner && group.wide() && !(net.flags & layout::handle_no_inline);
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
@@ -193,7 +206,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             if (there.value > 0 && line.has(uint64_t(there.value)))
                 there.position |= layout::lap_bit;
         } else if (!wide && group.leads()) {
-            there = {wait_for_bytes(net, s, flags, full), socket->consumed};
+            there = {inner ? wait_for_peer(net, s, flags) : wait_for_bytes(net, s, flags, full), socket->consumed};
         }
         there = group.share(there);
         const bool inside = there.position & layout::lap_bit;
@@ -203,7 +216,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             break;
         size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
         if (!inside)
-            copy_ring(group, ring_bytes(net, place), size, there.position, to + done, take, true);
+            copy_ring(group, ring, size, there.position, to + done, take, true);
         else if (group.rank() < 32)
             line.copy_to(to + done, uint64_t(there.value), take);
         group.sync();
@@ -212,11 +225,10 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             break;
         if (group.leads()) {
             uint64_t consumed = (there.position + take) & layout::position_mask;
-            store_relaxed_device(&socket->consumed, consumed);
-            store_release_system(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
-            // If it fails, the net is stopped.
-            if (full)
-                (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
+            if (inner)
+                publish_consumed(net, s, consumed, uint64_t(result) - take);
+            else
+                give_back(net, s, consumed, full);
         }
         if (!(flags & WAITALL))
             break;
@@ -234,25 +246,29 @@ template <typename Group>
 __device__ int64_t send_stream(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags)
 {
     const int64_t locked = lock_direction(group, net, s, flags, false);
-    if (locked)
-        return locked < 0 ? locked : send_peer(group, net, s, buffer, bytes, flags);
+    if (locked < 0)
+        return locked;
     layout::DeviceSocket *socket = device_socket(net, s);
     if (type_of(socket) != STREAM)
         return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    uint64_t place = socket->send_ring, size = ring_size(place);
+    const bool inner = locked > 0;
+    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->send_ring);
+    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).send_ring : ring_bytes(net, socket->send_ring);
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
         Pair room = {0, 0};
         if (group.leads()) {
-            room = {wait_for_room(net, s, flags), socket->tail};
-            if (room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
+            room = {inner ? wait_for_room_of_peer(net, s, flags) : wait_for_room(net, s, flags), socket->tail};
+            if (!inner && room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
                 room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
         }
         room = group.share(room);
         result = room.value;
-        if (result < 0)
+        if (result == nowhere)
+            done = bytes;
+        if (result < 0 || result == nowhere)
             break;
         const unsigned phase = unsigned(room.position >> layout::position_bits);
         room.position &= layout::position_mask;
@@ -263,16 +279,18 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (phase)
             store_inline(group, host_line(net, s), from + done, unsigned(take), phase);
         else
-            copy_ring(group, ring_bytes(net, place), size, room.position, from + done, take, false);
+            copy_ring(group, ring, size, room.position, from + done, take, false);
         group.sync();
         int64_t failed = 0;
         if (group.leads()) {
             uint64_t tail = (room.position + take) & layout::position_mask;
-            if (phase)
+            if (inner)
+                publish_tail(net, s, tail);
+            else if (phase)
                 failed = ring_inline(net, index_of(s), epoch_of(s), tail, unsigned(take), phase);
             else
-                failed = ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
-            if (!failed)
+                failed = detail::ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+            if (!inner && !failed)
                 store_relaxed_device(&socket->tail, tail);
         }
         result = share(group, failed);
