@@ -59,7 +59,7 @@ struct Net {
     int64_t *words;
 
     explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64, unsigned fault_seed = 0,
-                 unsigned ring_bytes = 4096, const char *files_root = nullptr, bool files_write = false, unsigned files = 0)
+                 unsigned ring_bytes = 4096, const char *files_root = nullptr, bool files_write = false, unsigned files = 0, bool no_upgrade = false)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
@@ -72,6 +72,7 @@ struct Net {
         options.files_root = files_root;
         options.files_write = files_write;
         options.files = files;
+        options.no_upgrade = no_upgrade;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -9,7 +9,7 @@
  *     ... launch a kernel with handle and listener, and wait for it ...
  *     spinio_net_close(net);
  *
- * A net belongs to one device of one process. Its memory (with the defaults 32 MiB pinned and 2 MiB of the device) is made
+ * A net belongs to one device of one process. Its memory (with the defaults 32 MiB pinned and 18 MiB of the device) is made
  * by spinio_net_open() and given back by spinio_net_close(): a driver gives memory back only when no kernel runs. While
  * kernels of a net wait for the network, calls of the program that wait for all kernels (cudaDeviceSynchronize, cudaFree,
  * cudaFreeHost, work on the default stream) wait for them: launch them on a stream made with cudaStreamNonBlocking. Load
@@ -48,6 +48,7 @@ struct spinio_net_options {
                                 default NULL: none */
     uint32_t files_write;    /* 1: they may also write, create and cut them */
     uint32_t files;          /* at a time, at most 256; default 64 */
+    uint32_t no_upgrade;     /* 1: connections inside the net go through Linux too, as with SPINIO_NET_UPGRADE=off */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */
@@ -64,6 +65,12 @@ struct spinio_net_stats {
     uint64_t calls;          /* that needed an answer: accept, close ... */
     uint64_t violations;     /* words of kernels that were refused: their connections were reset */
     uint64_t proxy_ns;       /* processor time of the library's thread */
+    uint64_t upgraded;       /* connections inside the net, whose bytes go through device memory */
+    /* Connections inside the net that go through Linux, by reason: */
+    uint64_t kept_by_setting; /* no_upgrade, or SPINIO_NET_UPGRADE=off */
+    uint64_t kept_by_memory;  /* no rings left in device memory */
+    uint64_t kept_by_backlog; /* the listening socket's backlog is full */
+    uint64_t kept_by_name;    /* another socket took it, its address was translated, or the client is bound to a path */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated

@@ -30,6 +30,7 @@ struct RawOptions {
     files_root: *const c_char,
     files_write: u32,
     files: u32,
+    no_upgrade: u32,
 }
 
 fn null(what: &str) -> Failure {
@@ -101,6 +102,7 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
                 write: given.files_write != 0,
                 count: given.files,
             }),
+            no_upgrade: given.no_upgrade != 0,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

@@ -24,6 +24,17 @@ pub struct Stats {
     pub violations: u64,
     /// Processor time of the proxy in nanoseconds.
     pub proxy_ns: u64,
+    /// Connections whose both ends are in this net, and whose bytes go through device memory.
+    pub upgraded: u64,
+    /// Of the others with both ends in this net: the setting forbids it.
+    pub kept_by_setting: u64,
+    /// There were no rings left in device memory.
+    pub kept_by_memory: u64,
+    /// As many connections as the backlog allows wait at the listening socket.
+    pub kept_by_backlog: u64,
+    /// Another socket than the listening one that has this address took the connection, the address was translated, or the
+    /// connecting socket has the name of a path.
+    pub kept_by_name: u64,
 }
 
 /// The same while it changes. Only the proxy writes it.
@@ -38,6 +49,11 @@ pub(crate) struct Counters {
     pub(crate) calls: Counter,
     pub(crate) violations: Counter,
     pub(crate) proxy_ns: Counter,
+    pub(crate) upgraded: Counter,
+    pub(crate) kept_by_setting: Counter,
+    pub(crate) kept_by_memory: Counter,
+    pub(crate) kept_by_backlog: Counter,
+    pub(crate) kept_by_name: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +85,11 @@ impl Counters {
             calls: self.calls.get(),
             violations: self.violations.get(),
             proxy_ns: self.proxy_ns.get(),
+            upgraded: self.upgraded.get(),
+            kept_by_setting: self.kept_by_setting.get(),
+            kept_by_memory: self.kept_by_memory.get(),
+            kept_by_backlog: self.kept_by_backlog.get(),
+            kept_by_name: self.kept_by_name.get(),
         }
     }
 }

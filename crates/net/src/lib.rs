@@ -21,6 +21,7 @@
 mod address;
 mod counters;
 mod error;
+mod meet;
 mod memory;
 mod net;
 mod proxy;

@@ -30,33 +30,51 @@ pub(crate) struct Memory {
     device_start: DeviceAddr,
     device_bytes: u64,
     sizes: Sizes,
-    handle_flags: u64,
-    /// Offset of the file buffers, 0: there are none.
+    /// Of the handle.
+    flags: u64,
+    first: u64,
+    /// Offset in device memory of the rings of connections inside the net.
+    device_rings: u64,
+    /// Offset of the file buffers in pinned memory, 0: there are none.
     file_buffers: usize,
 }
 
+/// What kernels have to know of the memory, and how much of it there is for bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) sizes: Sizes,
+    /// Of each ring.
+    pub(crate) ring_bytes: u64,
+    /// Pairs of rings in pinned memory.
+    pub(crate) ring_pairs: u32,
+    /// The same in device memory, for connections inside the net.
+    pub(crate) inner_pairs: u32,
+    /// Kernels may open files, which takes buffers.
+    pub(crate) has_files: bool,
+    pub(crate) handle_flags: u64,
+    pub(crate) first: Position,
+}
+
 impl Memory {
-    /// Allocates it, for rings of `ring_bytes` in all, and with file buffers where kernels may open files.
-    pub(crate) fn new(
-        device: &'static dyn Device,
-        sizes: Sizes,
-        ring_bytes: usize,
-        has_files: bool,
-        handle_flags: u64,
-    ) -> Result<Memory> {
+    /// Allocates it.
+    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<Memory> {
+        let sizes = plan.sizes;
+        let rings = |pairs: u32| u64::from(pairs) * 2 * plan.ring_bytes;
         let Some(device) = device.shared_memory() else {
             let sentence = format!("{} has no virtual memory management, which a net needs", device.id());
             return Err(Error::new(Errno::NOTSUP, sentence));
         };
         let failed = |e| Error::device(e, "allocate device memory for a net");
         let granularity = device.chunk_granularity().map_err(failed)?;
-        let device_bytes = (sizes.device_bytes() as u64).next_multiple_of(granularity);
-        let file_buffers = if has_files { sizes.rings() + ring_bytes } else { 0 };
-        let file_bytes = if has_files { FILE_BUFFERS as usize * FILE_BUFFER_BYTES } else { 0 };
-        let bytes = (sizes.rings() + ring_bytes + file_bytes).max(device_bytes as usize);
+        let cleared_device = sizes.device_rings(plan.inner_pairs);
+        let device_bytes = (cleared_device as u64 + rings(plan.inner_pairs)).next_multiple_of(granularity);
+        let end_of_rings = sizes.rings() + rings(plan.ring_pairs) as usize;
+        let file_buffers = if plan.has_files { end_of_rings } else { 0 };
+        let file_bytes = if plan.has_files { FILE_BUFFERS as usize * FILE_BUFFER_BYTES } else { 0 };
+        let bytes = (end_of_rings + file_bytes).max(cleared_device);
         let pinned = device.alloc_pinned(bytes).map_err(|e| Error::device(e, "allocate pinned memory for a net"))?;
         // Not the rings, of which pages that no connection uses need no memory on the emulated device.
-        let cleared = sizes.rings().max(device_bytes as usize);
+        let cleared = sizes.rings().max(cleared_device);
         // SAFETY: nothing else uses the new block, which is longer.
         unsafe { pinned.ptr.write_bytes(0, cleared) };
         let free_pinned = |e: DeviceError| {
@@ -64,7 +82,9 @@ impl Memory {
             failed(e)
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
-        let memory = Memory { device, pinned, device_start, device_bytes, sizes, handle_flags, file_buffers };
+        let (flags, first, device_rings) = (plan.handle_flags, plan.first.bits(), cleared_device as u64);
+        let memory =
+            Memory { device, pinned, device_start, device_bytes, sizes, flags, first, device_rings, file_buffers };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             let _ = device.free_reservation(device_start, device_bytes);
@@ -84,7 +104,7 @@ impl Memory {
         let stream = self.device.acquire_stream()?;
         // SAFETY: the pinned block is as long, full of zeros until the copy has been waited for, and stays allocated.
         let queued =
-            unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_bytes as usize) };
+            unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_rings as usize) };
         let done = queued.and_then(|()| self.device.synchronize(stream, WaitMode::Block));
         self.device.release_stream(stream);
         done
@@ -107,9 +127,11 @@ impl Memory {
             device: self.device_start.0,
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
-            flags: self.handle_flags,
-            reserved: [0; 3],
+            flags: self.flags,
+            rings: self.device_start.0 + self.device_rings,
+            first: self.first,
             files: self.file_buffers as u64,
+            reserved: 0,
         })
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::pool::{NoIdleTask, WorkerPool};
+use spinio_host::settings::Settings;
 use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
 use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
@@ -19,7 +20,7 @@ use spinio_sys::linux::socket_move::{Passage, receive_descriptor};
 use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::counters::Counters;
-use crate::memory::Memory;
+use crate::memory::{Memory, Plan};
 use crate::proxy::{Command, FileSetup, Place, Proxy, Setup};
 use crate::{Error, NetAddress, Result, Stats};
 
@@ -28,6 +29,8 @@ const SMALLEST_RING: u64 = 4096;
 const LARGEST_RING: u64 = 4 << 20;
 /// Mailboxes for calls that wait: as many blocks can wait in accept and connect at a time.
 const WAITING_MAILBOXES: u32 = 2048;
+/// Bytes of device memory for the rings of connections inside a net.
+const INNER_BYTES: u64 = 32 << 20;
 
 /// Threads that wait for disks, started as calls come.
 const FILE_WORKERS: usize = 8;
@@ -54,6 +57,8 @@ pub struct Options {
     pub no_inline: bool,
     /// Faults of the network, from this seed: for tests. 0: none.
     pub fault_seed: u32,
+    /// Connections whose both ends are in this net go through Linux too.
+    pub no_upgrade: bool,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
 }
@@ -96,14 +101,20 @@ impl Net {
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
         let flags = if options.no_inline { NO_INLINE } else { 0 };
-        let (all_rings, files) = (ring_pairs as usize * 2 * ring_bytes as usize, options.files);
+        let files = options.files;
         if let Some(files) = &files
             && files.count > MAX_FILES
         {
             let sentence = format!("{} files: kernels of a net have at most {MAX_FILES}", files.count);
             return Err(Error::new(Errno::INVAL, sentence));
         }
-        let memory = Arc::new(Memory::new(device, sizes, all_rings, files.is_some(), flags)?);
+        let first = Position::of(options.first_position);
+        // A connection inside the net has two sockets.
+        let inner_pairs = ring_pairs.div_ceil(2).min((INNER_BYTES / (2 * ring_bytes)) as u32);
+        let inner_pairs = if options.no_upgrade || !Settings::of_process().net_upgrade { 0 } else { inner_pairs };
+        let has_files = files.is_some();
+        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, has_files, handle_flags: flags, first };
+        let memory = Arc::new(Memory::new(device, plan)?);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
         let setup = Setup {
@@ -113,7 +124,8 @@ impl Net {
             sizes,
             ring_pairs,
             ring_bytes,
-            first: Position::of(options.first_position),
+            inner_pairs,
+            first,
             inline: !options.no_inline,
             fault_seed: options.fault_seed,
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,

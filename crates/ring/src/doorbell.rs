@@ -33,6 +33,8 @@ pub enum Op {
     Close = 6,
     /// A request is in the mailbox whose number is in the place of the socket.
     Control = 7,
+    /// The other end of a connection inside the net has something new: [`crate::peer::Notice`] is in the place of the position.
+    Ready = 40,
 }
 
 /// An entry.
@@ -40,7 +42,7 @@ pub enum Op {
 pub struct Entry {
     /// What happened; the number as it came if it is no [`Op`].
     pub op: Result<Op, u8>,
-    /// Of a send.
+    /// Of a send; of a rearm and of [`Op::Ready`] a notice.
     pub position: Position,
     /// Index of the socket, or number of the mailbox.
     pub socket: u32,
@@ -88,6 +90,7 @@ impl Entry {
             4 => Ok(Op::Rearm),
             6 => Ok(Op::Close),
             7 => Ok(Op::Control),
+            40 => Ok(Op::Ready),
             other => Err(other as u8),
         };
         let inline = Inline { length: (e1 >> LENGTH_SHIFT & LENGTH_MASK) as u8, phase: Phase::of(e0 >> PHASE_SHIFT) };

@@ -7,6 +7,7 @@
 //!    69632  records: 32 bytes a socket                                    .  mailbox claims, 16 bytes each
 //!        .  device lines, then host lines: 128 bytes a socket each
 //!        .  mailboxes: request and reply, 128 bytes each          .  event sets, 4224 bytes each
+//!                                                                  .  pairs of ends, 128 bytes an end, then their rings
 //!        .  event sets: a page of words, then a ring of 4096 bytes each
 //!        .  rings, from a multiple of 4096
 //!        .  file buffers, if kernels may open files: 16 of 128 KiB each
@@ -28,6 +29,8 @@ pub const RECORD_BYTES: usize = 32;
 pub const MAILBOX_BYTES: usize = 256;
 /// Bytes of a device socket.
 pub const DEVICE_SOCKET_BYTES: usize = 128;
+/// Bytes of an end of a connection inside the net: [`crate::peer`].
+pub const END_BYTES: usize = 128;
 /// Bytes of the claim of a mailbox.
 pub const CLAIM_BYTES: usize = 16;
 /// Mailboxes for calls that are answered at once; the others are for calls that wait, such as accept.
@@ -157,9 +160,14 @@ impl Sizes {
         (self.mailbox_claims() + self.mailboxes as usize * CLAIM_BYTES).next_multiple_of(LINE_BYTES)
     }
 
-    /// Bytes of device memory.
-    pub const fn device_bytes(self) -> usize {
+    /// Offset of the ends of connections inside the net: two for each pair.
+    pub const fn device_ends(self) -> usize {
         self.device_sets() + EVENT_SETS as usize * DEVICE_SET_BYTES
+    }
+
+    /// Offset of the rings of so many pairs. What is before them is zero at the beginning.
+    pub const fn device_rings(self, pairs: u32) -> usize {
+        (self.device_ends() + pairs as usize * 2 * END_BYTES).next_multiple_of(PAGE)
     }
 }
 
@@ -213,10 +221,14 @@ pub struct Handle {
     pub mailboxes: u32,
     /// [`NO_INLINE`]
     pub flags: u64,
-    /// Zero.
-    pub reserved: [u64; 3],
+    /// Address of the rings of connections inside the net.
+    pub rings: u64,
+    /// The position at which streams begin.
+    pub first: u64,
     /// Where the file buffers are: offset in pinned memory. 0: kernels may open no files.
     pub files: u64,
+    /// Zero.
+    pub reserved: u64,
 }
 
 /// Of a handle: small messages go through the rings too.

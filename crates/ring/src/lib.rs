@@ -8,12 +8,13 @@
 //!            └────────── host line: consumed position ─────────────> room
 //!   event::Taker <── events, new connections ─────────────────── event::Producer
 //!            └────────── taken ────────────────────────────────────> room
+//!   peer ── two kernels of one net: ends and rings in device memory, no proxy on the way of a byte
 //!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
 //! ```
 //!
 //! Order. Every word here is 8 aligned bytes with one writer, which stores it with release order; its readers load it with
 //! acquire order. Nothing crosses the bus as a read-modify-write. The only ones are on words in device memory that no CPU
-//! accesses: claims of places in the doorbell queue and of mailboxes.
+//! accesses: claims of places in the doorbell queue and of mailboxes, and what an end of a connection wants to be told.
 //!
 //! Trust. The proxy trusts no word that a kernel writes: it loads it once and checks it against what it knows itself
 //! ([`stream::Violation`]). Kernels trust the proxy, which is in their own process.
@@ -33,6 +34,7 @@ mod interleavings;
 pub mod layout;
 pub mod line;
 pub mod mailbox;
+pub mod peer;
 pub mod position;
 pub mod stream;
 mod word;

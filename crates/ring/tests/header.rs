@@ -5,12 +5,13 @@ use std::process::Command;
 
 use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
-    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, EVENT_SETS,
-    EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES, MAILBOX_BYTES,
-    NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, event_words, header, record,
+    ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, END_BYTES,
+    EVENT_SETS, EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES,
+    MAILBOX_BYTES, NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, event_words, header,
+    record,
 };
 use spinio_ring::mailbox::Call;
-use spinio_ring::{datagram, inline, line, position};
+use spinio_ring::{datagram, inline, line, peer, position};
 
 const PROGRAM: &str = r#"
 #include <cstdio>
@@ -33,11 +34,13 @@ int main()
     PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
-    PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
+    PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
+    PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
+    PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
         PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
-        PRINT(event_sets(sockets, 5)); PRINT(device_sets(sockets, 5));
+        PRINT(event_sets(sockets, 5)); PRINT(device_sets(sockets, 5)); PRINT(device_ends(sockets, 5));
     }
 }
 "#;
@@ -86,8 +89,11 @@ fn header_and_crate_agree() {
     here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
     here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);
     // Of the handle.
-    here.extend([0, 8, 16, 20, 24]);
+    here.extend([0, 8, 16, 20, 24, 32, 40]);
     here.extend([NO_INLINE, inline::BYTES as u64, inline::WORDS as u64, inline::FIRST as u64]);
+    here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
+    here.extend([peer::MOVED.into(), peer::CLOSED, peer::RESET, peer::SHUT]);
+    here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12 }.word());
     for sockets in [1, 2, 64, 1024, 65536] {
         let sizes = Sizes { sockets, mailboxes: 5 };
         let offsets = [
@@ -99,6 +105,7 @@ fn header_and_crate_agree() {
             sizes.mailbox_claims(),
             sizes.event_sets(),
             sizes.device_sets(),
+            sizes.device_ends(),
         ];
         here.extend(offsets.map(|n| n as u64));
     }

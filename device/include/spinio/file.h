@@ -42,42 +42,6 @@ namespace detail {
 using namespace net::detail;
 namespace layout = net::layout;
 
-// A file buffer, claimed by a group: its number, or -errno. On the leader alone.
-__device__ inline int claim_buffer(const Handle &net)
-{
-    if (!net.files)
-        return -EACCES;
-    uint64_t *claims = device_words(net, 0) + layout::claims_file_buffers;
-    Backoff waiting;
-    for (unsigned at = blockIdx.x, polls = 1;; at++, polls++) {
-        unsigned buffer = at % layout::file_buffers;
-        if (compare_exchange_device(claims + buffer, 0, 1) == 0)
-            return int(buffer);
-        if (polls % layout::file_buffers == 0) {
-            if (stopped(net))
-                return -ESHUTDOWN;
-            waiting.pause();
-        }
-    }
-}
-
-__device__ inline void release_buffer(const Handle &net, int buffer)
-{
-    store_release_device(device_words(net, 0) + layout::claims_file_buffers + buffer, 0);
-}
-
-__device__ inline unsigned char *buffer_bytes(const Handle &net, int buffer)
-{
-    return reinterpret_cast<unsigned char *>(uintptr_t(net.pinned) + net.files + size_t(buffer) * layout::file_buffer_bytes);
-}
-
-// The leader's call for a piece of a file.
-__device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int buffer, int64_t offset, size_t bytes)
-{
-    FileRequest request = {reads ? layout::call_read_file : layout::call_write_file, f, uint32_t(buffer), 0, {uint64_t(offset), bytes}};
-    return file_call(net, request, true);
-}
-
 // Reads or writes in pieces; each ends the call if it is short.
 template <typename Group>
 __device__ int64_t move(Group group, const Handle &net, bool reads, int f, unsigned char *bytes, size_t count, int64_t offset)

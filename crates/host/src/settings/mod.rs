@@ -110,6 +110,8 @@ pub struct Settings {
     pub gaia_memory: Option<u64>,
     /// `SPINIO_GAIA_SOCKET`: the socket of the daemon of leased files
     pub gaia_socket: Option<String>,
+    /// `SPINIO_NET_UPGRADE`: connections whose both ends are in one net leave Linux's sockets
+    pub net_upgrade: bool,
     /// XDG_RUNTIME_DIR, where the counters and the socket are without a setting
     pub runtime_dir: Option<String>,
 }
@@ -140,6 +142,7 @@ impl Default for Settings {
             trace: false,
             gaia_memory: None,
             gaia_socket: None,
+            net_upgrade: true,
             runtime_dir: None,
         }
     }
@@ -314,6 +317,10 @@ impl Settings {
         parse_setting("SPINIO_GAIA_SOCKET", &mut |v| {
             s.gaia_socket = Some(v.to_owned()).filter(|path| path.starts_with('/') && path.len() <= 107);
             s.gaia_socket.is_some()
+        });
+        parse_setting("SPINIO_NET_UPGRADE", &mut |v| {
+            s.net_upgrade = v != "off";
+            matches!(v, "on" | "off")
         });
         s.runtime_dir = get("XDG_RUNTIME_DIR");
         (s, warnings)

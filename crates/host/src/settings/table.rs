@@ -224,4 +224,13 @@ pub const TABLE: &[Row] = &[
               `/run/spinio/gaia/serve.sock`, that of another user at `$XDG_RUNTIME_DIR/spinio/gaia-serve.sock`; a \
               program of a user who has none of its own asks root's.",
     },
+    Row {
+        name: "SPINIO_NET_UPGRADE",
+        old: None,
+        values: "`on`, `off`",
+        default: "`on`",
+        doc: "Connections of GPU kernels whose both ends are sockets of the same net exchange their bytes in device \
+              memory. `off`: they go through Linux, as all others do. `no_upgrade` of `spinio_net_open()` does that for \
+              one net.",
+    },
 ];

@@ -10,6 +10,7 @@ use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 
 use super::Proxy;
 use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
+use crate::meet::Held;
 
 impl Proxy {
     pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
@@ -21,6 +22,10 @@ impl Proxy {
         let done = match request.call {
             Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
             Ok(Call::Set) => self.make_set().map(Reply::new),
+            // Only a kernel can arm an end of a connection inside the net: it has to look at device memory.
+            Ok(Call::Add) if matches!(caller, Caller::Host(_)) && self.is_end(request.descriptor) => {
+                Err(Errno::OPNOTSUPP)
+            }
             Ok(Call::Add) => self.watch(&request).map(|()| Reply::new(0)),
             Ok(Call::Accept) => return self.accept(&request, caller, now),
             Ok(Call::Connect) => return self.connect(&request, caller, now),
@@ -61,7 +66,8 @@ impl Proxy {
         let descriptor = Descriptor::of(request.descriptor);
         let index = descriptor.index;
         let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
-        let (state, kind) = (socket.state, socket.kind);
+        let (state, kind, domain) = (socket.state, socket.kind, socket.domain);
+        let (unnamed, end) = (socket.meeting.unnamed, socket.meeting.end.is_some());
         let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::CONNRESET)?;
         match call {
             Call::Bind => {
@@ -78,12 +84,13 @@ impl Proxy {
                 socket::listen(fd, request.argument)?;
                 socket.state = State::Listening;
                 self.sockets.free_rings(index);
+                self.note_listener(index, request.argument);
             }
             Call::Shutdown => {
                 if request.argument > 2 {
                     return Err(Errno::INVAL);
                 }
-                if kind == STREAM && state != State::Connected {
+                if kind == STREAM && !matches!(state, State::Connected | State::Upgraded) {
                     return Err(Errno::NOTCONN);
                 }
                 if kind != STREAM {
@@ -98,11 +105,21 @@ impl Proxy {
                     socket::shutdown(fd, 0)?;
                     socket.readable = true;
                 }
-                socket.shut |= request.argument != 0;
+                if state == State::Upgraded {
+                    // Kernels end the stream. It may have ended before.
+                    let _ = if request.argument != 0 { socket::shutdown(fd, 1) } else { Ok(()) };
+                } else {
+                    socket.shut |= request.argument != 0;
+                }
                 self.heat(index);
             }
+            Call::SocketName if unnamed => return Ok(with_address(0, &SocketAddress::unnamed_unix())),
             Call::SocketName => return Ok(with_address(0, &socket::getsockname(fd)?)),
-            Call::PeerName => return Ok(with_address(0, &socket::getpeername(fd)?)),
+            Call::PeerName => {
+                let name = socket::getpeername(fd)?;
+                let unnamed = end && domain == AF_UNIX && self.peer_is_unnamed(index);
+                return Ok(with_address(0, &if unnamed { SocketAddress::unnamed_unix() } else { name }));
+            }
             _ => return Err(Errno::INVAL),
         }
         Ok(Reply::new(0))
@@ -138,7 +155,6 @@ impl Proxy {
             let Some(socket) = self.sockets.at(index) else { return };
             let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
             let (domain, kind) = (socket.domain, socket.kind);
-            let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
             if !calls && watch.set == 0 {
                 return;
             }
@@ -146,12 +162,18 @@ impl Proxy {
                 // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }
-            match socket::accept(fd) {
-                Ok((fd, peer)) => {
+            match self.next_connection(index) {
+                Ok(Held { fd, peer, place }) => {
+                    let fd = fd.into_fd();
                     if is_inet(domain) {
                         let _ = socket::no_delay(fd);
                     }
                     let done = self.add(fd, domain, kind, State::Connected);
+                    if let (Ok(descriptor), Some(place)) = (done, place) {
+                        self.join(descriptor, place);
+                    } else if let Some(place) = place {
+                        self.leave(place);
+                    }
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
                         if !calls {
@@ -192,12 +214,14 @@ impl Proxy {
                 return self.answer(caller, Reply::new(result));
             }
             Some(socket) => match socket.state {
-                State::Connected => Errno::ISCONN,
+                State::Connected | State::Upgraded => Errno::ISCONN,
                 State::Listening => Errno::INVAL,
                 State::Failed => Errno::CONNRESET,
                 State::Unconnected | State::Connecting => {
                     let (bytes, len) = request.address.bytes();
                     socket.connect = Some((caller, bytes[..len].to_vec()));
+                    socket.meeting.since = None;
+                    self.note_client(descriptor.index);
                     return self.connect_again(descriptor.index, now);
                 }
             },
@@ -229,6 +253,9 @@ impl Proxy {
     }
 
     fn connected(&mut self, index: u32, errno: i32, now: u64) {
+        if errno == 0 && self.meet(index, now) {
+            return self.pace.gave(now);
+        }
         let Some(socket) = self.sockets.at(index) else { return };
         let caller = socket.connect.take();
         socket.state = if errno == 0 { State::Connected } else { State::Unconnected };

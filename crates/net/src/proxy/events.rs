@@ -14,11 +14,12 @@
 
 use std::sync::Arc;
 
-use spinio_ring::Word;
 use spinio_ring::event::{ERR, Entry, HUP, IN, NEW, OUT, RDHUP, Watch};
-use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words};
+use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words, record};
 use spinio_ring::line;
 use spinio_ring::mailbox::Request;
+use spinio_ring::peer::{MOVED, Notice};
+use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 
 use super::Proxy;
@@ -50,14 +51,25 @@ impl Proxy {
             return Err(Errno::INVAL);
         }
         socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
-        self.rearm(descriptor);
+        let events = u64::from(socket.watch.events);
+        let is_end = socket.meeting.end.is_some();
+        if is_end {
+            self.memory.record(descriptor.index)[record::SEND].store_release(events);
+        }
+        // A kernel arms an end of a connection inside the net itself.
+        if !is_end {
+            self.rearm(descriptor, Position::of(0));
+        }
         Ok(())
     }
 
-    /// The next event of a socket is wanted.
-    pub(super) fn rearm(&mut self, descriptor: Descriptor) {
+    /// The next event of a socket is wanted. Of an end of a connection inside the net, the position is a notice.
+    pub(super) fn rearm(&mut self, descriptor: Descriptor, position: Position) {
         if let Some(socket) = self.sockets.get(descriptor) {
             socket.watch.arm();
+            if let Some(end) = &mut socket.meeting.end {
+                end.told.hear(Notice::of(position));
+            }
             self.heat(descriptor.index);
         }
     }
@@ -76,6 +88,9 @@ impl Proxy {
         let entry = Entry { socket: Descriptor { index, epoch }, events, listener: None };
         if set.producer.push(memory.event_ring(number), &memory.event_words(number)[event_words::TAKEN], entry) {
             socket.watch.told();
+            if let Some(end) = &mut socket.meeting.end {
+                end.told.forget();
+            }
         } else if !std::mem::replace(&mut socket.held, true) {
             set.held.push_back(index);
         }
@@ -106,6 +121,9 @@ impl Proxy {
     pub(super) fn tell_new(&mut self, watch: Watch, listener: Descriptor, socket: Descriptor) {
         let Some(connection) = self.sockets.get(socket) else { return };
         connection.watch = Watch::new(watch.set, watch.events);
+        if connection.meeting.end.is_some() {
+            self.memory.record(socket.index)[record::SEND].store_release(watch.events.into());
+        }
         let number = u32::from(watch.set) - 1;
         let entry = Entry { socket, events: NEW, listener: Some(listener) };
         let (ring, taken) = (self.memory.event_ring(number), &self.memory.event_words(number)[event_words::TAKEN]);
@@ -117,6 +135,12 @@ impl Proxy {
 
 /// What is true of a socket now.
 fn level(socket: &Socket) -> u16 {
+    if let (State::Upgraded, Some(end)) = (socket.state, &socket.meeting.end) {
+        let (ended, failed) = (socket.flags & line::EOF != 0, socket.errno != MOVED);
+        return end.told.level()
+            | if ended { IN | RDHUP } else { 0 }
+            | if failed { IN | OUT | ERR | HUP | RDHUP } else { 0 };
+    }
     if !matches!(socket.state, State::Connected | State::Failed) {
         return 0;
     }

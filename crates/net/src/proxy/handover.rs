@@ -104,6 +104,14 @@ impl Proxy {
         if socket.connect.is_some() || socket.state == State::Connecting {
             return Err(Errno::ALREADY);
         }
+        if socket.state == State::Upgraded {
+            // The socket of Linux is an anchor, without bytes.
+            return Err(Errno::OPNOTSUPP);
+        }
+        if !socket.meeting.held.is_empty() {
+            // Connections that were accepted before a kernel did so cannot go back into the backlog.
+            return Err(Errno::BUSY);
+        }
         let (stream, connected) = (socket.kind == STREAM, socket.state == State::Connected);
         if stream && connected {
             self.send_all(index);

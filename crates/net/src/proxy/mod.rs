@@ -24,6 +24,7 @@ mod events;
 mod fault;
 mod files;
 mod handover;
+mod loopback;
 mod pace;
 mod sets;
 mod sockets;
@@ -49,8 +50,10 @@ use self::files::Files;
 pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::sets::Sets;
-use self::sockets::{Caller, DGRAM, SocketFd, Sockets, State};
+pub(crate) use self::sockets::SocketFd;
+use self::sockets::{Caller, DGRAM, Sockets, State};
 use crate::counters::Counters;
+use crate::meet::Pairs;
 use crate::memory::Memory;
 
 /// Doorbells of a pass.
@@ -90,6 +93,7 @@ pub(crate) struct Setup {
     pub(crate) sizes: Sizes,
     pub(crate) ring_pairs: u32,
     pub(crate) ring_bytes: u64,
+    pub(crate) inner_pairs: u32,
     pub(crate) first: Position,
     pub(crate) inline: bool,
     pub(crate) fault_seed: u32,
@@ -106,6 +110,10 @@ pub(crate) struct Proxy {
     sockets: Sockets,
     first: Position,
     sets: Sets,
+    /// Pairs of rings for connections inside the net, and the sockets that may become ends of one.
+    pairs: Pairs,
+    listeners: Vec<u32>,
+    clients: Vec<u32>,
     /// Small messages may be inside the lines of kernels.
     inline: bool,
     /// A doorbell whose message is not complete yet, and since when.
@@ -143,6 +151,9 @@ impl Proxy {
             sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
             first: setup.first,
             sets: Sets::default(),
+            pairs: Pairs::new(setup.inner_pairs, setup.ring_bytes),
+            listeners: Vec::new(),
+            clients: Vec::new(),
             inline: setup.inline,
             incomplete: None,
             faults: Faults::new(setup.fault_seed),
@@ -272,7 +283,8 @@ impl Proxy {
             Ok(Op::Control) => self.take_request(entry.socket, now),
             Ok(Op::Close) => self.close(descriptor, now),
             Ok(Op::Credit) => self.heat(descriptor.index),
-            Ok(Op::Rearm) => self.rearm(descriptor),
+            Ok(Op::Rearm) => self.rearm(descriptor, entry.position),
+            Ok(Op::Ready) => self.ready(descriptor, entry.position),
             Ok(Op::Send) => {
                 // One that a close overtook: its bytes have nowhere to go.
                 let Some(socket) = self.sockets.get(descriptor) else { return };
@@ -406,8 +418,13 @@ impl Proxy {
         if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref()) {
             let _ = socket::epoll_remove(self.epoll.0, fd.0);
         }
-        if self.sockets.remove(index).is_some() {
-            self.counters.open.set(self.counters.open.get() - 1);
+        let Some(socket) = self.sockets.remove(index) else { return };
+        self.counters.open.set(self.counters.open.get() - 1);
+        if let Some(end) = socket.meeting.end {
+            self.leave(end.place);
+        }
+        for held in socket.meeting.held {
+            self.refuse(&held);
         }
     }
 

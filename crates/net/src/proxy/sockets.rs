@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   slot (index) ── epoch, counted up at each use
-//!     └ Socket ── Unconnected ── connect ──> Connecting ──> Connected ── error, violation ──> Failed
+//!     └ Socket ── Unconnected ── connect ──> Connecting ──> Connected, Upgraded ── error, violation ──> Failed
 //!                      └─ listen ──> Listening                  └ close ──> closing: sends what is left, then is freed
 //! ```
 //!
@@ -21,6 +21,7 @@ use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
 
 use super::transfer::Transfers;
+use crate::meet::Meeting;
 
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
@@ -32,11 +33,9 @@ pub(crate) const SEQPACKET: u16 = 5;
 pub(crate) struct SocketFd(pub(crate) Fd);
 
 impl SocketFd {
-    /// The descriptor, which is the caller's now.
+    /// It is not closed with this.
     pub(crate) fn into_fd(self) -> Fd {
-        let fd = self.0;
-        std::mem::forget(self);
-        fd
+        std::mem::ManuallyDrop::new(self).0
     }
 }
 
@@ -61,6 +60,8 @@ pub(crate) enum State {
     Listening,
     Connecting,
     Connected,
+    /// Connected to a socket of this net: kernels exchange the bytes.
+    Upgraded,
     /// Its descriptor is closed; kernels learn the errno from its line.
     Failed,
 }
@@ -111,6 +112,8 @@ pub(crate) struct Socket {
     pub(crate) connect: Option<(Caller, Vec<u8>)>,
     /// Files to be sent.
     pub(crate) transfers: Transfers,
+    /// What it has to do with connections inside the net.
+    pub(crate) meeting: Meeting,
 }
 
 /// A place for a socket.
@@ -190,6 +193,7 @@ impl Sockets {
             accepts: VecDeque::new(),
             connect: None,
             transfers: Transfers::default(),
+            meeting: Meeting::default(),
         });
         Some(Descriptor { index, epoch: slot.epoch })
     }

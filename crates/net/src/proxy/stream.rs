@@ -50,6 +50,10 @@ impl Proxy {
                 self.finish_closing(index);
                 return sent || received;
             }
+            State::Upgraded => {
+                self.look_at_anchor(index);
+                self.notify(index);
+            }
             State::Failed => self.notify(index),
             State::Unconnected => {}
         }

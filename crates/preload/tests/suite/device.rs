@@ -159,6 +159,11 @@ fn sockets_move_between_programs_and_kernels() {
 }
 
 #[test]
+fn connections_inside_a_net_give_the_same_results_as_through_linux() {
+    passes_with_sockets("net_peer");
+}
+
+#[test]
 fn kernels_wait_for_many_sockets() {
     passes_with_sockets("net_events");
 }

@@ -58,6 +58,13 @@ pub struct SocketAddress {
 }
 
 impl SocketAddress {
+    /// That of a UNIX socket without a name.
+    pub fn unnamed_unix() -> SocketAddress {
+        let mut bytes = [0; LONGEST_ADDRESS];
+        bytes[..2].copy_from_slice(&AF_UNIX.to_ne_bytes());
+        SocketAddress { bytes, len: 2 }
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]

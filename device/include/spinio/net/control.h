@@ -195,6 +195,9 @@ __device__ int connect(Group group, const Handle &net, int s, const Address &add
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);
+    // Its other end may be in this net too.
+    if (group.leads() && !result)
+        detail::connected_peer(net, s);
     group.sync();
     return result;
 }
@@ -217,8 +220,13 @@ template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
     int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr});
-    if (group.leads() && !result && how != SHUT_RECEIVE) {
-        layout::DeviceSocket *socket = detail::device_socket(net, s);
+    layout::DeviceSocket *socket = detail::device_socket(net, s);
+    if (group.leads() && !result && load_acquire_device(&socket->peer)) {
+        if (how != SHUT_SEND)
+            detail::shutdown_peer(net, s, true);
+        if (how != SHUT_RECEIVE)
+            detail::shutdown_peer(net, s, false);
+    } else if (group.leads() && !result && how != SHUT_RECEIVE) {
         if (!detail::lock(net, s, &socket->send_lock, true)) {
             socket->shut = 1;
             detail::unlock(&socket->send_lock);
@@ -250,6 +258,12 @@ __device__ inline int end_use(const Handle &net, int s)
     return 0;
 }
 
+// Whether the other end is in this net too; also before a group knows it.
+__device__ inline bool has_peer(const Handle &net, int s)
+{
+    return find(net, s) == 0 && load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit;
+}
+
 } // namespace detail
 
 // Closes the descriptor: calls that wait for it return -EBADF. What was sent before is still sent.
@@ -259,6 +273,8 @@ __device__ int close(Group group, const Handle &net, int s)
     int64_t result = 0;
     if (group.leads()) {
         result = detail::end_use(net, s);
+        if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
+            detail::close_peer(net, s);
         if (!result)
             result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
     }
@@ -266,11 +282,14 @@ __device__ int close(Group group, const Handle &net, int s)
 }
 
 // Ends the use of the descriptor by kernels, as close does, but keeps the socket: the program can take it, as soon as it
-// knows that this has returned, with spinio_net_release().
+// knows that this has returned, with spinio_net_release(). -EOPNOTSUPP: a connection inside the net stays there.
 template <typename Group>
 __device__ int release(Group group, const Handle &net, int s)
 {
-    return int(share(group, group.leads() ? detail::end_use(net, s) : 0));
+    int64_t result = 0;
+    if (group.leads())
+        result = detail::has_peer(net, s) ? -EOPNOTSUPP : detail::end_use(net, s);
+    return int(share(group, result));
 }
 
 } // namespace spinio::net

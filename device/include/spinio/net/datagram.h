@@ -183,7 +183,7 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
 template <typename Group>
 __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address &to)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, false))
+    if (int64_t failed = detail::lock_direction(group, net, s, flags, false); failed < 0)
         return failed;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
     if (detail::type_of(socket) != STREAM)
@@ -199,7 +199,7 @@ __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buf
 template <typename Group>
 __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, true))
+    if (int64_t failed = detail::lock_direction(group, net, s, flags, true); failed < 0)
         return failed;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
     if (detail::type_of(socket) != STREAM)

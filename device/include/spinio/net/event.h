@@ -17,9 +17,6 @@
 
 namespace spinio::net {
 
-// Events, as poll(2) has them; NEW: a connection that a listening socket of the set has accepted.
-constexpr int IN = 1, OUT = 4, ERR = 8, HUP = 0x10, RDHUP = 0x2000, NEW = 0x4000;
-
 struct Ready {
     int s, events;
     int listener; // of a new connection, else 0
@@ -154,7 +151,10 @@ __device__ int add(Group group, const Handle &net, int set, int s, int events)
 {
     if (events & ~0xffff)
         return -EINVAL;
-    return detail::call_together(group, net, {layout::call_add, s, uint32_t(set) << 16 | uint32_t(events), 0, nullptr});
+    int64_t result = detail::call_together(group, net, {layout::call_add, s, uint32_t(set) << 16 | uint32_t(events), 0, nullptr});
+    if (group.leads() && !result && events)
+        result = detail::rearm_if_peer(net, s);
+    return int(share(group, result));
 }
 
 // Arms a socket of a set: it makes an event once it is ready, at once if it is ready now.
@@ -166,7 +166,9 @@ __device__ int rearm(Group group, const Handle &net, int s)
     group.sync();
     if (group.leads()) {
         result = detail::find(net, s);
-        if (!result)
+        if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
+            result = detail::rearm_if_peer(net, s);
+        else if (!result)
             result = detail::ring(net, layout::doorbell_rearm, detail::index_of(s), detail::epoch_of(s), 0);
     }
     return int(share(group, result));

@@ -2,11 +2,12 @@
 //
 //   leader: request with numbers in a mailbox ── proxy ── worker: sendfile(2), pread(2) ... ── reply with numbers
 //
-// The bytes of sendfile go from the file to the socket inside the Linux kernel.
+// The bytes of sendfile go from the file to the socket inside the Linux kernel, but for connections inside the net.
 #ifndef SPINIO_NET_FILE_H
 #define SPINIO_NET_FILE_H
 
 #include <spinio/net/control.h>
+#include <spinio/net/stream.h>
 
 namespace spinio::net {
 
@@ -35,15 +36,92 @@ __device__ __attribute__((noinline)) inline int file_call(const Handle &net, Fil
     return result;
 }
 
+// A file buffer, claimed by a group: its number, or -errno. On the leader alone.
+__device__ inline int claim_buffer(const Handle &net)
+{
+    if (!net.files)
+        return -EACCES;
+    uint64_t *claims = device_words(net, 0) + layout::claims_file_buffers;
+    Backoff waiting;
+    for (unsigned at = blockIdx.x, polls = 1;; at++, polls++) {
+        unsigned buffer = at % layout::file_buffers;
+        if (compare_exchange_device(claims + buffer, 0, 1) == 0)
+            return int(buffer);
+        if (polls % layout::file_buffers == 0) {
+            if (stopped(net))
+                return -ESHUTDOWN;
+            waiting.pause();
+        }
+    }
+}
+
+__device__ inline void release_buffer(const Handle &net, int buffer)
+{
+    store_release_device(device_words(net, 0) + layout::claims_file_buffers + buffer, 0);
+}
+
+__device__ inline unsigned char *buffer_bytes(const Handle &net, int buffer)
+{
+    return reinterpret_cast<unsigned char *>(uintptr_t(net.pinned) + net.files + size_t(buffer) * layout::file_buffer_bytes);
+}
+
+// The leader's call for a piece of a file.
+__device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int buffer, int64_t offset, size_t bytes)
+{
+    FileRequest request = {reads ? layout::call_read_file : layout::call_write_file, f, uint32_t(buffer), 0, {uint64_t(offset), bytes}};
+    return file_call(net, request, true);
+}
+
+// sendfile to a socket whose other end is in this net: Linux has no part in it, so the bytes go through a file buffer, a piece
+// at a time. None is kept while the other end has no room: those who wait for a buffer do not wait for that one.
+template <typename Group>
+__device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags)
+{
+    if (offset < 0)
+        return -EINVAL;
+    size_t done = 0;
+    int64_t result = 0;
+    while (done < bytes) {
+        int64_t buffer = share(group, int64_t(group.leads() ? claim_buffer(net) : 0));
+        if (buffer < 0) {
+            result = buffer;
+            break;
+        }
+        const size_t piece = bytes - done < layout::file_buffer_bytes ? bytes - done : layout::file_buffer_bytes;
+        const int64_t read = share(group, group.leads() ? move_piece(net, true, file, int(buffer), offset + int64_t(done), piece) : 0);
+        result = read > int64_t(piece) ? -EPROTO : read;
+        if (result > 0)
+            result = send(group, net, s, buffer_bytes(net, int(buffer)), size_t(read), flags | DONTWAIT);
+        if (group.leads()) {
+            release_buffer(net, int(buffer));
+            if (result == -EAGAIN && !(flags & DONTWAIT)) {
+                const int64_t room = wait_for_room_of_peer(net, s, flags);
+                result = room < 0 ? room : 1;
+            } else if (result > 0) {
+                done += size_t(result);
+            }
+        }
+        done = size_t(share(group, int64_t(done)));
+        result = share(group, result);
+        // The file has no more: looked for again by the next piece.
+        if (result <= 0)
+            break;
+    }
+    return done ? int64_t(done) : result;
+}
+
 } // namespace detail
 
 // Sends up to `bytes` of an open file from `offset` on, after what was sent before; returns how many, fewer if the file ends,
 // or if some were sent before an error, before a timeout, or before DONTWAIT found no room; or -errno. What others send
-// meanwhile goes after it. It waits for the peer as send() does, and DONTWAIT waits for the disk only.
+// meanwhile goes after it; only inside a net it may come between two pieces of 128 KiB. It waits for the peer as send() does, and DONTWAIT waits for the disk only.
 template <typename Group>
 __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags = 0)
 {
-    int64_t result = 0;
+    int64_t result = group.leads() && detail::has_peer(net, s);
+    result = share(group, result);
+    if (result)
+        return detail::send_file_to_peer(group, net, s, file, offset, bytes, flags);
     if (group.leads()) {
         layout::DeviceSocket *socket = detail::device_socket(net, s);
         result = detail::find(net, s);

@@ -15,6 +15,13 @@
 
 #include <spinio/kernel.h>
 
+// A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers.
+#if defined(__CUDACC__)
+#define SPINIO_NET_OUTLINE __noinline__
+#else
+#define SPINIO_NET_OUTLINE
+#endif
+
 namespace spinio::net {
 
 struct Pair {

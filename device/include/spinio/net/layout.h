@@ -20,8 +20,10 @@ struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
     uint64_t flags; // handle_no_inline
-    uint64_t reserved[3];
+    uint64_t rings; // in device memory: of connections inside the net
+    uint64_t first; // the position at which streams begin
     uint64_t files; // where the file buffers are; 0: kernels may open no files
+    uint64_t reserved;
 };
 
 namespace layout {
@@ -29,6 +31,7 @@ namespace layout {
 constexpr size_t page = 4096;
 constexpr unsigned doorbells = 4096;
 constexpr size_t doorbell_bytes = 16, record_bytes = 32, line_bytes = 128, mailbox_bytes = 256, claim_bytes = 16;
+constexpr size_t end_bytes = 128;
 constexpr unsigned quick_mailboxes = 64;
 constexpr unsigned address_bytes = 112;
 
@@ -72,6 +75,7 @@ enum Doorbell : uint64_t {
     doorbell_rearm,
     doorbell_close = 6,
     doorbell_control,
+    doorbell_ready = 40,
 };
 enum Call : uint64_t {
     call_socket = 1,
@@ -104,8 +108,28 @@ struct DeviceSocket {
     uint64_t connected; // 1: datagrams need no address
     uint64_t sent_seen;  // the sent position as receivers saw it
     uint64_t send_phase; // of the last message inside the host line: of the place, not of the socket
-    uint64_t reserved;
+    uint64_t peer;       // 0, or which end of a connection inside the net it is: peer_... below
 };
+
+// Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:
+// logarithm of the ring's size 8 | pair 32 | side 1, and in the high bits the generation 14 and a bit that it is one.
+constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 14;
+constexpr uint64_t peer_bit = lap_bit;
+
+// The errno in the line of a socket that has become an end of a connection inside the net.
+constexpr unsigned moved = 0xffff;
+
+// An end, in device memory. Its own groups write the words; those of the other end take the watch.
+struct PeerEnd {
+    uint64_t tail;     // bytes that it has sent: position, generation, end_closed, end_reset
+    uint64_t consumed; // bytes that it has received: the same, end_closed, end_shut
+    uint64_t watch;    // what it wants to be told: events 16 | number of the arming 32 | generation
+    uint64_t reserved[13];
+};
+constexpr uint64_t end_closed = uint64_t(1) << 62, end_reset = uint64_t(1) << 63, end_shut = uint64_t(1) << 63;
+
+// Of a notice, as a position has it: events 16 | number of the arming 32.
+constexpr unsigned notice_events_bits = 16;
 
 // An event set in device memory: claims, then the copies of entries. crates/ring/src/event.rs explains it.
 struct DeviceSet {
@@ -162,6 +186,12 @@ SPINIO_NET_BOTH constexpr size_t device_sets(unsigned sockets, unsigned count)
     return round_up(mailbox_claims(sockets) + count * claim_bytes, line_bytes);
 }
 
+SPINIO_NET_BOTH constexpr size_t device_ends(unsigned sockets, unsigned count)
+{
+    return device_sets(sockets, count) + event_sets_of_a_net * sizeof(DeviceSet);
+}
+
+static_assert(sizeof(PeerEnd) == end_bytes, "the layout is part of the protocol");
 static_assert(sizeof(DeviceSet) == line_bytes + page, "the layout is part of the protocol");
 static_assert(sizeof(Handle) == 64 && sizeof(DeviceSocket) == 128, "the layout is part of the protocol");
 

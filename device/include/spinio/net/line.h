@@ -8,9 +8,20 @@
 #ifndef SPINIO_NET_LINE_H
 #define SPINIO_NET_LINE_H
 
-#include <spinio/net/doorbell.h>
+#include <spinio/net/ends.h>
 
-namespace spinio::net::detail {
+namespace spinio::net {
+
+// Flags of send, recv and accept; TRUNC: recv returns the length of a datagram, which may be more than its buffer.
+constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8;
+
+// Domains and types of socket().
+constexpr int UNIX = 1, INET = 2, INET6 = 10, STREAM = 1, DGRAM = 2, SEQPACKET = 5;
+
+namespace detail {
+
+__device__ inline int type_of(const layout::DeviceSocket *socket) { return int(socket->kind & 15); }
+__device__ inline int domain_of(const layout::DeviceSocket *socket) { return int(socket->kind >> 4); }
 
 __device__ inline uint32_t index_of(int s) { return uint32_t(s) & 0xffff; }
 __device__ inline uint32_t epoch_of(int s) { return uint32_t(s) >> 16; }
@@ -25,6 +36,11 @@ __device__ inline layout::DeviceSocket *device_socket(const Handle &net, int s)
 __device__ inline uint64_t *device_line(const Handle &net, int s)
 {
     return pinned_words(net, layout::device_lines(net.sockets) + index_of(s) * layout::line_bytes);
+}
+
+__device__ inline uint64_t *record_of(const Handle &net, int s)
+{
+    return pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
 }
 
 __device__ inline uint64_t *host_line(const Handle &net, int s)
@@ -56,7 +72,7 @@ __device__ inline int find(const Handle &net, int s)
         }
         if (state >> 2 == epoch_of(s))
             return -EBADF;
-        const uint64_t *record = pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
+        const uint64_t *record = record_of(net, s);
         if (load_acquire_system(record + layout::record_state) != open_state(s))
             return -EBADF;
         uint64_t filling = uint64_t(epoch_of(s)) << 2 | layout::state_filling;
@@ -66,11 +82,14 @@ __device__ inline int find(const Handle &net, int s)
         uint64_t kind = record[layout::record_first] >> layout::position_bits;
         socket->kind = kind & 0xfff;
         socket->connected = kind >> 15;
-        socket->receive_ring = record[layout::record_receive];
+        socket->receive_ring = load_acquire_system(record + layout::record_receive);
         socket->send_ring = record[layout::record_send];
         socket->consumed = socket->tail = first;
         // No room, so that the first send looks at the line, which says whether there is a connection.
         socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
+        socket->peer = socket->receive_ring & layout::peer_bit ? socket->receive_ring : 0;
+        if (socket->peer)
+            Peer(net, socket->peer).open_watch();
         socket->sent_seen = socket->sent;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
@@ -108,7 +127,10 @@ __device__ inline void unlock(uint64_t *word)
 // A wait of a locked socket: whether to go on with it.
 class Wait {
 public:
-    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout);
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout)
+        : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
+    {
+    }
 
     // After a look in vain: 0 to look again, or -errno.
     __device__ int again()
@@ -134,6 +156,8 @@ private:
     Backoff waiting;
 };
 
-} // namespace spinio::net::detail
+} // namespace detail
+
+} // namespace spinio::net
 
 #endif

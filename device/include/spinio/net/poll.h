@@ -25,8 +25,21 @@ __device__ inline int count_true(Thread, bool yes) { return yes; }
 __device__ inline int count_true(Warp, bool yes) { return __popc(__ballot_sync(0xffffffffu, yes)); }
 __device__ inline int count_true(Block, bool yes) { return __syncthreads_count(yes); }
 
+// Of an end of a connection inside the net. The line of one that is not ready says what the proxy knows of the connection.
+__device__ inline bool look_at_end(const Handle &net, Poll &poll, uint64_t word, bool line)
+{
+    PeerState state = look_at_peer(device_socket(net, poll.s), Peer(net, word));
+    poll.in = unsigned(state.in);
+    poll.out = unsigned(state.out);
+    poll.ready = state.events & (poll.events | ERR | HUP);
+    int said = poll.ready || !line ? 0 : look_at_line(net, poll.s);
+    if (said)
+        poll.ready = ((IN | OUT | RDHUP) & poll.events) | (said < 0 ? ERR | HUP : HUP);
+    return poll.ready != 0;
+}
+
 // Of one socket. A negative descriptor is left out, as poll(2) does.
-__device__ inline bool look(const Handle &net, Poll &poll)
+__device__ inline bool look(const Handle &net, Poll &poll, bool first)
 {
     poll.ready = 0;
     poll.in = poll.out = 0;
@@ -37,12 +50,16 @@ __device__ inline bool look(const Handle &net, Poll &poll)
         return true;
     }
     layout::DeviceSocket *socket = device_socket(net, poll.s);
+    if (uint64_t word = load_acquire_device(&socket->peer))
+        return look_at_end(net, poll, word, first);
     const uint64_t *line = device_line(net, poll.s);
     // The group that receives moves `consumed` only up to what the line has said before: so it is loaded first.
     uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
     uint64_t received = load_acquire_system(line), sent = load_acquire_system(line + 1);
     bool ended = received & layout::flag_eof, failed = received & layout::flag_err;
     uint64_t size = ring_size(socket->send_ring), errno_of_line = sent >> layout::position_bits;
+    if (errno_of_line == layout::moved)
+        return look_at_end(net, poll, load_acquire_system(record_of(net, poll.s) + layout::record_receive), first);
     uint64_t there = (received - consumed) & layout::position_mask, used = (tail - sent) & layout::position_mask;
     poll.in = unsigned(there < ring_size(socket->receive_ring) ? there : ring_size(socket->receive_ring));
     // Sent bytes may be more than `tail` was: then none wait.
@@ -71,24 +88,27 @@ __device__ int poll(Group group, const Handle &net, Poll *polls, int n, int64_t 
 {
     uint64_t deadline = ns > 0 && group.leads() ? nanoseconds() + uint64_t(ns) : 0;
     Backoff waiting(32768);
+    // Once the net is stopped, all lines say so: a last look, since this group may have looked before.
+    bool last = false;
     for (unsigned looks = 1;; looks++) {
         int count = 0;
         for (int begin = 0; begin < n; begin += int(group.size())) {
             int i = begin + int(group.rank());
-            bool ready = i < n && detail::look(net, polls[i]);
+            bool ready = i < n && detail::look(net, polls[i], last || looks % detail::polls_a_line == 1);
             count += detail::count_true(group, ready);
         }
         int64_t done = 0;
         if (!count && group.leads()) {
-            if (looks % detail::polls_a_stop == 0 && detail::stopped(net))
-                done = -ESHUTDOWN;
+            if ((last || looks % detail::polls_a_stop == 0) && detail::stopped(net))
+                done = last ? -ESHUTDOWN : 2;
             else if (ns == 0 || (deadline && nanoseconds() > deadline))
                 done = 1;
             else
                 waiting.pause();
         }
         done = share(group, done);
-        if (count || done)
+        last = done == 2;
+        if (count || (done && !last))
             return done < 0 ? int(done) : count;
     }
 }

@@ -13,32 +13,19 @@
 #include <spinio/net/group.h>
 #include <spinio/net/inline.h>
 #include <spinio/net/line.h>
+#include <spinio/net/peer.h>
 
 namespace spinio::net {
-
-// Flags of send, recv and accept; TRUNC: recv returns the length of a datagram, which may be more than its buffer.
-constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8;
-
-// Domains and types of socket().
-constexpr int UNIX = 1, INET = 2, INET6 = 10, STREAM = 1, DGRAM = 2, SEQPACKET = 5;
 
 struct Address;
 
 namespace detail {
-
-__device__ inline int type_of(const layout::DeviceSocket *socket) { return int(socket->kind & 15); }
-__device__ inline int domain_of(const layout::DeviceSocket *socket) { return int(socket->kind >> 4); }
 
 // datagram.h; the caller has locked the direction.
 template <typename Group>
 __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from);
 template <typename Group>
 __device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to);
-
-__device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeout)
-    : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
-{
-}
 
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
@@ -147,6 +134,7 @@ __device__ inline bool all_sent(layout::DeviceSocket *socket)
     return socket->sent == socket->tail;
 }
 
+// 0; 1 if the other end is in this net too; or -errno.
 template <typename Group>
 __device__ int64_t lock_direction(Group group, const Handle &net, int s, int flags, bool receive)
 {
@@ -156,6 +144,8 @@ __device__ int64_t lock_direction(Group group, const Handle &net, int s, int fla
         if (!failed) {
             layout::DeviceSocket *socket = device_socket(net, s);
             failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
+            if (!failed && load_acquire_device(&socket->peer))
+                failed = 1;
         }
     }
     return share(group, failed);
@@ -177,35 +167,46 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
     }
 }
 
-} // namespace detail
-
-// Receives at most `bytes`; returns how many, 0 at the end of the stream, or -errno. WAITALL: all of them, unless the
-// stream ends. PEEK: they can be received again.
-template <typename Group>
-__device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags = 0)
+// Bytes were received: the proxy may use their places.
+__device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bool full)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, true))
-        return failed;
-    layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::type_of(socket) != STREAM)
-        return detail::receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    uint64_t place = socket->receive_ring, size = detail::ring_size(place);
+    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
+    store_release_system(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
+    // If it fails, the net is stopped.
+    if (full)
+        (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
+}
+
+// What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
+template <typename Group>
+__device__ int64_t receive_stream(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags)
+{
+    const int64_t locked = lock_direction(group, net, s, flags, true);
+    if (locked < 0)
+        return locked;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (type_of(socket) != STREAM)
+        return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
+    // The other end is in this net: the ring is in device memory.
+    const bool inner = locked > 0;
+    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->receive_ring);
+    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).receive_ring : ring_bytes(net, socket->receive_ring);
     auto to = static_cast<unsigned char *>(buffer);
-    const bool wide = group.wide() && !(net.flags & layout::handle_no_inline);
+    const bool wide = !inner && group.wide() && !(net.flags & layout::handle_no_inline);
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
         bool full = false;
         Pair there = {0, 0};
-        detail::WideLine line = {};
+        WideLine line = {};
         if (wide && group.rank() < 32) {
-            there = {detail::wait_for_line(net, s, flags, line), socket->consumed};
+            there = {wait_for_line(net, s, flags, line), socket->consumed};
             full = line.received & layout::flag_full;
             // The others have to know where the bytes are.
             if (there.value > 0 && line.has(uint64_t(there.value)))
                 there.position |= layout::lap_bit;
         } else if (!wide && group.leads()) {
-            there = {detail::wait_for_bytes(net, s, flags, full), socket->consumed};
+            there = {inner ? wait_for_peer(net, s, flags) : wait_for_bytes(net, s, flags, full), socket->consumed};
         }
         there = group.share(there);
         const bool inside = there.position & layout::lap_bit;
@@ -215,7 +216,7 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
             break;
         size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
         if (!inside)
-            detail::copy_ring(group, detail::ring_bytes(net, place), size, there.position, to + done, take, true);
+            copy_ring(group, ring, size, there.position, to + done, take, true);
         else if (group.rank() < 32)
             line.copy_to(to + done, uint64_t(there.value), take);
         group.sync();
@@ -224,44 +225,50 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
             break;
         if (group.leads()) {
             uint64_t consumed = (there.position + take) & layout::position_mask;
-            store_relaxed_device(&socket->consumed, consumed);
-            store_release_system(detail::host_line(net, s), consumed | uint64_t(detail::epoch_of(s)) << layout::position_bits);
-            // If it fails, the net is stopped.
-            if (full)
-                (void)detail::ring(net, layout::doorbell_credit, detail::index_of(s), detail::epoch_of(s), 0);
+            if (inner)
+                publish_consumed(net, s, consumed, uint64_t(result) - take);
+            else
+                give_back(net, s, consumed, full);
         }
         if (!(flags & WAITALL))
             break;
     }
-    if (group.leads())
-        detail::unlock(&socket->receive_lock);
+    if (group.leads()) {
+        if (result == -int(layout::moved))
+            attach_peer(net, s);
+        unlock(&socket->receive_lock);
+    }
     return done ? int64_t(done) : result;
 }
 
-// Sends `bytes` and returns as many, fewer only if some were sent before an error or before DONTWAIT found no room;
-// or -errno. They are in the ring then: the proxy sends them on, also after close().
+// What send does; -moved: as above.
 template <typename Group>
-__device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
+__device__ int64_t send_stream(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, false))
-        return failed;
-    layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::type_of(socket) != STREAM)
-        return detail::send_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    uint64_t place = socket->send_ring, size = detail::ring_size(place);
+    const int64_t locked = lock_direction(group, net, s, flags, false);
+    if (locked < 0)
+        return locked;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (type_of(socket) != STREAM)
+        return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
+    const bool inner = locked > 0;
+    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->send_ring);
+    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).send_ring : ring_bytes(net, socket->send_ring);
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
         Pair room = {0, 0};
         if (group.leads()) {
-            room = {detail::wait_for_room(net, s, flags), socket->tail};
-            if (room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && detail::all_sent(socket))
+            room = {inner ? wait_for_room_of_peer(net, s, flags) : wait_for_room(net, s, flags), socket->tail};
+            if (!inner && room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
                 room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
         }
         room = group.share(room);
         result = room.value;
-        if (result < 0)
+        if (result == nowhere)
+            done = bytes;
+        if (result < 0 || result == nowhere)
             break;
         const unsigned phase = unsigned(room.position >> layout::position_bits);
         room.position &= layout::position_mask;
@@ -270,18 +277,20 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
         if (take > size / 2)
             take = size / 2;
         if (phase)
-            detail::store_inline(group, detail::host_line(net, s), from + done, unsigned(take), phase);
+            store_inline(group, host_line(net, s), from + done, unsigned(take), phase);
         else
-            detail::copy_ring(group, detail::ring_bytes(net, place), size, room.position, from + done, take, false);
+            copy_ring(group, ring, size, room.position, from + done, take, false);
         group.sync();
         int64_t failed = 0;
         if (group.leads()) {
             uint64_t tail = (room.position + take) & layout::position_mask;
-            if (phase)
-                failed = detail::ring_inline(net, detail::index_of(s), detail::epoch_of(s), tail, unsigned(take), phase);
+            if (inner)
+                publish_tail(net, s, tail);
+            else if (phase)
+                failed = ring_inline(net, index_of(s), epoch_of(s), tail, unsigned(take), phase);
             else
-                failed = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), tail);
-            if (!failed)
+                failed = detail::ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+            if (!inner && !failed)
                 store_relaxed_device(&socket->tail, tail);
         }
         result = share(group, failed);
@@ -289,9 +298,38 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
             break;
         done += take;
     }
-    if (group.leads())
-        detail::unlock(&socket->send_lock);
+    if (group.leads()) {
+        if (result == -int(layout::moved))
+            attach_peer(net, s);
+        unlock(&socket->send_lock);
+    }
     return done ? int64_t(done) : result;
+}
+
+} // namespace detail
+
+// Receives at most `bytes`; returns how many, 0 at the end of the stream, or -errno. WAITALL: all of them, unless the
+// stream ends. PEEK: they can be received again.
+template <typename Group>
+__device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags = 0)
+{
+    for (;;) {
+        int64_t result = detail::receive_stream(group, net, s, buffer, bytes, flags);
+        if (result != -int(layout::moved))
+            return result;
+    }
+}
+
+// Sends `bytes` and returns as many, fewer only if some were sent before an error or before DONTWAIT found no room;
+// or -errno. They are in the ring then: the proxy sends them on, also after close().
+template <typename Group>
+__device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
+{
+    for (;;) {
+        int64_t result = detail::send_stream(group, net, s, buffer, bytes, flags);
+        if (result != -int(layout::moved))
+            return result;
+    }
 }
 
 // How long later calls of recv and send wait, in nanoseconds, before they return -EAGAIN; 0: without a limit.

@@ -1,0 +1,262 @@
+//! Connections inside the net: what the proxy does for them. [`crate::meet`] says how they are found.
+//!
+//! ```text
+//!   connect ── Linux has connected it ── leads to a listening socket of this net? ── accepts there, until its other end comes
+//!   accept  ── of each connection: is a client that connects its other end?           (either of them may be first)
+//!      both ends are here ── a pair of rings in device memory ── record, line: `moved` ──> kernels
+//!   doorbells: ready (the other end has news for an event set), close ── host: the TCP or UNIX connection fails
+//! ```
+//!
+//! The connection of Linux stays, as anchor: `ss` shows it, firewalls and `ss -K` reach it, and it is closed with its socket.
+//! No byte goes through it. What waits in the backlog is accepted before a kernel does so, and kept in order.
+
+use spinio_ring::layout::{Descriptor, record};
+use spinio_ring::line::EOF;
+use spinio_ring::peer::{MOVED, Notice, Place, Told};
+use spinio_ring::{Position, Word};
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress};
+
+use super::Proxy;
+use super::sockets::{STREAM, SocketFd, State};
+use crate::meet::{End, Held, are_ends, is_abstract, may_lead_to};
+
+/// How long a client that Linux has connected waits for its other end.
+const PATIENCE_NS: u64 = 5_000_000;
+
+impl Proxy {
+    /// A socket listens.
+    pub(super) fn note_listener(&mut self, index: u32, backlog: u32) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let Some(name) = socket.fd.as_ref().and_then(|fd| socket::getsockname(fd.0).ok()) else { return };
+        socket.meeting.name = name.bytes().to_vec();
+        socket.meeting.backlog = backlog.clamp(1, 4096) as usize;
+        if socket.kind == STREAM && !self.listeners.contains(&index) {
+            self.listeners.push(index);
+        }
+    }
+
+    /// The listening socket of this net to which a client may be connected.
+    fn listener_for(&mut self, own: &[u8], peer: &[u8]) -> Option<u32> {
+        let sockets = &mut self.sockets;
+        self.listeners.retain(|index| sockets.at(*index).is_some_and(|socket| socket.state == State::Listening));
+        let leads = |index: &u32| sockets.at(*index).is_some_and(|s| may_lead_to(&s.meeting.name, own, peer));
+        self.listeners.iter().copied().find(leads)
+    }
+
+    /// Before a stream socket connects. One of UNIX gets a name if it has none and is about to meet a socket of this net.
+    pub(super) fn note_client(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return };
+        let (Some(fd), Some((_, to))) = (socket.fd.as_ref().map(|fd| fd.0), socket.connect.as_ref()) else { return };
+        let (domain, to) = (socket.domain, to.clone());
+        let has_name = || socket::getsockname(fd).map_or(true, |name| name.bytes().len() > 2);
+        if domain == AF_UNIX && self.pairs.is_enabled() && self.listener_for(&[], &to).is_some() && !has_name() {
+            let named = socket::bind(fd, &AF_UNIX.to_ne_bytes()).is_ok();
+            if let Some(socket) = self.sockets.at(index) {
+                socket.meeting.unnamed = named;
+            }
+        }
+        if !self.clients.contains(&index) {
+            self.clients.push(index);
+        }
+    }
+
+    /// Linux has connected a client: whether it has become an end of a connection inside the net, or may still become one.
+    pub(super) fn meet(&mut self, index: u32, now: u64) -> bool {
+        let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return false };
+        let is_unix = socket.domain == AF_UNIX;
+        let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return false };
+        let since = *socket.meeting.since.get_or_insert(now);
+        let (Ok(own), Ok(peer)) = (socket::getsockname(fd), socket::getpeername(fd)) else { return false };
+        let Some(listener) = self.listener_for(own.bytes(), peer.bytes()) else { return false };
+        let reason = loop {
+            if !self.pairs.is_enabled() {
+                break &self.counters.kept_by_setting;
+            }
+            if is_unix && !is_abstract(own.bytes()) {
+                break &self.counters.kept_by_name;
+            }
+            if !self.pairs.has_room() {
+                break &self.counters.kept_by_memory;
+            }
+            let Some(at) = self.sockets.at(listener) else { break &self.counters.kept_by_name };
+            if at.meeting.held.len() >= at.meeting.backlog {
+                break &self.counters.kept_by_backlog;
+            }
+            match self.accept_one(listener) {
+                Ok(held) => {
+                    if let Some(at) = self.sockets.at(listener) {
+                        at.meeting.held.push_back(held);
+                    }
+                    self.heat(listener);
+                    if self.sockets.at(index).is_none_or(|socket| socket.state == State::Upgraded) {
+                        return true;
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) if !is_unix && now.saturating_sub(since) < PATIENCE_NS => {
+                    // The last step of a TCP connection is not there yet.
+                    if let Some(socket) = self.sockets.at(index) {
+                        socket.state = State::Connecting;
+                    }
+                    self.postpone(index);
+                    return true;
+                }
+                Err(_) => break &self.counters.kept_by_name,
+            }
+        };
+        reason.add(1);
+        false
+    }
+
+    /// The next connection of a listening socket.
+    pub(super) fn next_connection(&mut self, listener: u32) -> Result<Held, Errno> {
+        match self.sockets.at(listener).and_then(|socket| socket.meeting.held.pop_front()) {
+            Some(held) => Ok(held),
+            None => self.accept_one(listener),
+        }
+    }
+
+    fn accept_one(&mut self, listener: u32) -> Result<Held, Errno> {
+        let fd = self.sockets.at(listener).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)).ok_or(Errno::BADF)?;
+        let (fd, peer) = socket::accept(fd)?;
+        let (fd, mut held_peer) = (SocketFd(fd), peer);
+        let place = self.other_end_of(fd.0, &peer).map(|(place, unnamed)| {
+            if unnamed {
+                held_peer = SocketAddress::unnamed_unix();
+            }
+            Place { second: true, ..place }
+        });
+        Ok(Held { fd, peer: held_peer, place })
+    }
+
+    /// If the other end of an accepted connection is a client of this net, both become ends.
+    fn other_end_of(&mut self, fd: i32, peer: &SocketAddress) -> Option<(Place, bool)> {
+        let sockets = &mut self.sockets;
+        self.clients.retain(|index| sockets.at(*index).is_some_and(|socket| socket.connect.is_some()));
+        if self.clients.is_empty() || !self.pairs.has_room() {
+            return None;
+        }
+        let own = socket::getsockname(fd).ok()?;
+        let index = self.clients.iter().copied().find(|index| {
+            let client = sockets.at(*index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0));
+            let names = client.map(|fd| (socket::getsockname(fd), socket::getpeername(fd)));
+            matches!(names, Some((Ok(a), Ok(b))) if are_ends((a.bytes(), b.bytes()), (own.bytes(), peer.bytes())))
+        })?;
+        let client = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let place = self.pairs.take(client)?;
+        let socket = self.sockets.at(index)?;
+        let (caller, unnamed) = (socket.connect.take(), socket.meeting.unnamed);
+        self.become_end(index, place);
+        self.counters.connected.add(1);
+        self.counters.upgraded.add(1);
+        if let Some((caller, _)) = caller {
+            self.answer(caller, spinio_ring::mailbox::Reply::new(0));
+        }
+        Some((place, unnamed))
+    }
+
+    /// Whether a descriptor is that of an end.
+    pub(super) fn is_end(&mut self, descriptor: u32) -> bool {
+        self.sockets.get(Descriptor::of(descriptor)).is_some_and(|socket| socket.meeting.end.is_some())
+    }
+
+    /// Whether the other end has a name that kernels do not see.
+    pub(super) fn peer_is_unnamed(&mut self, index: u32) -> bool {
+        let place = self.sockets.at(index).and_then(|socket| socket.meeting.end.as_ref()).map(|end| end.place);
+        let other = place.and_then(|place| self.pairs.other(place));
+        other.and_then(|other| self.sockets.get(other)).is_some_and(|socket| socket.meeting.unnamed)
+    }
+
+    /// A socket becomes an end: its bytes do not come here any more.
+    pub(super) fn become_end(&mut self, index: u32, place: Place) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.state = State::Upgraded;
+        socket.meeting.end = Some(End { place, told: Told::default() });
+        let events = u64::from(socket.watch.events);
+        let words = self.memory.record(index);
+        words[record::SEND].store_release(events);
+        words[record::RECEIVE].store_release(place.word());
+        self.sockets.free_rings(index);
+        // Kernels that look there find the record.
+        self.set_error(index, MOVED);
+    }
+
+    /// A socket that was accepted is the other end.
+    pub(super) fn join(&mut self, socket: Descriptor, place: Place) {
+        self.pairs.join(place, socket);
+        self.become_end(socket.index, place);
+        if self.pairs.other_has_left(place) {
+            self.end_line(socket.index);
+        }
+    }
+
+    /// Tells of the other end's close, where its kernel has not done so.
+    fn end_line(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.flags |= EOF;
+        self.memory.device_line(index)[0].store_release(socket.outgoing.line(socket.flags).word());
+        self.notify(index);
+    }
+
+    /// An end is used no more.
+    pub(super) fn leave(&mut self, place: Place) {
+        let other = self.pairs.other(place);
+        self.pairs.leave(place);
+        if let Some(other) = other.filter(|other| self.sockets.get(*other).is_some()) {
+            self.end_line(other.index);
+        }
+    }
+
+    /// A connection is gone that no kernel has accepted.
+    pub(super) fn refuse(&mut self, held: &Held) {
+        let _ = socket::reset_on_close(held.fd.0);
+        if let Some(place) = held.place {
+            let client = self.pairs.other(place);
+            self.pairs.leave(place);
+            if let Some(client) = client {
+                self.fail_end(client, Errno::CONNRESET);
+            }
+        }
+    }
+
+    /// Looks whether Linux has ended the connection.
+    pub(super) fn look_at_anchor(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        if !std::mem::take(&mut socket.readable) {
+            return;
+        }
+        let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
+        let failed = socket::take_error(fd).unwrap_or(0);
+        if failed == 0 {
+            return;
+        }
+        let place = socket.meeting.end.as_ref().map(|end| end.place);
+        let this = Descriptor { index, epoch: self.sockets.epoch(index) };
+        self.fail_end(this, Errno::from_raw_os_error(failed));
+        if let Some(other) = place.and_then(|place| self.pairs.other(place)) {
+            self.fail_end(other, Errno::CONNRESET);
+        }
+    }
+
+    fn fail_end(&mut self, descriptor: Descriptor, errno: Errno) {
+        let Some(socket) = self.sockets.get(descriptor).filter(|socket| socket.state == State::Upgraded) else {
+            return;
+        };
+        socket.state = State::Failed;
+        self.set_error(descriptor.index, errno.raw_os_error() as u16);
+        self.notify(descriptor.index);
+    }
+
+    /// A doorbell of an end: something has become true for the other one, which is armed.
+    pub(super) fn ready(&mut self, descriptor: Descriptor, position: Position) {
+        let end = self.sockets.get(descriptor).and_then(|socket| socket.meeting.end.as_ref());
+        let other = end.map(|end| end.place).and_then(|place| self.pairs.other(place));
+        if let Some(other) = other
+            && let Some(end) = self.sockets.get(other).and_then(|socket| socket.meeting.end.as_mut())
+            && end.told.hear(Notice::of(position))
+        {
+            self.heat(other.index);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+// ends.h: the two ends of a connection inside a net, where they are and what their words say. crates/ring/src/peer.rs explains
+// the words, peer.h has what sockets do with them.
+#ifndef SPINIO_NET_ENDS_H
+#define SPINIO_NET_ENDS_H
+
+#include <spinio/net/doorbell.h>
+
+namespace spinio::net::detail {
+
+// The two ends, as one of them sees them.
+struct Peer {
+    layout::PeerEnd *mine, *theirs;
+    unsigned char *receive_ring, *send_ring;
+    uint64_t size, generation, first;
+
+    __device__ Peer(const Handle &net, uint64_t word)
+    {
+        uint64_t pair = uint32_t(word >> layout::peer_pair_bit), side = word >> layout::peer_side_bit & 1;
+        auto ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(net.device) + layout::device_ends(net.sockets, net.mailboxes)) + pair * 2;
+        auto rings = reinterpret_cast<unsigned char *>(uintptr_t(net.rings)) + ((pair * 2) << (word & 0xff));
+        size = uint64_t(1) << (word & 0xff);
+        mine = ends + side;
+        theirs = ends + (side ^ 1);
+        send_ring = rings + side * size;
+        receive_ring = rings + (side ^ 1) * size;
+        generation = word >> layout::position_bits & ((1 << layout::generation_bits) - 1);
+        first = net.first & layout::position_mask;
+    }
+
+    __device__ bool is_of(uint64_t word) const
+    {
+        return ((word >> layout::position_bits ^ generation) & ((1 << layout::generation_bits) - 1)) == 0;
+    }
+
+    // A word of the other end; if it has written none yet, that says that nothing has happened.
+    __device__ uint64_t look(const uint64_t *at) const
+    {
+        uint64_t word = load_acquire_device(at);
+        return is_of(word) ? word : first;
+    }
+
+    __device__ void store(uint64_t *at, uint64_t position, uint64_t flags) const
+    {
+        store_release_device(at, (position & layout::position_mask) | generation << layout::position_bits | flags);
+    }
+
+    // Begins to use the watch of this end, which wants nothing yet.
+    __device__ void open_watch() const
+    {
+        uint64_t old = load_relaxed_device(&mine->watch);
+        while (!is_of(old)) {
+            uint64_t seen = compare_exchange_device(&mine->watch, old, generation << layout::position_bits);
+            if (seen == old)
+                break;
+            old = seen;
+        }
+    }
+};
+
+} // namespace spinio::net::detail
+
+#endif

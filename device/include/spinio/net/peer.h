@@ -1,0 +1,270 @@
+// peer.h: streams whose other end is a socket of the same net. crates/ring/src/peer.rs explains the words.
+//
+//   send   leader: room, by the other end's consumed position   all: buffer -> ring   leader: tail; takes the watch
+//   recv   leader: waits for the other end's tail               all: ring -> buffer   leader: consumed position; takes the watch
+//
+// Everything is in device memory, for groups of one GPU: no proxy on the way of a byte, and no read of host memory but each
+// 64th poll, which looks at the socket's line: there the proxy tells of what happens to the connection itself.
+//
+// A socket becomes such an end while it connects, or as it is accepted. Its line then has the errno `moved`: a group that
+// looks there, since it does not know yet, learns it so. What travels through the proxy besides: connect, accept, shutdown,
+// close, and events for sets, by a doorbell of the other end (`ready`).
+#ifndef SPINIO_NET_PEER_H
+#define SPINIO_NET_PEER_H
+
+#include <spinio/net/inline.h>
+#include <spinio/net/line.h>
+
+namespace spinio::net {
+
+// Events, as poll(2) has them; NEW: a connection that a listening socket of the set has accepted.
+constexpr int IN = 1, OUT = 4, ERR = 8, HUP = 0x10, RDHUP = 0x2000, NEW = 0x4000;
+
+namespace detail {
+
+// Of DeviceSocket::shut: it sends no more, it receives no more, it was told once that the other end is closed.
+constexpr uint64_t shut_send = 1, shut_receive = 2, told_closed = 4;
+
+// Polls in device memory between two looks at the line.
+constexpr unsigned polls_a_line = 64;
+
+__device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
+{
+    return load_acquire_device(&socket->shut) & shut_receive ? layout::end_shut : 0;
+}
+
+// The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
+__device__ inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
+{
+    uint64_t *watch = &peer.theirs->watch, old = load_relaxed_device(watch);
+    for (;;) {
+        bool told = peer.is_of(old) && (old & events) != 0;
+        // Also where nothing changes: it orders this look after what was stored before.
+        uint64_t seen = compare_exchange_device(watch, old, told ? old & ~uint64_t(0xffff) : old);
+        if (seen == old) {
+            if (told) {
+                uint64_t notice = (old & layout::position_mask & ~uint64_t(0xffff)) | events;
+                // If it fails, the net is stopped.
+                (void)ring(net, layout::doorbell_ready, index_of(s), epoch_of(s), notice);
+            }
+            return;
+        }
+        old = seen;
+    }
+}
+
+// Begins to use an end, if the socket has become one, as its record says. With a lock of the socket.
+__device__ inline void attach_peer(const Handle &net, int s)
+{
+    uint64_t word = load_acquire_system(record_of(net, s) + layout::record_receive);
+    if (word & layout::peer_bit) {
+        Peer(net, word).open_watch();
+        store_release_device(&device_socket(net, s)->peer, word);
+    }
+}
+
+// Writes the watch of an end for the events that its set wants: the number of this arming, or 0.
+__device__ inline uint64_t arm_peer(const Peer &peer, uint64_t events)
+{
+    uint64_t *watch = &peer.mine->watch, old = load_relaxed_device(watch);
+    while (peer.is_of(old)) {
+        uint64_t arming = ((old >> layout::notice_events_bits) + 1) & 0xffffffff;
+        uint64_t seen = compare_exchange_device(watch, old, peer.generation << layout::position_bits | arming << layout::notice_events_bits | events);
+        if (seen == old)
+            return arming;
+        old = seen;
+    }
+    return 0;
+}
+
+// What is true of an end, for poll and event sets, with the bytes that it can receive and send.
+struct PeerState {
+    int events;
+    uint64_t in, out;
+};
+
+__device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, const Peer &peer)
+{
+    // The group that receives moves `consumed` only up to what the other end has said before: so it is loaded first.
+    uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
+    uint64_t theirs = peer.look(&peer.theirs->tail), taken = peer.look(&peer.theirs->consumed), shut = load_acquire_device(&socket->shut);
+    uint64_t there = (theirs - consumed) & layout::position_mask, used = (tail - taken) & layout::position_mask;
+    // What the other end has said may be newer than what was loaded before.
+    PeerState state = {0, there < peer.size ? there : peer.size, used < peer.size ? peer.size - used : 0};
+    const bool reset = theirs & layout::end_reset, ended = theirs & layout::end_closed;
+    const bool no_reader = taken & (layout::end_closed | (domain_of(socket) == UNIX ? layout::end_shut : 0));
+    if (there || ended || shut & shut_receive)
+        state.events |= IN;
+    if (state.out >= peer.size / 2 || no_reader || shut & shut_send)
+        state.events |= OUT;
+    if (ended || shut & shut_receive)
+        state.events |= RDHUP;
+    if (reset)
+        state.events |= ERR | HUP;
+    if (ended && (no_reader || shut & shut_send))
+        state.events |= HUP;
+    return state;
+}
+
+// Arms a socket of an event set, if it is an end, after all that the group has done.
+__device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
+{
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t word = load_acquire_device(&socket->peer);
+    if (!word)
+        return 0;
+    Peer peer(net, word);
+    uint64_t events = load_acquire_system(record_of(net, s) + layout::record_send) & 0xffff;
+    uint64_t arming = arm_peer(peer, events | ERR | HUP);
+    uint64_t notice = arming << layout::notice_events_bits | uint64_t(look_at_peer(socket, peer).events);
+    return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), notice);
+}
+
+// After connect: uses the end that the socket has become, and arms it if it is in an event set.
+__device__ SPINIO_NET_OUTLINE inline void connected_peer(const Handle &net, int s)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true))
+        return;
+    attach_peer(net, s);
+    unlock(&socket->send_lock);
+    if (load_acquire_system(record_of(net, s) + layout::record_send))
+        (void)rearm_if_peer(net, s);
+}
+
+// What the proxy has to say of the connection itself: -errno, 1 if the other end is gone, or 0.
+__device__ inline int look_at_line(const Handle &net, int s)
+{
+    const uint64_t *line = device_line(net, s);
+    uint64_t word = load_acquire_system(line), failed = load_acquire_system(line + 1) >> layout::position_bits;
+    if (failed != layout::moved)
+        return -int(failed);
+    return word & layout::flag_eof ? 1 : 0;
+}
+
+// Bytes that can be received, 0 at the end of the stream, or -errno. On the leader.
+__device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
+    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
+    int line = 0;
+    for (unsigned polls = 1;; polls++) {
+        uint64_t tail = peer.look(&peer.theirs->tail);
+        uint64_t there = (tail - socket->consumed) & layout::position_mask;
+        if (there > peer.size)
+            return -EPROTO;
+        if (there)
+            return int64_t(there);
+        if (tail & layout::end_closed)
+            return tail & layout::end_reset ? -ECONNRESET : 0;
+        if (line)
+            return line < 0 ? line : 0;
+        if (load_acquire_device(&socket->shut) & shut_receive)
+            return 0;
+        // What came before it is received first.
+        if (flags & DONTWAIT || polls % polls_a_line == 0) {
+            line = look_at_line(net, s);
+            if (line)
+                continue;
+        }
+        if (int failed = wait.again())
+            return failed;
+    }
+}
+
+// What wait_for_room_of_peer() says of a connection that the other end has closed: what is sent goes nowhere.
+constexpr int64_t nowhere = INT64_MAX;
+
+// Bytes for which there is room, or -errno. On the leader.
+__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
+    for (unsigned polls = 1;; polls++) {
+        if (load_acquire_device(&socket->shut) & shut_send)
+            return -EPIPE;
+        uint64_t consumed = peer.look(&peer.theirs->consumed);
+        if (consumed & layout::end_closed) {
+            if (peer.look(&peer.theirs->tail) & layout::end_reset)
+                return -ECONNRESET;
+            // TCP learns it from the answer to the first bytes that come too late.
+            if (domain_of(socket) == UNIX || or_acquire_device(&socket->shut, told_closed) & told_closed)
+                return -EPIPE;
+            return nowhere;
+        }
+        if (consumed & layout::end_shut && domain_of(socket) == UNIX)
+            return -EPIPE;
+        uint64_t used = (socket->tail - consumed) & layout::position_mask;
+        if (used > peer.size)
+            return -EPROTO;
+        if (used < peer.size)
+            return int64_t(peer.size - used);
+        if (flags & DONTWAIT || polls % polls_a_line == 0) {
+            int line = look_at_line(net, s);
+            if (line)
+                return line < 0 ? line : -EPIPE;
+        }
+        if (int failed = wait.again())
+            return failed;
+    }
+}
+
+// Bytes were received: their places are free. `left` are there after them.
+__device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t consumed, uint64_t left)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
+    store_relaxed_device(&socket->consumed, consumed);
+    peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
+    if (left <= peer.size / 2)
+        tell_peer(net, s, peer, OUT);
+}
+
+// Bytes are in the ring.
+__device__ inline void publish_tail(const Handle &net, int s, uint64_t tail)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_relaxed_device(&socket->peer));
+    store_relaxed_device(&socket->tail, tail);
+    peer.store(&peer.mine->tail, tail, 0);
+    tell_peer(net, s, peer, IN);
+}
+
+// Ends a direction, on the leader: the other end learns it after what was sent before.
+__device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s, bool receive)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_acquire_device(&socket->peer));
+    // A group that waits sees it, and gives the lock back.
+    or_acquire_device(&socket->shut, receive ? shut_receive : shut_send);
+    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
+    if (lock(net, s, word, true))
+        return;
+    if (receive)
+        peer.store(&peer.mine->consumed, socket->consumed, layout::end_shut);
+    else
+        peer.store(&peer.mine->tail, socket->tail, layout::end_closed);
+    unlock(word);
+    tell_peer(net, s, peer, receive ? OUT : IN | RDHUP);
+}
+
+// Both directions, of a socket that no group uses any more.
+__device__ SPINIO_NET_OUTLINE inline void close_peer(const Handle &net, int s)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const Peer peer(net, load_acquire_device(&socket->peer));
+    bool unread = ((peer.look(&peer.theirs->tail) ^ socket->consumed) & layout::position_mask) != 0;
+    // As TCP does: its peer learns that not all was read.
+    bool reset = unread && domain_of(socket) != UNIX;
+    peer.store(&peer.mine->tail, socket->tail, layout::end_closed | (reset ? layout::end_reset : 0));
+    peer.store(&peer.mine->consumed, socket->consumed, layout::end_closed | receive_flags(socket));
+    tell_peer(net, s, peer, unsigned(IN | OUT | RDHUP | HUP | (reset ? ERR : 0)));
+}
+
+} // namespace detail
+
+} // namespace spinio::net
+
+#endif
