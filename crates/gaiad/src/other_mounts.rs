@@ -18,8 +18,6 @@ use std::path::PathBuf;
 
 use spinio_fuse::mount::{self, MountEntry};
 
-use crate::supervisor::is_gaia;
-
 /// A further mount of the same connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OtherMount {
@@ -39,13 +37,13 @@ impl fmt::Display for OtherMount {
     }
 }
 
-/// All mounts of a connection but one, those that this process sees first.
-pub(crate) fn other_mounts(connection: u32, without: u64) -> Vec<OtherMount> {
+/// All mounts of a connection but one, those that this process sees first. `kind`: their type; a disk may have the number.
+pub(crate) fn other_mounts(kind: &str, connection: u32, without: u64) -> Vec<OtherMount> {
     let mut seen = HashSet::from([without]);
     let mut new = |table: std::io::Result<Vec<MountEntry>>| {
         // A process that has ended meanwhile has none.
         let mut found = table.unwrap_or_default();
-        found.retain(|entry| entry.minor == connection && is_gaia(entry) && seen.insert(entry.id));
+        found.retain(|entry| entry.minor == connection && entry.kind == kind && seen.insert(entry.id));
         found
     };
     let own = new(mount::mounts()).into_iter();

@@ -45,7 +45,7 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
     let begun = Instant::now();
     while !await_end(&supervisor, LOOK_EVERY) {
         let waited = begun.elapsed();
-        let others = if waited > OTHERS { other_mounts(entry.minor, entry.id) } else { Vec::new() };
+        let others = if waited > OTHERS { other_mounts(&entry.kind, entry.minor, entry.id) } else { Vec::new() };
         if let Some(other) = others.first() {
             return Err(error(format!("unmounted here, but {other}: its daemon serves it there")));
         }

@@ -15,6 +15,7 @@ mod held;
 mod mount;
 pub mod mounted;
 mod mounted_files;
+mod ready;
 mod serve;
 mod status;
 mod top;

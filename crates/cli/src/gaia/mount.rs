@@ -13,6 +13,7 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spinio_gaiad::{Ended, Supervisor};
 
+use super::ready;
 use crate::exit::{self, Exit};
 
 #[derive(Debug, Args)]
@@ -97,6 +98,7 @@ fn supervise(options: &Mount) -> anyhow::Result<Exit> {
         rustix::stdio::dup2_stderr(log)?;
     } else {
         println!("mounted on {}; interrupt to unmount", supervisor.point().display());
+        ready::notify();
     }
     let server = || {
         let mut server = this_program()?;

@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use spinio_gaiad::Daemon;
 
 use super::mount::{stop_writer, this_program};
-use super::mounted_files;
+use super::{mounted_files, ready};
 use crate::exit::{self, Exit};
 use crate::{format, output};
 
@@ -167,6 +167,7 @@ fn serve(options: &Serve, socket: PathBuf) -> anyhow::Result<Exit> {
     } else {
         println!("serving at {}; interrupt to end", socket.display());
         std::io::stdout().flush()?;
+        ready::notify();
     }
     daemon.run(&stop)?;
     Ok(Exit::Ok)

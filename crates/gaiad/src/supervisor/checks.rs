@@ -27,7 +27,7 @@ pub(super) struct Checked {
 }
 
 /// The type of a mount in /proc/self/mountinfo.
-fn kind() -> String {
+pub(super) fn kind() -> String {
     format!("fuse.{NAME}")
 }
 

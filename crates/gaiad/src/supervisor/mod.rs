@@ -353,7 +353,7 @@ impl Supervisor {
                     Err(error) => report!("cannot unmount {}: {error}", point.display()),
                 }
             }
-            for other in other_mounts(connection, id) {
+            for other in other_mounts(&checks::kind(), connection, id) {
                 report!("{}: {other}: serving it there until it is not", point.display());
             }
         };
