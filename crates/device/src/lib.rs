@@ -33,7 +33,7 @@ mod traits;
 pub use error::{DeviceError, ErrorKind};
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
 pub use peer_memory::{PeerError, PeerMemory};
-pub use replica_memory::{KernelCopy, ReplicaMemory};
+pub use replica_memory::{KernelCopy, Piece, ReplicaMemory};
 pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};
 pub use stream_stop::StreamStop;

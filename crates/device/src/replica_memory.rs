@@ -49,6 +49,37 @@ pub trait ReplicaMemory: Device {
         }
     }
 
+    /// Prepares [`ReplicaMemory::copy_pieces`], while no kernel of the program runs that waits for an acquire.
+    fn prepare_pieces(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Enqueues copies of pieces, of at most a page each, all in one direction: by one call of a driver, however many they
+    /// are. `list` has room for an entry for each.
+    ///
+    /// # Safety
+    /// The pieces' host memory must be in one range that is registered with this device or pinned, and `list` pinned; they and the device
+    /// memory must stay valid, and be used by nothing else, until the stream is synchronized.
+    unsafe fn copy_pieces(
+        &self,
+        stream: StreamId,
+        into_device: bool,
+        pieces: &[Piece],
+        list: *mut GatherEntry,
+    ) -> Result<(), DeviceError> {
+        let _ = list;
+        pieces.iter().try_for_each(|Piece { device, host, len }| {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                if into_device {
+                    self.copy_in(stream, *device, *host, *len)
+                } else {
+                    self.copy_out(stream, *host, *device, *len)
+                }
+            }
+        })
+    }
+
     /// [`ReplicaMemory::fingerprint_pages`] on such a stream, straight to `out`.
     ///
     /// # Safety
@@ -75,6 +106,41 @@ pub struct KernelCopy {
     pub len: usize,
     /// What the kernel gets to do, in pinned memory.
     pub list: *mut GatherEntry,
+}
+
+/// Of many copies between device memory and host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// In device memory.
+    pub device: DeviceAddr,
+    /// In host memory.
+    pub host: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl Piece {
+    /// Writes the list of a gather that copies pieces.
+    ///
+    /// # Safety
+    /// `list` must have room for an entry for each, and be used by nothing else.
+    pub(crate) unsafe fn list<D: Device + ?Sized>(
+        device: &D,
+        into_device: bool,
+        pieces: &[Piece],
+        list: *mut GatherEntry,
+    ) -> Result<(), DeviceError> {
+        // Of memory that is side by side, so are the addresses that the device has for it.
+        let Some(first) = pieces.first() else { return Ok(()) };
+        let start = device.device_ptr(first.host)?;
+        for (at, piece) in pieces.iter().enumerate() {
+            let host = start.wrapping_add(piece.host.addr() as u64).wrapping_sub(first.host.addr() as u64);
+            let (src, dst) = if into_device { (host, piece.device.0) } else { (piece.device.0, host) };
+            // SAFETY: the list has room, and nothing else uses it.
+            unsafe { list.add(at).write(GatherEntry { src, dst, len: piece.len as u64 }) };
+        }
+        Ok(())
+    }
 }
 
 impl KernelCopy {

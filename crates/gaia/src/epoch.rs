@@ -11,6 +11,7 @@
 //! no longer see the program's own stores.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use spinio_device::{Fingerprint, PAGE_BYTES};
 use spinio_host::lock;
@@ -142,7 +143,7 @@ impl Map {
     fn refresh(
         &self,
         state: &mut State,
-        window: &Window,
+        window: &Arc<Window>,
         begun: Begun,
         range: Range<usize>,
         access: Access,
@@ -171,7 +172,7 @@ impl Map {
         known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)
     }
 
-    fn bring_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
+    fn bring_to_device(&self, state: &mut State, window: &Arc<Window>, fills: &[Fill]) -> Result<()> {
         let runs: Vec<Run> = fills.iter().map(|fill| fill.run).collect();
         let Some(registered) = self.replica.register(&self.link, &runs) else {
             return self.copy_to_device(state, window, fills);
@@ -181,7 +182,7 @@ impl Map {
         Ok(())
     }
 
-    fn copy_to_device(&self, state: &mut State, window: &Window, fills: &[Fill]) -> Result<()> {
+    fn copy_to_device(&self, state: &mut State, window: &Arc<Window>, fills: &[Fill]) -> Result<()> {
         let by_stage = |fill: &&Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
         let small: Vec<Run> = fills.iter().filter(by_stage).map(|fill| fill.run).collect();
         self.copy_through_stage(window, &small)?;

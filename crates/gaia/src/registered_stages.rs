@@ -9,18 +9,21 @@
 //! release that has more. It is for the life of the map: to unregister may wait for all work of the device, as unmapping
 //! does anyway. The stage of a server that has ended stays mapped until then too.
 //!
+//! Many single pages are copied by one call of the driver, by a kernel, which can use registered memory only; a call for
+//! each takes longer than its bytes. So an acquire or a release of many is worth it too.
+//!
 //! Nothing is registered while a stream is stopped ([`crate::lane`]), and copies beside stops do not use the engine. What
 //! cannot be registered is copied as before: the device then has refused once, and is not asked again for the map.
 //!
-//! Known flaws: 8 MiB of pinned memory for each map that has made a large release, and 8 MiB more for each server that
+//! Known flaws: 8 MiB of pinned memory for each map that has made a large release, or copied many single pages, and 8 MiB more for each server that
 //! has ended since.
 
 #![expect(unsafe_code, reason = "the device writes to memory of the process")]
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use spinio_device::{PAGE_BYTES, ReplicaMemory};
+use spinio_device::{GatherEntry, PAGE_BYTES, PinnedBuffer, ReplicaMemory};
 use spinio_host::lock;
 use spinio_pagecache::messages::STAGE;
 
@@ -30,35 +33,65 @@ use crate::window::Window;
 /// Pages of a release that are worth it: more than the stage has.
 const WORTH: usize = STAGE as usize + 1;
 const STAGE_BYTES: usize = STAGE as usize * PAGE_BYTES;
+/// Runs of pages that are worth it: to register the stage takes as long as some hundred calls.
+const WORTH_RUNS: usize = 256;
+/// Runs that are copied by one call, if they are short.
+const MANY: usize = 16;
+/// The list of the pieces of a stage.
+const LIST: usize = (STAGE as usize * size_of::<GatherEntry>()).next_multiple_of(PAGE_BYTES);
 
 /// Those of one map.
 pub(crate) struct RegisteredStages {
     device: &'static dyn ReplicaMemory,
     windows: Mutex<Vec<Arc<Window>>>,
     is_refused: AtomicBool,
+    /// For copies by one call; `None`: that cannot be done.
+    list: OnceLock<Option<PinnedBuffer>>,
+    has_kernel: bool,
 }
 
 impl RegisteredStages {
     pub(crate) fn new(device: &'static dyn ReplicaMemory) -> RegisteredStages {
-        RegisteredStages { device, windows: Mutex::default(), is_refused: AtomicBool::new(false) }
+        let has_kernel = device.prepare_pieces().is_ok();
+        let (windows, is_refused, list) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        RegisteredStages { device, windows, is_refused, list, has_kernel }
     }
 
-    /// So many pages will be copied through the stage: registers it, if that is worth it and can be done now.
-    pub(crate) fn prepare(&self, window: &Arc<Window>, pages: usize) {
-        let is_done = window.is_registered() || self.is_refused.load(Relaxed);
-        if is_done || pages < WORTH || Lane::current().is_some() || self.device.app_stream().is_capturing() {
+    /// The list for copies of so many runs of pages by one call. `None`: each is copied for itself.
+    pub(crate) fn list(&self, window: &Window, runs: usize, pages: usize) -> Option<*mut GatherEntry> {
+        if runs < MANY || pages / runs > MANY || !window.is_registered() || Lane::current().is_some() {
+            return None;
+        }
+        let list = self.list.get().copied().flatten();
+        list.map(|list| list.ptr.cast())
+    }
+
+    /// So many pages in so many runs will be copied through the stage: registers it, if that is worth it and can be done now.
+    pub(crate) fn prepare(&self, window: &Arc<Window>, pages: usize, runs: usize) {
+        let is_worth_it = pages >= WORTH || runs >= WORTH_RUNS && self.has_kernel;
+        let registers = is_worth_it && !window.is_registered() && !self.is_refused.load(Relaxed);
+        let lists = runs >= MANY && self.has_kernel && self.list.get().is_none();
+        if !(registers || lists && window.is_registered())
+            || Lane::current().is_some()
+            || self.device.app_stream().is_capturing()
+        {
             return;
         }
-        // SAFETY: the stage is mapped as long as this has the window, whose file cannot shrink, and `trim_stage` leaves its
-        // memory. If the server freed it, that would see older bytes only.
-        let register = || unsafe { self.device.register_host(window.stage(0, STAGE as usize), STAGE_BYTES) };
-        match unless_stopped(self.device, register) {
-            Some(Ok(())) => {
-                window.set_registered();
-                lock(&self.windows).push(Arc::clone(window));
+        if registers {
+            // SAFETY: the stage is mapped as long as this has the window, whose file cannot shrink, and `trim_stage` leaves
+            // its memory. If the server freed it, that would see older bytes only.
+            let register = || unsafe { self.device.register_host(window.stage(0, STAGE as usize), STAGE_BYTES) };
+            match unless_stopped(self.device, register) {
+                Some(Ok(())) => {
+                    window.set_registered();
+                    lock(&self.windows).push(Arc::clone(window));
+                }
+                Some(Err(_)) => return self.is_refused.store(true, Relaxed),
+                None => return,
             }
-            Some(Err(_)) => self.is_refused.store(true, Relaxed),
-            None => {}
+        }
+        if lists && let Some(list) = unless_stopped(self.device, || self.device.alloc_pinned(LIST)) {
+            let _ = self.list.set(list.ok());
         }
     }
 
@@ -69,6 +102,9 @@ impl RegisteredStages {
                 // The device may write there for ever.
                 std::mem::forget(window);
             }
+        }
+        if let Some(Some(list)) = self.list.get() {
+            self.device.free_pinned(*list);
         }
     }
 }

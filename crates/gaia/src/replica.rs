@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use spinio_device::{
-    AppStream, Device, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, ReplicaMemory, StreamId, WaitMode,
+    AppStream, Device, DeviceAddr, DeviceError, DeviceId, Fingerprint, PAGE_BYTES, Piece, ReplicaMemory, StreamId,
+    WaitMode,
 };
 use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Run};
@@ -158,9 +159,9 @@ impl Replica {
         }
     }
 
-    /// So many pages will be copied through the stage of the window.
-    pub(crate) fn prepare_stage(&self, window: &Arc<Window>, pages: usize) {
-        self.stages.prepare(window, pages);
+    /// These pages will be copied through the stage of the window.
+    pub(crate) fn prepare_stage(&self, window: &Arc<Window>, runs: &[Run]) {
+        self.stages.prepare(window, runs.iter().map(|run| run.count as usize).sum(), runs.len());
     }
 
     /// Whose memory it is.
@@ -265,19 +266,43 @@ impl Copies<'_> {
         unsafe { self.copy_in(to, window.page(first), count * PAGE_BYTES) }
     }
 
-    /// Enqueues copies of pages from the window's stage, from page `at` of it.
-    pub(crate) fn store_staged(self, run: Run, window: &Window, at: usize) -> Result<()> {
-        let (first, count) = (run.first as usize, run.count as usize);
-        // SAFETY: as in `store`; the stage has that many pages from there.
-        unsafe { self.copy_in(self.address(first, count), window.stage(at, count), count * PAGE_BYTES) }
+    /// Enqueues copies of pages from the window's stage, from page `at` of it, one after the other.
+    pub(crate) fn store_staged(self, runs: &[Run], window: &Window, at: usize) -> Result<()> {
+        self.copy_staged(true, runs, window, at)
     }
 
-    /// Enqueues copies of pages to the window's stage, from page `at` of it.
-    pub(crate) fn load(self, run: Run, window: &Window, at: usize) -> Result<()> {
-        let (first, count) = (run.first as usize, run.count as usize);
-        let from = self.address(first, count);
-        // SAFETY: as in `store`; the stage has that many pages from there.
-        unsafe { self.copy_out(window.stage(at, count), from, count * PAGE_BYTES) }
+    /// Enqueues copies of pages to the window's stage, from page `at` of it, one after the other.
+    pub(crate) fn load(self, runs: &[Run], window: &Window, at: usize) -> Result<()> {
+        self.copy_staged(false, runs, window, at)
+    }
+
+    /// Called once before the stream is waited for.
+    fn copy_staged(self, into_device: bool, runs: &[Run], window: &Window, mut at: usize) -> Result<()> {
+        let pages: usize = runs.iter().map(|run| run.count as usize).sum();
+        if let Some(list) = self.replica.stages.list(window, runs.len(), pages) {
+            let device = runs
+                .iter()
+                .flat_map(|run| (0..run.count as usize).map(|page| self.address(run.first as usize + page, 1)));
+            let pieces =
+                device.zip(at..).map(|(device, at)| Piece { device, host: window.stage(at, 1), len: PAGE_BYTES });
+            let pieces: Vec<Piece> = pieces.collect();
+            // SAFETY: the stage is registered, of which the pieces are a part; the list has room for all of its pages, and
+            // the map's lock keeps both from others until `on_stream` has waited.
+            return unsafe { self.replica.device.copy_pieces(self.stream, into_device, &pieces, list) }.map_err(failed);
+        }
+        for run in runs {
+            let (first, count) = (run.first as usize, run.count as usize);
+            let (device, host) = (self.address(first, count), window.stage(at, count));
+            // SAFETY: as in `store`; the stage has that many pages from there.
+            unsafe {
+                match into_device {
+                    true => self.copy_in(device, host, count * PAGE_BYTES),
+                    false => self.copy_out(host, device, count * PAGE_BYTES),
+                }
+            }?;
+            at += count;
+        }
+        Ok(())
     }
 
     /// # Safety

@@ -36,17 +36,10 @@ impl Map {
         let parts = parts(changed);
         let (last, total): (usize, u32) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
         let mut committed = Committed::default();
-        self.replica.prepare_stage(window, total as usize);
+        self.replica.prepare_stage(window, changed);
         for (number, part) in parts.into_iter().enumerate() {
             let at = number as u32 % 2 * PART;
-            let copied = self.replica.on_stream(|copies| {
-                let mut at = at as usize;
-                part.iter().try_for_each(|run| {
-                    copies.load(*run, window, at)?;
-                    at += run.count as usize;
-                    Ok(())
-                })
-            });
+            let copied = self.replica.on_stream(|copies| copies.load(&part, window, at as usize));
             if let Err(e) = copied {
                 // The next call must not get the answer for the part before.
                 let _ = self.link.run(|link| link.end_parts());
@@ -71,18 +64,12 @@ impl Map {
     }
 
     /// Brings pages of the file below the mount to the replica.
-    pub(crate) fn copy_through_stage(&self, window: &Window, runs: &[Run]) -> Result<()> {
+    pub(crate) fn copy_through_stage(&self, window: &Arc<Window>, runs: &[Run]) -> Result<()> {
+        self.replica.prepare_stage(window, runs);
         for part in parts(runs).into_iter().filter(|part| !part.is_empty()) {
             let asked = part.clone();
             self.link.run(move |link| link.read_into_stage(&asked))?;
-            self.replica.on_stream(|copies| {
-                let mut at = 0;
-                part.iter().try_for_each(|run| {
-                    copies.store_staged(*run, window, at)?;
-                    at += run.count as usize;
-                    Ok(())
-                })
-            })?;
+            self.replica.on_stream(|copies| copies.store_staged(&part, window, 0))?;
         }
         window.trim_stage(runs.iter().map(|run| run.count as usize).sum());
         Ok(())

@@ -374,3 +374,62 @@ fn copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program() {
     assert_eq!(mount.servers(), 1);
     common::audit::nothing_is_left(&mount, 0);
 }
+
+/// The cost of single pages: calls of the driver, however many pages have changed.
+#[test]
+fn scattered_pages_take_a_few_calls_of_the_driver() {
+    // In a process of its own: calls are counted.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_CALLS";
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "scattered_pages_take_a_few_calls_of_the_driver";
+        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    const PAGES: usize = 2048;
+    const SCATTERED: usize = 512;
+    let Some(device) = gpu() else { return };
+    let fake = fake::open().unwrap();
+    let mut now: Vec<u8> = (0..PAGES * PAGE).map(|i| (i / 4 % 251) as u8).collect();
+    let Some(mount) = TestMount::with_supervisor(
+        |dir| std::fs::write(dir.join("file"), &now).unwrap(),
+        |command| {
+            command.env(common::MEMORY, (PAGES * PAGE * 2).to_string());
+        },
+    ) else {
+        return;
+    };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = Map::new(file.as_raw_fd(), 0, now.len() as u64, Access::Write, device).unwrap();
+    let whole = map.len();
+    let calls_of = |call: &dyn Fn()| {
+        let before = fake.calls();
+        call();
+        fake.calls() - before
+    };
+    let acquire = || assert_eq!(map.acquire(0, whole, Access::Write).unwrap(), whole);
+    let release = || assert!(map.release(0, whole).unwrap() <= whole);
+    acquire();
+    release();
+    let at = |n: usize| n * (PAGES / SCATTERED) * PAGE;
+    for round in 1..4 {
+        for n in 0..SCATTERED {
+            file.write_all_at(&[round; 3], (at(n) + 9) as u64).unwrap();
+            now[at(n) + 9..][..3].fill(round);
+        }
+        // One for the pages, a scan and the copy of its result.
+        assert_eq!(calls_of(&acquire), 3, "round {round}");
+        assert!(load(device, &map, 0, now.len()) == now, "round {round}");
+        for n in 0..SCATTERED {
+            store(device, &map, at(n) + 50, &[round; 5]);
+            now[at(n) + 50..][..5].fill(round);
+        }
+        assert_eq!(calls_of(&release), 3, "round {round}");
+        let mut read = vec![0; now.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == now, "round {round}");
+        assert_eq!((calls_of(&acquire), calls_of(&release)), (0, 2), "nothing has changed");
+    }
+    assert_eq!(map.info().pages_committed, 3 * SCATTERED as u64);
+}

@@ -8,7 +8,7 @@ use spinio_sys::cuda::Function;
 
 use super::device::Cuda;
 use crate::fingerprint::{Fingerprint, PAGE_BYTES};
-use crate::{DeviceAddr, DeviceError, ErrorKind, GatherEntry, KernelCopy, ReplicaMemory, StreamId};
+use crate::{DeviceAddr, DeviceError, ErrorKind, GatherEntry, KernelCopy, Piece, ReplicaMemory, StreamId};
 
 const PTX: &CStr = {
     const BYTES: &[u8] = concat!(include_str!("fingerprint.ptx"), "\0").as_bytes();
@@ -121,6 +121,26 @@ impl ReplicaMemory for Cuda {
         }
         // SAFETY: guaranteed by the caller.
         unsafe { crate::Device::gather(self, stream, copy.list, count) }
+    }
+
+    fn prepare_pieces(&self) -> Result<(), DeviceError> {
+        self.load_embedded_gather().map(drop)
+    }
+
+    unsafe fn copy_pieces(
+        &self,
+        stream: StreamId,
+        into_device: bool,
+        pieces: &[Piece],
+        list: *mut GatherEntry,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Piece::list(self, into_device, pieces, list) }?;
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { crate::Device::gather(self, stream, list, pieces.len()) }
     }
 
     unsafe fn fingerprint_pages_beside_stops(

@@ -10,7 +10,7 @@ use super::Emulated;
 use super::engine::{Kernel, Operation};
 use super::memory::Direction;
 use crate::fingerprint::{Fingerprint, PAGE_BYTES};
-use crate::{DeviceAddr, DeviceError, ErrorKind, ReplicaMemory, StreamId};
+use crate::{Device, DeviceAddr, DeviceError, ErrorKind, GatherEntry, Piece, ReplicaMemory, StreamId};
 
 struct Scan {
     pages: *const [u8; PAGE_BYTES],
@@ -48,6 +48,27 @@ impl ReplicaMemory for Emulated {
         self.memory.engine_addr(slots, room, Direction::Store, "scan of pages")?;
         // SAFETY: guaranteed by the caller; there is no difference.
         unsafe { self.fingerprint_pages_beside_stops(stream, addr, count, out) }
+    }
+
+    unsafe fn copy_pieces(
+        &self,
+        stream: StreamId,
+        into_device: bool,
+        pieces: &[Piece],
+        list: *mut GatherEntry,
+    ) -> Result<(), DeviceError> {
+        if into_device {
+            // SAFETY: guaranteed by the caller.
+            unsafe { Piece::list(self, true, pieces, list) }?;
+            // SAFETY: as above.
+            return unsafe { self.gather(stream, list, pieces.len()) };
+        }
+        // The gather of this device stores to device memory only.
+        let copy = |piece: &Piece| {
+            // SAFETY: as above.
+            unsafe { self.copy_out(stream, piece.host, piece.device, piece.len) }
+        };
+        pieces.iter().try_for_each(copy)
     }
 
     unsafe fn fingerprint_pages_beside_stops(

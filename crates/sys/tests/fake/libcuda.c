@@ -105,6 +105,8 @@ void fake_fail_module(int code) { fail_module = code; }
 void fake_hang(int on) { hang = on; }
 void fake_no_stream_wait(int on) { no_stream_wait = on; }
 int fake_queries(void) { return queries; }
+static int calls;
+int fake_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
 void fake_schedule(int flags) { sched = flags; }
 int fake_live_pins(void) { return live_pins; }
 int fake_live_streams(void) { return live_streams; }
@@ -244,7 +246,7 @@ int cuMemFree_v2(uint64_t a) { at_home(); no_stop("cuMemFree"); NEED(); fake_fre
 /* Copies of the program may occupy the engine, and wait for the CPU. */
 static int is_beside(void) { char name[16] = ""; prctl(PR_GET_NAME, name); return !strcmp(name, "spinio-gaia-ord"); }
 static void no_engine(void) { if (is_beside()) die("a copy engine beside stopped streams"); }
-static int copy(uint64_t device, handle *s) { at_home(); no_engine(); NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
+static int copy(uint64_t device, handle *s) { __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED); at_home(); no_engine(); NEED(); (void)device; touch(s, 's'); if (spoils(s)) return IMPLICIT; if (fail_copy) return fail_copy; return OK; }
 int cuMemcpyHtoDAsync_v2(uint64_t d, const void *p, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!accessible(d, n, 1)) return INVALID; memcpy(at(d), p, n); return OK; }
 int cuMemcpyDtoHAsync_v2(void *p, uint64_t d, size_t n, handle *s) { int e = copy(d, s); if (e) return e; if (!covered(d, n)) return INVALID; memcpy(p, at(d), n); return OK; }
 
@@ -304,6 +306,7 @@ static int fingerprint(uint64_t pages, uint64_t count, uint64_t out) {
 }
 int cuLaunchKernel(handle *f, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared, handle *s, void **with, void **extra) {
     (void)shared;
+    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
     at_home();
     NEED();
     touch(f, 'm');

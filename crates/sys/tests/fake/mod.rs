@@ -72,6 +72,8 @@ controls! {
     fn no_stream_wait(on: c_int);
     /// Pointer queries so far.
     fn queries() -> c_int;
+    /// Copies and launches so far.
+    fn calls() -> c_int;
     /// How contexts wait.
     fn schedule(flags: c_int);
     /// Registrations alive.
