@@ -9,7 +9,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_INET, AF_UNIX, SocketAddress};
 
 use super::Proxy;
-use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
+use super::caller::Caller;
+use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
 
 impl Proxy {
     pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
