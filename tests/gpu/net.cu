@@ -2,6 +2,8 @@
 //
 //   nvcc -O2 -std=c++17 -arch=native -I device/include -I crates/capi/include tests/gpu/net.cu libspinio.so -o net && ./net
 //
+// Then a kernel reads and sends a file: no call of it may wait for the kernel that runs.
+//
 // Prints a line for each way, the middle and the 99th percentile of the round trip, and checks every byte. It is compiled by
 // g++ for the emulated GPU too.
 #include <arpa/inet.h>
@@ -16,10 +18,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <spinio.h>
+#include <spinio/file.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
 
@@ -121,6 +125,66 @@ static void cpu_echo(int listener)
     close(s);
 }
 
+// Copies a file by pread and pwrite, and sends it.
+__global__ void use_file(net::Handle handle, int s, unsigned char *memory, size_t bytes, int64_t *out)
+{
+    auto g = net::block();
+    int from = spinio::file::open(g, handle, "from", spinio::file::RDONLY);
+    int to = spinio::file::open(g, handle, "to", spinio::file::RDWR | spinio::file::CREAT);
+    out[0] = spinio::file::pread(g, handle, from, memory, bytes, 0);
+    out[1] = spinio::file::pwrite(g, handle, to, memory, bytes, 0);
+    out[2] = net::sendfile(g, handle, s, to, 0, bytes);
+    out[3] = net::close(g, handle, s);
+}
+
+static void files(cudaStream_t stream)
+{
+    constexpr size_t bytes = (8 << 20) + 12345;
+    std::vector<unsigned char> content(bytes), got(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        content[i] = (unsigned char)((i * 0x9e3779b97f4a7c15) >> 56);
+    char directory[] = "/tmp/spinio-gpu-net-XXXXXX";
+    if (!mkdtemp(directory))
+        fail("mkdtemp");
+    const std::string from = std::string(directory) + "/from", to = std::string(directory) + "/to";
+    FILE *file = std::fopen(from.c_str(), "wb");
+    if (!file || std::fwrite(content.data(), 1, bytes, file) != bytes || std::fclose(file))
+        fail("write a file");
+    Name name;
+    int listener = listen_at(true, name);
+    char where[64];
+    std::snprintf(where, sizeof where, "tcp://127.0.0.1:%d", ntohs(reinterpret_cast<sockaddr_in *>(&name.bytes)->sin_port));
+    struct spinio_net_options options = {};
+    options.size = sizeof options;
+    options.files_root = directory;
+    options.files_write = 1;
+    spinio_net *net = spinio_net_open(spinio::emulated ? "emulated" : nullptr, &options);
+    net::Handle handle;
+    int s = net ? spinio_net_connect(net, where) : -1, peer = accept(listener, nullptr, nullptr);
+    unsigned char *memory;
+    int64_t *out;
+    if (s < 0 || peer < 0 || spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)) || cudaMalloc(&memory, bytes) != cudaSuccess ||
+        cudaHostAlloc(&out, 4 * sizeof *out, cudaHostAllocDefault) != cudaSuccess)
+        fail("open a net with files");
+    auto begun = Clock::now();
+    spinio::launch_resident_on(stream, use_file, 1, 256, handle, s, memory, bytes, out);
+    size_t done = 0;
+    for (ssize_t part; done < bytes && (part = recv(peer, got.data() + done, bytes - done, 0)) > 0;)
+        done += size_t(part);
+    if (cudaStreamSynchronize(stream) != cudaSuccess || done != bytes || got != content)
+        fail("the bytes of a file");
+    for (int i = 0; i < 3; i++)
+        if (out[i] != int64_t(bytes))
+            fail("pread, pwrite or sendfile");
+    std::printf("%-20s %zu bytes read, written and sent in %.1f ms\n", "files", bytes, std::chrono::duration<double, std::milli>(Clock::now() - begun).count());
+    if (spinio_net_stop(net) || spinio_net_close(net) || cudaFree(memory) != cudaSuccess || cudaFreeHost(out) != cudaSuccess)
+        fail("close a net with files");
+    close(peer);
+    close(listener);
+    if (unlink(from.c_str()) || unlink(to.c_str()) || rmdir(directory))
+        fail("remove the files");
+}
+
 int main()
 {
     std::thread([] {
@@ -167,6 +231,7 @@ int main()
         if (spinio_net_stop(net) || cudaStreamSynchronize(stream) != cudaSuccess || spinio_net_close(net))
             fail("stop");
     }
+    files(stream);
     std::printf("ok, %s\n", spinio::emulated ? "emulated GPU" : "GPU");
     return 0;
 }

@@ -9,7 +9,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 
 use super::Proxy;
-use super::sockets::{Caller, DGRAM, SEQPACKET, STREAM, State};
+use super::caller::Caller;
+use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
 use crate::meet::Held;
 
 impl Proxy {

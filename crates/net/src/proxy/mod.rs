@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It has a descriptor table of its own, which it shares with the workers that open, read and send files (files.rs,
-//! transfer.rs). It calls no device, reads no file and waits for nothing but the network, so one
+//! sendfile.rs). It calls no device, reads no file and waits for nothing but the network, so one
 //! socket or one kernel does not hold up another. Every word of a kernel is loaded once and checked; one that is wrong
 //! resets its connection.
 //!
@@ -18,18 +18,21 @@
 //! Known flaw: 4096 doorbells that are claimed and never written, and none after them, look like silence: calls wait until the
 //! net is stopped.
 
+mod caller;
 mod control;
 mod datagram;
 mod events;
 mod fault;
+mod file_table;
 mod files;
 mod handover;
 mod loopback;
 mod pace;
+mod sendfile;
 mod sets;
 mod sockets;
 mod stream;
-mod transfer;
+mod transfers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,14 +47,15 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
+use self::caller::Caller;
 use self::fault::Faults;
-pub(crate) use self::files::FileSetup;
-use self::files::Files;
+pub(crate) use self::file_table::FileSetup;
+use self::file_table::Files;
 pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::sets::Sets;
 pub(crate) use self::sockets::SocketFd;
-use self::sockets::{Caller, DGRAM, Sockets, State};
+use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
 use crate::meet::Pairs;
 use crate::memory::Memory;

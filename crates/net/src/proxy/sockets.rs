@@ -10,17 +10,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 use spinio_ring::Position;
 use spinio_ring::event::Watch;
 use spinio_ring::inline::Phase;
 use spinio_ring::layout::Descriptor;
-use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
 
-use super::transfer::Transfers;
+use super::caller::Caller;
+use super::transfers::Transfers;
 use crate::meet::Meeting;
 
 /// Types of sockets.
@@ -43,15 +42,6 @@ impl Drop for SocketFd {
     fn drop(&mut self) {
         let _ = close(self.0);
     }
-}
-
-/// A call that waits for its answer.
-#[derive(Debug)]
-pub(crate) enum Caller {
-    /// A kernel.
-    Mailbox { mailbox: u32, number: u32 },
-    /// The program.
-    Host(SyncSender<Reply>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

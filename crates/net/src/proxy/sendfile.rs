@@ -15,100 +15,19 @@
 //!
 //! Known flaw: a deadline is looked at between two calls of a worker, so a disk that does not answer delays it.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use spinio_host::shadow_fd::ShadowFd;
-use spinio_ring::Position;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
-use spinio_ring::stream::Incoming;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
+use super::caller::Caller;
 use super::fault::Fault;
-use super::files::Outcome;
-use super::sockets::{Caller, STREAM, State};
+use super::file_table::Outcome;
+use super::sockets::{STREAM, State};
+use super::transfers::{Ended, Sent, Transfer, send};
 
 /// Bytes of one call of a worker.
 const BYTES_A_CALL: u64 = 4 << 20;
-
-/// A file that is being sent.
-#[derive(Debug)]
-struct Transfer {
-    caller: Caller,
-    file: FileRef,
-    offset: u64,
-    left: u64,
-    sent: u64,
-    /// Bytes of the ring up to here go first.
-    after: Position,
-    dontwait: bool,
-    /// How long it may wait for room, and until when.
-    timeout: u64,
-    deadline: u64,
-}
-
-/// A file of kernels.
-#[derive(Clone)]
-pub(crate) struct FileRef(pub(crate) Arc<ShadowFd>);
-
-impl std::fmt::Debug for FileRef {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "file {}", self.0.get())
-    }
-}
-
-/// Those of a socket, in order.
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    queue: VecDeque<Transfer>,
-    /// A worker sends for the first one, or for one that was cancelled.
-    working: bool,
-    cancelled: bool,
-}
-
-impl Transfers {
-    /// Whether nothing is sent and nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty() && !self.working
-    }
-
-    /// How many bytes of the ring may be sent now.
-    pub(crate) fn ring_turn(&self, ring: &Incoming) -> u64 {
-        match self.queue.front() {
-            _ if self.working => 0,
-            Some(first) => first.after.since(ring.sent()).min(ring.pending()),
-            None => ring.pending(),
-        }
-    }
-
-    /// Takes out the calls. One that a worker sends for may still send.
-    pub(crate) fn cancel(&mut self) -> impl Iterator<Item = Caller> {
-        self.cancelled = self.working;
-        std::mem::take(&mut self.queue).into_iter().map(|transfer| transfer.caller)
-    }
-}
-
-/// What a worker has done.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
-    socket: Descriptor,
-    bytes: u64,
-    ended: Ended,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    /// As many bytes as it was to send.
-    Complete,
-    /// The socket has no room.
-    NoRoom,
-    /// The file has no more.
-    EndOfFile,
-    Failed(Errno),
-}
 
 impl Proxy {
     pub(super) fn send_file(&mut self, request: &Request, caller: Caller, now: u64) {
@@ -262,21 +181,6 @@ impl Proxy {
 
 fn deadline(now: u64, timeout: u64) -> u64 {
     if timeout == 0 { u64::MAX } else { now.saturating_add(timeout) }
-}
-
-/// Sends `bytes` of a file, on a worker.
-fn send(socket: Fd, file: &FileRef, offset: u64, bytes: u64) -> (u64, Ended) {
-    let mut sent = 0;
-    while sent < bytes {
-        match linux::sendfile(socket, file.0.get(), (offset + sent) as i64, (bytes - sent) as usize) {
-            Ok(0) => return (sent, Ended::EndOfFile),
-            Ok(more) => sent += more as u64,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return (sent, Ended::NoRoom),
-            Err(errno) => return (sent, Ended::Failed(errno)),
-        }
-    }
-    (sent, Ended::Complete)
 }
 
 /// Whether an error of sendfile tells of the socket, not of the file.
