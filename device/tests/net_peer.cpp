@@ -515,6 +515,42 @@ static void reasons_say_why_a_connection_stays_with_linux()
     }
 }
 
+// Words of an end that no rule allows, written by its kernel: the other end says so, and does not look outside its rings.
+__global__ void break_rules(net::Handle handle, int listener, net::Address to, int64_t *results)
+{
+    __shared__ char buffer[16];
+    const auto g = net::warp();
+    int a = connected(g, handle, to), b = net::accept(g, handle, listener);
+    net::detail::Peer peer(handle, spinio::load_acquire_system(net::detail::record_of(handle, b) + net::layout::record_receive));
+    for (int i = 0; i < 3; i++) {
+        const uint64_t wrong[] = {4097, 1, ~uint64_t(0) >> 1};
+        if (threadIdx.x == 0) {
+            peer.store(&peer.mine->tail, i == 1 ? handle.first - 1 : handle.first + wrong[i], 0);
+            peer.store(&peer.mine->consumed, handle.first + wrong[i], 0);
+        }
+        int64_t got = net::recv(g, handle, a, buffer, sizeof buffer), sent = net::send(g, handle, a, buffer, sizeof buffer);
+        if (threadIdx.x == 0) {
+            results[i * 2] = got;
+            results[i * 2 + 1] = sent;
+        }
+        __syncwarp();
+    }
+    net::close(g, handle, a);
+    net::close(g, handle, b);
+}
+
+static void impossible_words_of_the_other_end_are_errors()
+{
+    Net net;
+    std::string address;
+    int s = listener(net, "tcp://127.0.0.1:0", address);
+    spinio::launch_resident_on(net.stream, break_rules, 1, 32, net.handle, s, address_of(address), net.words);
+    net.wait();
+    for (int i = 0; i < 6; i++)
+        CHECK(net.words[i] == -EPROTO);
+    CHECK(others_close(net) && net.stats().upgraded == 1);
+}
+
 __global__ void close_one(net::Handle handle, int s, int64_t *result)
 {
     *result = net::close(net::thread(), handle, s);
@@ -598,6 +634,7 @@ int main()
     calls_have_the_same_results("tcp://127.0.0.1:0", 1);
     poll_and_sets_see_what_is_true();
     reasons_say_why_a_connection_stays_with_linux();
+    impossible_words_of_the_other_end_are_errors();
     listener_that_closes_resets_what_waits_there();
     host_and_programs_mix_with_ends_inside_the_net();
     std::printf("%d failures\n", failures);
