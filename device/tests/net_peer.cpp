@@ -523,7 +523,7 @@ __global__ void break_rules(net::Handle handle, int listener, net::Address to, i
     int a = connected(g, handle, to), b = net::accept(g, handle, listener);
     net::detail::Peer peer(handle, spinio::load_acquire_system(net::detail::record_of(handle, b) + net::layout::record_receive));
     for (int i = 0; i < 3; i++) {
-        const uint64_t wrong[] = {4097, 1, ~uint64_t(0) >> 1};
+        const uint64_t wrong[] = {4097, 1, uint64_t(1) << 47};
         if (threadIdx.x == 0) {
             peer.store(&peer.mine->tail, i == 1 ? handle.first - 1 : handle.first + wrong[i], 0);
             peer.store(&peer.mine->consumed, handle.first + wrong[i], 0);
