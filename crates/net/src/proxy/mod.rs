@@ -43,11 +43,11 @@ use spinio_sys::linux::{self, Fd};
 use self::fault::Faults;
 use self::pace::Pace;
 use self::sets::Sets;
-pub(crate) use self::sockets::SocketFd;
 use self::sockets::{Caller, DGRAM, Sockets, State};
 use crate::counters::Counters;
 use crate::meet::Pairs;
 use crate::memory::Memory;
+use crate::socket_fd::SocketFd;
 
 /// Doorbells of a pass.
 const DOORBELLS_A_PASS: usize = 64;
