@@ -3,7 +3,7 @@
 //   parts    CPU to CPU echo; a word there and back between CPU and GPU          the limits
 //   echo     CPU client <-> block                                                ours
 //   relay    recv, cudaMemcpy, launch, cudaMemcpy, send; ZeroMQ in its place     the naive way
-//   blocks   block <-> block through a UNIX socket
+//   blocks   block <-> block through a UNIX socket, and of a connection inside the net in device memory
 //   send     when send() of 64 KiB returns
 //   idle     processor time in silence, and the first message after it
 #ifndef GPUNET_LATENCY_H
@@ -141,8 +141,9 @@ static std::vector<double> device_times(const unsigned long long *ticks, size_t 
 static void row_blocks(const Size &size)
 {
     for (bool inet : {false, true})
-        for (bool no_inline : {false, true}) {
-            Net net(16, 0, no_inline);
+        for (int way = 0; way < 3; way++) {
+            const bool no_inline = way == 1, no_upgrade = way != 2;
+            Net net(16, 0, no_inline, no_upgrade);
             Name name;
             int listener = net.listener(inet, name), client = spinio_net_connect(net.net, name.text().c_str());
             check(client > 0, "connect in a net");
@@ -153,7 +154,7 @@ static void row_blocks(const Size &size)
             double begun = now();
             net.launch(two_blocks, 2, 64, net.handle, listener, client, rounds, times, clocks);
             check(cudaStreamSynchronize(net.stream) == cudaSuccess, "two blocks");
-            Result("blocks", std::string("two blocks, ") + family_name(inet) + where(no_inline))
+            Result("blocks", std::string("two blocks, ") + family_name(inet) + where(no_inline) + (no_upgrade ? "" : ", in device memory"))
                 .times(device_times(times, rounds, *clocks))
                 .number("mean_us", (now() - begun) * 1e6 / rounds)
                 .number("proxy_us_a_round", proxy.spent() * 1e6 / rounds);

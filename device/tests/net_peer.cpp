@@ -162,8 +162,7 @@ __global__ void dialogue(net::Handle handle, int listener, net::Address to, int6
                 int64_t error = send_until_error(handle, s, bytes);
                 log.add(error == -ECONNRESET || error == -EPIPE);
             } else {
-                char byte;
-                log.add(net::recv(g, handle, s, &byte, 1, net::PEEK));
+                log.add(net::recv(g, handle, s, bytes, 1, net::PEEK));
                 log.add(net::close(g, handle, s));
                 meet(turns, 2);
                 s = 0;
@@ -504,6 +503,188 @@ static void file_goes_to_an_end_inside_the_net(const char *where)
     CHECK(!unlink(path.c_str()) && !rmdir(folder.c_str()));
 }
 
+// --- what keeps a connection with Linux, and what ends one from outside ---
+
+// Connects `count` times, and then waits on the last one.
+__global__ void only_connect(net::Handle handle, net::Address to, int count, int64_t *results, uint64_t *turn)
+{
+    const auto g = net::block();
+    __shared__ char byte;
+    int s = 0;
+    for (int i = 0; i < count; i++) {
+        s = connected(g, handle, to);
+        if (threadIdx.x == 0)
+            results[i] = s;
+    }
+    pass_and_wait(turn, 1);
+    int64_t got = net::recv(g, handle, s, &byte, 1), sent = net::send(g, handle, s, &byte, 1, net::DONTWAIT);
+    if (threadIdx.x == 0) {
+        results[count] = got;
+        results[count + 1] = sent;
+    }
+}
+
+// Connects `count` times, then does `then` while the kernel waits; returns the statistics before.
+template <typename Then>
+static struct spinio_net_stats connect_and_wait(Net &net, const net::Address &to, int count, Then then)
+{
+    uint64_t *turn = reinterpret_cast<uint64_t *>(net.words + 4000);
+    spinio::launch_resident_on(net.stream, only_connect, 1, 32, net.handle, to, count, net.words, turn);
+    while (spinio::load_acquire_system(turn) == 0)
+        usleep(1000);
+    auto stats = net.stats();
+    spinio::store_release_system(turn + 1, 1);
+    usleep(20000);
+    then();
+    net.wait();
+    return stats;
+}
+
+static void reasons_say_why_a_connection_stays_with_linux()
+{
+    {
+        // Of a backlog of 2, and of memory for 4 connections: each pair has a ring of 4 KiB in each direction.
+        Net net(8);
+        int s = spinio_net_listen(net.net, ("unix:@spinio-reason-" + std::to_string(getpid())).c_str(), 2);
+        CHECK(s > 0);
+        auto to = net::Address::abstract(("spinio-reason-" + std::to_string(getpid())).c_str());
+        auto stats = connect_and_wait(net, to, 4, [&] { CHECK(!spinio_net_stop(net.net)); });
+        CHECK(stats.upgraded == 2 && stats.kept_by_backlog == 2);
+    }
+    {
+        Net net(8);
+        std::string address;
+        listener(net, "tcp://127.0.0.1:0", address);
+        auto stats = connect_and_wait(net, address_of(address), 6, [&] { CHECK(!spinio_net_stop(net.net)); });
+        CHECK(stats.upgraded == 4 && stats.kept_by_memory == 2);
+        CHECK(net.words[6] == -ESHUTDOWN);
+    }
+    {
+        Net net;
+        // A listening socket of this program, no socket of the net.
+        int s = socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in here = {};
+        here.sin_family = AF_INET;
+        here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        socklen_t length = sizeof here;
+        CHECK(!bind(s, reinterpret_cast<sockaddr *>(&here), sizeof here) && !listen(s, 8));
+        CHECK(!getsockname(s, reinterpret_cast<sockaddr *>(&here), &length));
+        auto to = net::Address::inet(127, 0, 0, 1, ntohs(here.sin_port));
+        auto stats = connect_and_wait(net, to, 1, [&] { close(accept(s, nullptr, nullptr)); });
+        CHECK(stats.upgraded + stats.kept_by_name + stats.kept_by_memory + stats.kept_by_backlog + stats.kept_by_setting == 0);
+        CHECK(net.words[1] == 0);
+        close(s);
+    }
+}
+
+// Words of an end that no rule allows, written by its kernel: the other end says so, and does not look outside its rings.
+__global__ void break_rules(net::Handle handle, int listener, net::Address to, int64_t *results)
+{
+    __shared__ char buffer[16];
+    const auto g = net::warp();
+    int a = connected(g, handle, to), b = net::accept(g, handle, listener);
+    net::detail::Peer peer(handle, spinio::load_acquire_system(net::detail::record_of(handle, b) + net::layout::record_receive));
+    for (int i = 0; i < 3; i++) {
+        const uint64_t wrong[] = {4097, 1, uint64_t(1) << 47};
+        if (threadIdx.x == 0) {
+            peer.store(&peer.mine->tail, i == 1 ? handle.first - 1 : handle.first + wrong[i], 0);
+            peer.store(&peer.mine->consumed, handle.first + wrong[i], 0);
+        }
+        int64_t got = net::recv(g, handle, a, buffer, sizeof buffer), sent = net::send(g, handle, a, buffer, sizeof buffer);
+        if (threadIdx.x == 0) {
+            results[i * 2] = got;
+            results[i * 2 + 1] = sent;
+        }
+        __syncwarp();
+    }
+    net::close(g, handle, a);
+    net::close(g, handle, b);
+}
+
+static void impossible_words_of_the_other_end_are_errors()
+{
+    Net net;
+    std::string address;
+    int s = listener(net, "tcp://127.0.0.1:0", address);
+    spinio::launch_resident_on(net.stream, break_rules, 1, 32, net.handle, s, address_of(address), net.words);
+    net.wait();
+    for (int i = 0; i < 6; i++)
+        CHECK(net.words[i] == -EPROTO);
+    CHECK(others_close(net) && net.stats().upgraded == 1);
+}
+
+__global__ void close_one(net::Handle handle, int s, int64_t *result)
+{
+    *result = net::close(net::thread(), handle, s);
+}
+
+static void listener_that_closes_resets_what_waits_there()
+{
+    Net net;
+    std::string address;
+    int s = listener(net, "tcp://127.0.0.1:0", address);
+    cudaStream_t other;
+    CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+    auto stats = connect_and_wait(net, address_of(address), 3, [&] {
+        spinio::launch_resident_on(other, close_one, 1, 1, net.handle, s, net.words + 100);
+        CHECK(cudaStreamSynchronize(other) == cudaSuccess);
+    });
+    CHECK(stats.upgraded == 3 && net.words[100] == 0 && net.words[3] == -ECONNRESET);
+    // What is sent before the ring is full goes nowhere, as with every error.
+    CHECK(net.words[4] == 1 || net.words[4] == -ECONNRESET);
+}
+
+__global__ void accept_in_order(net::Handle handle, int listener, int first, int third, int64_t *results)
+{
+    const auto g = net::block();
+    int sockets[3];
+    net::send(g, handle, first, "m", 1);
+    net::send(g, handle, third, "s", 1);
+    __shared__ char byte;
+    for (int i = 0; i < 3; i++) {
+        sockets[i] = net::accept(g, handle, listener);
+        net::recv(g, handle, sockets[i], &byte, 1);
+        if (threadIdx.x == 0)
+            results[i] = byte;
+        __syncthreads();
+    }
+    for (int s : sockets)
+        net::close(g, handle, s);
+    net::close(g, handle, first);
+    net::close(g, handle, third);
+}
+
+// The host makes both ends, programs connect in between, and one place is used again and again.
+static void host_and_programs_mix_with_ends_inside_the_net()
+{
+    Net net(16);
+    std::string address;
+    int s = listener(net, "tcp://127.0.0.1:0", address);
+    int set = spinio_net_set(net.net), mine = spinio_net_connect(net.net, address.c_str());
+    CHECK(mine > 0 && net.stats().upgraded == 1);
+    errno = 0;
+    CHECK(spinio_net_add(net.net, set, mine, net::IN) == -1 && errno == EOPNOTSUPP);
+    int program = connect_to(address);
+    int second = spinio_net_connect(net.net, address.c_str());
+    CHECK(second > 0 && net.stats().upgraded == 2);
+    // In the order in which they connected.
+    int64_t *words = net.words;
+    std::thread client([&] { CHECK(send(program, "p", 1, MSG_NOSIGNAL) == 1); });
+    spinio::launch_resident_on(net.stream, accept_in_order, 1, 32, net.handle, s, mine, second, words);
+    net.wait();
+    client.join();
+    close(program);
+    CHECK(words[0] == 'm' && words[1] == 'p' && words[2] == 's');
+    for (int i = 0; i < 40; i++) {
+        uint64_t *turns = reinterpret_cast<uint64_t *>(net.words + 4000);
+        std::memset(turns, 0, 16);
+        spinio::launch_resident_on(net.stream, both_ways, 2, 32, net.handle, s, address_of(address), 0, size_t(3000), net.words);
+        net.wait();
+        CHECK(net.words[0] == 3000 && net.words[4] == 3000);
+    }
+    CHECK(others_close(net) && net.stats().upgraded == 42 && net.stats().kept_by_memory == 0);
+}
+
 int main()
 {
     std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid()), name = "unix:@spinio-net-peer-" + std::to_string(getpid());
@@ -516,6 +697,10 @@ int main()
     file_goes_to_an_end_inside_the_net("tcp://127.0.0.1:0");
     file_goes_to_an_end_inside_the_net(name.c_str());
     poll_and_sets_see_what_is_true();
+    reasons_say_why_a_connection_stays_with_linux();
+    impossible_words_of_the_other_end_are_errors();
+    listener_that_closes_resets_what_waits_there();
+    host_and_programs_mix_with_ends_inside_the_net();
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -1,5 +1,6 @@
 // Random scripts of calls, run by a kernel and by this program, against the same peer: the results are the same, also with
-// faults of the network (short, interrupted and late system calls of the proxy). Prints each difference and exits with 1.
+// faults of the network (short, interrupted and late system calls of the proxy), and between two kernels of a net, with the
+// upgrade of such connections and without it. Prints each difference and exits with 1.
 #include "net_test.h"
 
 // A script of calls, run by a kernel and by this program, against the same peer.
@@ -204,6 +205,110 @@ static void kernel_and_program_get_the_same_results(const char *where, unsigned 
     cudaFreeHost(results);
 }
 
+// The peer's steps by another block of the same net; stores how many bytes it got, and their sum.
+__device__ inline void run_peer_kernel(const net::Handle &handle, int s, const Step *steps, char *bytes, int64_t *result)
+{
+    int64_t count = 0, all = 0, wrong = 0;
+    auto receive = [&](int most, int flags) {
+        int64_t got = net::recv(net::block(), handle, s, bytes, size_t(most), flags);
+        for (int64_t i = 0; i < got; i++)
+            all = all * 31 % 65521 + (unsigned char)bytes[i];
+        count += got < 0 ? 0 : got;
+        __syncthreads();
+        return got;
+    };
+    for (int step = 0; steps[step].what != Step::done; step++) {
+        int most = steps[step].bytes;
+        if (steps[step].what == Step::peer_sends) {
+            for (int i = int(threadIdx.x); i < most; i += int(blockDim.x))
+                bytes[i] = char(i * 5 + most);
+            __syncthreads();
+            wrong += net::send(net::block(), handle, s, bytes, size_t(most)) != most;
+            __syncthreads();
+        } else if (steps[step].what == Step::peer_receives) {
+            wrong += receive(most, net::WAITALL) != most;
+        } else if (steps[step].what == Step::peer_ends) {
+            wrong += net::shutdown(net::block(), handle, s, net::SHUT_SEND);
+        }
+    }
+    while (receive(5000, 0) > 0) {
+    }
+    wrong += net::close(net::block(), handle, s);
+    if (threadIdx.x == 0)
+        *result = wrong ? -1 : count * 65536 + all;
+}
+
+__global__ void scripts_between_blocks(net::Handle handle, int listener, net::Address to, const Step *steps, int count, int64_t *results, int64_t *received)
+{
+    __shared__ char buffer[5000];
+    for (int i = 0; i < count; i++) {
+        if (blockIdx.x == 0) {
+            int s = net::accept(net::block(), handle, listener);
+            run_script(KernelSocket{handle, s, buffer}, steps + i * most_steps, results + i * most_steps);
+            net::close(net::block(), handle, s);
+        } else {
+            int s = net::socket(net::block(), handle, to.bytes[0], net::STREAM, 0);
+            if (net::connect(net::block(), handle, s, to) == 0)
+                run_peer_kernel(handle, s, steps + i * most_steps, buffer, received + i);
+        }
+    }
+}
+
+// Between two blocks of one net, through device memory and through Linux.
+static void two_kernels_get_the_same_results(const char *where, unsigned first, int count)
+{
+    const size_t words = (most_steps + 1) * size_t(count);
+    std::vector<int64_t> all[2];
+    Step *steps;
+    int64_t *results;
+    CHECK(cudaHostAlloc(&steps, sizeof(Step) * most_steps * size_t(count), cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaHostAlloc(&results, sizeof(int64_t) * words, cudaHostAllocDefault) == cudaSuccess);
+    for (int i = 0; i < count; i++) {
+        auto script = make_script(first + unsigned(i));
+        std::copy(script.begin(), script.end(), steps + i * most_steps);
+    }
+    for (bool no_upgrade : {false, true}) {
+        Net net(16, false, 64, 0, 4096, no_upgrade);
+        std::string address;
+        int s = listener(net, where, address);
+        net::Address to = where[0] == 't' ? net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(address.c_str() + address.rfind(':') + 1)))
+                                          : net::Address::path(address.c_str() + 7);
+        std::memset(results, 0, sizeof(int64_t) * words);
+        spinio::launch_resident_on(net.stream, scripts_between_blocks, 2, 48, net.handle, s, to, (const Step *)steps, count, results,
+                                   results + most_steps * count);
+        net.wait();
+        all[no_upgrade].assign(results, results + words);
+        CHECK(net.stats().upgraded == (no_upgrade ? 0 : uint64_t(count)));
+        if (where[0] == 'u')
+            unlink(where + 7);
+    }
+    for (int i = 0; i < count; i++) {
+        int pair[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+        auto script = make_script(first + unsigned(i));
+        int64_t expected[most_steps] = {};
+        std::thread program([&] {
+            run_script(PlainSocket{pair[0]}, script.data(), expected);
+            close(pair[0]);
+        });
+        std::string received = run_peer(pair[1], script);
+        program.join();
+        int64_t sum = 0;
+        for (unsigned char byte : received)
+            sum = sum * 31 % 65521 + byte;
+        CHECK(all[0][size_t(most_steps * count + i)] == int64_t(received.size()) * 65536 + sum);
+        for (int step = 0; step < most_steps; step++)
+            if (all[0][size_t(i * most_steps + step)] != expected[step]) {
+                std::printf("script %u, step %d: an end inside the net gets %lld, a program %lld\n", first + unsigned(i), step,
+                            (long long)all[0][size_t(i * most_steps + step)], (long long)expected[step]);
+                failures++;
+            }
+    }
+    CHECK(all[0] == all[1]);
+    cudaFreeHost(steps);
+    cudaFreeHost(results);
+}
+
 int main()
 {
     std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
@@ -215,6 +320,8 @@ int main()
     unlink(path.c_str() + 7);
     if (has_ipv6())
         kernel_and_program_get_the_same_results("tcp://[::1]:0", 4001, 100, 3);
+    two_kernels_get_the_same_results("tcp://127.0.0.1:0", 6001, 150);
+    two_kernels_get_the_same_results(path.c_str(), 7001, 150);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -104,7 +104,8 @@ int spinio_net_adopt(spinio_net *net, int fd);
  * receives from the descriptor. A ring's size is room enough. What kernels have sent leaves before; if the peer does not take
  * it within a second, or datagrams were not received by a kernel, the call fails with EBUSY and the socket stays as it is.
  * No kernel may use the socket any more: a kernel that calls net::release() has ended its use.
- * EBADF: no such socket. EMSGSIZE: more unread bytes than `size`. EBUSY. EALREADY: it is connecting. The errno of its error. */
+ * EBADF: no such socket. EMSGSIZE: more unread bytes than `size`. EBUSY. EALREADY: it is connecting. EOPNOTSUPP:
+ * its other end is in this net. The errno of its error. */
 int spinio_net_release(spinio_net *net, int socket, void *unread, size_t size, size_t *count);
 
 /* Makes an event set, for kernels to wait on, and returns its number. A net has at most 16, which live as long as the net.

@@ -25,6 +25,7 @@ mod meet;
 mod memory;
 mod net;
 mod proxy;
+mod socket_fd;
 
 pub use address::NetAddress;
 pub use counters::Stats;

@@ -13,9 +13,9 @@ use spinio_ring::datagram::Header;
 use spinio_ring::doorbell::{self, Entry, Op};
 use spinio_ring::inline::{self, Inline, Phase};
 use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header, record};
-use spinio_ring::line::{Consumed, Received, Sent};
+use spinio_ring::line::{Consumed, EOF, Received, Sent};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
-use spinio_ring::{Position, Word};
+use spinio_ring::{Position, Word, peer};
 
 /// A deadline, so that a hang is a failure.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -209,6 +209,52 @@ fn doorbells_of_stale_and_impossible_sockets_are_ignored() {
     net.close().unwrap();
 }
 
+/// Both ends of a connection inside the net, as the records say.
+fn inner_connection(net: &Net, kernel: &Kernel, listener: &NetAddress, accepting: i32, number: u32) -> [i32; 2] {
+    let client = net.connect(listener).unwrap();
+    let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
+    let (call, descriptor) = (Ok(Call::Accept), accepting as u32);
+    Request { call, flags: 0, number, descriptor, argument: 0, address: Address::EMPTY }.store(&mailbox[..16]);
+    kernel.ring(Op::Control, 0, 0, 0);
+    let mut accepted = 0;
+    until("nothing is accepted", || {
+        let reply = Reply::load(&mailbox[16..], number);
+        reply.inspect(|reply| accepted = reply.result).is_some()
+    });
+    [client, accepted]
+}
+
+#[test]
+fn doorbells_of_an_end_inside_the_net_move_no_byte_and_end_no_other_connection() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
+    let address = net.address(listener).unwrap();
+    // More often than there are pairs.
+    for number in 1..=20 {
+        let ends = inner_connection(&net, &kernel, &address, listener, number);
+        assert_eq!(net.stats().upgraded, u64::from(number));
+        let line = |socket| Sent::of(kernel.device_line(socket)[1].load_acquire()).errno;
+        assert_eq!(ends.map(line), [peer::MOVED; 2]);
+        let [a, b] = ends.map(|socket| Descriptor::of(socket as u32));
+        for position in [1, 4097, u64::MAX, 0x1_0000_ffff, 0x1234_5678_9abc] {
+            for op in [Op::Send, Op::Credit, Op::Rearm, Op::Ready] {
+                kernel.ring(op, position, a.index, a.epoch);
+            }
+        }
+        kernel.send_inline(ends[0], 64, Inline { length: 64, phase: Phase::of(9) });
+        kernel.ring(Op::Close, 0, a.index, a.epoch);
+        let received = || Received::of(kernel.device_line(ends[1])[0].load_acquire());
+        until("the other end is not told", || received().flags & EOF != 0);
+        kernel.ring(Op::Ready, 1, b.index, b.epoch);
+        kernel.ring(Op::Close, 0, b.index, b.epoch);
+        until("closed sockets are not freed", || net.stats().open == 1);
+    }
+    let stats = net.stats();
+    assert_eq!((stats.bytes_sent, stats.bytes_received, stats.violations, stats.kept_by_memory), (0, 0, 0, 0));
+    net.close().unwrap();
+}
+
 fn is_shut_down(done: spinio_net::Result<i32>) -> bool {
     done.is_err_and(|e| e.errno.raw_os_error() == 108)
 }
@@ -266,6 +312,8 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
         kernel.words(sizes.mailboxes(), 2048 * MAILBOX_BYTES),
         kernel.words(sizes.event_sets(), 2 * 4096),
     ];
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
+    let inner = net.address(listener).unwrap();
     let mut peers = Vec::new();
     let mut seed = 0x1234_5678_9abc_def1_u64;
     let mut random = || {
@@ -277,6 +325,8 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
     for round in 0..400_usize {
         if round % 40 == 0 && net.stats().open < 10 {
             peers.push(connection(&net));
+            // Ends of a connection inside the net, of which the listening socket may be gone.
+            let _ = net.connect(&inner);
         }
         for _ in 0..500 {
             let area = areas[random() as usize % areas.len()];
@@ -290,7 +340,8 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
             area[random() as usize % area.len()].store_release(word);
         }
         // Complete entries too, in the order in which the proxy takes them.
-        let op = [Op::Send, Op::Credit, Op::Rearm, Op::Close, Op::Control, Op::Inline][random() as usize % 6];
+        let ops = [Op::Send, Op::Credit, Op::Rearm, Op::Close, Op::Control, Op::Inline, Op::Ready];
+        let op = ops[random() as usize % ops.len()];
         kernel.ring(op, random() % 5000, random() as u32 % 70, random() as u32 % 3);
         if round % 100 == 99 {
             let (socket, mut peer) = connection(&other);

@@ -11,6 +11,7 @@ use crate::event::{self, Producer, Taker};
 use crate::inline::{self, Inline, Phase};
 use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
+use crate::peer::{self, Mark, Notice, Reader, Told, Writer};
 use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
 use crate::{Position, Word, line};
 
@@ -323,4 +324,92 @@ fn event_goes_to_one_of_two_groups_and_none_is_lost() {
         seen.sort_unstable();
         assert_eq!(seen, pushed, "an event came twice, or not at all");
     });
+}
+
+/// Three bytes through a ring of two of a connection inside a net, and its end. The words are left from an earlier use.
+#[test]
+fn bytes_between_ends_are_there_and_come_before_the_end() {
+    check(|| {
+        let first = Position::of(u64::MAX);
+        let (ring, ends) = (words::<2>(), words::<2>());
+        let old = Mark { position: first.after(2), generation: 6, flags: peer::CLOSED };
+        ends.iter().for_each(|word| word.store_release(old.word()));
+        let sender = {
+            let (ring, ends) = (Arc::clone(&ring), Arc::clone(&ends));
+            thread::spawn(move || {
+                let mut writer = Writer::new(2, 7, first);
+                for byte in 1..=3 {
+                    let at = loop {
+                        match writer.room(ends[peer::CONSUMED].load_acquire()) {
+                            Ok((_, 0)) => thread::yield_now(),
+                            Ok((at, _)) => break at,
+                            Err(_) => panic!("impossible words"),
+                        }
+                    };
+                    ring[at].store(byte, Relaxed);
+                    ends[peer::TAIL].store_release(writer.advance(1));
+                }
+                ends[peer::TAIL].store_release(writer.end(peer::CLOSED));
+            })
+        };
+        let (mut reader, mut expected) = (Reader::new(2, 7, first), 1);
+        loop {
+            match reader.look(ends[peer::TAIL].load_acquire()) {
+                Ok((_, 0, true)) => break,
+                Ok((_, 0, false)) => thread::yield_now(),
+                Ok((at, _, _)) => {
+                    assert_eq!(ring[at].load(Relaxed), expected, "a byte that has not arrived");
+                    expected += 1;
+                    ends[peer::CONSUMED].store_release(reader.advance(1));
+                }
+                Err(_) => panic!("impossible words"),
+            }
+        }
+        assert_eq!(expected, 4, "the end came before bytes");
+        assert!(sender.join().is_ok());
+    });
+}
+
+/// An end is armed while the other one sends a byte: it is told, or it sees the byte. `plain`: the other end only loads the
+/// watch where it finds nothing in it.
+fn armed_end_and_a_byte(plain: bool) {
+    check(move || {
+        let (tail, watch) = (words::<1>(), words::<1>());
+        peer::open(&watch[0], 7);
+        let sender = {
+            let (tail, watch) = (Arc::clone(&tail), Arc::clone(&watch));
+            thread::spawn(move || {
+                tail[0].store_release(Writer::new(2, 7, Position::of(0)).advance(1));
+                if plain && watch[0].load_acquire() & 0xffff == 0 {
+                    return None;
+                }
+                peer::take(&watch[0], 7, event::IN)
+            })
+        };
+        let arming = peer::arm(&watch[0], 7, event::IN);
+        let sees = matches!(Reader::new(2, 7, Position::of(0)).look(tail[0].load_acquire()), Ok((_, 1, _)));
+        let told = sender.join().unwrap_or_default();
+        assert!(arming == Some(1) && (sees || told.is_some()), "nothing tells of the byte");
+        // The two doorbells arrive in any order.
+        let level = if sees { event::IN } else { 0 };
+        for rearm_is_first in [false, true] {
+            let mut at_proxy = Told::default();
+            let ready = told.map(|arming| Notice { arming, events: event::IN });
+            let rearm = Some(Notice { arming: 1, events: level });
+            let doorbells = if rearm_is_first { [rearm, ready] } else { [ready, rearm] };
+            assert!(doorbells.into_iter().flatten().all(|notice| at_proxy.hear(notice)));
+            assert_eq!(at_proxy.level(), event::IN);
+        }
+    });
+}
+
+#[test]
+fn armed_end_is_told_of_a_byte_or_sees_it() {
+    armed_end_and_a_byte(false);
+}
+
+#[test]
+#[should_panic(expected = "nothing tells of the byte")]
+fn look_at_a_watch_that_is_only_a_load_misses_it() {
+    armed_end_and_a_byte(true);
 }

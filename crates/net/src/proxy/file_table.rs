@@ -16,9 +16,9 @@ use spinio_sys::linux::socket::{self, EPOLLET, EPOLLIN};
 use spinio_sys::linux::{self, Fd, FileKind, Resolve};
 
 use super::caller::Caller;
-use super::sockets::SocketFd;
 use super::transfers::{FileRef, Sent};
 use crate::memory::Memory;
+use crate::socket_fd::SocketFd;
 
 /// Tries to open a file of which a lease is being broken, or whose path is being renamed.
 const OPEN_ATTEMPTS: u32 = 500;

@@ -24,8 +24,9 @@ use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
 use spinio_sys::linux::{self, Fd};
 
-use super::sockets::{DGRAM, SEQPACKET, STREAM, SocketFd, State};
+use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
 use super::{DOORBELLS_A_PASS, Proxy};
+use crate::socket_fd::SocketFd;
 
 const TCP: u32 = 6;
 const UDP: u32 = 17;

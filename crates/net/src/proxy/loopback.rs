@@ -18,8 +18,9 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress};
 
 use super::Proxy;
-use super::sockets::{STREAM, SocketFd, State};
+use super::sockets::{STREAM, State};
 use crate::meet::{End, Held, are_ends, is_abstract, may_lead_to};
+use crate::socket_fd::SocketFd;
 
 /// How long a client that Linux has connected waits for its other end.
 const PATIENCE_NS: u64 = 5_000_000;

@@ -54,11 +54,11 @@ use self::file_table::Files;
 pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::sets::Sets;
-pub(crate) use self::sockets::SocketFd;
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
 use crate::meet::Pairs;
 use crate::memory::Memory;
+use crate::socket_fd::SocketFd;
 
 /// Doorbells of a pass.
 const DOORBELLS_A_PASS: usize = 64;

@@ -16,33 +16,16 @@ use spinio_ring::event::Watch;
 use spinio_ring::inline::Phase;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::stream::{Incoming, Outgoing};
-use spinio_sys::linux::{Fd, close};
 
 use super::caller::Caller;
 use super::transfers::Transfers;
 use crate::meet::Meeting;
+use crate::socket_fd::SocketFd;
 
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
 pub(crate) const DGRAM: u16 = 2;
 pub(crate) const SEQPACKET: u16 = 5;
-
-/// A descriptor of the proxy's table, closed with this.
-#[derive(Debug)]
-pub(crate) struct SocketFd(pub(crate) Fd);
-
-impl SocketFd {
-    /// It is not closed with this.
-    pub(crate) fn into_fd(self) -> Fd {
-        std::mem::ManuallyDrop::new(self).0
-    }
-}
-
-impl Drop for SocketFd {
-    fn drop(&mut self) {
-        let _ = close(self.0);
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
