@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
     DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, Handle, LINE_BYTES, MAGIC, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
-    header,
+    WAIT_BYTES, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
@@ -102,7 +102,8 @@ impl Memory {
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
             flags: self.handle_flags,
-            reserved: [0; 4],
+            waits: self.sizes.waits() as u64,
+            reserved: [0; 3],
         })
     }
 
@@ -135,6 +136,11 @@ impl Memory {
     /// The line that kernels write.
     pub(crate) fn host_line(&self, socket: u32) -> &[AtomicU64] {
         self.words(self.sizes.host_lines() + socket as usize * LINE_BYTES, LINE_BYTES)
+    }
+
+    /// The words of groups that wait for a socket.
+    pub(crate) fn waits(&self, socket: u32) -> &[AtomicU64] {
+        self.words(self.sizes.waits() + socket as usize * WAIT_BYTES, WAIT_BYTES)
     }
 
     /// Request and reply of a mailbox.

@@ -89,6 +89,7 @@ impl Net {
             first: Position::of(options.first_position),
             inline: !options.no_inline,
             fault_seed: options.fault_seed,
+            device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
         };
         let started = memory.handle().and_then(|handle| Ok((handle, start(setup)?)));

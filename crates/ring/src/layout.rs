@@ -8,6 +8,7 @@
 //!        .  device lines, then host lines: 128 bytes a socket each
 //!        .  mailboxes: request and reply, 128 bytes each          .  event sets, 4224 bytes each
 //!        .  event sets: a page of words, then a ring of 4096 bytes each
+//!        .  waits: 16 bytes a socket (wait.rs)
 //!        .  rings, from a multiple of 4096
 //! ```
 
@@ -45,10 +46,15 @@ pub const EVENT_WORDS_BYTES: usize = PAGE / EVENT_SETS as usize;
 /// Bytes of an event set in device memory: claims, then copies of entries.
 pub const DEVICE_SET_BYTES: usize = 128 + PAGE;
 
+/// Bytes of the words of groups that wait for a socket: receiving, sending.
+pub const WAIT_BYTES: usize = 16;
+
 /// Words of an event set in pinned memory.
 pub mod event_words {
     /// Written by kernels: how many entries they have taken.
     pub const TAKEN: usize = 0;
+    /// Written by kernels: the group that waits ([`crate::wait`]).
+    pub const WAITS: usize = 1;
     /// Written by the proxy: 1 once the set is made.
     pub const MADE: usize = 16;
 }
@@ -123,9 +129,14 @@ impl Sizes {
         (self.mailboxes() + self.mailboxes as usize * MAILBOX_BYTES).next_multiple_of(PAGE)
     }
 
+    /// Offset of the words of groups that wait for sockets.
+    pub const fn waits(self) -> usize {
+        self.event_sets() + PAGE + EVENT_SETS as usize * PAGE
+    }
+
     /// Offset of the rings.
     pub const fn rings(self) -> usize {
-        self.event_sets() + PAGE + EVENT_SETS as usize * PAGE
+        (self.waits() + self.sockets as usize * WAIT_BYTES).next_multiple_of(PAGE)
     }
 
     /// Offset of the device sockets in device memory.
@@ -199,8 +210,10 @@ pub struct Handle {
     pub mailboxes: u32,
     /// [`NO_INLINE`]
     pub flags: u64,
+    /// [`Sizes::waits`]
+    pub waits: u64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 /// Of a handle: small messages go through the rings too.

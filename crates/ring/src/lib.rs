@@ -35,6 +35,7 @@ pub mod line;
 pub mod mailbox;
 pub mod position;
 pub mod stream;
+pub mod wait;
 mod word;
 
 pub use position::Position;

@@ -6,7 +6,7 @@ use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, EVENT_SETS,
     EVENT_WORDS_BYTES, EVENTS, LINE_BYTES, MAILBOX_BYTES, NO_INLINE, PAGE, QUICK_MAILBOXES, RECORD_BYTES, Sizes,
-    claims, event_words, header, record,
+    WAIT_BYTES, claims, event_words, header, record,
 };
 use spinio_ring::mailbox::Call;
 use spinio_ring::{datagram, inline, line, position};
@@ -28,8 +28,8 @@ int main()
     PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
     PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp); PRINT(longest_udp6);
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
-    PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
-    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
+    PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made); PRINT(event_waits); PRINT(wait_bytes);
+    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags)); PRINT(offsetof(Handle, waits));
     PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
@@ -80,8 +80,9 @@ fn header_and_crate_agree() {
     here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
     here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
     here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);
+    here.extend([event_words::WAITS, WAIT_BYTES].map(|n| n as u64));
     // Of the handle.
-    here.extend([0, 8, 16, 20, 24]);
+    here.extend([0, 8, 16, 20, 24, 32]);
     here.extend([NO_INLINE, inline::BYTES as u64, inline::WORDS as u64, inline::FIRST as u64]);
     for sockets in [1, 2, 64, 1024, 65536] {
         let sizes = Sizes { sockets, mailboxes: 5 };

@@ -19,6 +19,8 @@ use spinio_ring::mailbox::Reply;
 use spinio_ring::stream::{Incoming, Outgoing};
 use spinio_sys::linux::{Fd, close};
 
+use super::publish::SeenWait;
+
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
 pub(crate) const DGRAM: u16 = 2;
@@ -47,7 +49,13 @@ impl Drop for SocketFd {
 #[derive(Debug)]
 pub(crate) enum Caller {
     /// A kernel.
-    Mailbox { mailbox: u32, number: u32 },
+    Mailbox {
+        mailbox: u32,
+        number: u32,
+        /// Which block, as it says, and since when.
+        block: u32,
+        since: u64,
+    },
     /// The program.
     Host(SyncSender<Reply>),
 }
@@ -99,6 +107,8 @@ pub(crate) struct Socket {
     pub(crate) hot: bool,
     /// Its event set.
     pub(crate) watch: Watch,
+    /// Groups that wait for long, receiving and sending, for the tools.
+    pub(crate) waits: [SeenWait; 2],
     /// It is in the set's list of events that had no room.
     pub(crate) held: bool,
     /// Calls of accept that wait.
@@ -180,6 +190,7 @@ impl Sockets {
             closing: None,
             hot: false,
             watch: Watch::default(),
+            waits: <[SeenWait; 2]>::default(),
             held: false,
             accepts: VecDeque::new(),
             connect: None,

@@ -159,6 +159,11 @@ fn sockets_move_between_programs_and_kernels() {
 }
 
 #[test]
+fn sockets_of_kernels_and_blocks_that_wait_are_published() {
+    passes_with_sockets("net_status");
+}
+
+#[test]
 fn kernels_wait_for_many_sockets() {
     passes_with_sockets("net_events");
 }

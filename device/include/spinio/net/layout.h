@@ -20,7 +20,8 @@ struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
     uint64_t flags; // handle_no_inline
-    uint64_t reserved[4];
+    uint64_t waits; // offset of the words of groups that wait
+    uint64_t reserved[3];
 };
 
 namespace layout {
@@ -35,7 +36,11 @@ constexpr unsigned event_sets_of_a_net = 16, events = 256;
 constexpr size_t event_words_bytes = page / event_sets_of_a_net;
 
 // Words of an event set in pinned memory.
-constexpr unsigned event_taken = 0, event_made = 16;
+constexpr unsigned event_taken = 0, event_waits = 1, event_made = 16;
+
+// The word of a group that waits for long, two for a socket: receiving, sending.
+constexpr size_t wait_bytes = 16;
+constexpr uint64_t group_waits = uint64_t(1) << 63;
 
 // Of a handle: small messages go through the rings too.
 constexpr uint64_t handle_no_inline = 1;

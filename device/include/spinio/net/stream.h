@@ -35,8 +35,8 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
 template <typename Group>
 __device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to);
 
-__device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeout)
-    : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
+__device__ inline Wait::Wait(const Handle &net, int s, int flags, uint64_t timeout, bool sends)
+    : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(timeout ? nanoseconds() + timeout : 0)
 {
 }
 
@@ -122,7 +122,7 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
     uint64_t room = size - ((socket->tail - socket->sent) & layout::position_mask);
     if (room)
         return int64_t(room);
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
     for (;;) {
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
