@@ -27,8 +27,14 @@ static std::string published(const char *suffix = "")
 {
     for (const std::string &place : {folder(), "/dev/shm/spinio-" + std::to_string(geteuid())}) {
         std::ifstream file(place + "/" + std::to_string(getpid()) + ".net" + suffix, std::ios::binary);
-        if (file)
-            return {std::istreambuf_iterator<char>(file), {}};
+        if (file) {
+            // Of a longer text before it something may be left.
+            std::string all{std::istreambuf_iterator<char>(file), {}};
+            uint64_t length = 0;
+            if (all.size() >= 24)
+                std::memcpy(&length, all.data() + 8, 8);
+            return all.substr(0, 24 + length);
+        }
     }
     return "";
 }
