@@ -9,6 +9,7 @@
 //!   calibrate measures what each route costs here, and stores it for every program
 //!   stat      what the processes that use SPIN have done; for people, JSON, Prometheus
 //!   top       the same, live
+//!   net       the sockets that GPU kernels hold, and which blocks wait
 //!   trace     each request, with its pieces
 //!   gaia      a mount that GPU kernels and CPU programs share
 //! ```
@@ -36,6 +37,7 @@ pub mod format;
 pub mod gaia;
 mod input;
 pub mod library;
+mod net;
 pub mod output;
 mod pin_holders;
 mod processes;
@@ -94,6 +96,9 @@ enum Command {
     /// Watch the processes that use SPIN
     #[command(after_help = exit::CODES)]
     Top(top::Top),
+    /// Show the sockets that GPU kernels hold, as `ss` does, and which blocks wait for what
+    #[command(after_help = exit::CODES)]
+    Net(net::Net),
     /// Record device requests one by one, of a process or of a program to start
     #[command(after_help = exit::TRACE)]
     Trace(trace::Trace),
@@ -136,6 +141,7 @@ pub fn main() -> ExitCode {
         Command::Calibrate(calibrate) => calibrate::run(&calibrate).map(|exit| exit as u8),
         Command::Stat(stat) => stat::run(&stat).map(|exit| exit as u8),
         Command::Top(top) => top::run(&top).map(|exit| exit as u8),
+        Command::Net(net) => net::run(&net).map(|exit| exit as u8),
         Command::Trace(trace) => trace::run(&trace),
         Command::Gaia(gaia) => gaia::run(&gaia),
         Command::Simulate(moved) => moved.refuse("simulate"),

@@ -100,7 +100,8 @@ impl CounterFile {
     }
 }
 
-fn is_locked(file: &File) -> bool {
+/// Whether a process keeps it locked.
+pub fn is_locked(file: &File) -> bool {
     match flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {
             let _ = flock(file, FlockOperation::Unlock);
@@ -164,7 +165,7 @@ pub fn open_path(path: &Path) -> anyhow::Result<CounterFile> {
 }
 
 /// Where processes keep their counters.
-fn search_dirs() -> Vec<PathBuf> {
+pub fn search_dirs() -> Vec<PathBuf> {
     let user = geteuid();
     let runtime = std::env::var("XDG_RUNTIME_DIR").ok();
     let mut places: Vec<PathBuf> =

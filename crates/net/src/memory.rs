@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
     DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES, MAGIC,
-    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, header,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
@@ -131,7 +131,7 @@ impl Memory {
             rings: self.device_start.0 + self.device_rings,
             first: self.first,
             files: self.file_buffers as u64,
-            reserved: 0,
+            waits: self.sizes.waits() as u64,
         })
     }
 
@@ -164,6 +164,11 @@ impl Memory {
     /// The line that kernels write.
     pub(crate) fn host_line(&self, socket: u32) -> &[AtomicU64] {
         self.words(self.sizes.host_lines() + socket as usize * LINE_BYTES, LINE_BYTES)
+    }
+
+    /// The words of groups that wait for a socket.
+    pub(crate) fn waits(&self, socket: u32) -> &[AtomicU64] {
+        self.words(self.sizes.waits() + socket as usize * WAIT_BYTES, WAIT_BYTES)
     }
 
     /// Request and reply of a mailbox.

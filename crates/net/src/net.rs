@@ -128,6 +128,7 @@ impl Net {
             first,
             inline: !options.no_inline,
             fault_seed: options.fault_seed,
+            device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
             files: None,
         };

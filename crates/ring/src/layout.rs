@@ -9,6 +9,7 @@
 //!        .  mailboxes: request and reply, 128 bytes each          .  event sets, 4224 bytes each
 //!                                                                  .  pairs of ends, 128 bytes an end, then their rings
 //!        .  event sets: a page of words, then a ring of 4096 bytes each
+//!        .  waits: 16 bytes a socket (wait.rs)
 //!        .  rings, from a multiple of 4096
 //!        .  file buffers, if kernels may open files: 16 of 128 KiB each
 //! ```
@@ -60,10 +61,15 @@ pub const FIRST_FILE: u32 = MAX_SOCKETS - MAX_FILES;
 /// The longest path of a file.
 pub const PATH_BYTES: usize = 4095;
 
+/// Bytes of the words of groups that wait for a socket: receiving, sending.
+pub const WAIT_BYTES: usize = 16;
+
 /// Words of an event set in pinned memory.
 pub mod event_words {
     /// Written by kernels: how many entries they have taken.
     pub const TAKEN: usize = 0;
+    /// Written by kernels: the group that waits ([`crate::wait`]).
+    pub const WAITS: usize = 1;
     /// Written by the proxy: 1 once the set is made.
     pub const MADE: usize = 16;
 }
@@ -140,9 +146,14 @@ impl Sizes {
         (self.mailboxes() + self.mailboxes as usize * MAILBOX_BYTES).next_multiple_of(PAGE)
     }
 
+    /// Offset of the words of groups that wait for sockets.
+    pub const fn waits(self) -> usize {
+        self.event_sets() + PAGE + EVENT_SETS as usize * PAGE
+    }
+
     /// Offset of the rings.
     pub const fn rings(self) -> usize {
-        self.event_sets() + PAGE + EVENT_SETS as usize * PAGE
+        (self.waits() + self.sockets as usize * WAIT_BYTES).next_multiple_of(PAGE)
     }
 
     /// Offset of the device sockets in device memory.
@@ -227,8 +238,8 @@ pub struct Handle {
     pub first: u64,
     /// Where the file buffers are: offset in pinned memory. 0: kernels may open no files.
     pub files: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// [`Sizes::waits`]
+    pub waits: u64,
 }
 
 /// Of a handle: small messages go through the rings too.

@@ -37,6 +37,7 @@ pub mod mailbox;
 pub mod peer;
 pub mod position;
 pub mod stream;
+pub mod wait;
 mod word;
 
 pub use position::Position;

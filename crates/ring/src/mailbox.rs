@@ -22,9 +22,9 @@ pub enum Call {
     Bind = 2,
     /// Argument: backlog.
     Listen = 3,
-    /// Waits, unless flags have [`DONTWAIT`]; the reply has the peer's address.
+    /// Argument: the block, for people. Waits, unless flags have [`DONTWAIT`]; the reply has the peer's address.
     Accept = 4,
-    /// With an address. Waits.
+    /// With an address; argument: the block, for people. Waits.
     Connect = 5,
     /// Argument: how.
     Shutdown = 6,

@@ -66,6 +66,11 @@ impl Incoming {
         }
     }
 
+    /// A kernel has sent up to here.
+    pub const fn tail(&self) -> Position {
+        self.tail
+    }
+
     /// Bytes to send.
     pub const fn pending(&self) -> u64 {
         self.tail.since(self.sent)

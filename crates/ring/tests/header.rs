@@ -7,8 +7,8 @@ use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, END_BYTES,
     EVENT_SETS, EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES,
-    MAILBOX_BYTES, NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, claims, event_words, header,
-    record,
+    MAILBOX_BYTES, NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, event_words,
+    header, record,
 };
 use spinio_ring::mailbox::Call;
 use spinio_ring::{datagram, inline, line, peer, position};
@@ -32,9 +32,9 @@ int main()
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
     PRINT(call_open_file); PRINT(call_send_file); PRINT(file_buffers); PRINT(first_file); PRINT(file_buffer_bytes); PRINT(path_bytes);
     PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
-    PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made);
+    PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made); PRINT(event_waits); PRINT(wait_bytes);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
-    PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
+    PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits)); PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
     PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
     PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
@@ -88,8 +88,9 @@ fn header_and_crate_agree() {
     here.extend([FILE_BUFFER_BYTES, PATH_BYTES, claims::FILE_BUFFERS, offset_of!(Handle, files)].map(|n| n as u64));
     here.extend([EVENT_SETS.into(), EVENTS as u64, DEVICE_SET_BYTES as u64, EVENT_WORDS_BYTES as u64]);
     here.extend([event_words::TAKEN as u64, event_words::MADE as u64]);
+    here.extend([event_words::WAITS, WAIT_BYTES].map(|n| n as u64));
     // Of the handle.
-    here.extend([0, 8, 16, 20, 24, 32, 40]);
+    here.extend([0, 8, 16, 20, 24, 32, 40, 56]);
     here.extend([NO_INLINE, inline::BYTES as u64, inline::WORDS as u64, inline::FIRST as u64]);
     here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
     here.extend([peer::MOVED.into(), peer::CLOSED, peer::RESET, peer::SHUT]);

@@ -69,7 +69,7 @@ pub(super) fn create_in(path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
 }
 
 /// Fails unless only this user can create files there.
-fn check_private(dir: Fd) -> Result<(), Errno> {
+pub(super) fn check_private(dir: Fd) -> Result<(), Errno> {
     let stat = linux::fstat(dir)?;
     if stat.uid == linux::geteuid() && stat.mode & 0o077 == 0 { Ok(()) } else { Err(Errno::PERM) }
 }
@@ -168,7 +168,7 @@ fn is_table(fd: Fd) -> bool {
 }
 
 /// Whether the name still refers to the file that was checked.
-fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
+pub(super) fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
     let Ok(reopened) = linux::openat(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
     let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
     let _ = linux::close(reopened);

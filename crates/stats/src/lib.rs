@@ -13,7 +13,7 @@
 //!
 //! `small_calls.rs` counts small calls in slots of threads. `region.rs` decides where the table is stored. A process
 //! that makes device requests has a file in a directory of its user (`directory.rs`), where `spinio stat` and `spinio
-//! top` find it.
+//! top` find it. `published.rs`: a text about this process beside it, of which `spinio net` shows the sockets of kernels.
 //!
 //! The code that serves a request begins a `RequestSpan`, records each piece under it, and ends it with the result:
 //!
@@ -33,6 +33,7 @@
 mod directory;
 mod histogram;
 mod layout;
+mod published;
 mod region;
 mod ring;
 mod shared_words;
@@ -51,6 +52,7 @@ use spinio_sys::linux::{self, Fd};
 
 pub use directory::default_dirs;
 pub use histogram::Histogram;
+pub use published::{LONGEST_TEXT, PublishedText, pid_of, published_text};
 pub use region::{GaugeSource, StatsLocation, StatsRegion};
 pub use snapshot::{Calls, Process, Refusal, RouteRow, Snapshot, SnapshotError};
 

@@ -7,12 +7,14 @@
 //!   storage.rs   the devices under a file that is given
 //!   p2p.rs       which devices publish memory for peer-to-peer, which drives reach it
 //!   nvidia.rs    driver, GPUs, what their driver allows
+//!   net.rs       sockets of kernels: what would wait for one that serves
 //! ```
 //!
 //! Nothing is inferred from a version: what can be tried is tried. A fact that is not as good as it could be has a
 //! consequence, a cause, and a cure.
 
 mod kernel;
+mod net;
 mod nvidia;
 mod p2p;
 mod process;
@@ -124,6 +126,7 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
     facts.extend(storage.into_iter().flatten());
     p2p::collect(&mut facts);
     nvidia::collect(&mut facts);
+    net::collect(&mut facts);
     drop(wait);
     let text = match doctor.json {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),

@@ -8,7 +8,13 @@ use spinio_ring::mailbox::Reply;
 #[derive(Debug)]
 pub(crate) enum Caller {
     /// A kernel.
-    Mailbox { mailbox: u32, number: u32 },
+    Mailbox {
+        mailbox: u32,
+        number: u32,
+        /// Which block, as it says, and since when.
+        block: u32,
+        since: u64,
+    },
     /// The program.
     Host(SyncSender<Reply>),
 }

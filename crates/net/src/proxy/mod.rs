@@ -28,6 +28,7 @@ mod files;
 mod handover;
 mod loopback;
 mod pace;
+mod publish;
 mod sendfile;
 mod sets;
 mod sockets;
@@ -53,6 +54,7 @@ pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
 pub(crate) use self::handover::Place;
 use self::pace::Pace;
+use self::publish::Publisher;
 use self::sets::Sets;
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
@@ -101,6 +103,8 @@ pub(crate) struct Setup {
     pub(crate) first: Position,
     pub(crate) inline: bool,
     pub(crate) fault_seed: u32,
+    /// Name of the device, for the tools.
+    pub(crate) device: String,
     pub(crate) longest_sleep_ns: u64,
     pub(crate) files: Option<FileSetup>,
 }
@@ -125,6 +129,7 @@ pub(crate) struct Proxy {
     faults: Faults,
     /// The files of kernels, if they may open some.
     files: Option<Files>,
+    publisher: Publisher,
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
@@ -161,6 +166,7 @@ impl Proxy {
             inline: setup.inline,
             incomplete: None,
             faults: Faults::new(setup.fault_seed),
+            publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: VecDeque::new(),
             later: Vec::new(),
@@ -315,12 +321,16 @@ impl Proxy {
             return self.counters.violations.add(1);
         }
         let request = Request::load(self.memory.mailbox(mailbox).0);
-        self.call(request, Caller::Mailbox { mailbox, number: request.number }, now);
+        self.call(
+            request,
+            Caller::Mailbox { mailbox, number: request.number, block: request.argument, since: now },
+            now,
+        );
     }
 
     fn answer(&mut self, caller: Caller, reply: Reply) {
         match caller {
-            Caller::Mailbox { mailbox, number } => {
+            Caller::Mailbox { mailbox, number, .. } => {
                 self.waiting[mailbox as usize] = false;
                 reply.store(self.memory.mailbox(mailbox).1, number);
             }
@@ -361,6 +371,7 @@ impl Proxy {
     /// What waits for room or time.
     fn tick(&mut self, now: u64) {
         self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
+        self.publish(now);
         for index in std::mem::take(&mut self.later) {
             let Some(socket) = self.sockets.at(index) else { continue };
             if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {

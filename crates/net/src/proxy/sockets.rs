@@ -22,6 +22,8 @@ use super::transfers::Transfers;
 use crate::meet::Meeting;
 use crate::socket_fd::SocketFd;
 
+use super::publish::SeenWait;
+
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;
 pub(crate) const DGRAM: u16 = 2;
@@ -77,6 +79,8 @@ pub(crate) struct Socket {
     pub(crate) hot: bool,
     /// Its event set.
     pub(crate) watch: Watch,
+    /// Groups that wait for long, receiving and sending, for the tools.
+    pub(crate) waits: [SeenWait; 2],
     /// It is in the set's list of events that had no room.
     pub(crate) held: bool,
     /// Calls of accept that wait.
@@ -162,6 +166,7 @@ impl Sockets {
             closing: None,
             hot: false,
             watch: Watch::default(),
+            waits: <[SeenWait; 2]>::default(),
             held: false,
             accepts: VecDeque::new(),
             connect: None,

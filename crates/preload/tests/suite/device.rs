@@ -164,6 +164,11 @@ fn connections_inside_a_net_give_the_same_results_as_through_linux() {
 }
 
 #[test]
+fn sockets_of_kernels_and_blocks_that_wait_are_published() {
+    passes_with_sockets("net_status");
+}
+
+#[test]
 fn kernels_wait_for_many_sockets() {
     passes_with_sockets("net_events");
 }

@@ -184,14 +184,14 @@ __device__ int listen(Group group, const Handle &net, int s, int backlog)
 template <typename Group>
 __device__ int accept(Group group, const Handle &net, int s, Address *peer = nullptr, int flags = 0)
 {
-    return detail::call_together(group, net, {layout::call_accept, s, 0, flags & DONTWAIT, nullptr}, true, peer);
+    return detail::call_together(group, net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr}, true, peer);
 }
 
 // Waits until it is connected.
 template <typename Group>
 __device__ int connect(Group group, const Handle &net, int s, const Address &address)
 {
-    int result = detail::call_together(group, net, {layout::call_connect, s, 0, 0, &address}, true);
+    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, 0, &address}, true);
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);

@@ -34,7 +34,7 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {

@@ -112,7 +112,8 @@ __device__ inline int wait_for_events(const Handle &net, int number, Ready *read
     bool locked = false;
     int result = 0;
     Backoff waiting;
-    for (unsigned looks = 0;;) {
+    unsigned looks = 0;
+    for (;;) {
         if (claim_events(net, set, ready, max, result)) {
             if (result)
                 break;
@@ -124,12 +125,16 @@ __device__ inline int wait_for_events(const Handle &net, int number, Ready *read
                 continue;
             if (looks++ % polls_a_stop == 0 && stopped(net))
                 store_release_device(&set->stopped, 1);
+            if (looks == polls_of_a_long_wait)
+                tell_wait(event_words(net, number) + layout::event_waits, 0);
         }
         result = load_acquire_device(&set->stopped) ? -ESHUTDOWN : 0;
         if (result || ns == 0 || (deadline && nanoseconds() > deadline))
             break;
         waiting.pause();
     }
+    if (looks >= polls_of_a_long_wait)
+        store_published(event_words(net, number) + layout::event_waits, 0);
     if (locked)
         store_release_device(&set->lock, 0);
     return result;

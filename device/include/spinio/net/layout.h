@@ -23,7 +23,7 @@ struct Handle {
     uint64_t rings; // in device memory: of connections inside the net
     uint64_t first; // the position at which streams begin
     uint64_t files; // where the file buffers are; 0: kernels may open no files
-    uint64_t reserved;
+    uint64_t waits; // where the words of groups that wait are
 };
 
 namespace layout {
@@ -39,7 +39,11 @@ constexpr unsigned event_sets_of_a_net = 16, events = 256;
 constexpr size_t event_words_bytes = page / event_sets_of_a_net;
 
 // Words of an event set in pinned memory.
-constexpr unsigned event_taken = 0, event_made = 16;
+constexpr unsigned event_taken = 0, event_waits = 1, event_made = 16;
+
+// The word of a group that waits for long, two for a socket: receiving, sending.
+constexpr size_t wait_bytes = 16;
+constexpr uint64_t group_waits = uint64_t(1) << 63;
 
 // Files: the buffers through which their bytes travel, and the index of the first one.
 constexpr unsigned file_buffers = 16, first_file = 65536 - 256;

@@ -124,11 +124,32 @@ __device__ inline void unlock(uint64_t *word)
     store_release_device(word, 0);
 }
 
+// A group that waits for so many polls says so, for `spinio net`: crates/ring/src/wait.rs explains the word. It does not
+// take the word back once it has what it waited for: the position tells.
+constexpr unsigned polls_of_a_long_wait = 256;
+
+__device__ inline void tell_wait(uint64_t *word, uint64_t position)
+{
+    uint64_t group = uint64_t(Warp::linear() & 1023) << 53 | uint64_t(blockIdx.x & 0x1fffff) << 32;
+    store_published(word, layout::group_waits | group | uint32_t(position));
+}
+
+// Not inlined: it keeps the registers of kernels few.
+__device__ SPINIO_NET_OUTLINE inline void tell_long_wait(const Handle &net, int s, bool sends, bool begins)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t *word = pinned_words(net, net.waits + index_of(s) * layout::wait_bytes) + sends;
+    if (begins)
+        tell_wait(word, load_relaxed_device(sends ? &socket->tail : &socket->consumed));
+    else
+        store_published(word, 0);
+}
+
 // A wait of a locked socket: whether to go on with it.
 class Wait {
 public:
-    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout)
-        : net(net), s(s), dontwait(flags & DONTWAIT), deadline(timeout ? nanoseconds() + timeout : 0)
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout, bool sends = false)
+        : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(timeout ? nanoseconds() + timeout : 0)
     {
     }
 
@@ -137,20 +158,25 @@ public:
     {
         if (dontwait)
             return -EAGAIN;
-        if (load_acquire_device(&device_socket(net, s)->state) != open_state(s))
-            return -EBADF;
-        if (++polls % polls_a_stop == 0 && stopped(net))
-            return -ESHUTDOWN;
-        if (deadline && nanoseconds() > deadline)
-            return -EAGAIN;
-        waiting.pause();
-        return 0;
+        layout::DeviceSocket *socket = device_socket(net, s);
+        int failed = 0;
+        if (load_acquire_device(&socket->state) != open_state(s))
+            failed = -EBADF;
+        else if (++polls % polls_a_stop == 0 && stopped(net))
+            failed = -ESHUTDOWN;
+        else if (deadline && nanoseconds() > deadline)
+            failed = -EAGAIN;
+        if (polls == polls_of_a_long_wait || (failed && polls > polls_of_a_long_wait))
+            tell_long_wait(net, s, sends, failed == 0);
+        if (!failed)
+            waiting.pause();
+        return failed;
     }
 
 private:
     const Handle &net;
     int s;
-    bool dontwait;
+    bool dontwait, sends;
     uint64_t deadline;
     unsigned polls = 0;
     Backoff waiting;

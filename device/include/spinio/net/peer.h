@@ -181,7 +181,7 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_relaxed_device(&socket->peer));
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
             return -EPIPE;

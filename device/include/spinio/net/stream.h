@@ -109,7 +109,7 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
     uint64_t room = size - ((socket->tail - socket->sent) & layout::position_mask);
     if (room)
         return int64_t(room);
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout));
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
     for (;;) {
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
