@@ -134,8 +134,7 @@ __device__ inline void tell_wait(uint64_t *word, uint64_t position)
     store_published(word, layout::group_waits | group | uint32_t(position));
 }
 
-// Not inlined: it keeps the registers of kernels few.
-__device__ SPINIO_NET_OUTLINE inline void tell_long_wait(const Handle &net, int s, bool sends, bool begins)
+__device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool begins)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *word = pinned_words(net, net.waits + index_of(s) * layout::wait_bytes) + sends;
