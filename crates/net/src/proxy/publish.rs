@@ -13,12 +13,10 @@
 
 use std::fmt::Write;
 
-use spinio_host::Settings;
-use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words};
+use spinio_ring::layout::{Descriptor, event_words};
 use spinio_ring::line::{EOF, ERR};
 use spinio_ring::wait::Waiter;
 use spinio_ring::{Position, Word};
-use spinio_stats::{PublishedText, default_dirs};
 use spinio_sys::linux;
 use spinio_sys::linux::socket::{self, AF_INET, AF_INET6, SocketAddress};
 
@@ -31,45 +29,6 @@ use crate::NetAddress;
 const PUBLISH_NS: u64 = 250_000_000;
 /// A text takes at most this part of the time.
 const PART: u64 = 200;
-
-/// What was published, and when.
-#[derive(Debug)]
-pub(super) struct Publisher {
-    file: Option<PublishedText>,
-    /// Name of the device.
-    device: String,
-    due: u64,
-    text: String,
-    /// Groups that wait for a set, as last seen.
-    sets: [SeenWait; EVENT_SETS as usize],
-}
-
-/// A word of a group that waits, and when it was seen first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SeenWait {
-    word: u64,
-    since: u64,
-}
-
-impl SeenWait {
-    /// The group that waits at this position, and since when.
-    fn look(&mut self, word: u64, at: Position, now: u64) -> Option<(Waiter, u64)> {
-        if self.word != word {
-            *self = SeenWait { word, since: now };
-        }
-        Waiter::of(word, at).map(|waiter| (waiter, self.since))
-    }
-}
-
-impl Publisher {
-    /// On the proxy's thread, whose descriptor table has the file.
-    pub(super) fn new(device: String) -> Publisher {
-        let settings = Settings::of_process();
-        let dirs = default_dirs(settings.runtime_dir.as_deref(), linux::geteuid());
-        let file = if settings.stats.is_none() { PublishedText::create(&dirs, "net") } else { None };
-        Publisher { file, device, due: 0, text: String::new(), sets: [SeenWait::default(); EVENT_SETS as usize] }
-    }
-}
 
 impl Proxy {
     /// Publishes the sockets, if it is time.
@@ -237,16 +196,5 @@ mod tests {
         assert_eq!(quoted("a \"b\" \\ \n\u{e9}"), "\"a \\\"b\\\" \\\\ \\u000a\u{e9}\"");
         assert_eq!(text_of(NetAddress::parse("tcp://[::1]:8").unwrap().bytes()), "[::1]:8");
         assert_eq!(text_of(NetAddress::parse("unix:///tmp/a").unwrap().bytes()), "/tmp/a");
-    }
-
-    #[test]
-    fn wait_begins_when_its_word_is_seen_first() {
-        let (mut seen, waiter, at) = (SeenWait::default(), Waiter { block: 3, thread: 64 }, Position::of(5));
-        let word = waiter.word(at);
-        assert_eq!(seen.look(0, at, 5), None);
-        assert_eq!(seen.look(word, at, 10), Some((waiter, 10)));
-        assert_eq!(seen.look(word, at, 90), Some((waiter, 10)));
-        assert_eq!(seen.look(word, at.after(1), 91), None);
-        assert_eq!((seen.look(0, at, 95), seen.look(word, at, 99)), (None, Some((waiter, 99))));
     }
 }

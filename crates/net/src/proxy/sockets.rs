@@ -18,11 +18,10 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::stream::{Incoming, Outgoing};
 
 use super::caller::Caller;
+use super::seen_wait::SeenWait;
 use super::transfers::Transfers;
 use crate::meet::Meeting;
 use crate::socket_fd::SocketFd;
-
-use super::publish::SeenWait;
 
 /// Types of sockets.
 pub(crate) const STREAM: u16 = 1;

@@ -137,7 +137,7 @@ mod tests {
         std::os::unix::fs::symlink("../outside", dir.join("in/link")).unwrap();
         let path = CString::new(dir.join("in").as_os_str().as_bytes()).unwrap();
         let at = open(&path, (O_RDONLY | O_DIRECTORY) as i32, 0).unwrap();
-        let opened = |path: &CStr, how| openat2(at, path, O_RDONLY as i32, 0, how).map(|fd| drop(close(fd)));
+        let opened = |path: &CStr, how| openat2(at, path, O_RDONLY as i32, 0, how).and_then(close);
         if opened(c"file", Resolve::Beneath) == Err(Errno::NOSYS) {
             return eprintln!("skipped: no openat2 here");
         }
