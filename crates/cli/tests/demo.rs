@@ -11,8 +11,8 @@ fn kernel_of_demo_net_answers_http() {
     }
     let assert = spinio().args(["demo", "net", "--clients", "3", "--requests", "4"]).assert().success();
     let text = stdout(&assert);
-    // Three clients and three requests that are refused, each with a connection; 3 * 4 * 2 + 3 requests.
-    for word in ["✓ every answer is right", "got 400, 404 and 431", "connections 6, requests 27", "12 answers"] {
+    // Three clients and four requests that are refused, each with a connection; 3 * 4 * 3 + 4 requests.
+    for word in ["✓ every answer is right", "got 400, 404 and 431", "connections 7, requests 40", "12 answers"] {
         assert!(text.contains(word), "no `{word}` in\n{text}");
     }
 }
