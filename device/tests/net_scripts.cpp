@@ -1,6 +1,9 @@
 // Random scripts of calls, run by a kernel and by this program, against the same peer: the results are the same, also with
 // faults of the network (short, interrupted and late system calls of the proxy), and between two kernels of a net, with the
 // upgrade of such connections and without it. Prints each difference and exits with 1.
+//
+//   net_scripts [FIRST [COUNT]]    1000 scripts from 0 on, those of IPv6 and those between kernels without arguments;
+//                                  the number of a script is its seed
 #include "net_test.h"
 
 // A script of calls, run by a kernel and by this program, against the same peer.
@@ -83,6 +86,7 @@ struct PlainSocket {
 };
 
 constexpr int most_steps = 16;
+constexpr unsigned batch_scripts = 250;
 
 // Steps that have one result, whatever the timing: a direction has at most what the smallest ring and buffer hold.
 static std::vector<Step> make_script(unsigned seed)
@@ -309,19 +313,34 @@ static void two_kernels_get_the_same_results(const char *where, unsigned first, 
     cudaFreeHost(results);
 }
 
-int main()
+// A batch of scripts, which the number of its first one determines: over TCP or UNIX, with or without faults.
+static void batch(unsigned first, int count)
 {
+    unsigned number = first / batch_scripts, faults = number / 2 % 2 ? number : 0;
     std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
-    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 1, 250);
-    kernel_and_program_get_the_same_results(path.c_str(), 1001, 250);
+    kernel_and_program_get_the_same_results(number % 2 ? path.c_str() : "tcp://127.0.0.1:0", first, count, faults);
     unlink(path.c_str() + 7);
-    kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 2001, 250, 1);
-    kernel_and_program_get_the_same_results(path.c_str(), 3001, 250, 2);
-    unlink(path.c_str() + 7);
-    if (has_ipv6())
-        kernel_and_program_get_the_same_results("tcp://[::1]:0", 4001, 100, 3);
-    two_kernels_get_the_same_results("tcp://127.0.0.1:0", 6001, 150);
-    two_kernels_get_the_same_results(path.c_str(), 7001, 150);
-    std::printf("%d failures\n", failures);
+}
+
+int main(int arguments, char **argument)
+{
+    const unsigned first = arguments > 1 ? unsigned(std::atoi(argument[1])) : 0, count = arguments > 2 ? unsigned(std::atoi(argument[2])) : 1000;
+    unsigned done = 0;
+    while (done < count && !failures) {
+        // A batch that is begun inside is not that of the whole: its faults are others.
+        unsigned now = std::min(batch_scripts - (first + done) % batch_scripts, count - done);
+        batch(first + done, int(now));
+        if (failures)
+            std::printf("in the batch that `net_scripts %u %u` repeats\n", first + done, now);
+        done += now;
+    }
+    if (arguments == 1) {
+        std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
+        if (has_ipv6())
+            kernel_and_program_get_the_same_results("tcp://[::1]:0", 4001, 100, 3);
+        two_kernels_get_the_same_results("tcp://127.0.0.1:0", 6001, 150);
+        two_kernels_get_the_same_results(path.c_str(), 7001, 150);
+    }
+    std::printf("%u scripts from %u on, %d failures\n", done, first, failures);
     return failures != 0;
 }

@@ -10,6 +10,8 @@
 //!   miri                                         pure code under an interpreter that detects undefined behaviour
 //!   fuzz                                         malformed input for the parsers, the planner and the C API
 //!   soak                                         the stress test, plain or under a sanitizer
+//!   net-soak                                     the sockets of kernels for any time, plain or under a sanitizer
+//!   mutate-net                                   takes the rules of the sockets' protocol away: some test must fail
 //!   stats-cost                                   the cost of counters and traces for a device read
 //!   host-cost                                    nanoseconds that the library adds to a host read
 //!   gpu-pack, test-pack                          directories that run on another machine without cargo
@@ -25,8 +27,11 @@ mod fuzz;
 mod gpu_pack;
 mod host_cost;
 mod interleavings;
+mod kernels;
 mod layers;
 mod miri;
+mod mutate_net;
+mod net_soak;
 mod preload_suite;
 mod python;
 mod sizes;
@@ -76,6 +81,10 @@ enum Chore {
     Fuzz(fuzz::Args),
     /// Run the stress test, plain or under a sanitizer
     Soak(soak::Args),
+    /// Run the sockets of kernels for any time, plain or under a sanitizer
+    NetSoak(net_soak::Args),
+    /// Take the rules of the sockets' protocol away, one by one: some test must fail
+    MutateNet(mutate_net::Args),
     /// Measure what the library costs a host read
     HostCost(host_cost::Args),
     /// Measure what counting and tracing cost a device read
@@ -100,6 +109,8 @@ fn main() -> ExitCode {
         Chore::Miri => miri::run(),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Soak(args) => soak::run(&args),
+        Chore::NetSoak(args) => net_soak::run(&args),
+        Chore::MutateNet(args) => mutate_net::run(&args),
         Chore::HostCost(args) => host_cost::run(&args),
         Chore::StatsCost => stats_cost::run(),
         Chore::GpuPack(args) => gpu_pack::run(&args),

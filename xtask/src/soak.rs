@@ -4,13 +4,13 @@
 //! consists of processes that are killed. Then a mount is compared with an ordinary directory while a GPU program writes
 //! the same files (crates/gaiad/tests/differential): a million operations in the long form of half an hour.
 //!
-//! The sanitizers are the compiler's own, enabled in a stable compiler; the thread sanitizer needs the standard
-//! library built with it too, hence its source (`rustup component add rust-src`).
+//! The thread sanitizer needs the source of the standard library (`rustup component add rust-src`).
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
+use crate::kernels::{self, Sanitizer};
 use crate::tools;
 
 /// The part of the time that is for the test of GAIA, and the least that is of use.
@@ -18,12 +18,6 @@ const GAIA_SHARE: u64 = 5;
 const GAIA_LEAST: u64 = 4;
 /// Operations on a mount that are compared, for each second of the whole: a million in half an hour.
 const OPERATIONS_EACH_SECOND: u64 = 556;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Sanitizer {
-    Address,
-    Thread,
-}
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -44,7 +38,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             tools::run(tools::cargo().args(["build", "--release", "--quiet", "-p", "spinio-soak"]))?;
             tools::target()?.join("release/spinio-soak")
         }
-        Some(sanitizer) => sanitized(sanitizer)?,
+        Some(sanitizer) => {
+            let target = kernels::target_of(sanitizer)?;
+            kernels::sanitized(&tools::root(), &target, sanitizer, "spinio-soak")?.join("spinio-soak")
+        }
     };
     let mut soak = match args.sanitizer {
         // Its shadow memory has fixed addresses, which a randomised layout may take.
@@ -57,9 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let suppressions = tools::root().join("tests/soak/races.txt");
     // Into files: workers with an unshared descriptor table have no standard error.
-    let reports = tools::target()?.join("reports");
-    let _ = std::fs::remove_dir_all(&reports);
-    std::fs::create_dir_all(&reports)?;
+    let reports = kernels::reports()?;
     let log = format!("log_path={}", reports.join("report").display());
     soak.env("TSAN_OPTIONS", format!("halt_on_error=1 {log} suppressions={}", suppressions.display()));
     // The test itself detects leaks: memory that lives as long as the process is no leak.
@@ -67,9 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let gaia = if args.sanitizer.is_none() { (args.seconds / GAIA_SHARE).max(GAIA_LEAST).min(args.seconds) } else { 0 };
     let seconds = (args.seconds - gaia).max(1);
     let done = tools::run(soak.args(["--seconds", &seconds.to_string()]).args(&args.more));
-    for report in std::fs::read_dir(&reports)?.flatten() {
-        eprintln!("{}", std::fs::read_to_string(report.path()).unwrap_or_default());
-    }
+    eprint!("{}", kernels::read_reports(&reports)?);
     done?;
     if gaia == 0 {
         return Ok(());
@@ -104,21 +97,4 @@ fn apart() -> Command {
     let mut apart = tools::command("unshare");
     apart.args(["--mount", "--propagation", "private"]).arg(cargo.get_program());
     apart
-}
-
-fn sanitized(sanitizer: Sanitizer) -> Result<std::path::PathBuf> {
-    let host = tools::output(tools::command("rustc").args(["--print", "host-tuple"]))?;
-    let (name, std) = match sanitizer {
-        Sanitizer::Address => ("address", None),
-        Sanitizer::Thread => ("thread", Some("-Zbuild-std")),
-    };
-    let source = tools::output(tools::command("rustc").args(["--print", "sysroot"]))?;
-    let source = std::path::Path::new(source.trim()).join("lib/rustlib/src/rust/library");
-    ensure!(std.is_none() || source.exists(), "the thread sanitizer needs: rustup component add rust-src");
-    let folder = tools::target()?.join(name);
-    let mut cargo = tools::cargo();
-    cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", format!("-Zsanitizer={name}")).env("CARGO_TARGET_DIR", &folder);
-    cargo.args(["build", "--release", "--quiet", "-p", "spinio-soak", "--target", host.trim()]).args(std);
-    tools::run(&mut cargo)?;
-    Ok(folder.join(host.trim()).join("release/spinio-soak"))
 }

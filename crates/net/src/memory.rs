@@ -23,6 +23,9 @@ use spinio_sys::linux::{self, Fd, socket};
 
 use crate::{Error, Result};
 
+/// Set where the library is built with ThreadSanitizer (`cargo x net-soak --sanitizer thread`).
+const SANITIZE_THREAD: bool = option_env!("SPINIO_SANITIZE_THREAD").is_some();
+
 /// The memory. It is freed by [`Memory::free`] alone, on a thread that may call the device.
 pub(crate) struct Memory {
     device: &'static dyn SharedMemory,
@@ -210,7 +213,10 @@ impl Memory {
         parts: [(u64, usize); 2],
         address: &[u8],
     ) -> core::result::Result<usize, Errno> {
-        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        let parts = parts.map(|(offset, len)| {
+            self.read_by_system(offset, len);
+            Part { start: self.ring(offset, len), len }
+        });
         // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
         unsafe { datagram::send_message(fd, &parts, address) }
     }
@@ -221,9 +227,15 @@ impl Memory {
         fd: Fd,
         parts: [(u64, usize); 2],
     ) -> core::result::Result<(usize, SocketAddress), Errno> {
-        let parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
+        let system_parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
         // SAFETY: inside the block, and no Rust code reads or writes payloads.
-        unsafe { datagram::recv_message(fd, &parts) }
+        let done = unsafe { datagram::recv_message(fd, &system_parts) };
+        let mut left = done.as_ref().map_or(0, |(received, _)| *received);
+        for (offset, len) in parts {
+            self.written_by_system(offset, left.min(len));
+            left -= left.min(len);
+        }
+        done
     }
 
     /// The first `len` bytes of a file buffer, if kernels have it and it has as many.
@@ -283,6 +295,7 @@ impl Memory {
 
     /// Sends bytes of a ring.
     pub(crate) fn send(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
+        self.read_by_system(offset, len);
         // SAFETY: inside the block; a kernel that changes bytes which it has sent changes only what its peer gets.
         unsafe { socket::send(fd, self.ring(offset, len), len) }
     }
@@ -290,6 +303,31 @@ impl Memory {
     /// Receives bytes into a ring.
     pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
         // SAFETY: inside the block, and no Rust code has a reference to bytes of rings meanwhile.
-        unsafe { socket::recv(fd, self.ring(offset, len), len) }
+        let done = unsafe { socket::recv(fd, self.ring(offset, len), len) };
+        self.written_by_system(offset, done.unwrap_or(0));
+        done
+    }
+
+    /// ThreadSanitizer does not see what a system call does with memory: in its build, this thread reads the bytes too.
+    fn read_by_system(&self, offset: u64, len: usize) {
+        if SANITIZE_THREAD {
+            for at in 0..len {
+                // SAFETY: inside the block. In order after what the kernel wrote, if the protocol is right: this shows it.
+                unsafe { self.ring(offset, len).add(at).read_volatile() };
+            }
+        }
+    }
+
+    /// The same for bytes that a system call has written.
+    fn written_by_system(&self, offset: u64, len: usize) {
+        if SANITIZE_THREAD {
+            for at in 0..len {
+                // SAFETY: as above, and no kernel uses the bytes before they are published.
+                unsafe {
+                    let byte = self.ring(offset, len).add(at);
+                    byte.write_volatile(byte.read_volatile());
+                }
+            }
+        }
     }
 }

@@ -168,6 +168,21 @@ fn new_socket(kernel: &Kernel, number: u32, domain: u32, kind: u32) -> i32 {
 }
 
 #[test]
+fn second_request_of_a_mailbox_before_the_first_answer_is_a_violation() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 1).unwrap();
+    let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
+    let (call, address, descriptor) = (Ok(Call::Accept), Address::EMPTY, listener as u32);
+    Request { call, flags: 0, number: 1, descriptor, argument: 0, address }.store(&mailbox[..16]);
+    kernel.ring(Op::Control, 0, 0, 0);
+    assert_eq!(net.stats().violations, 0);
+    kernel.ring(Op::Control, 0, 0, 0);
+    until("the second request is taken", || net.stats().violations == 1);
+    net.close().unwrap();
+}
+
+#[test]
 fn record_that_does_not_fit_breaks_its_socket_and_no_other() {
     let net = open();
     let kernel = Kernel::new(&net);
@@ -303,6 +318,20 @@ fn doorbell_that_is_claimed_and_never_written_breaks_its_net_only_once_the_queue
 
 #[test]
 fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
+    // `cargo x net-soak` runs it longer, under the address sanitizer.
+    let seconds = std::env::var("SPINIO_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(0));
+    for pass in 1.. {
+        random_words(0x1234_5678_9abc_def0 + pass);
+        if Instant::now() >= end {
+            println!("random words: {pass} nets");
+            break;
+        }
+    }
+}
+
+fn random_words(mut seed: u64) {
+    println!("seed {seed:#x}");
     let (net, other) = (open(), open());
     let (kernel, other_kernel) = (Kernel::new(&net), Kernel::new(&other));
     let sizes = kernel.sizes();
@@ -315,7 +344,6 @@ fn random_words_everywhere_leave_the_program_and_other_nets_alone() {
     let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
     let inner = net.address(listener).unwrap();
     let mut peers = Vec::new();
-    let mut seed = 0x1234_5678_9abc_def1_u64;
     let mut random = || {
         seed ^= seed << 13;
         seed ^= seed >> 7;

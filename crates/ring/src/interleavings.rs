@@ -258,7 +258,8 @@ fn reply_belongs_to_its_request() {
                     }
                     let request = Request::load(&mailbox[..16]);
                     assert_eq!((request.call, u64::from(request.argument)), (Ok(Call::Accept), number * 10));
-                    Reply::new(request.argument as i32 + 1).store(&mailbox[16..], request.number);
+                    let address = Address::of_words([number; 14], 8);
+                    Reply { result: request.argument as i32 + 1, address }.store(&mailbox[16..], request.number);
                 }
             })
         };
@@ -274,7 +275,7 @@ fn reply_belongs_to_its_request() {
                     None => thread::yield_now(),
                 }
             };
-            assert_eq!(reply.result, argument as i32 + 1);
+            assert_eq!((reply.result, reply.address.words()[0]), (argument as i32 + 1, number.into()));
         }
         assert!(proxy.join().is_ok());
     });
@@ -296,7 +297,10 @@ fn event_goes_to_one_of_two_groups_and_none_is_lost() {
                         taker.gather();
                         taker.unlock();
                     }
-                    seen.extend(taker.claim().map(|entry| entry.socket.index));
+                    seen.extend(taker.claim().map(|entry| {
+                        assert_eq!(entry.listener, Some(entry.socket), "the words of two events");
+                        entry.socket.index
+                    }));
                 }
                 seen
             }
@@ -314,7 +318,7 @@ fn event_goes_to_one_of_two_groups_and_none_is_lost() {
         let (mut producer, mut pushed) = (Producer::default(), Vec::new());
         for index in 0..4 {
             let socket = Descriptor { index, epoch: 1 };
-            let entry = event::Entry { socket, events: event::IN, listener: None };
+            let entry = event::Entry { socket, events: event::NEW, listener: Some(socket) };
             if producer.push(&queue[..], &taken[0], entry) {
                 pushed.push(index);
             }

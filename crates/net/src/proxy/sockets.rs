@@ -245,12 +245,16 @@ mod tests {
         assert!(sockets.get(a).is_none());
         let c = add(&mut sockets).unwrap();
         assert_eq!((c.index, sockets.at(2).unwrap().rings), (2, rings));
+        sockets.at(2).unwrap().phase = Phase::of(9);
         sockets.remove(2);
         let d = add(&mut sockets).unwrap();
         sockets.remove(d.index);
         let again = add(&mut sockets).unwrap();
         assert_eq!((again.index, again.epoch), (0, 2));
         assert!(sockets.get(a).is_none(), "the descriptor of the first use is stale");
+        sockets.remove(0);
+        assert_eq!(add(&mut sockets).unwrap().index, 2);
+        assert_eq!(sockets.at(2).unwrap().phase, Phase::of(9), "words of the line's last message would be good again");
     }
 
     #[test]

@@ -139,6 +139,18 @@ fn kernels_call_sockets() {
 }
 
 #[test]
+fn kernels_keep_the_rules_of_order() {
+    passes_with_sockets("net_rules");
+}
+
+#[test]
+fn thread_sanitizer_finds_no_race_of_kernels_with_the_proxy() {
+    if has_cxx() && has_sanitizer("thread") {
+        assert_passes(run_with_timeout(&device_test("net_rules", &["-pthread", "-fsanitize=thread"])));
+    }
+}
+
+#[test]
 fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
     passes_with_sockets("net_inline");
 }

@@ -1,0 +1,160 @@
+//! `cargo x mutate-net`: takes the rules of the sockets' protocol away, one by one, and some test must fail each time.
+//!
+//! ```text
+//!   tree ── copy ──> target/mutants/tree ── one rule less ── its tests ── one fails: noticed    none: the run fails
+//!                          └──────────────── put back <──────┘
+//! ```
+//!
+//! rules.rs has the table: file, text, replacement, and the tests that should notice, the cheapest first. Before the first
+//! mutant, each test passes without one. `--write` writes what failed into `crates/ring/ORDER.md`; `--quick` takes a short
+//! selection. A text that is no longer in its file is an error too, so that the table follows the code.
+//!
+//! Known limits: instructions of a GPU are not run here (the PTX of word.h and doorbell.h, and its fences); the processors that
+//! run this order stores, so that a lost release of a relaxed word shows in models and in ThreadSanitizer only.
+
+mod checks;
+mod rules;
+mod rules_kernel;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+use self::checks::{Check, Workshop};
+use crate::tools;
+
+/// A rule, and how it is taken away.
+pub(crate) struct Mutant {
+    /// Short, for the command line.
+    pub(crate) name: &'static str,
+    /// What holds.
+    pub(crate) rule: &'static str,
+    pub(crate) file: &'static str,
+    /// Occurs once in the file.
+    pub(crate) from: &'static str,
+    pub(crate) to: &'static str,
+    /// The cheapest first.
+    pub(crate) checks: &'static [Check],
+    /// In the short selection.
+    pub(crate) quick: bool,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Rules to take away, by their names; all of them without one
+    names: Vec<String>,
+    /// Only a short selection
+    #[arg(long)]
+    quick: bool,
+    /// Print the rules
+    #[arg(long)]
+    list: bool,
+    /// Write what failed without each rule into crates/ring/ORDER.md; needs all rules
+    #[arg(long)]
+    write: bool,
+}
+
+/// All rules.
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    rules::RULES.iter().chain(rules_kernel::RULES)
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(unknown) = args.names.iter().find(|name| all().all(|mutant| mutant.name != **name)) {
+        anyhow::bail!("no rule is called {unknown}: see --list");
+    }
+    let wanted = |mutant: &Mutant| {
+        (args.names.is_empty() || args.names.iter().any(|name| name == mutant.name)) && (!args.quick || mutant.quick)
+    };
+    let mutants: Vec<&Mutant> = all().filter(|mutant| wanted(mutant)).collect();
+    for mutant in all() {
+        mutant.text()?;
+    }
+    if args.list {
+        mutants.iter().for_each(|mutant| println!("{:32} {}", mutant.name, mutant.rule));
+        return Ok(());
+    }
+    let mut workshop = Workshop::new()?;
+    let (mut survivors, mut rows) = (Vec::new(), Vec::new());
+    for mutant in &mutants {
+        for check in mutant.checks {
+            workshop.passes(*check).with_context(|| format!("{check}, without any mutant"))?;
+        }
+        let changed = mutant.text()?.replacen(mutant.from, mutant.to, 1);
+        workshop.put(mutant.file, &changed)?;
+        let mut noticed = None;
+        for check in mutant.checks {
+            if let Some(how) = workshop.fails(*check, mutant.file).with_context(|| mutant.name)? {
+                noticed = Some((check, how));
+                break;
+            }
+        }
+        workshop.put(mutant.file, &mutant.text()?)?;
+        match noticed {
+            Some((check, how)) => {
+                println!("{:32} {check}: {how}", mutant.name);
+                rows.push(format!("| {} | `{}` | `{}` | {check} |", mutant.rule, mutant.name, mutant.file));
+            }
+            None => {
+                println!("{:32} SURVIVES", mutant.name);
+                survivors.push(mutant.name);
+            }
+        }
+    }
+    ensure!(survivors.is_empty(), "no test fails without these rules: {}", survivors.join(", "));
+    println!("{} rules taken away, each noticed", rows.len());
+    if args.write {
+        ensure!(rows.len() == all().count(), "--write needs all rules");
+        let text = format!("{HEAD}{}\n{TAIL}", rows.join("\n"));
+        std::fs::write(tools::root().join("crates/ring/ORDER.md"), text)?;
+    }
+    Ok(())
+}
+
+impl Mutant {
+    fn path(&self) -> PathBuf {
+        tools::root().join(self.file)
+    }
+
+    /// The file as it is, if the rule is there once.
+    fn text(&self) -> Result<String> {
+        let text = std::fs::read_to_string(self.path()).with_context(|| self.file)?;
+        let count = text.matches(self.from).count();
+        ensure!(count == 1, "the text of the rule {} is {count} times in {}, and not once", self.name, self.file);
+        Ok(text)
+    }
+}
+
+const HEAD: &str = "\
+# The rules of order, and what fails without each
+
+Written by `cargo x mutate-net --write`, which takes each rule away in a copy of the tree and runs the tests of its row:
+`interleavings`: models under loom; `net_rules`: kernels with a proxy that the test plays; `TSan`: built with ThreadSanitizer,
+of which a report is the failure; the other programs are in `device/tests`, with the real proxy. The rules are in
+`xtask/src/mutate_net`.
+
+| rule | name | file | fails without it |
+|---|---|---|---|
+";
+
+const TAIL: &str = "
+Not noticed by any test, since no GPU runs here: the PTX of `word.h` and `doorbell.h` (`.release.sys`, `.acquire.sys`,
+`fence.acq_rel.sys`). The number of fences of a call is counted (`device/tests/net_inline.cpp`), their place is not.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rule_has_its_own_name_is_in_its_file_and_has_a_test() {
+        let mut names: Vec<_> = all().map(|mutant| mutant.name).collect();
+        for mutant in all() {
+            mutant.text().unwrap();
+            assert!(!mutant.checks.is_empty() && mutant.from != mutant.to, "{}", mutant.name);
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all().count());
+    }
+}

@@ -1,0 +1,362 @@
+//! Rules of crates/ring, which models and the proxy run, and of the proxy (crates/net).
+
+use super::Mutant;
+use super::checks::Check::{self, Cargo, KernelRaces, Kernels, Models};
+
+const WORD: &str = "crates/ring/src/word.rs";
+const DOORBELL: &str = "crates/ring/src/doorbell.rs";
+const EVENT: &str = "crates/ring/src/event.rs";
+const INLINE: &str = "crates/ring/src/inline.rs";
+const STREAM: &str = "crates/ring/src/stream.rs";
+const MAILBOX: &str = "crates/ring/src/mailbox.rs";
+const PROXY: &str = "crates/net/src/proxy/mod.rs";
+const PROXY_STREAM: &str = "crates/net/src/proxy/stream.rs";
+const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
+const SOCKETS: &str = "crates/net/src/proxy/sockets.rs";
+
+const fn unit(name: &'static str) -> Check {
+    Cargo("spinio-ring", &["--lib"], name)
+}
+
+const fn hostile(name: &'static str) -> Check {
+    Cargo("spinio-net", &["--test", "hostile"], name)
+}
+
+const fn proxy(name: &'static str) -> Check {
+    Cargo("spinio-net", &["--lib"], name)
+}
+
+const fn rule(
+    name: &'static str,
+    rule: &'static str,
+    file: &'static str,
+    [from, to]: [&'static str; 2],
+    checks: &'static [Check],
+) -> Mutant {
+    Mutant { name, rule, file, from, to, checks, quick: false }
+}
+
+const fn quick(mutant: Mutant) -> Mutant {
+    Mutant { quick: true, ..mutant }
+}
+
+pub(super) const RULES: &[Mutant] = &[
+    quick(rule(
+        "release",
+        "words are stored with release order",
+        WORD,
+        ["self.store(value, Order::Release)", "self.store(value, Order::Relaxed)"],
+        &[Models("received_bytes_are_there")],
+    )),
+    quick(rule(
+        "acquire",
+        "words are loaded with acquire order",
+        WORD,
+        ["self.load(Order::Acquire)", "self.load(Order::Relaxed)"],
+        &[Models("received_bytes_are_there")],
+    )),
+    quick(rule(
+        "claim-doorbell",
+        "a place of the doorbell queue is claimed by compare-and-swap",
+        DOORBELL,
+        ["if tail.compare_exchange(ticket, ticket.wrapping_add(1)) {", "tail.store_release(ticket + 1);\n        {"],
+        &[Models("doorbells_of_two_kernels")],
+    )),
+    rule(
+        "refuse-doorbell",
+        "a full doorbell queue refuses",
+        DOORBELL,
+        ["if ticket.wrapping_sub(now) >= DOORBELLS as u64 {", "if ticket.wrapping_sub(now) > DOORBELLS as u64 {"],
+        &[unit("a_full_queue_refuses")],
+    ),
+    quick(rule(
+        "lap-of-second-word",
+        "an entry is complete once both laps are right",
+        DOORBELL,
+        ["(e0 & LAP == due && e1 & LAP == due)", "(e0 & LAP == due)"],
+        &[Models("doorbells_of_two_kernels")],
+    )),
+    rule(
+        "lap-of-first-word",
+        "an entry is complete once both laps are right",
+        DOORBELL,
+        ["(e0 & LAP == due && e1 & LAP == due)", "(e1 & LAP == due)"],
+        &[unit("entry_with_one_word_is_not_complete")],
+    ),
+    rule(
+        "lap-changes",
+        "each round of the doorbell queue has the other lap",
+        DOORBELL,
+        ["is_multiple_of(2) { LAP } else { 0 };\n    ((ticket", "is_multiple_of(1) { LAP } else { 0 };\n    ((ticket"],
+        &[unit("entries_come_out_in_order")],
+    ),
+    rule(
+        "holes",
+        "an entry that is claimed and not written holds up no other one",
+        DOORBELL,
+        ["for ahead in 0..room.min(most as u64) {", "for ahead in 0..room.min(1) {"],
+        &[unit("entries_after_one_that_is_never_written")],
+    ),
+    quick(rule(
+        "event-words",
+        "the second word of an event is there before the first one",
+        EVENT,
+        [
+            "        queue[at + 1].store_release(e1);\n        queue[at].store_release(e0 | lap(self.tail, entries));\n",
+            "        queue[at].store_release(e0 | lap(self.tail, entries));\n        queue[at + 1].store_release(e1);\n",
+        ],
+        &[Models("event_goes_to_one_of_two_groups")],
+    )),
+    rule(
+        "event-lap",
+        "an event counts once its lap is of this round",
+        EVENT,
+        ["if e0 & LAP != lap(tail, entries) {", "if e0 == 0 {"],
+        &[Cargo("spinio-ring", &["--test", "model_event"], "")],
+    ),
+    quick(rule(
+        "event-claim",
+        "an event is claimed by compare-and-swap, after it was read",
+        EVENT,
+        [
+            "if self.claims[HEAD].compare_exchange(head, head + 1) {",
+            "self.claims[HEAD].store_release(head + 1);\n            {",
+        ],
+        &[Models("event_goes_to_one_of_two_groups")],
+    )),
+    rule(
+        "event-lock",
+        "one group at a time reads host memory",
+        EVENT,
+        ["self.claims[LOCK].compare_exchange(0, 1)", "{ self.claims[LOCK].store_release(1); true }"],
+        &[Models("event_goes_to_one_of_two_groups")],
+    ),
+    rule(
+        "event-room",
+        "an event of a full ring is held back",
+        EVENT,
+        ["if !self.has_room(queue, taken) {", "if !self.has_room(queue, taken) && false {"],
+        &[unit("impossible_words_of_kernels_make_no_room"), Cargo("spinio-ring", &["--test", "model_event"], "")],
+    ),
+    rule(
+        "event-taken",
+        "the kernels' word makes room only within what was pushed",
+        EVENT,
+        ["if (self.taken..=self.tail).contains(&now) {", "{"],
+        &[unit("impossible_words_of_kernels_make_no_room")],
+    ),
+    rule(
+        "event-armed",
+        "a socket makes one event, and the next one after it was armed again",
+        EVENT,
+        ["if self.armed && events != 0 {", "if events != 0 {"],
+        &[unit("failures_are_told_unasked_and_only_while_armed")],
+    ),
+    quick(rule(
+        "inline-unread",
+        "a message is inside the device line only while the reader has nothing unread",
+        STREAM,
+        ["self.unread() > 0\n", "false\n"],
+        &[Models("message_inside_a_line_is_never_another_one")],
+    )),
+    quick(rule(
+        "inline-phase",
+        "a word of a message counts only with the phase of the message",
+        INLINE,
+        ["if value >> 56 != u64::from(message.phase.number()) {", "if value >> 56 > 31 {"],
+        &[Models("sent_message_inside_a_line_is_complete")],
+    )),
+    rule(
+        "inline-next-phase",
+        "each message has another phase than the last one",
+        INLINE,
+        ["Phase(self.0 % phases + 1)", "Phase(1 + 0 * phases)"],
+        &[Models("sent_message_inside_a_line_is_complete")],
+    ),
+    rule(
+        "inline-all-words",
+        "a message replaces all words of its line",
+        INLINE,
+        [
+            "    for word in words {\n        let mut value",
+            "    for word in &words[..words.len().min(1 + bytes.size_hint().0 / BYTES_A_WORD)] {\n        let mut value",
+        ],
+        &[unit("each_message_replaces_the_words")],
+    ),
+    rule(
+        "inline-all-sent",
+        "a message is inside the host line only if all bytes before it are known to be sent",
+        STREAM,
+        ["self.sent == self.tail\n", "self.sent == self.tail || self.size > 0\n"],
+        &[Models("sent_message_inside_a_line_is_complete")],
+    ),
+    rule(
+        "inline-order",
+        "a message inside the line is taken only if all bytes before it were",
+        STREAM,
+        ["(1..=length).contains(&there)", "(1..=length + 64).contains(&there)"],
+        &[unit("message_inside_the_line_can_be_taken_in_parts")],
+    ),
+    rule(
+        "room-of-receiver",
+        "bytes are received only where the kernel has taken the last ones",
+        STREAM,
+        ["(at, to_end.min((self.size - self.unread()) as usize))", "(at, to_end)"],
+        &[Models("received_bytes_are_there")],
+    ),
+    rule(
+        "room-of-sender",
+        "bytes are sent only where the proxy has sent the last ones",
+        STREAM,
+        ["(at, to_end.min((self.size - self.tail.since(self.sent)) as usize))", "(at, to_end)"],
+        &[Models("sent_bytes_are_not_overwritten")],
+    ),
+    rule(
+        "check-position",
+        "a doorbell's position lies within the ring, and does not go back",
+        STREAM,
+        ["if in_ring > self.size || in_ring < self.tail.since(self.sent) {", "if in_ring > self.size {"],
+        &[unit("doorbell_outside_the_ring")],
+    ),
+    rule(
+        "check-credit",
+        "a kernel has taken no bytes that it was not given",
+        STREAM,
+        ["if consumed.position.since(self.consumed) > self.received.since(self.consumed) {", "if false {"],
+        &[unit("credit_for_bytes_that_were_not_received")],
+    ),
+    rule(
+        "check-epoch",
+        "a host line of another epoch says nothing",
+        STREAM,
+        ["if consumed.epoch != self.epoch {", "if false {"],
+        &[unit("credit_for_bytes_that_were_not_received")],
+    ),
+    rule(
+        "check-inline",
+        "an inline send has the length that its position says, and fits a line",
+        STREAM,
+        [
+            "if tail.since(first) != length as u64 || length as usize > crate::inline::BYTES {",
+            "if tail.since(first) != length as u64 {",
+        ],
+        &[unit("inline_send_of_another_length")],
+    ),
+    rule(
+        "bytes-before-errors",
+        "bytes that have arrived come before an error and before the end",
+        STREAM,
+        ["0 if received.flags & ERR != 0 => Look::Failed,", "_ if received.flags & ERR != 0 => Look::Failed,"],
+        &[unit("bytes_come_before_errors_and_the_end")],
+    ),
+    quick(rule(
+        "reply-last",
+        "the word with the number of a reply is stored last",
+        MAILBOX,
+        [
+            "    pub fn store<W: Word>(&self, reply: &[W], number: u32) {\n",
+            "    pub fn store<W: Word>(&self, reply: &[W], number: u32) {\n        reply[0].store_release(u64::from(self.result as u32) | u64::from(number) << 32);\n",
+        ],
+        &[Models("reply_belongs_to_its_request")],
+    )),
+    rule(
+        "reply-number",
+        "a reply counts only with the number of the request",
+        MAILBOX,
+        ["if (w0 >> 32) as u32 != number {", "if w0 == 0 {"],
+        &[unit("request_and_reply_keep_all_fields")],
+    ),
+    // The proxy.
+    rule(
+        "proxy-stale",
+        "a word of a stale descriptor does nothing",
+        SOCKETS,
+        ["slot.socket.as_mut().filter(|_| slot.epoch == descriptor.epoch)", "slot.socket.as_mut()"],
+        &[proxy("slots_are_used_again")],
+    ),
+    rule(
+        "proxy-phase",
+        "phases belong to a line, not to a socket",
+        SOCKETS,
+        ["            slot.phase = socket.phase;\n", ""],
+        &[proxy("slots_are_used_again")],
+    ),
+    rule(
+        "proxy-violation",
+        "a wrong position resets its connection",
+        PROXY,
+        ["Err(_) => self.violation(descriptor.index),\n                }", "Err(_) => {}\n                }"],
+        &[hostile("wrong_position_resets")],
+    ),
+    rule(
+        "proxy-incomplete",
+        "the proxy waits a bounded time for the words of a message",
+        PROXY_STREAM,
+        ["if now.saturating_sub(since) > INCOMPLETE_NS {", "if now < since {"],
+        &[hostile("wrong_position_resets")],
+    ),
+    rule(
+        "proxy-mailbox",
+        "a mailbox has one request at a time",
+        PROXY,
+        [
+            "if std::mem::replace(waiting, true) {",
+            "if std::mem::replace(waiting, true) && self.doorbells.is_blocked() {",
+        ],
+        &[hostile("second_request_of_a_mailbox")],
+    ),
+    rule(
+        "proxy-search",
+        "doorbells after many holes are found",
+        PROXY,
+        ["            taken += self.search_doorbells(now);\n", ""],
+        &[hostile("doorbell_that_is_claimed")],
+    ),
+    rule(
+        "proxy-credit",
+        "the host line is checked before bytes are received into the ring",
+        PROXY_STREAM,
+        [
+            "if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() {",
+            "if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() && now == 0 {",
+        ],
+        &[hostile("wrong_position_resets")],
+    ),
+    rule(
+        "proxy-errno",
+        "the errno is there before the flag that refers to it",
+        PROXY_STREAM,
+        [
+            "            // The errno is there before the flag that refers to it.\n            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());\n",
+            "",
+        ],
+        &[Kernels("net")],
+    ),
+    rule(
+        "proxy-told",
+        "an event that was told is not told again",
+        PROXY_EVENTS,
+        ["            socket.watch.told();\n", ""],
+        &[Kernels("net_events")],
+    ),
+    rule(
+        "proxy-received",
+        "the received position is stored with release order, after the bytes",
+        PROXY_STREAM,
+        [
+            "memory.device_line(index)[0].store_release(word.word());",
+            "memory.device_line(index)[0].store(word.word(), std::sync::atomic::Ordering::Relaxed);",
+        ],
+        &[KernelRaces("net_inline")],
+    ),
+    rule(
+        "proxy-sent",
+        "the sent position is stored with release order, after the bytes were sent",
+        PROXY_STREAM,
+        [
+            "memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());\n            self.counters",
+            "memory.device_line(index)[1].store(socket.incoming.line(socket.errno).word(), std::sync::atomic::Ordering::Relaxed);\n            self.counters",
+        ],
+        &[KernelRaces("net_inline")],
+    ),
+];
