@@ -9,8 +9,9 @@
 //!
 //! The kernel makes its bytes visible before it claims, since nothing between claim and entry may wait. An entry that is claimed
 //! and not written yet is a hole: the proxy takes those after it, and the hole once it is written. That is as if it had been
-//! claimed later: the doorbells of a direction of a socket, and of a mailbox, are rung one after the other. Places up to a hole
-//! are not used again, so a hole that is never written blocks the queue 4096 entries later.
+//! claimed later: the doorbells of a direction of a socket, and of a mailbox, are rung one after the other. An entry is taken only
+//! if all before it are still holes once it was seen: else a group could write a hole and then this one while the proxy looks.
+//! Places up to a hole are not used again, so a hole that is never written blocks the queue 4096 entries later.
 
 use crate::Word;
 use crate::inline::{Inline, Phase};
@@ -145,23 +146,31 @@ impl Consumer {
     }
 
     fn find<W: Word>(&mut self, queue: &[W], most: usize) -> Option<Entry> {
-        let mut holes = self.holes.iter().take(most).enumerate();
-        if let Some((at, entry)) = holes.find_map(|(at, &hole)| Some((at, load(queue, hole)?))) {
-            self.holes.remove(at);
-            self.settle();
-            return Some(entry);
-        }
+        let complete = |ticket: u64| Some((ticket, load(queue, ticket)?));
         let room = (queue.len() / 2) as u64 - self.next.wrapping_sub(self.head);
-        for ahead in 0..room.min(most as u64) {
-            let ticket = self.next.wrapping_add(ahead);
-            if let Some(entry) = load(queue, ticket) {
-                self.holes.extend((0..ahead).map(|i| self.next.wrapping_add(i)));
+        let ahead = (0..room.min(most as u64)).map(|i| self.next.wrapping_add(i));
+        let (mut ticket, mut entry) = self.holes.iter().take(most).copied().chain(ahead).find_map(complete)?;
+        // A group may have written an earlier entry since that was looked at, and then this one: the earlier comes first.
+        while let Some(earlier) = self.open_before(ticket).find_map(complete) {
+            (ticket, entry) = earlier;
+        }
+        match self.holes.iter().position(|&hole| hole == ticket) {
+            Some(at) => drop(self.holes.remove(at)),
+            None => {
+                self.holes.extend((0..ticket.wrapping_sub(self.next)).map(|i| self.next.wrapping_add(i)));
                 self.next = ticket.wrapping_add(1);
-                self.settle();
-                return Some(entry);
             }
         }
-        None
+        self.settle();
+        Some(entry)
+    }
+
+    /// Those before a ticket that are not taken.
+    fn open_before(&self, ticket: u64) -> impl Iterator<Item = u64> {
+        let (head, next, place) = (self.head, self.next, ticket.wrapping_sub(self.head));
+        let ahead = place.saturating_sub(next.wrapping_sub(head));
+        let holes = self.holes.iter().copied().take_while(move |hole| hole.wrapping_sub(head) < place);
+        holes.chain((0..ahead).map(move |i| next.wrapping_add(i)))
     }
 
     fn settle(&mut self) {

@@ -246,6 +246,35 @@ fn doorbells_of_two_kernels_arrive_once_and_after_what_they_are_about() {
 }
 
 #[test]
+fn doorbells_of_one_socket_arrive_in_their_order_beside_those_of_another() {
+    check(|| {
+        let (queue, claims) = (words::<8>(), words::<3>());
+        let kernel = |socket: u32, count: u64| {
+            let (queue, claims) = (Arc::clone(&queue), Arc::clone(&claims));
+            thread::spawn(move || {
+                for n in 1..=count {
+                    let entry = Entry::new(Op::Send, Position::of(n), socket, 1);
+                    assert!(doorbell::push(&queue[..], &claims[0], &claims[1], &claims[2], entry));
+                }
+            })
+        };
+        let kernels = [kernel(0, 2), kernel(1, 1)];
+        let (mut consumer, mut seen) = (Consumer::default(), [0; 2]);
+        while seen != [2, 1] {
+            match consumer.pop(&queue[..]) {
+                Some(entry) => {
+                    let last = &mut seen[entry.socket as usize];
+                    assert_eq!(entry.position, Position::of(*last + 1), "a doorbell has overtaken an earlier one");
+                    *last += 1;
+                }
+                None => thread::yield_now(),
+            }
+        }
+        kernels.into_iter().for_each(|kernel| assert!(kernel.join().is_ok()));
+    });
+}
+
+#[test]
 fn reply_belongs_to_its_request() {
     check(|| {
         let (mailbox, bell) = (words::<32>(), words::<1>());

@@ -94,9 +94,19 @@ pub(super) const RULES: &[Mutant] = &[
         "holes",
         "an entry that is claimed and not written holds up no other one",
         DOORBELL,
-        ["for ahead in 0..room.min(most as u64) {", "for ahead in 0..room.min(1) {"],
+        ["(0..room.min(most as u64))", "(0..room.min(1 + most as u64 * 0))"],
         &[unit("entries_after_one_that_is_never_written")],
     ),
+    quick(rule(
+        "doorbell-order",
+        "an entry is taken only if all before it are still holes once it was seen",
+        DOORBELL,
+        [
+            "while let Some(earlier) = self.open_before(ticket).find_map(complete) {",
+            "while let Some(earlier) = self.open_before(self.head).find_map(complete) {",
+        ],
+        &[Models("doorbells_of_one_socket")],
+    )),
     quick(rule(
         "event-words",
         "the second word of an event is there before the first one",
