@@ -79,6 +79,9 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
 {
     if (offset < 0)
         return -EINVAL;
+    // More than a ring would be read again and again.
+    const uint64_t end = load_acquire_system(record_of(net, s) + layout::record_receive), ring = uint64_t(1) << (end & 63);
+    const size_t most = ring < layout::file_buffer_bytes ? size_t(ring) : layout::file_buffer_bytes;
     size_t done = 0;
     int64_t result = 0;
     while (done < bytes) {
@@ -87,7 +90,7 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
             result = buffer;
             break;
         }
-        const size_t piece = bytes - done < layout::file_buffer_bytes ? bytes - done : layout::file_buffer_bytes;
+        const size_t piece = bytes - done < most ? bytes - done : most;
         const int64_t read = share(group, group.leads() ? move_piece(net, true, file, int(buffer), offset + int64_t(done), piece) : 0);
         result = read > int64_t(piece) ? -EPROTO : read;
         if (result > 0)
@@ -114,7 +117,8 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
 
 // Sends up to `bytes` of an open file from `offset` on, after what was sent before; returns how many, fewer if the file ends,
 // or if some were sent before an error, before a timeout, or before DONTWAIT found no room; or -errno. What others send
-// meanwhile goes after it; only inside a net it may come between two pieces of 128 KiB. It waits for the peer as send() does, and DONTWAIT waits for the disk only.
+// meanwhile goes after it; only inside a net it may come between two pieces of at most 128 KiB.
+// It waits for the peer as send() does, and DONTWAIT waits for the disk only.
 template <typename Group>
 __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags = 0)
 {
