@@ -8,16 +8,7 @@ const MAX_LINES: usize = 700;
 const SOURCES: [&str; 8] = ["rs", "c", "h", "cu", "cuh", "py", "sh", "awk"];
 
 pub(crate) fn run() -> Result<()> {
-    // New files count before they are added.
-    let files = tools::output(tools::command("git").args([
-        "-c",
-        "safe.directory=*",
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]))?;
+    let files = tools::files()?;
     let mut long = Vec::new();
     for file in files.split('\0').filter(|f| !f.is_empty()) {
         let path = tools::root().join(file);

@@ -55,3 +55,16 @@ fn line(command: &Command) -> String {
     let args = command.get_args().map(|a| a.to_string_lossy());
     std::iter::once(program.into()).chain(args).collect::<Vec<_>>().join(" ")
 }
+
+/// The files of the tree, each with a NUL after it; new ones count before they are added.
+pub(crate) fn files() -> Result<String> {
+    output(command("git").args([
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))
+}

@@ -57,15 +57,7 @@ pub(crate) struct Workshop {
 impl Workshop {
     pub(crate) fn new() -> Result<Workshop> {
         let folder = tools::target()?.join("mutants");
-        let files = tools::output(tools::command("git").args([
-            "-c",
-            "safe.directory=*",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ]))?;
+        let files = tools::files()?;
         let workshop = Workshop { folder, passed: HashSet::new(), built: HashSet::new() };
         for file in files.split('\0').filter(|file| !file.is_empty()) {
             let from = tools::root().join(file);

@@ -39,6 +39,22 @@ pub(crate) struct Mutant {
     pub(crate) quick: bool,
 }
 
+/// A rule of the table.
+const fn rule(
+    name: &'static str,
+    rule: &'static str,
+    file: &'static str,
+    [from, to]: [&'static str; 2],
+    checks: &'static [Check],
+) -> Mutant {
+    Mutant { name, rule, file, from, to, checks, quick: false }
+}
+
+/// The same in the short selection.
+const fn quick(mutant: Mutant) -> Mutant {
+    Mutant { quick: true, ..mutant }
+}
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rules to take away, by their names; all of them without one

@@ -1,7 +1,7 @@
 //! Rules of crates/ring, which models and the proxy run, and of the proxy (crates/net).
 
-use super::Mutant;
 use super::checks::Check::{self, Cargo, KernelRaces, Kernels, Models};
+use super::{Mutant, quick, rule};
 
 const WORD: &str = "crates/ring/src/word.rs";
 const DOORBELL: &str = "crates/ring/src/doorbell.rs";
@@ -24,20 +24,6 @@ const fn hostile(name: &'static str) -> Check {
 
 const fn proxy(name: &'static str) -> Check {
     Cargo("spinio-net", &["--lib"], name)
-}
-
-const fn rule(
-    name: &'static str,
-    rule: &'static str,
-    file: &'static str,
-    [from, to]: [&'static str; 2],
-    checks: &'static [Check],
-) -> Mutant {
-    Mutant { name, rule, file, from, to, checks, quick: false }
-}
-
-const fn quick(mutant: Mutant) -> Mutant {
-    Mutant { quick: true, ..mutant }
 }
 
 pub(super) const RULES: &[Mutant] = &[

@@ -1,7 +1,7 @@
 //! Rules of the kernels' side: device/include/spinio/net.
 
-use super::Mutant;
-use super::checks::Check::{self, Races, Rules};
+use super::checks::Check::{Races, Rules};
+use super::{Mutant, quick, rule};
 
 const GROUP: &str = "device/include/spinio/net/group.h";
 const STREAM: &str = "device/include/spinio/net/stream.h";
@@ -11,20 +11,6 @@ const DOORBELL: &str = "device/include/spinio/net/doorbell.h";
 const EVENT: &str = "device/include/spinio/net/event.h";
 const CONTROL: &str = "device/include/spinio/net/control.h";
 const DATAGRAM: &str = "device/include/spinio/net/datagram.h";
-
-const fn rule(
-    name: &'static str,
-    rule: &'static str,
-    file: &'static str,
-    [from, to]: [&'static str; 2],
-    checks: &'static [Check],
-) -> Mutant {
-    Mutant { name, rule, file, from, to, checks, quick: false }
-}
-
-const fn quick(mutant: Mutant) -> Mutant {
-    Mutant { quick: true, ..mutant }
-}
 
 pub(super) const RULES: &[Mutant] = &[
     rule(
