@@ -135,8 +135,51 @@ static std::vector<Step> make_script(unsigned seed)
     return steps;
 }
 
+// A socket of this program that may share memory with the kernel.
+struct SharedSocket {
+    spinio_socket *s;
+
+    explicit SharedSocket(const std::string &address, bool no_upgrade) : s(nullptr)
+    {
+        struct spinio_socket_options options = {sizeof options, no_upgrade, 60000, 60000};
+        s = spinio_socket_connect(address.c_str(), &options);
+        char text[128] = "";
+        CHECK(s && spinio_socket_transport(s, text, sizeof text) == !no_upgrade);
+        if (s && (text[0] == 's') == no_upgrade)
+            std::printf("transport %s\n", text);
+    }
+
+    bool leads() const { return true; }
+
+    int64_t receive(int bytes) const
+    {
+        std::vector<unsigned char> buffer(size_t(bytes) + 1);
+        int64_t got = spinio_socket_recv(s, buffer.data(), size_t(bytes), MSG_WAITALL), sum = 0;
+        for (int64_t i = 0; i < got; i++)
+            sum = sum * 31 % 65521 + buffer[size_t(i)];
+        return got < 0 ? -errno : got * 65536 + sum;
+    }
+
+    int64_t send(int bytes) const
+    {
+        std::vector<char> buffer(size_t(bytes) + 1);
+        for (int i = 0; i < bytes; i++)
+            buffer[size_t(i)] = char(i * 3 + bytes);
+        int64_t sent = spinio_socket_send(s, buffer.data(), size_t(bytes), 0);
+        return sent < 0 ? -errno : sent;
+    }
+
+    int64_t end() const { return spinio_socket_shutdown(s, SHUT_WR) ? -errno : 0; }
+};
+
+static ssize_t send(const SharedSocket &s, const void *from, size_t bytes, int) { return spinio_socket_send(s.s, from, bytes, 0); }
+static ssize_t recv(const SharedSocket &s, void *to, size_t bytes, int flags) { return spinio_socket_recv(s.s, to, bytes, flags); }
+static int shutdown(const SharedSocket &s, int how) { return spinio_socket_shutdown(s.s, how); }
+static int close(const SharedSocket &s) { return spinio_socket_close(s.s); }
+
 // The peer's steps; returns what it received.
-static std::string run_peer(int s, const std::vector<Step> &steps)
+template <typename Peer>
+static std::string run_peer(const Peer &s, const std::vector<Step> &steps)
 {
     std::string all;
     for (auto &step : steps) {
@@ -168,7 +211,9 @@ __global__ void scripts(net::Handle handle, int listener, const Step *steps, int
     }
 }
 
-static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count, unsigned fault_seed = 0)
+enum class Client { plain, shared, not_upgraded };
+
+static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count, unsigned fault_seed = 0, Client client = Client::plain)
 {
     Net net(16, false, 64, fault_seed);
     std::string address;
@@ -184,9 +229,13 @@ static void kernel_and_program_get_the_same_results(const char *where, unsigned 
     }
     spinio::launch_resident_on(net.stream, scripts, 1, 48, net.handle, s, (const Step *)steps, count, results);
     std::vector<std::string> received;
-    for (int i = 0; i < count; i++)
-        received.push_back(run_peer(connect_to(address), make_script(first + unsigned(i))));
+    for (int i = 0; i < count; i++) {
+        auto script = make_script(first + unsigned(i));
+        received.push_back(client == Client::plain ? run_peer(connect_to(address), script)
+                                                   : run_peer(SharedSocket(address, client == Client::not_upgraded), script));
+    }
     net.wait();
+    CHECK(net.stats().shared == (client == Client::shared ? uint64_t(count) : 0));
     for (int i = 0; i < count; i++) {
         int pair[2];
         CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
@@ -256,6 +305,56 @@ __global__ void scripts_between_blocks(net::Handle handle, int listener, net::Ad
                 run_peer_kernel(handle, s, steps + i * most_steps, buffer, received + i);
         }
     }
+}
+
+__global__ void scripts_of_the_peer(net::Handle handle, int listener, const Step *steps, int count, int64_t *received)
+{
+    __shared__ char buffer[5000];
+    for (int i = 0; i < count; i++)
+        run_peer_kernel(handle, net::accept(net::block(), handle, listener), steps + i * most_steps, buffer, received + i);
+}
+
+// The other way around: the script is run by a program that shares memory, and the kernel is its peer.
+static void program_that_shares_memory_gets_the_same_results(const char *where, unsigned first, int count, bool no_upgrade)
+{
+    Net net;
+    std::string address;
+    int s = listener(net, where, address);
+    Step *steps;
+    int64_t *received;
+    CHECK(cudaHostAlloc(&steps, sizeof(Step) * most_steps * size_t(count), cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaHostAlloc(&received, sizeof(int64_t) * size_t(count), cudaHostAllocDefault) == cudaSuccess);
+    for (int i = 0; i < count; i++) {
+        auto script = make_script(first + unsigned(i));
+        std::copy(script.begin(), script.end(), steps + i * most_steps);
+    }
+    spinio::launch_resident_on(net.stream, scripts_of_the_peer, 1, 48, net.handle, s, (const Step *)steps, count, received);
+    std::vector<std::vector<int64_t>> results;
+    for (int i = 0; i < count; i++) {
+        SharedSocket socket(address, no_upgrade);
+        results.emplace_back(most_steps);
+        run_script(socket, steps + i * most_steps, results.back().data());
+        close(socket);
+    }
+    net.wait();
+    for (int i = 0; i < count; i++) {
+        int pair[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+        auto script = make_script(first + unsigned(i));
+        std::vector<int64_t> expected(most_steps);
+        std::thread program([&] {
+            run_script(PlainSocket{pair[0]}, script.data(), expected.data());
+            close(pair[0]);
+        });
+        int64_t sum = 0, bytes = 0;
+        for (unsigned char byte : run_peer(pair[1], script))
+            sum = sum * 31 % 65521 + byte, bytes++;
+        program.join();
+        CHECK(received[i] == bytes * 65536 + sum);
+        CHECK(results[size_t(i)] == expected);
+    }
+    cudaFreeHost(steps);
+    cudaFreeHost(received);
 }
 
 // Between two blocks of one net, through device memory and through Linux.
@@ -338,6 +437,14 @@ int main(int arguments, char **argument)
         std::string path = "unix:///tmp/spinio-net-" + std::to_string(getpid());
         if (has_ipv6())
             kernel_and_program_get_the_same_results("tcp://[::1]:0", 4001, 100, 3);
+        for (Client client : {Client::shared, Client::not_upgraded}) {
+            kernel_and_program_get_the_same_results("tcp://127.0.0.1:0", 8001, 100, 0, client);
+            kernel_and_program_get_the_same_results(path.c_str(), 8101, 100, 0, client);
+            unlink(path.c_str() + 7);
+            program_that_shares_memory_gets_the_same_results("tcp://0.0.0.0:0", 8201, 100, client == Client::not_upgraded);
+            program_that_shares_memory_gets_the_same_results(path.c_str(), 8301, 100, client == Client::not_upgraded);
+            unlink(path.c_str() + 7);
+        }
         two_kernels_get_the_same_results("tcp://127.0.0.1:0", 6001, 150);
         two_kernels_get_the_same_results(path.c_str(), 7001, 150);
     }

@@ -27,6 +27,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,6 +72,8 @@ struct spinio_net_stats {
     uint64_t kept_by_memory;  /* no rings left in device memory */
     uint64_t kept_by_backlog; /* the listening socket's backlog is full */
     uint64_t kept_by_name;    /* another socket took it, its address was translated, or the client is bound to a path */
+    uint64_t shared;          /* connections to programs of this machine, whose bytes go through memory that both map */
+    uint64_t kept_by_granules; /* a program asked for such memory, and none was left */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated
@@ -127,6 +130,54 @@ int spinio_net_close(spinio_net *net);
 
 /* Stores what the net has done; size: sizeof *stats. */
 int spinio_net_stats(spinio_net *net, struct spinio_net_stats *stats, size_t size);
+
+/* Stream sockets of CPU programs. A program that connects to a listening socket of a net of its own user on the same machine
+ * shares memory with the kernels: neither Linux nor the net's thread is on the way of a byte. Otherwise the socket is a plain
+ * one; the results of the calls are the same. docs/gpunet.md, "Programs that share memory".
+ *
+ *     spinio_socket *s = spinio_socket_connect("tcp://127.0.0.1:7007", NULL);
+ *     if (!s || spinio_socket_send(s, "hello", 5, 0) != 5)
+ *         return perror("send"), 1;
+ *     ssize_t got = spinio_socket_recv(s, buffer, sizeof buffer, 0);
+ *     spinio_socket_close(s);
+ *
+ * One thread may send and another one receive at the same time; others wait for them. No thread may use a socket during or
+ * after its close. A forked child does not have the sockets of its parent (ENODEV). No call raises SIGPIPE, and a signal does
+ * not end a call that waits. */
+typedef struct spinio_socket spinio_socket;
+
+/* 0 is the default everywhere. The struct only grows at its end: set `size` to sizeof(struct spinio_socket_options). */
+struct spinio_socket_options {
+    size_t size;
+    uint32_t no_upgrade;         /* 1: no shared memory, as with SPINIO_NET_UPGRADE=off */
+    uint32_t receive_timeout_ms; /* spinio_socket_recv() waits so long and then fails with EAGAIN; 0: without a limit */
+    uint32_t send_timeout_ms;    /* the same of spinio_socket_send() */
+};
+
+/* Connects, and agrees with the net on memory; that takes up to some seconds if the net does not answer, and then goes on
+ * without. options: NULL for the defaults. NULL: EINVAL, ENAMETOOLONG, and the errno of connect(2). */
+spinio_socket *spinio_socket_connect(const char *address, const struct spinio_socket_options *options);
+
+/* As send(2): returns the bytes that are in the ring, fewer than asked for only with MSG_DONTWAIT, the timeout or an error, or
+ * -1. flags: MSG_DONTWAIT. EAGAIN, EPIPE, ECONNRESET. EPROTO: the other end broke the rules of the memory. */
+ssize_t spinio_socket_send(spinio_socket *socket, const void *from, size_t bytes, int flags);
+
+/* As recv(2): bytes, 0 at the end of the stream, or -1. flags: MSG_DONTWAIT, MSG_WAITALL, MSG_PEEK (which looks at what is
+ * there, also with MSG_WAITALL). EAGAIN, ECONNRESET, EPROTO. */
+ssize_t spinio_socket_recv(spinio_socket *socket, void *to, size_t bytes, int flags);
+
+/* As shutdown(2): SHUT_RD, SHUT_WR, SHUT_RDWR. */
+int spinio_socket_shutdown(spinio_socket *socket, int how);
+
+/* Stores "shared: REASON" or "kernel: REASON": how bytes travel, and why. 1 if they go through shared memory, 0 if not.
+ * ENAMETOOLONG: 128 bytes are enough. */
+int spinio_socket_transport(spinio_socket *socket, char *text, size_t size);
+
+/* The descriptor of the TCP or UNIX connection, for its names. It tells of no bytes that travel through shared memory. */
+int spinio_socket_fd(spinio_socket *socket);
+
+/* Closes it. What was sent before can still be received. */
+int spinio_socket_close(spinio_socket *socket);
 
 #ifdef __cplusplus
 }

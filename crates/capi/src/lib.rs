@@ -8,6 +8,7 @@
 //!   pinned.rs      spinio_pin_file, spinio_map, ...     pinned files
 //!   memory.rs      spinio_mem_alloc, _free, _copy       memory of devices without their own allocator
 //!   net.rs         spinio_net_...                      declared in include/spinio_net.h
+//!   socket.rs      spinio_socket_...                   declared there too
 //!   nvmmu.rs       nvmmuBegin ... nvmmu_move ...        declared in include/nvmmu.h
 //!   read.rs        spinio_pread, spinio_pread_async     as the hooks, without the 2 GiB limit, or stream-ordered
 //!   write.rs       spinio_pwrite, spinio_pwrite_async
@@ -41,6 +42,7 @@ mod net;
 mod nvmmu;
 mod pinned;
 mod read;
+mod socket;
 mod stats;
 mod write;
 

@@ -33,7 +33,7 @@ struct RawOptions {
     no_upgrade: u32,
 }
 
-fn null(what: &str) -> Failure {
+pub(crate) fn null(what: &str) -> Failure {
     Failure::Message(libc::EFAULT, format!("There is no {what}: the pointer is NULL"))
 }
 
@@ -62,7 +62,7 @@ unsafe fn net<'a>(net: *const Net) -> Result<&'a Net, Failure> {
 
 /// # Safety
 /// NULL, or a string.
-unsafe fn parse_address(text: *const c_char) -> Result<NetAddress, Failure> {
+pub(crate) unsafe fn parse_address(text: *const c_char) -> Result<NetAddress, Failure> {
     if text.is_null() {
         return Err(null("address"));
     }

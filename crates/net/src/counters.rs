@@ -35,6 +35,10 @@ pub struct Stats {
     /// Another socket than the listening one that has this address took the connection, the address was translated, or the
     /// connecting socket has the name of a path.
     pub kept_by_name: u64,
+    /// Connections to programs of this machine whose bytes go through memory that both map.
+    pub shared: u64,
+    /// Connections to programs that asked for such memory when none was left.
+    pub kept_by_granules: u64,
 }
 
 /// The same while it changes. Only the proxy writes it.
@@ -54,6 +58,8 @@ pub(crate) struct Counters {
     pub(crate) kept_by_memory: Counter,
     pub(crate) kept_by_backlog: Counter,
     pub(crate) kept_by_name: Counter,
+    pub(crate) shared: Counter,
+    pub(crate) kept_by_granules: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +96,8 @@ impl Counters {
             kept_by_memory: self.kept_by_memory.get(),
             kept_by_backlog: self.kept_by_backlog.get(),
             kept_by_name: self.kept_by_name.get(),
+            shared: self.shared.get(),
+            kept_by_granules: self.kept_by_granules.get(),
         }
     }
 }

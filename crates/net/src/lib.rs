@@ -20,15 +20,20 @@
 
 mod address;
 mod counters;
+mod door;
 mod error;
+mod granules;
+mod handshake;
 mod meet;
 mod memory;
 mod net;
 mod proxy;
+mod socket;
 mod socket_fd;
 
 pub use address::NetAddress;
 pub use counters::Stats;
 pub use error::{Error, Result};
 pub use net::{FileOptions, Net, Options};
+pub use socket::{Socket, SocketOptions};
 pub use spinio_ring::layout::Handle;

@@ -33,8 +33,10 @@ pub(crate) struct End {
 pub(crate) struct Held {
     pub(crate) fd: SocketFd,
     pub(crate) peer: SocketAddress,
-    /// Its other end is in this net.
+    /// Its other end is in this net, or a program that shares memory.
     pub(crate) place: Option<Place>,
+    /// It is not known yet whether the program will: the channel that tells.
+    pub(crate) undecided: Option<u32>,
 }
 
 /// What a socket has to do with connections inside the net.
@@ -96,7 +98,13 @@ impl Pairs {
         let pair = &mut self.pairs[number as usize];
         pair.generation = next_generation(pair.generation);
         pair.holders = [Holder::Socket(client), Holder::Backlog];
-        Some(Place { pair: number, second: false, generation: pair.generation, size_log2: self.size_log2 })
+        Some(Place {
+            pair: number,
+            second: false,
+            generation: pair.generation,
+            size_log2: self.size_log2,
+            shared: false,
+        })
     }
 
     fn holder(&mut self, place: Place, other: bool) -> Option<&mut Holder> {

@@ -2,8 +2,7 @@
 //!
 //! Both are made when the net is opened, and filled before a kernel sees them. What the parts are: [`spinio_ring::layout`].
 //!
-//! Known flaw: the pinned memory is one block of the device's allocator. Connections over shared memory will need memory
-//! that another process can map, in parts.
+//! Connections over shared memory have theirs in granules ([`crate::granules`]); the rest no other process can see.
 
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
 
@@ -13,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
     DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES, MAGIC,
-    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, header,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
@@ -21,6 +20,8 @@ use spinio_sys::linux::datagram::{self, Part};
 use spinio_sys::linux::socket::SocketAddress;
 use spinio_sys::linux::{self, Fd, socket};
 
+use crate::granules::Granules;
+use crate::socket_fd::SocketFd;
 use crate::{Error, Result};
 
 /// Set where the library is built with ThreadSanitizer (`cargo x net-soak --sanitizer thread`).
@@ -40,6 +41,7 @@ pub(crate) struct Memory {
     device_rings: u64,
     /// Offset of the file buffers in pinned memory, 0: there are none.
     file_buffers: usize,
+    granules: Option<Granules>,
 }
 
 /// What kernels have to know of the memory, and how much of it there is for bytes.
@@ -52,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) ring_pairs: u32,
     /// The same in device memory, for connections inside the net.
     pub(crate) inner_pairs: u32,
+    /// Connections over memory that a program maps too, at most.
+    pub(crate) granules: u32,
     /// Kernels may open files, which takes buffers.
     pub(crate) has_files: bool,
     pub(crate) handle_flags: u64,
@@ -59,8 +63,8 @@ pub(crate) struct Plan {
 }
 
 impl Memory {
-    /// Allocates it.
-    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<Memory> {
+    /// Allocates it; also the descriptors of the granules.
+    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<(Memory, Vec<SocketFd>)> {
         let sizes = plan.sizes;
         let rings = |pairs: u32| u64::from(pairs) * 2 * plan.ring_bytes;
         let Some(device) = device.shared_memory() else {
@@ -86,26 +90,45 @@ impl Memory {
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
         let (flags, first, device_rings) = (plan.handle_flags, plan.first.bits(), cleared_device as u64);
-        let memory =
-            Memory { device, pinned, device_start, device_bytes, sizes, flags, first, device_rings, file_buffers };
+        let (granules, files) = Granules::new(device, plan.granules, plan.ring_bytes).unzip();
+        let memory = Memory {
+            device,
+            pinned,
+            device_start,
+            device_bytes,
+            sizes,
+            flags,
+            first,
+            device_rings,
+            file_buffers,
+            granules,
+        };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
+            if let Some(granules) = &memory.granules {
+                granules.free(device);
+            }
             let _ = device.free_reservation(device_start, device_bytes);
             device.free_pinned(pinned);
             let none = || Error::new(Errno::NOMEM, "The device has no memory left for a net");
             return Err(mapped.map_or_else(failed, |_| none()));
         }
-        if let Err(error) = memory.clear_device_memory() {
+        // The only word of device memory that is not zero at the beginning.
+        let granules = &memory.header()[claims::GRANULES];
+        granules.store_release(memory.granules.as_ref().map_or(0, Granules::device_address));
+        let cleared = memory.clear_device_memory();
+        granules.store_release(0);
+        if let Err(error) = cleared {
             let _ = memory.free();
             return Err(failed(error));
         }
         memory.words(0, 8)[header::MAGIC].store_release(MAGIC);
-        Ok(memory)
+        Ok((memory, files.unwrap_or_default()))
     }
 
     fn clear_device_memory(&self) -> core::result::Result<(), DeviceError> {
         let stream = self.device.acquire_stream()?;
-        // SAFETY: the pinned block is as long, full of zeros until the copy has been waited for, and stays allocated.
+        // SAFETY: the pinned block is as long, not written until the copy has been waited for, and stays allocated.
         let queued =
             unsafe { self.device.copy_in(stream, self.device_start, self.pinned.ptr, self.device_rings as usize) };
         let done = queued.and_then(|()| self.device.synchronize(stream, WaitMode::Block));
@@ -119,6 +142,9 @@ impl Memory {
         self.device.unmap_chunk(self.device_start, self.device_bytes).map_err(failed)?;
         self.device.free_reservation(self.device_start, self.device_bytes).map_err(failed)?;
         self.device.free_pinned(self.pinned);
+        if let Some(granules) = &self.granules {
+            granules.free(self.device);
+        }
         Ok(())
     }
 
@@ -136,6 +162,11 @@ impl Memory {
             files: self.file_buffers as u64,
             waits: self.sizes.waits() as u64,
         })
+    }
+
+    /// The words of a granule's ends.
+    pub(crate) fn granule(&self, number: u32) -> Option<&[AtomicU64]> {
+        self.granules.as_ref().map(|granules| granules.words(number))
     }
 
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {

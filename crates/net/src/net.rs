@@ -13,6 +13,7 @@ use spinio_host::pool::{NoIdleTask, WorkerPool};
 use spinio_host::settings::Settings;
 use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
+use spinio_ring::granule;
 use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
@@ -31,6 +32,9 @@ const LARGEST_RING: u64 = 4 << 20;
 const WAITING_MAILBOXES: u32 = 2048;
 /// Bytes of device memory for the rings of connections inside a net.
 const INNER_BYTES: u64 = 32 << 20;
+/// Connections over memory that a program maps too: at most this many, a quarter of all, and so many bytes.
+const MOST_GRANULES: u32 = 32;
+const GRANULES_BYTES: u64 = 16 << 20;
 
 /// Threads that wait for disks, started as calls come.
 const FILE_WORKERS: usize = 8;
@@ -57,7 +61,7 @@ pub struct Options {
     pub no_inline: bool,
     /// Faults of the network, from this seed: for tests. 0: none.
     pub fault_seed: u32,
-    /// Connections whose both ends are in this net go through Linux too.
+    /// Connections whose both ends are in this net, or one of which is a program of this machine, go through Linux too.
     pub no_upgrade: bool,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
@@ -111,10 +115,14 @@ impl Net {
         let first = Position::of(options.first_position);
         // A connection inside the net has two sockets.
         let inner_pairs = ring_pairs.div_ceil(2).min((INNER_BYTES / (2 * ring_bytes)) as u32);
-        let inner_pairs = if options.no_upgrade || !Settings::of_process().net_upgrade { 0 } else { inner_pairs };
+        let most = (GRANULES_BYTES / granule::bytes(ring_bytes)) as u32;
+        let granules = ring_pairs.div_ceil(4).min(MOST_GRANULES).min(most);
+        let upgrades = !options.no_upgrade && Settings::of_process().net_upgrade;
+        let (inner_pairs, granules) = if upgrades { (inner_pairs, granules) } else { (0, 0) };
         let has_files = files.is_some();
-        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, has_files, handle_flags: flags, first };
-        let memory = Arc::new(Memory::new(device, plan)?);
+        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, granules, has_files, handle_flags: flags, first };
+        let (memory, granules) = Memory::new(device, plan)?;
+        let memory = Arc::new(memory);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
         let setup = Setup {
@@ -125,6 +133,7 @@ impl Net {
             ring_pairs,
             ring_bytes,
             inner_pairs,
+            granules: granules.iter().map(|file| Place { tid: linux::gettid(), fd: file.0 }).collect(),
             first,
             inline: !options.no_inline,
             fault_seed: options.fault_seed,

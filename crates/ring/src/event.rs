@@ -190,6 +190,11 @@ impl Watch {
         self.armed = self.set != 0;
     }
 
+    /// Whether an event is wanted.
+    pub const fn is_armed(&self) -> bool {
+        self.armed
+    }
+
     /// The events to tell now, if the socket is in this state.
     pub const fn due(&self, level: u16) -> Option<u16> {
         let events = level & (self.events | ERR | HUP);

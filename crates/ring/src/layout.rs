@@ -92,6 +92,8 @@ pub mod claims {
     pub const DOORBELL_HEAD: usize = 1;
     /// Of the file buffers, a word each.
     pub const FILE_BUFFERS: usize = 64;
+    /// Where the granules are, as kernels see them: [`crate::granule`]. Written before kernels run.
+    pub const GRANULES: usize = 80;
 }
 
 /// Words of a record: what a kernel has to know of a socket before its first call.

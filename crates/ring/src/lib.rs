@@ -9,6 +9,7 @@
 //!   event::Taker <── events, new connections ─────────────────── event::Producer
 //!            └────────── taken ────────────────────────────────────> room
 //!   peer ── two kernels of one net: ends and rings in device memory, no proxy on the way of a byte
+//!   granule ── a kernel and a program: the same, in pinned memory that both map
 //!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
 //! ```
 //!
@@ -28,6 +29,7 @@
 pub mod datagram;
 pub mod doorbell;
 pub mod event;
+pub mod granule;
 pub mod inline;
 #[cfg(all(test, loom))]
 mod interleavings;

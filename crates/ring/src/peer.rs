@@ -45,6 +45,8 @@ const GENERATIONS: u64 = (1 << 14) - 1;
 const PAIR_SHIFT: u32 = 8;
 const SIDE_SHIFT: u32 = 40;
 const PLACE_BIT: u64 = 1 << 63;
+/// Of a place: the pair is a granule.
+pub const SHARED_BIT: u64 = 1 << 62;
 
 /// The generation after this one; 0 is that of memory that was never used.
 pub const fn next_generation(generation: u16) -> u16 {
@@ -62,12 +64,15 @@ pub struct Place {
     pub generation: u16,
     /// The logarithm of the size of each ring.
     pub size_log2: u32,
+    /// The pair is in a granule, whose end 0 is a program: [`crate::granule`].
+    pub shared: bool,
 }
 
 impl Place {
     /// As a word.
     pub const fn word(self) -> u64 {
         PLACE_BIT
+            | if self.shared { SHARED_BIT } else { 0 }
             | (self.generation as u64) << BITS
             | (self.second as u64) << SIDE_SHIFT
             | (self.pair as u64) << PAIR_SHIFT

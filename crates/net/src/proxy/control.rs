@@ -102,6 +102,10 @@ impl Proxy {
                     self.heat(index);
                     return Ok(Reply::new(0));
                 }
+                if socket.meeting.end.as_ref().is_some_and(|end| end.place.shared) {
+                    // Kernels end the stream in the granule. The end of the connection of Linux is that of a process.
+                    return Ok(Reply::new(0));
+                }
                 if request.argument != 1 {
                     socket::shutdown(fd, 0)?;
                     socket.readable = true;
@@ -164,7 +168,7 @@ impl Proxy {
                 return self.postpone(index);
             }
             match self.next_connection(index) {
-                Ok(Held { fd, peer, place }) => {
+                Ok(Held { fd, peer, place, .. }) => {
                     let fd = fd.into_fd();
                     if is_inet(domain) {
                         let _ = socket::no_delay(fd);

@@ -52,7 +52,7 @@ impl Proxy {
         }
         socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
         let events = u64::from(socket.watch.events);
-        let is_end = socket.meeting.end.is_some();
+        let is_end = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);
         if is_end {
             self.memory.record(descriptor.index)[record::SEND].store_release(events);
         }
@@ -67,7 +67,7 @@ impl Proxy {
     pub(super) fn rearm(&mut self, descriptor: Descriptor, position: Position) {
         if let Some(socket) = self.sockets.get(descriptor) {
             socket.watch.arm();
-            if let Some(end) = &mut socket.meeting.end {
+            if let Some(end) = socket.meeting.end.as_mut().filter(|end| !end.place.shared) {
                 end.told.hear(Notice::of(position));
             }
             self.heat(descriptor.index);
@@ -81,7 +81,12 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         // A word that is wrong is found where the ring is used.
         let _ = socket.outgoing.credit(memory.host_line(index)[0].load_acquire());
-        let due = socket.watch.due(level(socket));
+        let mut due = socket.watch.due(level(socket));
+        let granule = self.granule_of(index);
+        if let Some(place) = granule.filter(|_| due.is_none()) {
+            due = self.events_of_granule(index, place);
+        }
+        let Some(socket) = self.sockets.at(index) else { return };
         let (Some(events), None) = (due, socket.closing) else { return };
         let number = u32::from(socket.watch.set) - 1;
         let Some(set) = self.sets.sets.get_mut(number as usize) else { return };
@@ -90,6 +95,9 @@ impl Proxy {
             socket.watch.told();
             if let Some(end) = &mut socket.meeting.end {
                 end.told.forget();
+            }
+            if let Some(place) = granule {
+                self.told_of_granule(place);
             }
         } else if !std::mem::replace(&mut socket.held, true) {
             set.held.push_back(index);

@@ -41,7 +41,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// A duplicate in the table of this thread.
-    fn duplicate(self) -> Result<SocketFd, Errno> {
+    pub(super) fn duplicate(self) -> Result<SocketFd, Errno> {
         linux::dup_from_thread(self.tid, self.fd).map(SocketFd)
     }
 }

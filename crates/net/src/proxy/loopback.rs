@@ -32,8 +32,11 @@ impl Proxy {
         let Some(name) = socket.fd.as_ref().and_then(|fd| socket::getsockname(fd.0).ok()) else { return };
         socket.meeting.name = name.bytes().to_vec();
         socket.meeting.backlog = backlog.clamp(1, 4096) as usize;
-        if socket.kind == STREAM && !self.listeners.contains(&index) {
-            self.listeners.push(index);
+        if socket.kind == STREAM {
+            if !self.listeners.contains(&index) {
+                self.listeners.push(index);
+            }
+            self.open_door(index, name.bytes());
         }
     }
 
@@ -112,13 +115,20 @@ impl Proxy {
 
     /// The next connection of a listening socket.
     pub(super) fn next_connection(&mut self, listener: u32) -> Result<Held, Errno> {
-        match self.sockets.at(listener).and_then(|socket| socket.meeting.held.pop_front()) {
-            Some(held) => Ok(held),
-            None => self.accept_one(listener),
+        loop {
+            let socket = self.sockets.at(listener).ok_or(Errno::BADF)?;
+            if let Some(at) = socket.meeting.held.iter().position(|held| held.undecided.is_none()) {
+                return socket.meeting.held.remove(at).ok_or(Errno::AGAIN);
+            }
+            // One that is undecided holds up no other one.
+            let held = self.accept_one(listener)?;
+            if let Some(socket) = self.sockets.at(listener) {
+                socket.meeting.held.push_back(held);
+            }
         }
     }
 
-    fn accept_one(&mut self, listener: u32) -> Result<Held, Errno> {
+    pub(super) fn accept_one(&mut self, listener: u32) -> Result<Held, Errno> {
         let fd = self.sockets.at(listener).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)).ok_or(Errno::BADF)?;
         let (fd, peer) = socket::accept(fd)?;
         let (fd, mut held_peer) = (SocketFd(fd), peer);
@@ -128,7 +138,11 @@ impl Proxy {
             }
             Place { second: true, ..place }
         });
-        Ok(Held { fd, peer: held_peer, place })
+        let undecided = if place.is_none() { self.offer(listener, &peer) } else { None };
+        if undecided.is_some() && family_of(&peer) == AF_UNIX {
+            held_peer = SocketAddress::unnamed_unix();
+        }
+        Ok(Held { fd, peer: held_peer, place, undecided })
     }
 
     /// If the other end of an accepted connection is a client of this net, both become ends.
@@ -157,14 +171,18 @@ impl Proxy {
         Some((place, unnamed))
     }
 
-    /// Whether a descriptor is that of an end.
+    /// Whether a descriptor is that of an end whose other end is in this net.
     pub(super) fn is_end(&mut self, descriptor: u32) -> bool {
-        self.sockets.get(Descriptor::of(descriptor)).is_some_and(|socket| socket.meeting.end.is_some())
+        let end = self.sockets.get(Descriptor::of(descriptor)).and_then(|socket| socket.meeting.end.as_ref());
+        end.is_some_and(|end| !end.place.shared)
     }
 
     /// Whether the other end has a name that kernels do not see.
     pub(super) fn peer_is_unnamed(&mut self, index: u32) -> bool {
         let place = self.sockets.at(index).and_then(|socket| socket.meeting.end.as_ref()).map(|end| end.place);
+        if place.is_some_and(|place| place.shared) {
+            return true;
+        }
         let other = place.and_then(|place| self.pairs.other(place));
         other.and_then(|other| self.sockets.get(other)).is_some_and(|socket| socket.meeting.unnamed)
     }
@@ -185,6 +203,10 @@ impl Proxy {
 
     /// A socket that was accepted is the other end.
     pub(super) fn join(&mut self, socket: Descriptor, place: Place) {
+        if place.shared {
+            self.join_granule(place, socket);
+            return self.become_end(socket.index, place);
+        }
         self.pairs.join(place, socket);
         self.become_end(socket.index, place);
         if self.pairs.other_has_left(place) {
@@ -193,7 +215,7 @@ impl Proxy {
     }
 
     /// Tells of the other end's close, where its kernel has not done so.
-    fn end_line(&mut self, index: u32) {
+    pub(super) fn end_line(&mut self, index: u32) {
         let Some(socket) = self.sockets.at(index) else { return };
         socket.flags |= EOF;
         self.memory.device_line(index)[0].store_release(socket.outgoing.line(socket.flags).word());
@@ -202,6 +224,9 @@ impl Proxy {
 
     /// An end is used no more.
     pub(super) fn leave(&mut self, place: Place) {
+        if place.shared {
+            return self.shared.leave(place);
+        }
         let other = self.pairs.other(place);
         self.pairs.leave(place);
         if let Some(other) = other.filter(|other| self.sockets.get(*other).is_some()) {
@@ -212,7 +237,12 @@ impl Proxy {
     /// A connection is gone that no kernel has accepted.
     pub(super) fn refuse(&mut self, held: &Held) {
         let _ = socket::reset_on_close(held.fd.0);
-        if let Some(place) = held.place {
+        if let Some(number) = held.undecided {
+            self.forget_undecided(number);
+        }
+        if let Some(place) = held.place.filter(|place| place.shared) {
+            self.shared.leave(place);
+        } else if let Some(place) = held.place {
             let client = self.pairs.other(place);
             self.pairs.leave(place);
             if let Some(client) = client {
@@ -228,11 +258,15 @@ impl Proxy {
             return;
         }
         let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
+        if let Some(place) = self.granule_of(index) {
+            return self.look_at_program(index, fd, place);
+        }
         let failed = socket::take_error(fd).unwrap_or(0);
         if failed == 0 {
             return;
         }
-        let place = socket.meeting.end.as_ref().map(|end| end.place);
+        let end = self.sockets.at(index).and_then(|socket| socket.meeting.end.as_ref());
+        let place = end.map(|end| end.place);
         let this = Descriptor { index, epoch: self.sockets.epoch(index) };
         self.fail_end(this, Errno::from_raw_os_error(failed));
         if let Some(other) = place.and_then(|place| self.pairs.other(place)) {
@@ -240,7 +274,7 @@ impl Proxy {
         }
     }
 
-    fn fail_end(&mut self, descriptor: Descriptor, errno: Errno) {
+    pub(super) fn fail_end(&mut self, descriptor: Descriptor, errno: Errno) {
         let Some(socket) = self.sockets.get(descriptor).filter(|socket| socket.state == State::Upgraded) else {
             return;
         };
@@ -260,4 +294,8 @@ impl Proxy {
             self.heat(other.index);
         }
     }
+}
+
+fn family_of(address: &SocketAddress) -> u16 {
+    address.bytes().first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }

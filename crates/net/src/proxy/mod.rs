@@ -33,6 +33,7 @@ mod publisher;
 mod seen_wait;
 mod sendfile;
 mod sets;
+mod shared;
 mod sockets;
 mod stream;
 mod transfers;
@@ -58,6 +59,7 @@ pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::publisher::Publisher;
 use self::sets::Sets;
+use self::shared::{Shared, is_shared_event};
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
 use crate::meet::Pairs;
@@ -102,6 +104,8 @@ pub(crate) struct Setup {
     pub(crate) ring_pairs: u32,
     pub(crate) ring_bytes: u64,
     pub(crate) inner_pairs: u32,
+    /// Descriptors of the granules, in the table of the thread that makes the net.
+    pub(crate) granules: Vec<Place>,
     pub(crate) first: Position,
     pub(crate) inline: bool,
     pub(crate) fault_seed: u32,
@@ -122,6 +126,8 @@ pub(crate) struct Proxy {
     sets: Sets,
     /// Pairs of rings for connections inside the net, and the sockets that may become ends of one.
     pairs: Pairs,
+    /// Connections to programs over shared memory.
+    shared: Shared,
     listeners: Vec<u32>,
     clients: Vec<u32>,
     /// Small messages may be inside the lines of kernels.
@@ -163,6 +169,7 @@ impl Proxy {
             first: setup.first,
             sets: Sets::default(),
             pairs: Pairs::new(setup.inner_pairs, setup.ring_bytes),
+            shared: Shared::new(&setup.granules, setup.ring_bytes),
             listeners: Vec::new(),
             clients: Vec::new(),
             inline: setup.inline,
@@ -374,6 +381,7 @@ impl Proxy {
     fn tick(&mut self, now: u64) {
         self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
         self.publish(now);
+        self.end_late_channels(now);
         for index in std::mem::take(&mut self.later) {
             let Some(socket) = self.sockets.at(index) else { continue };
             if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {
@@ -389,6 +397,10 @@ impl Proxy {
         let count = socket::epoll_wait(self.epoll.0, &mut events, sleep_ns).unwrap_or(0);
         for event in &events[..count] {
             let (events, data) = (event.events, event.data);
+            if is_shared_event(data) {
+                self.take_shared_event(data, linux::monotonic_ns());
+                continue;
+            }
             let descriptor = Descriptor { index: data as u32, epoch: (data >> 32) as u32 };
             let Some(socket) = self.sockets.get(descriptor) else { continue };
             socket.readable |= events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR) != 0;
@@ -439,6 +451,9 @@ impl Proxy {
         self.counters.open.set(self.counters.open.get() - 1);
         if let Some(end) = socket.meeting.end {
             self.leave(end.place);
+        }
+        if socket.state == State::Listening {
+            self.shared.close_door(index);
         }
         for held in socket.meeting.held {
             self.refuse(&held);

@@ -96,7 +96,11 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         state_of(socket),
         quoted(&address(socket::getsockname)),
         quoted(&address(socket::getpeername)),
-        if socket.state == State::Upgraded { "loopback" } else { "kernel" },
+        match &socket.meeting.end {
+            Some(end) if end.place.shared => "shared",
+            Some(_) => "loopback",
+            None => "kernel",
+        },
         if socket.rings.is_some() { socket.outgoing.unread() } else { 0 },
         if socket.rings.is_some() { socket.incoming.pending() } else { 0 },
         if socket.rings.is_some() { socket.outgoing.size() } else { 0 },

@@ -36,7 +36,10 @@ impl Proxy {
         match socket.state {
             State::Unconnected if socket.connect.is_some() => self.connect_again(index, now),
             State::Connecting => self.finish_connect(index, now),
-            State::Listening => self.accept_all(index, now),
+            State::Listening => {
+                self.accept_announced(index);
+                self.accept_all(index, now);
+            }
             State::Connected if socket.kind != STREAM => {
                 let moved = self.pump_datagrams(index, now);
                 self.notify(index);

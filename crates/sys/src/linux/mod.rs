@@ -8,6 +8,7 @@
 
 mod atomic_replace;
 mod block;
+pub mod channel;
 mod clock;
 pub mod datagram;
 mod dirfd;

@@ -1,4 +1,4 @@
-// ends.h: the two ends of a connection inside a net, where they are and what their words say. crates/ring/src/peer.rs explains
+// ends.h: the two ends of a connection inside a net, or to a program over shared memory, where they are and what their words say. crates/ring/src/peer.rs explains
 // the words, peer.h has what sockets do with them.
 #ifndef SPINIO_NET_ENDS_H
 #define SPINIO_NET_ENDS_H
@@ -12,6 +12,8 @@ struct Peer {
     layout::PeerEnd *mine, *theirs;
     unsigned char *receive_ring, *send_ring;
     uint64_t size, generation, first;
+    // The other end is a program: all is in a granule, in pinned memory.
+    bool shared;
 
     __device__ Peer(const Handle &net, uint64_t word)
     {
@@ -19,6 +21,12 @@ struct Peer {
         auto ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(net.device) + layout::device_ends(net.sockets, net.mailboxes)) + pair * 2;
         auto rings = reinterpret_cast<unsigned char *>(uintptr_t(net.rings)) + ((pair * 2) << (word & 0xff));
         size = uint64_t(1) << (word & 0xff);
+        shared = word & layout::shared_bit;
+        if (shared) {
+            uintptr_t granule = uintptr_t(device_words(net, 0)[layout::claims_granules]) + pair * layout::granule_bytes(size);
+            ends = reinterpret_cast<layout::PeerEnd *>(granule);
+            rings = reinterpret_cast<unsigned char *>(granule + layout::page);
+        }
         mine = ends + side;
         theirs = ends + (side ^ 1);
         send_ring = rings + side * size;
@@ -35,18 +43,25 @@ struct Peer {
     // A word of the other end; if it has written none yet, that says that nothing has happened.
     __device__ uint64_t look(const uint64_t *at) const
     {
-        uint64_t word = load_acquire_device(at);
+        uint64_t word = shared ? load_acquire_system(at) : load_acquire_device(at);
         return is_of(word) ? word : first;
     }
 
     __device__ void store(uint64_t *at, uint64_t position, uint64_t flags) const
     {
-        store_release_device(at, (position & layout::position_mask) | generation << layout::position_bits | flags);
+        const uint64_t word = (position & layout::position_mask) | generation << layout::position_bits | flags;
+        if (shared)
+            store_release_system(at, word);
+        else
+            store_release_device(at, word);
     }
 
     // Begins to use the watch of this end, which wants nothing yet.
     __device__ void open_watch() const
     {
+        // The bus has no read-modify-write: the proxy has opened the watch of a granule.
+        if (shared)
+            return;
         uint64_t old = load_relaxed_device(&mine->watch);
         while (!is_of(old)) {
             uint64_t seen = compare_exchange_device(&mine->watch, old, generation << layout::position_bits);

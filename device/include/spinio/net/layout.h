@@ -57,7 +57,7 @@ constexpr unsigned inline_bytes = 98, inline_words = 14, inline_first = 2, inlin
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
-constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64;
+constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64, claims_granules = 80;
 
 // Records of datagrams: crates/ring/src/datagram.rs explains them.
 constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
@@ -119,6 +119,8 @@ struct DeviceSocket {
 // logarithm of the ring's size 8 | pair 32 | side 1, and in the high bits the generation 14 and a bit that it is one.
 constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 14;
 constexpr uint64_t peer_bit = lap_bit;
+// The pair is in a granule, whose end 0 is a program: crates/ring/src/granule.rs.
+constexpr uint64_t shared_bit = uint64_t(1) << 62;
 
 // The errno in the line of a socket that has become an end of a connection inside the net.
 constexpr unsigned moved = 0xffff;
@@ -188,6 +190,12 @@ SPINIO_NET_BOTH constexpr size_t event_sets(unsigned sockets, unsigned count)
 SPINIO_NET_BOTH constexpr size_t device_sets(unsigned sockets, unsigned count)
 {
     return round_up(mailbox_claims(sockets) + count * claim_bytes, line_bytes);
+}
+
+// Of a granule with rings of so many bytes.
+SPINIO_NET_BOTH constexpr size_t granule_bytes(size_t ring_bytes)
+{
+    return page + 2 * ring_bytes;
 }
 
 SPINIO_NET_BOTH constexpr size_t device_ends(unsigned sockets, unsigned count)

@@ -3,6 +3,9 @@
 //   send   leader: room, by the other end's consumed position   all: buffer -> ring   leader: tail; takes the watch
 //   recv   leader: waits for the other end's tail               all: ring -> buffer   leader: consumed position; takes the watch
 //
+// The same serves connections over shared memory, whose other end is a CPU program (crates/ring/src/granule.rs): then the words
+// and rings are in pinned memory, the words go with `.sys` scope, and the proxy has the watch.
+//
 // Everything is in device memory, for groups of one GPU: no proxy on the way of a byte, and no read of host memory but each
 // 64th poll, which looks at the socket's line: there the proxy tells of what happens to the connection itself.
 //
@@ -36,6 +39,9 @@ __device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
 // The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
 __device__ inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
 {
+    // A program looks by itself.
+    if (peer.shared)
+        return;
     uint64_t *watch = &peer.theirs->watch, old = load_relaxed_device(watch);
     for (;;) {
         bool told = peer.is_of(old) && (old & events) != 0;
@@ -114,6 +120,9 @@ __device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
     if (!word)
         return 0;
     Peer peer(net, word);
+    // The proxy arms the watch and looks at the words itself.
+    if (peer.shared)
+        return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), 0);
     uint64_t events = load_acquire_system(record_of(net, s) + layout::record_send) & 0xffff;
     uint64_t arming = arm_peer(peer, events | ERR | HUP);
     uint64_t notice = arming << layout::notice_events_bits | uint64_t(look_at_peer(socket, peer).events);

@@ -1,0 +1,127 @@
+//! Sockets of CPU programs that may share memory with kernels, declared in `include/spinio_net.h`.
+
+#![expect(unsafe_code, reason = "C functions and their arguments")]
+
+use std::ffi::{c_char, c_int, c_void};
+
+use spinio_net::{Socket, SocketOptions};
+
+use crate::ffi_guard::{self as guard, Failure};
+use crate::net::{null, parse_address};
+
+/// `struct spinio_socket_options`
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RawOptions {
+    size: usize,
+    no_upgrade: u32,
+    receive_timeout_ms: u32,
+    send_timeout_ms: u32,
+}
+
+/// # Safety
+/// NULL, or a socket that is not closed.
+unsafe fn socket<'a>(this: *const Socket) -> Result<&'a Socket, Failure> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { this.as_ref() }.ok_or_else(|| null("socket"))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_connect(address: *const c_char, options: *const RawOptions) -> *mut Socket {
+    guard::cancellation_point();
+    let connected = guard::run(|| {
+        // SAFETY: zeros are valid for its integers.
+        let mut given: RawOptions = unsafe { core::mem::zeroed() };
+        if !options.is_null() {
+            // SAFETY: the header asks for a struct that begins with its own size.
+            let size = unsafe { options.cast::<usize>().read_unaligned() };
+            if size < size_of::<usize>() {
+                let sentence = format!("The options of a socket say that they have {size} bytes: set their size");
+                return Err(Failure::Message(libc::EINVAL, sentence));
+            }
+            let known = size.min(size_of::<RawOptions>());
+            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers.
+            unsafe { core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), known) };
+        }
+        let options = SocketOptions {
+            no_upgrade: given.no_upgrade != 0,
+            receive_timeout_ms: given.receive_timeout_ms,
+            send_timeout_ms: given.send_timeout_ms,
+        };
+        // SAFETY: the header asks for a string.
+        let address = unsafe { parse_address(address) }?;
+        Ok(Box::into_raw(Box::new(Socket::connect(&address, options)?)))
+    });
+    connected.unwrap_or(core::ptr::null_mut())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_send(
+    this: *const Socket,
+    from: *const c_void,
+    bytes: usize,
+    flags: c_int,
+) -> isize {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open socket and for readable memory.
+    guard::run(|| Ok(unsafe { socket(this)?.send(from.cast(), bytes, flags as u32) }? as isize)).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_recv(
+    this: *const Socket,
+    to: *mut c_void,
+    bytes: usize,
+    flags: c_int,
+) -> isize {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open socket and for writable memory.
+    guard::run(|| Ok(unsafe { socket(this)?.recv(to.cast(), bytes, flags as u32) }? as isize)).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_socket_shutdown(this: *const Socket, how: c_int) -> c_int {
+    // SAFETY: the header asks for an open socket.
+    guard::run(|| Ok(unsafe { socket(this) }?.shutdown(how as u32)?)).map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_socket_fd(this: *const Socket) -> c_int {
+    // SAFETY: the header asks for an open socket.
+    guard::run(|| Ok(unsafe { socket(this) }?.anchor())).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_socket_transport(this: *const Socket, text: *mut c_char, size: usize) -> c_int {
+    let done = guard::run(|| {
+        // SAFETY: the header asks for an open socket.
+        let (transport, reason) = unsafe { socket(this) }?.transport();
+        let sentence = format!("{transport}: {reason}");
+        if text.is_null() {
+            return Err(null("memory for the transport"));
+        }
+        if sentence.len() >= size {
+            return Err(Failure::Errno(libc::ENAMETOOLONG));
+        }
+        // SAFETY: the header asks for `size` bytes, which are more.
+        unsafe {
+            core::ptr::copy_nonoverlapping(sentence.as_ptr(), text.cast(), sentence.len());
+            text.add(sentence.len()).write(0);
+        }
+        Ok(c_int::from(transport == "shared"))
+    });
+    done.unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_socket_close(this: *mut Socket) -> c_int {
+    let done = guard::run(|| {
+        // SAFETY: the header asks for an open socket, of `spinio_socket_connect`.
+        unsafe {
+            socket(this)?;
+            drop(Box::from_raw(this));
+        }
+        Ok(())
+    });
+    done.map_or(-1, |()| 0)
+}

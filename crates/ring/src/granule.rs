@@ -1,0 +1,248 @@
+//! Granules: connections between a kernel and a CPU program over memory that both map, one granule a connection.
+//!
+//! ```text
+//!   granule    0  end 0, of the program: tail, consumed                            128  end 1, of the kernel: tail, consumed, watch
+//!           4096  ring 0: from the program to the kernel                             .  ring 1: from the kernel to the program
+//!
+//!   program                                                  proxy of the kernel's net
+//!     ANNOUNCE: the name of my socket ────────────────────> remembers it
+//!     connects, as any program            <──── WELCOME ──── (or REFUSED)
+//!                                         <───── OFFER ───── has accepted a connection from this name: the granule's descriptor
+//!     has mapped it: AGREED ──────────────────────────────>
+//!     bytes go through the granule        <────── GO ─────── tells kernels so
+//! ```
+//!
+//! The ends are those of [`crate::peer`]: words, generations and rules are the same.
+//!
+//! **Who owns the bytes.** The packet GO decides: it is in the channel, or it is not. A program that waits no longer ends the
+//! channel, after which the proxy cannot send GO, and then looks whether it is there already. A proxy that waits no longer closes
+//! the channel without it. Before GO neither side moves a byte.
+//!
+//! **Events.** The watch of end 1 belongs to two CPUs: the proxy stores there what the kernel's event set wants and then looks at
+//! the words ([`watch_for`]); the program stores its words, then looks at the watch ([`wants`]), and rings by a packet. A fence on
+//! both sides lies between store and look, so that one of them sees what the other has stored. A program waits by looking.
+//!
+//! **Trust.** Each side loads a word once and checks its position against the ring. What is wrong ends this connection only.
+
+#[cfg(loom)]
+use loom::sync::atomic::{Ordering::SeqCst, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{Ordering::SeqCst, fence};
+
+use crate::event::{ERR, HUP, IN, OUT, RDHUP};
+use crate::layout::{END_BYTES, PAGE};
+use crate::peer::{CLOSED, CONSUMED, Mark, RESET, SHUT, TAIL, WATCH};
+use crate::{Position, Word};
+
+/// Words of an end.
+pub const END_WORDS: usize = END_BYTES / 8;
+/// Words of both ends, from the beginning of a granule.
+pub const WORDS: usize = 2 * END_WORDS;
+/// The longest packet.
+pub const PACKET_BYTES: usize = 160;
+
+/// Bytes of a granule.
+pub const fn bytes(ring_bytes: u64) -> u64 {
+    PAGE as u64 + 2 * ring_bytes
+}
+
+/// Where a ring begins: that to the kernel, or that to the program.
+pub const fn ring(ring_bytes: u64, to_program: bool) -> u64 {
+    PAGE as u64 + if to_program { ring_bytes } else { 0 }
+}
+
+/// What the ends say.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// What the program has sent and received.
+    pub program: [Mark; 2],
+    /// What the kernel has sent and received.
+    pub kernel: [Mark; 2],
+}
+
+impl Look {
+    /// Loads each word once.
+    pub fn at<W: Word>(words: &[W], generation: u16, first: Position) -> Look {
+        let mark = |at: usize| Mark::now(words[at].load_acquire(), generation, first);
+        // What the kernel has received, before what the program has sent.
+        let kernel = [mark(END_WORDS + TAIL), mark(END_WORDS + CONSUMED)];
+        Look { program: [mark(TAIL), mark(CONSUMED)], kernel }
+    }
+
+    /// The events that are true for the kernel's socket.
+    pub fn level(&self, ring_bytes: u64, is_unix: bool) -> u16 {
+        let ([sent, taken], [tail, consumed]) = (self.program, self.kernel);
+        let has = |mark: Mark, flag: u64| mark.flags & flag != 0;
+        let no_reader = has(taken, CLOSED) || is_unix && has(taken, SHUT);
+        let ended = has(sent, CLOSED);
+        let room = ring_bytes.saturating_sub(tail.position.since(taken.position));
+        let when = |condition: bool, events: u16| if condition { events } else { 0 };
+        when(sent.position != consumed.position || ended || has(consumed, SHUT), IN)
+            | when(room >= ring_bytes / 2 || no_reader || has(tail, CLOSED), OUT)
+            | when(ended || has(consumed, SHUT), RDHUP)
+            | when(has(sent, RESET), ERR | HUP)
+            | when(ended && (no_reader || has(tail, CLOSED)), HUP)
+    }
+
+    /// The words of a program that has ended without a word: as Linux closes its sockets. None if it has closed it before.
+    pub fn last_words(&self, generation: u16, is_unix: bool) -> Option<[u64; 2]> {
+        let [sent, taken] = self.program;
+        if taken.flags & CLOSED != 0 {
+            return None;
+        }
+        let unread = self.kernel[0].position != taken.position;
+        let reset = if unread && !is_unix { RESET } else { 0 };
+        let word = |mark: Mark, flags| Mark { position: mark.position, generation, flags }.word();
+        Some([word(sent, CLOSED | reset), word(taken, CLOSED)])
+    }
+}
+
+/// The proxy wants to be told of these events; 0: of none. It looks at the words after this.
+pub fn watch_for<W: Word>(words: &[W], events: u16) {
+    words[END_WORDS + WATCH].store_release(events.into());
+    fence(SeqCst);
+}
+
+/// Whether the proxy wants to be told, on the program's side after it has stored its words.
+pub fn wants<W: Word>(words: &[W], events: u16) -> bool {
+    fence(SeqCst);
+    words[END_WORDS + WATCH].load_acquire() & u64::from(events) != 0
+}
+
+/// What a packet says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Packet {
+    /// The program is about to connect a socket with this name.
+    Announce(Vec<u8>),
+    /// The proxy will offer memory.
+    Welcome,
+    /// It will not.
+    Refused(Refusal),
+    /// With the granule's descriptor.
+    Offer {
+        /// The logarithm of the size of each ring.
+        size_log2: u8,
+        /// Of this use of the granule.
+        generation: u16,
+        /// At which both directions begin.
+        first: Position,
+    },
+    /// The program has mapped it.
+    Agreed,
+    /// Bytes go through it from now on.
+    Go,
+    /// The kernel's socket has an event.
+    Ring,
+}
+
+/// Why a proxy offers no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// All granules are in use.
+    Memory = 1,
+    /// As many connections as the backlog allows wait.
+    Backlog,
+    /// A setting.
+    Setting,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"spnshr\x01\0");
+
+impl Packet {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, words, name): (u64, [u64; 2], &[u8]) = match self {
+            Packet::Announce(name) => (1, [0; 2], name),
+            Packet::Welcome => (2, [0; 2], &[]),
+            Packet::Refused(refusal) => (3, [*refusal as u64, 0], &[]),
+            Packet::Offer { size_log2, generation, first } => {
+                (4, [u64::from(*size_log2) | u64::from(*generation) << 8, first.bits()], &[])
+            }
+            Packet::Agreed => (5, [0; 2], &[]),
+            Packet::Go => (6, [0; 2], &[]),
+            Packet::Ring => (7, [0; 2], &[]),
+        };
+        let mut out = (MAGIC | kind << 56).to_le_bytes().to_vec();
+        out.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        out.extend(name);
+        out
+    }
+
+    /// Of bytes; None if they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Packet> {
+        let (words, name) = bytes.split_at_checked(24)?;
+        let word = |at: usize| words[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        if word(0) & (u64::MAX >> 8) != MAGIC {
+            return None;
+        }
+        Some(match word(0) >> 56 {
+            1 => Packet::Announce(name.to_vec()),
+            2 => Packet::Welcome,
+            3 => Packet::Refused(match word(1) {
+                1 => Refusal::Memory,
+                2 => Refusal::Backlog,
+                _ => Refusal::Setting,
+            }),
+            4 => Packet::Offer {
+                size_log2: word(1) as u8,
+                generation: (word(1) >> 8) as u16,
+                first: Position::of(word(2)),
+            },
+            5 => Packet::Agreed,
+            6 => Packet::Go,
+            7 => Packet::Ring,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn packets_survive_and_garbage_is_none() {
+        let offer = Packet::Offer { size_log2: 12, generation: 0x3fff, first: Position::of(u64::MAX) };
+        let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
+        let others = [Packet::Announce(vec![7; 112]), Packet::Welcome, offer, Packet::Agreed, Packet::Go, Packet::Ring];
+        for packet in others.into_iter().chain(refused) {
+            let bytes = packet.encode();
+            assert!(bytes.len() <= PACKET_BYTES);
+            assert_eq!(Packet::decode(&bytes), Some(packet));
+            assert_eq!(Packet::decode(&bytes[..23]), None);
+            let mut wrong = bytes;
+            wrong[2] ^= 1;
+            assert_eq!(Packet::decode(&wrong), None);
+        }
+        let mut unknown = Packet::Go.encode();
+        unknown[7] = 99;
+        assert_eq!((Packet::decode(&unknown), Packet::decode(&[])), (None, None));
+    }
+
+    #[test]
+    fn events_and_last_words_are_those_of_a_socket() {
+        let first = Position::of(0);
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let set = |at: usize, position: u64, flags| {
+            words[at].store_release(Mark { position: Position::of(position), generation: 3, flags }.word());
+        };
+        let level = |is_unix| Look::at(&words, 3, first).level(8, is_unix);
+        assert_eq!(level(false), OUT);
+        set(TAIL, 5, 0);
+        assert_eq!(level(false), IN | OUT);
+        set(END_WORDS + CONSUMED, 5, 0);
+        set(END_WORDS + TAIL, 5, 0);
+        assert_eq!(level(false), 0, "no byte, and less than half of the room");
+        let dead = |is_unix| Look::at(&words, 3, first).last_words(3, is_unix).unwrap().map(Mark::of);
+        assert_eq!(dead(false).map(|mark| (mark.position.bits(), mark.flags)), [(5, CLOSED | RESET), (0, CLOSED)]);
+        assert_eq!(dead(true)[0].flags, CLOSED, "a UNIX peer gets the end of the stream");
+        watch_for(&words, IN);
+        assert!(wants(&words, IN | RDHUP) && !wants(&words, OUT));
+        set(TAIL, 5, CLOSED);
+        set(CONSUMED, 5, CLOSED);
+        assert_eq!(level(false), IN | OUT | RDHUP | HUP);
+        assert!(Look::at(&words, 3, first).last_words(3, false).is_none());
+    }
+}
