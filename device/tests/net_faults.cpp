@@ -50,7 +50,8 @@ static void waits_for_open(const Net &net, uint64_t open)
 static void connections_wait_for_descriptors()
 {
     const unsigned clients = 24, blocks = 4;
-    Net net(64);
+    // Without doors and granules, which have descriptors too.
+    Net net(64, false, 64, 0, 4096, nullptr, false, 0, true);
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     std::vector<int> peers;

@@ -310,8 +310,8 @@ impl Drop for Socket {
         }
         let (Ok(consumed), Ok(tail)) = (lock(&shared.consumed, 0), lock(&shared.tail, 0)) else { return };
         let unread = shared.theirs(TAIL).position != *consumed;
-        // As TCP does: its peer learns that not all was read.
-        let reset = if unread && !self.is_unix { RESET } else { 0 };
+        // As Linux does: its peer learns that not all was read.
+        let reset = if unread { RESET } else { 0 };
         let shut = if shared.has(SHUT_RECEIVE) { SHUT } else { 0 };
         let words = shared.memory.words();
         words[TAIL].store_release(shared.mark(*tail, CLOSED | reset));

@@ -85,13 +85,13 @@ impl Look {
     }
 
     /// The words of a program that has ended without a word: as Linux closes its sockets. None if it has closed it before.
-    pub fn last_words(&self, generation: u16, is_unix: bool) -> Option<[u64; 2]> {
+    pub fn last_words(&self, generation: u16) -> Option<[u64; 2]> {
         let [sent, taken] = self.program;
         if taken.flags & CLOSED != 0 {
             return None;
         }
         let unread = self.kernel[0].position != taken.position;
-        let reset = if unread && !is_unix { RESET } else { 0 };
+        let reset = if unread { RESET } else { 0 };
         let word = |mark: Mark, flags| Mark { position: mark.position, generation, flags }.word();
         Some([word(sent, CLOSED | reset), word(taken, CLOSED)])
     }
@@ -235,14 +235,13 @@ mod tests {
         set(END_WORDS + CONSUMED, 5, 0);
         set(END_WORDS + TAIL, 5, 0);
         assert_eq!(level(false), 0, "no byte, and less than half of the room");
-        let dead = |is_unix| Look::at(&words, 3, first).last_words(3, is_unix).unwrap().map(Mark::of);
-        assert_eq!(dead(false).map(|mark| (mark.position.bits(), mark.flags)), [(5, CLOSED | RESET), (0, CLOSED)]);
-        assert_eq!(dead(true)[0].flags, CLOSED, "a UNIX peer gets the end of the stream");
+        let dead = Look::at(&words, 3, first).last_words(3).unwrap().map(Mark::of);
+        assert_eq!(dead.map(|mark| (mark.position.bits(), mark.flags)), [(5, CLOSED | RESET), (0, CLOSED)]);
         watch_for(&words, IN);
         assert!(wants(&words, IN | RDHUP) && !wants(&words, OUT));
         set(TAIL, 5, CLOSED);
         set(CONSUMED, 5, CLOSED);
         assert_eq!(level(false), IN | OUT | RDHUP | HUP);
-        assert!(Look::at(&words, 3, first).last_words(3, false).is_none());
+        assert!(Look::at(&words, 3, first).last_words(3).is_none());
     }
 }

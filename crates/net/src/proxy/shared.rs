@@ -201,10 +201,10 @@ impl Proxy {
                     // None is asked for.
                     drop(descriptor.map(SocketFd));
                     if !self.take_packet(number, Packet::decode(&bytes[..len])) {
-                        self.counters.violations.add(1);
                         let socket = self.shared.channel(number).and_then(|channel| channel.socket);
-                        if let Some(socket) = socket.filter(|socket| self.sockets.get(*socket).is_some()) {
-                            self.violation(socket.index);
+                        match socket.filter(|socket| self.sockets.get(*socket).is_some()) {
+                            Some(socket) => self.violation(socket.index),
+                            None => self.counters.violations.add(1),
                         }
                         return self.end_channel(number);
                     }
@@ -397,7 +397,7 @@ impl Proxy {
             // It may not send here.
             Ok(1..) => self.violation(index),
             Ok(0) => {
-                self.write_last_words(index, place);
+                self.write_last_words(place);
                 self.end_line(index);
             }
             Err(errno) => {
@@ -408,11 +408,9 @@ impl Proxy {
     }
 
     /// What a process has not written that has ended: its granule is the proxy's now.
-    fn write_last_words(&mut self, index: u32, place: Place) {
-        let first = self.first;
-        let is_unix = self.sockets.at(index).is_some_and(|socket| socket.domain == AF_UNIX);
+    fn write_last_words(&self, place: Place) {
         let Some(words) = self.memory.granule(place.pair) else { return };
-        if let Some([sent, taken]) = Look::at(words, place.generation, first).last_words(place.generation, is_unix) {
+        if let Some([sent, taken]) = Look::at(words, place.generation, self.first).last_words(place.generation) {
             words[TAIL].store_release(sent);
             words[CONSUMED].store_release(taken);
         }

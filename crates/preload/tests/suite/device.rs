@@ -176,6 +176,11 @@ fn connections_inside_a_net_give_the_same_results_as_through_linux() {
 }
 
 #[test]
+fn programs_share_memory_with_kernels() {
+    passes_with_sockets("net_shared");
+}
+
+#[test]
 fn sockets_of_kernels_and_blocks_that_wait_are_published() {
     passes_with_sockets("net_status");
 }
