@@ -11,7 +11,7 @@ use spinio_sys::linux::{Fd, geteuid};
 use crate::NetAddress;
 
 /// How long each step of an upgrade may take.
-pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 
 const PREFIX: &str = "spinio-net-1/";
 

@@ -8,6 +8,7 @@ use loom::thread;
 
 use crate::doorbell::{self, Consumer, Entry, Op};
 use crate::event::{self, Producer, Taker};
+use crate::granule::{self, Look as Granule};
 use crate::inline::{self, Inline, Phase};
 use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
@@ -445,4 +446,22 @@ fn armed_end_is_told_of_a_byte_or_sees_it() {
 #[should_panic(expected = "nothing tells of the byte")]
 fn look_at_a_watch_that_is_only_a_load_misses_it() {
     armed_end_and_a_byte(true);
+}
+
+#[test]
+fn program_that_has_sent_rings_or_the_proxy_sees_the_bytes() {
+    check(|| {
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..granule::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let program = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                let mut writer = Writer::new(8, 1, Position::of(0));
+                words[peer::TAIL].store_release(writer.advance(3));
+                granule::wants(&words, event::IN)
+            })
+        };
+        granule::watch_for(&words, event::IN);
+        let seen = Granule::at(&words, 1, Position::of(0)).level(8, false) & event::IN != 0;
+        assert!(program.join().unwrap() || seen, "an event that is told to no group");
+    });
 }

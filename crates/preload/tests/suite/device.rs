@@ -216,9 +216,20 @@ fn benchmark_of_sockets_runs_every_row() {
     run.args(["--tiny", "--limit", "600", "--out"]).arg(&table);
     assert_passes(run);
     let table = std::fs::read_to_string(table).expect("the results");
-    for row in
-        ["parts", "echo", "relay", "blocks", "stream", "send", "sockets", "contention", "attributes", "idle", "many"]
-    {
+    for row in [
+        "parts",
+        "echo",
+        "relay",
+        "blocks",
+        "stream",
+        "send",
+        "sockets",
+        "contention",
+        "attributes",
+        "idle",
+        "many",
+        "shared",
+    ] {
         assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }
 }
