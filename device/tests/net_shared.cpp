@@ -426,6 +426,9 @@ static void program_that_breaks_the_rules_ends_its_own_connection_only()
         RawPeer leaves(address, steps);
     for (int i = 0; i < 3; i++) {
         RawPeer peer(address, 4);
+        // A connection that ends before a kernel has accepted it is gone.
+        for (int wait = 0; wait < 60000 && net.stats().accepted < uint64_t(i) + 2; wait++)
+            usleep(1000);
         if (i == 0) {
             // More than the ring has: the kernel finds it.
             peer.words[0] = (((uint64_t(1) << 48) - 1000 + 4097) & ((uint64_t(1) << 48) - 1)) | peer.generation << 48;
@@ -454,6 +457,17 @@ static void program_that_breaks_the_rules_ends_its_own_connection_only()
     const int64_t *last = net.words + (other == net.words ? 4 : 0);
     CHECK(last[0] == 0 && last[1] == 0 && last[2] == 0 && last[3] == 0);
     waits_for_open(net, 1);
+}
+
+static void rule_that_is_broken_before_accept_resets_the_connection()
+{
+    Net net;
+    std::string address;
+    listener(net, "tcp://127.0.0.1:0", address);
+    RawPeer peer(address, 4);
+    give_packet(peer.channel, "x");
+    char byte;
+    CHECK(recv(peer.anchor, &byte, 1, 0) == -1 && errno == ECONNRESET && net.stats().violations == 1);
 }
 
 // A door whose holder does not keep to the steps: the program goes on with Linux, and no byte is lost.
@@ -561,6 +575,7 @@ int main(int count, char **arguments)
     program_sees_the_end_of_the_kernels_process(true);
     reasons_are_told();
     program_that_breaks_the_rules_ends_its_own_connection_only();
+    rule_that_is_broken_before_accept_resets_the_connection();
     program_does_not_trust_the_holder_of_a_door();
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);
     std::printf("%d failures\n", failures);

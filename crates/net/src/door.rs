@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn doors_are_found_by_the_address_or_by_that_of_all_interfaces() {
-        let parse = |text| NetAddress::parse(text).unwrap();
-        let texts = |to| -> Vec<String> { candidates(&parse(to)).iter().map(NetAddress::to_string).collect() };
+        let parse = |text: &str| NetAddress::parse(text).unwrap();
+        let texts = |to: &str| -> Vec<String> { candidates(&parse(to)).iter().map(NetAddress::to_string).collect() };
         assert_eq!(texts("tcp://127.0.0.1:80"), ["tcp://127.0.0.1:80", "tcp://0.0.0.0:80", "tcp://[::]:80"]);
         assert_eq!(texts("tcp://[::1]:80"), ["tcp://[::1]:80", "tcp://[::]:80"]);
         assert_eq!(texts("unix:@a"), ["unix:@a"]);

@@ -32,6 +32,7 @@ use super::handover;
 use super::sockets::State;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
+use crate::meet::Held;
 use crate::socket_fd::SocketFd;
 
 /// What the epoll data of doors and channels say, where sockets have an epoch.
@@ -204,12 +205,25 @@ impl Proxy {
                         let socket = self.shared.channel(number).and_then(|channel| channel.socket);
                         match socket.filter(|socket| self.sockets.get(*socket).is_some()) {
                             Some(socket) => self.violation(socket.index),
-                            None => self.counters.violations.add(1),
+                            None => self.refuse_held(number),
                         }
                         return self.end_channel(number);
                     }
                 }
             }
+        }
+    }
+
+    /// A program broke the rules before a kernel has accepted its connection.
+    fn refuse_held(&mut self, number: u32) {
+        self.counters.violations.add(1);
+        let Some(channel) = self.shared.channel(number) else { return };
+        let (Stage::Running(granule), listener) = (channel.stage, channel.listener) else { return };
+        let Some(socket) = self.sockets.get(listener) else { return };
+        let is_it = |held: &Held| held.place.is_some_and(|place| place.shared && place.pair == granule);
+        let held = socket.meeting.held.iter().position(is_it).and_then(|at| socket.meeting.held.remove(at));
+        if let Some(held) = held {
+            self.refuse(&held);
         }
     }
 
@@ -246,7 +260,7 @@ impl Proxy {
                 true
             }
             (Stage::Running(_), Some(Packet::Ring)) => {
-                if let Some(socket) = socket {
+                if let Some(socket) = socket.filter(|socket| self.sockets.get(*socket).is_some()) {
                     self.heat(socket.index);
                 }
                 true
