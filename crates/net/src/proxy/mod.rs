@@ -19,6 +19,7 @@
 //! net is stopped.
 
 mod caller;
+mod channels;
 mod control;
 mod datagram;
 mod events;
@@ -52,6 +53,7 @@ use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOL
 use spinio_sys::linux::{self, Fd};
 
 use self::caller::Caller;
+use self::channels::{Shared, is_shared_event};
 use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
@@ -59,7 +61,6 @@ pub(crate) use self::handover::Place;
 use self::pace::Pace;
 use self::publisher::Publisher;
 use self::sets::Sets;
-use self::shared::{Shared, is_shared_event};
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
 use crate::meet::Pairs;
@@ -169,7 +170,10 @@ impl Proxy {
             first: setup.first,
             sets: Sets::default(),
             pairs: Pairs::new(setup.inner_pairs, setup.ring_bytes),
-            shared: Shared::new(&setup.granules, setup.ring_bytes),
+            shared: Shared::new(
+                setup.granules.iter().map_while(|file| file.duplicate().ok()).collect(),
+                setup.ring_bytes,
+            ),
             listeners: Vec::new(),
             clients: Vec::new(),
             inline: setup.inline,

@@ -28,123 +28,18 @@ use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, Soc
 use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
-use super::handover;
+use super::channels::{Channel, DOOR, Door, Stage, TAG};
 use super::sockets::State;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
 use crate::meet::Held;
 use crate::socket_fd::SocketFd;
 
-/// What the epoll data of doors and channels say, where sockets have an epoch.
-const TAG: u64 = 1 << 62;
-const DOOR: u64 = 1 << 61;
 /// Channels at a time.
 const MOST_CHANNELS: usize = 1024;
 /// Packets of a channel in a pass.
 const PACKETS_A_PASS: usize = 16;
 const SEQPACKET: u16 = 5;
-
-/// Whether the data of an event are of a door or a channel.
-pub(super) const fn is_shared_event(data: u64) -> bool {
-    data >> 62 == 1
-}
-
-struct Granule {
-    fd: SocketFd,
-    generation: u16,
-    /// The only process that may have mapped it.
-    owner: Option<(u32, ProcessFd)>,
-    /// Who uses it.
-    kernel: bool,
-    program: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Greeting,
-    Announced,
-    Offered(u32),
-    Running(u32),
-}
-
-struct Channel {
-    fd: SocketFd,
-    process: u32,
-    listener: Descriptor,
-    name: Vec<u8>,
-    since: u64,
-    stage: Stage,
-    /// The kernel's socket, once it is accepted.
-    socket: Option<Descriptor>,
-}
-
-struct Door {
-    listener: Descriptor,
-    fd: SocketFd,
-}
-
-/// Granules, doors and channels.
-pub(super) struct Shared {
-    granules: Vec<Granule>,
-    doors: Vec<Door>,
-    channels: Vec<Option<Channel>>,
-    size_log2: u32,
-}
-
-impl Shared {
-    /// Duplicates the granules' descriptors; without them, the net has no doors.
-    pub(super) fn new(files: &[handover::Place], ring_bytes: u64) -> Shared {
-        let granule = |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false };
-        let granules = files.iter().map_while(|file| file.duplicate().ok()).map(granule).collect();
-        Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2: ring_bytes.trailing_zeros() }
-    }
-
-    /// A granule that this process may map.
-    fn free_for(&self, process: u32) -> Option<usize> {
-        let is_free = |granule: &&(usize, &Granule)| !granule.1.kernel && !granule.1.program;
-        let all: Vec<(usize, &Granule)> = self.granules.iter().enumerate().collect();
-        let free = || all.iter().filter(is_free);
-        let own = free().find(|(_, granule)| {
-            granule.owner.as_ref().is_some_and(|(owner, fd)| *owner == process && !fd.has_ended())
-        });
-        let unused = || free().find(|(_, granule)| granule.owner.as_ref().is_none_or(|(_, fd)| fd.has_ended()));
-        own.or_else(unused).map(|(number, _)| *number)
-    }
-
-    fn channel(&mut self, number: u32) -> Option<&mut Channel> {
-        self.channels.get_mut(number as usize)?.as_mut()
-    }
-
-    fn is_announced_for(&self, listener: Descriptor) -> bool {
-        let waits = |channel: &Channel| channel.stage == Stage::Announced && channel.listener == listener;
-        self.channels.iter().flatten().any(waits)
-    }
-
-    /// A listening socket is closed.
-    pub(super) fn close_door(&mut self, index: u32) {
-        self.doors.retain(|door| door.listener.index != index);
-    }
-
-    /// The socket of a kernel is closed.
-    pub(super) fn leave(&mut self, place: Place) {
-        if let Some(granule) = self.granules.get_mut(place.pair as usize)
-            && granule.generation == place.generation
-        {
-            granule.kernel = false;
-            let of_it = |channel: &&mut Channel| channel.stage == Stage::Running(place.pair);
-            if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
-                channel.socket = None;
-            }
-        }
-    }
-
-    fn join(&mut self, place: Place, socket: Descriptor) {
-        let of_it = |channel: &&mut Channel| channel.stage == Stage::Running(place.pair);
-        if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
-            channel.socket = Some(socket);
-        }
-    }
-}
 
 impl Proxy {
     /// Opens the door of a listening socket. If another socket has it, programs stay with Linux.

@@ -1,0 +1,119 @@
+//! Granules, doors and channels as the proxy has them. What it does with them: shared.rs.
+//!
+//! ```text
+//!   door (a listening socket) ── program connects ──> channel ── Greeting, Announced, Offered(granule), Running(granule)
+//!   granule: kernel and program use it ── both have left ──> free, for the same process, or for any once that has ended
+//! ```
+
+use spinio_ring::layout::Descriptor;
+use spinio_ring::peer::Place;
+use spinio_sys::linux::channel::ProcessFd;
+
+use crate::socket_fd::SocketFd;
+
+/// What the epoll data of doors and channels say, where sockets have an epoch.
+pub(super) const TAG: u64 = 1 << 62;
+pub(super) const DOOR: u64 = 1 << 61;
+
+/// Whether the data of an event are of a door or a channel.
+pub(super) const fn is_shared_event(data: u64) -> bool {
+    data >> 62 == 1
+}
+
+/// The memory of a connection.
+pub(super) struct Granule {
+    pub(super) fd: SocketFd,
+    pub(super) generation: u16,
+    /// The only process that may have mapped it.
+    pub(super) owner: Option<(u32, ProcessFd)>,
+    /// Who uses it.
+    pub(super) kernel: bool,
+    pub(super) program: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Greeting,
+    Announced,
+    Offered(u32),
+    Running(u32),
+}
+
+pub(super) struct Channel {
+    pub(super) fd: SocketFd,
+    pub(super) process: u32,
+    pub(super) listener: Descriptor,
+    pub(super) name: Vec<u8>,
+    pub(super) since: u64,
+    pub(super) stage: Stage,
+    /// The kernel's socket, once it is accepted.
+    pub(super) socket: Option<Descriptor>,
+}
+
+pub(super) struct Door {
+    pub(super) listener: Descriptor,
+    pub(super) fd: SocketFd,
+}
+
+/// Granules, doors and channels.
+pub(super) struct Shared {
+    pub(super) granules: Vec<Granule>,
+    pub(super) doors: Vec<Door>,
+    pub(super) channels: Vec<Option<Channel>>,
+    pub(super) size_log2: u32,
+}
+
+impl Shared {
+    /// `files`: descriptors of the granules; without them, the net has no doors.
+    pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64) -> Shared {
+        let granule = |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false };
+        let granules = files.into_iter().map(granule).collect();
+        Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2: ring_bytes.trailing_zeros() }
+    }
+
+    /// A granule that this process may map.
+    pub(super) fn free_for(&self, process: u32) -> Option<usize> {
+        let is_free = |granule: &&(usize, &Granule)| !granule.1.kernel && !granule.1.program;
+        let all: Vec<(usize, &Granule)> = self.granules.iter().enumerate().collect();
+        let free = || all.iter().filter(is_free);
+        let own = free().find(|(_, granule)| {
+            granule.owner.as_ref().is_some_and(|(owner, fd)| *owner == process && !fd.has_ended())
+        });
+        let unused = || free().find(|(_, granule)| granule.owner.as_ref().is_none_or(|(_, fd)| fd.has_ended()));
+        own.or_else(unused).map(|(number, _)| *number)
+    }
+
+    pub(super) fn channel(&mut self, number: u32) -> Option<&mut Channel> {
+        self.channels.get_mut(number as usize)?.as_mut()
+    }
+
+    pub(super) fn is_announced_for(&self, listener: Descriptor) -> bool {
+        let waits = |channel: &Channel| channel.stage == Stage::Announced && channel.listener == listener;
+        self.channels.iter().flatten().any(waits)
+    }
+
+    /// A listening socket is closed.
+    pub(super) fn close_door(&mut self, index: u32) {
+        self.doors.retain(|door| door.listener.index != index);
+    }
+
+    /// The socket of a kernel is closed.
+    pub(super) fn leave(&mut self, place: Place) {
+        if let Some(granule) = self.granules.get_mut(place.pair as usize)
+            && granule.generation == place.generation
+        {
+            granule.kernel = false;
+            let of_it = |channel: &&mut Channel| channel.stage == Stage::Running(place.pair);
+            if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
+                channel.socket = None;
+            }
+        }
+    }
+
+    pub(super) fn join(&mut self, place: Place, socket: Descriptor) {
+        let of_it = |channel: &&mut Channel| channel.stage == Stage::Running(place.pair);
+        if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
+            channel.socket = Some(socket);
+        }
+    }
+}
