@@ -18,6 +18,8 @@ use anyhow::{Context, Result, ensure};
 use crate::{stage, tools};
 
 const TESTS: &str = "crates/python/tests";
+/// Examples that the tests run.
+const EXAMPLES: [&str; 1] = ["examples/net/cupy/echo.py"];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -145,6 +147,10 @@ pub(crate) fn copy_wheel_and_tests(folder: &Path) -> Result<()> {
         if path.extension().is_some_and(|e| e == "py" || e == "cpp") {
             fs::copy(&path, tests.join(name(&path)))?;
         }
+    }
+    for example in EXAMPLES {
+        let path = tools::root().join(example);
+        fs::copy(&path, tests.join(name(&path)))?;
     }
     Ok(())
 }

@@ -241,13 +241,8 @@ pub struct Table {
         report: Report,
     ) -> *mut c_void,
     net_handle: unsafe extern "C" fn(net: *const c_void, out: *mut spinio_net::Handle),
-    net_listen: unsafe extern "C" fn(
-        net: *const c_void,
-        address: *const u8,
-        len: usize,
-        backlog: u32,
-        report: Report,
-    ) -> i64,
+    net_listen:
+        unsafe extern "C" fn(net: *const c_void, address: *const u8, len: usize, backlog: u32, report: Report) -> i64,
     net_connect: unsafe extern "C" fn(net: *const c_void, address: *const u8, len: usize, report: Report) -> i64,
     net_adopt: unsafe extern "C" fn(net: *const c_void, fd: c_int, report: Report) -> i64,
     // A descriptor; `count` bytes are stored at `unread`, which has room for `size`.

@@ -54,7 +54,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-
 fn build(python: &Path, out: &Path) -> Result<PathBuf> {
     let compilers = zig::compilers(python, &tools::target()?.join("zig"), &python::cache()?.join("zig"))?;
     let data = python::WheelData::new();
