@@ -5,6 +5,8 @@
 //!   maturin build ──> target/wheels/*.whl ──> installed there ──> mypy, pytest
 //! ```
 //!
+//! This wheel has the module and the headers, for tests that compile kernels; `cargo x wheel` builds the complete one.
+//!
 //! With `--wheel DIR` it only builds the wheel for another machine, and puts the tests next to it.
 
 use std::fs;
@@ -13,9 +15,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tools;
+use crate::{stage, tools};
 
 const TESTS: &str = "crates/python/tests";
+/// Examples that the tests run.
+const EXAMPLES: [&str; 1] = ["examples/net/cupy/echo.py"];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -81,15 +85,39 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache/spinio"))
 }
 
+/// Where maturin looks for the other files of a wheel; see packaging/spinio_build.py. It must not outlive the build: a later one
+/// would include its files.
+pub(crate) struct WheelData(PathBuf);
+
+impl WheelData {
+    pub(crate) fn new() -> WheelData {
+        WheelData(tools::root().join("spinio._spinio.data"))
+    }
+
+    /// For what an installer puts below the environment's prefix.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.0.join("data")
+    }
+}
+
+impl Drop for WheelData {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Builds the wheel; the directory has no other one afterwards.
 fn build(python: &Path, into: &Path, profile: &str) -> Result<PathBuf> {
     for old in wheels(into)? {
         fs::remove_file(old)?;
     }
+    let data = WheelData::new();
+    stage::headers(&data.folder().join("include"))?;
     let mut maturin = tools::command(python);
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(into);
     // Cargo's own variables would make maturin use another workspace.
     tools::run(maturin.env_remove("CARGO_MANIFEST_DIR"))?;
+    drop(data);
     let mut made = wheels(into)?;
     ensure!(made.len() == 1, "maturin made {} wheels in {}", made.len(), into.display());
     made.pop().context("no wheel")
@@ -116,9 +144,13 @@ pub(crate) fn copy_wheel_and_tests(folder: &Path) -> Result<()> {
     build(&python, folder, "release")?;
     for entry in fs::read_dir(tools::root().join(TESTS))? {
         let path = entry?.path();
-        if path.extension().is_some_and(|e| e == "py") {
+        if path.extension().is_some_and(|e| e == "py" || e == "cpp") {
             fs::copy(&path, tests.join(name(&path)))?;
         }
+    }
+    for example in EXAMPLES {
+        let path = tools::root().join(example);
+        fs::copy(&path, tests.join(name(&path)))?;
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
     }
     let root = tools::root();
     let built = build(compilers)?;
-    for folder in ["bin", "lib/spinio", "include/spinio"] {
+    for folder in ["bin", "lib/spinio"] {
         fs::create_dir_all(dir.join(folder))?;
     }
     place(&built.join("spinio"), &dir.join("bin/spinio"), 0o755)?;
@@ -112,10 +112,7 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
     for program in ["bin/spinio", "lib/libspinio.so.0"] {
         has_no_injection_points(&dir.join(program))?;
     }
-    for header in source::HEADERS {
-        place(&root.join(header), &dir.join("include").join(name(header)), 0o644)?;
-    }
-    copy_folder(&root.join(source::DEVICE_HEADERS), &dir.join("include/spinio"))?;
+    headers(&dir.join("include"))?;
     if wheel {
         let script = format!("/* Linker script */\nINPUT({SONAME})\n");
         return fs::write(dir.join("lib/libspinio.so"), script).context("cannot write lib/libspinio.so");
@@ -132,6 +129,16 @@ pub(crate) fn lay_out(dir: &Path, compilers: &Compilers, wheel: bool) -> Result<
         place(&root.join(document), &documents.join(document), 0o644)?;
     }
     copy_folder(&root.join(source::DOCS), &documents.join("docs"))
+}
+
+/// The headers of host and device.
+pub(crate) fn headers(into: &Path) -> Result<()> {
+    let root = tools::root();
+    fs::create_dir_all(into)?;
+    for header in source::HEADERS {
+        place(&root.join(header), &into.join(name(header)), 0o644)?;
+    }
+    copy_folder(&root.join(source::DEVICE_HEADERS), &into.join("spinio"))
 }
 
 /// What is installed has none of the places where tests end a process (`spinio_sys::injection`).

@@ -15,6 +15,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/gaia.h",
     "spinio/gaia_device.h",
     "spinio/kernel.h",
+    "spinio/standard.h",
     "spinio/wait.h",
     "spinio/word.h",
     "spinio/net.h",

@@ -14,6 +14,7 @@
 //!   pinned.rs     pinned files
 //!   nvmmu.rs      sessions of NVMMU
 //!   gaia.rs       maps of files in device memory
+//!   net.rs        sockets of kernels
 //! ```
 //!
 //! **Order on the device.** A small read is only queued when it returns, so it must be queued on the stream of the
@@ -43,6 +44,7 @@ mod gaia;
 mod header;
 mod interface;
 mod many;
+mod net;
 mod nvmmu;
 mod pinned;
 mod pybuffer;
@@ -65,6 +67,8 @@ mod _spinio {
     use crate::header::{SafetensorsError, header_len, parse};
     #[pymodule_export]
     use crate::many::read_many;
+    #[pymodule_export]
+    use crate::net::Net;
     #[pymodule_export]
     use crate::nvmmu::{AsyncMove, Moves};
     #[pymodule_export]

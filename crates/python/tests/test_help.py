@@ -12,12 +12,12 @@ import pytest
 
 import spinio
 
-MODULES = ["spinio", "spinio.emulated", "spinio.gaia", "spinio.nvmmu", "spinio.safetensors", "spinio.fsspec", "spinio.zarr"]
+MODULES = ["spinio", "spinio.emulated", "spinio.gaia", "spinio.net", "spinio.nvmmu", "spinio.safetensors", "spinio.fsspec", "spinio.zarr"]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_names_have_docstrings(name):
-    module = pytest.importorskip(name) if name in MODULES[5:] else importlib.import_module(name)
+    module = pytest.importorskip(name) if name in MODULES[6:] else importlib.import_module(name)
     assert inspect.getdoc(module)
     for public in module.__all__:
         thing = getattr(module, public)
@@ -51,6 +51,8 @@ def test_dictionaries_have_the_keys_of_the_stub(tmp_path, data):
     assert set(stats) == keys("_Stats") and set(stats["read"]) == set(stats["batch"]) == keys("_Calls")
     assert all(set(route) == keys("_Route") for route in stats["routes"]) and stats["routes"]
     assert all(set(refused) == keys("_Refused") for refused in stats["refused"])
+    with spinio.net.open("emulated") as net:
+        assert set(net.stats()) == keys("_NetStats")
     with spinio.nvmmu.session(tmp_path / "out") as s:
         s.download(array)
     assert set(s.report) == keys("_Report")

@@ -488,6 +488,7 @@ pub fn counters() -> String {
 }
 
 pub mod gaia;
+pub mod net;
 
 /// The emulated device.
 pub mod emulated {

@@ -231,6 +231,54 @@ pub struct Table {
 
     // `gaia_release` that may hand device memory over.
     gaia_release_handing_over: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+
+    // Sockets of kernels, as in spinio_net.h. The device is a name (UTF-8), or (null) the one in use, else the emulated one.
+    // Addresses are texts (UTF-8). Sockets and event sets are numbers.
+    net_open: unsafe extern "C" fn(
+        device: *const u8,
+        device_len: usize,
+        options: *const NetOptions,
+        report: Report,
+    ) -> *mut c_void,
+    net_handle: unsafe extern "C" fn(net: *const c_void, out: *mut spinio_net::Handle),
+    net_listen:
+        unsafe extern "C" fn(net: *const c_void, address: *const u8, len: usize, backlog: u32, report: Report) -> i64,
+    net_connect: unsafe extern "C" fn(net: *const c_void, address: *const u8, len: usize, report: Report) -> i64,
+    net_adopt: unsafe extern "C" fn(net: *const c_void, fd: c_int, report: Report) -> i64,
+    // A descriptor; `count` bytes are stored at `unread`, which has room for `size`.
+    net_release: unsafe extern "C" fn(
+        net: *const c_void,
+        socket: i32,
+        unread: *mut u8,
+        size: usize,
+        count: *mut usize,
+        report: Report,
+    ) -> i64,
+    net_set: unsafe extern "C" fn(net: *const c_void, report: Report) -> i64,
+    net_add: unsafe extern "C" fn(net: *const c_void, set: i32, socket: i32, events: u32, report: Report) -> i64,
+    // The report is the address if the result is 0.
+    net_address: unsafe extern "C" fn(net: *const c_void, socket: i32, report: Report) -> i64,
+    net_stats: unsafe extern "C" fn(net: *const c_void, out: *mut spinio_net::Stats),
+    net_stop: unsafe extern "C" fn(net: *const c_void, report: Report) -> i64,
+    // The net is gone then, after an error too.
+    net_close: unsafe extern "C" fn(net: *mut c_void, report: Report) -> i64,
+}
+
+/// What a net is made for; 0 is the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NetOptions {
+    sockets: u32,
+    connections: u32,
+    ring_bytes: u32,
+    idle_us: u32,
+    no_inline: u32,
+    no_upgrade: u32,
+    files_write: u32,
+    files: u32,
+    /// A path in bytes; null: kernels may open no files.
+    files_root: *const u8,
+    files_root_len: usize,
 }
 
 /// A move of a session.

@@ -11,12 +11,21 @@
 //     ...
 //     spinio::launch(scale, (n + 255) / 256, 256, x, 2.0f, n);
 //
-// nvcc compiles this as scale<<<grid, block>>>(...). Any other C++17 compiler gets CUDA's keywords and functions from
+// nvcc compiles this as scale<<<grid, block>>>(...), NVRTC the kernel alone. Any other C++17 compiler gets CUDA's keywords and functions from
 // emulation/, and the program is linked with libspinio.so, whose emulated device then has the memory.
 #ifndef SPINIO_KERNEL_H
 #define SPINIO_KERNEL_H
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC_RTC__)
+
+// NVRTC compiles kernels only: the program launches them by itself.
+namespace spinio {
+
+constexpr bool emulated = false;
+
+} // namespace spinio
+
+#elif defined(__CUDACC__)
 
 #include <tuple>
 
@@ -70,6 +79,8 @@ unsigned largest_resident_grid(void (*kernel)(Parameters...), dim3 block)
 
 #endif
 
+#if !defined(__CUDACC_RTC__)
+
 namespace spinio {
 
 // Queues a kernel on the default stream.
@@ -86,5 +97,7 @@ void launch_resident(void (*kernel)(Parameters...), dim3 grid, dim3 block, Argum
 }
 
 } // namespace spinio
+
+#endif
 
 #endif

@@ -10,9 +10,8 @@
 #ifndef SPINIO_WORD_H
 #define SPINIO_WORD_H
 
-#include <cstdint>
-
 #include <spinio/kernel.h>
+#include <spinio/standard.h>
 
 namespace spinio {
 

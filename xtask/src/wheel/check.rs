@@ -26,6 +26,7 @@ with spinio.open(source) as f:
     assert f.pread(array, 0) == size
 with spinio.open(copy, 'w') as f:
     assert f.pwrite(array, 0) == size
+assert os.path.exists(spinio.include() + '/spinio/net/stream.h')
 ";
 
 const PROGRAM: &str = r#"

@@ -20,8 +20,6 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{python, stage, tools};
 
-/// maturin takes the wheel's other files from it; see packaging/spinio_build.py.
-const DATA: &str = "spinio._spinio.data";
 const REQUIREMENTS: &str = "packaging/requirements.txt";
 const TAG: &str = "cp310-abi3-manylinux_2_28_x86_64";
 
@@ -56,19 +54,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A directory of the checkout that must not outlive the build: a later build would include its files.
-struct Data(PathBuf);
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 fn build(python: &Path, out: &Path) -> Result<PathBuf> {
     let compilers = zig::compilers(python, &tools::target()?.join("zig"), &python::cache()?.join("zig"))?;
-    let data = Data(tools::root().join(DATA));
-    stage::lay_out(&data.0.join("data"), &compilers, true)?;
+    let data = python::WheelData::new();
+    stage::lay_out(&data.folder(), &compilers, true)?;
 
     let made = out.join("made");
     let _ = fs::remove_dir_all(&made);

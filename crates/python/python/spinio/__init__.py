@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spinio import _deprecated, emulated, gaia, nvmmu, safetensors
+from spinio import _deprecated, emulated, gaia, net, nvmmu, safetensors
 from spinio._arrays import fromfile
 from spinio._file import File, open
+from spinio._include import include
 from spinio._pinned import Map, PinnedFile
 from spinio._spinio import SafetensorsError, __version__, describe, stats
 from spinio._stream import current_stream, set_stream, stream
@@ -32,6 +33,8 @@ __all__ = [
     "emulated",
     "fromfile",
     "gaia",
+    "include",
+    "net",
     "nvmmu",
     "open",
     "safetensors",

@@ -4,6 +4,7 @@ __all__ = [
     "DeviceMapping",
     "GaiaMap",
     "Memory",
+    "Net",
     "NvmmuSession",
     "NvmmuTicket",
     "SafetensorsError",
@@ -123,6 +124,49 @@ class GaiaMap:
     def sync(self, offset: int, bytes: int) -> None: ...
     def info(self) -> _GaiaInfo: ...
     def unmap(self) -> None: ...
+
+class _NetStats(TypedDict):
+    open: int
+    accepted: int
+    connected: int
+    bytes_received: int
+    bytes_sent: int
+    doorbells: int
+    calls: int
+    violations: int
+    proxy_ns: int
+    upgraded: int
+    kept_by_setting: int
+    kept_by_memory: int
+    kept_by_backlog: int
+    kept_by_name: int
+
+@final
+class Net:
+    def __new__(
+        cls,
+        device: str | None,
+        sockets: int,
+        connections: int,
+        ring_bytes: int,
+        idle_us: int,
+        inline: bool,
+        upgrade: bool,
+        files_root: Any,
+        files_write: bool,
+        files: int,
+    ) -> Net: ...
+    def handle(self) -> bytes: ...
+    def listen(self, address: str, backlog: int) -> int: ...
+    def connect(self, address: str) -> int: ...
+    def adopt(self, fd: int) -> int: ...
+    def release(self, socket: int, room: int) -> tuple[int, bytes]: ...
+    def set(self) -> int: ...
+    def add(self, set: int, socket: int, events: int) -> None: ...
+    def address(self, socket: int) -> str: ...
+    def stats(self) -> _NetStats: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 @final
 class Memory:

@@ -47,6 +47,26 @@ pub(super) fn emulated_device(ordinal: u32) -> Result<&'static Emulated, Failure
     Ok(emulated::device(ordinal)?)
 }
 
+/// The device of a name: an emulated one, or the one in use.
+pub(super) fn of_name(name: &str) -> Result<&'static dyn Device, Failure> {
+    if let Some(ordinal) = emulated_ordinal(name) {
+        return Ok(emulated_device(ordinal)?);
+    }
+    registry::current_device().filter(|device| device.id().to_string() == name).ok_or_else(|| {
+        let text = format!("{name} is not the device in use on this thread: make its context current first");
+        Failure::new(libc::ENODEV, text)
+    })
+}
+
+/// The number in `emulated:1`; 0 if it has none.
+fn emulated_ordinal(name: &str) -> Option<u32> {
+    match name.split_once(':') {
+        Some(("emulated", ordinal)) => ordinal.parse().ok(),
+        Some(_) => None,
+        None => (name == "emulated").then_some(0),
+    }
+}
+
 fn first() -> Result<&'static Emulated, Failure> {
     Ok(emulated::device(0)?)
 }

@@ -26,25 +26,10 @@ fn purpose(wanted: u32) -> Result<Option<Access>, Failure> {
 
 /// The device of a name, or the one in use.
 fn device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
-    let current = registry::current_device();
     match name {
-        None => current.ok_or_else(|| Failure::new(libc::ENODEV, "No device is in use, so there is none to map into")),
-        Some(name) if emulated_ordinal(name).is_some() => {
-            Ok(devices::emulated_device(emulated_ordinal(name).unwrap_or(0))?)
-        }
-        Some(name) => current.filter(|device| device.id().to_string() == name).ok_or_else(|| {
-            let text = format!("{name} is not the device in use on this thread: make its context current first");
-            Failure::new(libc::ENODEV, text)
-        }),
-    }
-}
-
-/// The number in `emulated:1`; 0 if it has none.
-fn emulated_ordinal(name: &str) -> Option<u32> {
-    match name.split_once(':') {
-        Some(("emulated", ordinal)) => ordinal.parse().ok(),
-        Some(_) => None,
-        None => (name == "emulated").then_some(0),
+        None => registry::current_device()
+            .ok_or_else(|| Failure::new(libc::ENODEV, "No device is in use, so there is none to map into")),
+        Some(name) => devices::of_name(name),
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod file_reader;
 mod files;
 mod gaia;
 mod moves;
+mod net;
 mod transfers;
 
 use std::ffi::{c_char, c_int, c_void};
@@ -81,6 +82,18 @@ pub const TABLE: Table = Table {
     emulated_alloc_on: devices::emulated_alloc_on,
     emulated_stream_on: devices::emulated_stream_on,
     gaia_release_handing_over: gaia::release_handing_over,
+    net_open: net::open,
+    net_handle: net::handle,
+    net_listen: net::listen,
+    net_connect: net::connect,
+    net_adopt: net::adopt,
+    net_release: net::release,
+    net_set: net::set,
+    net_add: net::add,
+    net_address: net::address,
+    net_stats: net::stats,
+    net_stop: net::stop,
+    net_close: net::close,
 };
 
 extern "C" fn version() -> *const c_char {
@@ -123,6 +136,12 @@ impl From<spinio_nvmmu::Error> for Failure {
 
 impl From<spinio_gaia::Error> for Failure {
     fn from(error: spinio_gaia::Error) -> Failure {
+        Failure::new(error.errno.raw_os_error(), error)
+    }
+}
+
+impl From<spinio_net::Error> for Failure {
+    fn from(error: spinio_net::Error) -> Failure {
         Failure::new(error.errno.raw_os_error(), error)
     }
 }

@@ -6,9 +6,8 @@
 #ifndef SPINIO_NET_DOORBELL_H
 #define SPINIO_NET_DOORBELL_H
 
-#include <cerrno>
-
 #include <spinio/net/layout.h>
+#include <spinio/standard.h>
 #include <spinio/wait.h>
 #include <spinio/word.h>
 

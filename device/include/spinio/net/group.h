@@ -10,10 +10,8 @@
 #ifndef SPINIO_NET_GROUP_H
 #define SPINIO_NET_GROUP_H
 
-#include <cstddef>
-#include <cstdint>
-
 #include <spinio/kernel.h>
+#include <spinio/standard.h>
 
 // A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers.
 #if defined(__CUDACC__)

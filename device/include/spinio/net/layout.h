@@ -4,8 +4,7 @@
 #ifndef SPINIO_NET_LAYOUT_H
 #define SPINIO_NET_LAYOUT_H
 
-#include <cstddef>
-#include <cstdint>
+#include <spinio/standard.h>
 
 #if defined(__CUDACC__)
 #define SPINIO_NET_BOTH __host__ __device__

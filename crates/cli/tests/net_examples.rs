@@ -1,0 +1,163 @@
+//! `examples/net`: kernels of the emulated GPU, against this process's own sockets.
+//!
+//! The command lines are those of `examples/net/README.md`, with less optimization. `demo.rs` has the test of `http`.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use common::folder;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A hang becomes a failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Compiles `examples/net/NAME/NAME.cu`. `None`, with a message, without a compiler.
+fn build(name: &str, into: &Path) -> Option<PathBuf> {
+    if Command::new("c++").arg("--version").output().is_err() {
+        eprintln!("skipped: no c++");
+        return None;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let libraries = Path::new(common::PROGRAM).parent().unwrap().join("deps");
+    let program = into.join(name);
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]);
+    compiler.arg("-I").arg(root.join("device/include")).arg("-I").arg(root.join("crates/capi/include"));
+    compiler.args(["-x", "c++"]).arg(root.join(format!("examples/net/{name}/{name}.cu"))).args(["-x", "none"]);
+    compiler.arg(libraries.join("libspinio.so"));
+    // Not RUNPATH, which LD_LIBRARY_PATH precedes.
+    compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display())).arg("-o").arg(&program);
+    let compiled = compiler.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Some(program)
+}
+
+/// A running example.
+struct Example {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    address: String,
+}
+
+impl Example {
+    fn start(program: &Path, arguments: &[&str]) -> Example {
+        let mut command = Command::new(program);
+        command.args(arguments).stdout(Stdio::piped());
+        let mut child = command.env_remove("LD_PRELOAD").env_remove("SPINIO_EMULATED").spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(',').next());
+        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
+        Example { child, stdout, address }
+    }
+
+    fn connect_tcp(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address.strip_prefix("tcp://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    fn connect_unix(&self) -> UnixStream {
+        let name = SocketAddr::from_abstract_name(self.address.strip_prefix("unix:@").unwrap()).unwrap();
+        let stream = UnixStream::connect_addr(&name).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Ends it as Ctrl-C does; what it printed at its end.
+    fn interrupt(mut self) -> String {
+        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+        let mut text = String::new();
+        self.stdout.read_to_string(&mut text).unwrap();
+        assert!(self.child.wait().unwrap().success());
+        text
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn echo_sends_back_what_it_receives() {
+    let dir = folder();
+    let Some(program) = build("echo", dir.path()) else { return };
+    let echo = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
+    let (mut one, mut two) = (echo.connect_tcp(), echo.connect_tcp());
+    for (peer, text) in [(&mut one, "small"), (&mut two, "hello\n")] {
+        peer.write_all(text.as_bytes()).unwrap();
+        let mut back = vec![0; text.len()];
+        peer.read_exact(&mut back).unwrap();
+        assert_eq!(back, text.as_bytes());
+    }
+    // A kernel waits in recv of the second connection.
+    drop(one);
+    assert_eq!(echo.interrupt(), "2 connections, 11 bytes echoed\n");
+}
+
+/// Block and round of a line of `log`, if it is whole.
+fn parse(line: &str) -> Option<(u32, u64)> {
+    let (block, rest) = line.strip_prefix("block ")?.split_once(", round ")?;
+    let (round, rest) = rest.split_once(": ")?;
+    let (inside, rest) = rest.split_once(" of ")?;
+    let (all, pi) = rest.split_once(" points are in the circle, pi is about ")?;
+    let (round, inside, all): (u64, u64, u64) = (round.parse().ok()?, inside.parse().ok()?, all.parse().ok()?);
+    let right = all == round * 128 * 1024 && format!("{}.{:04}", inside * 4 / all, inside * 40000 / all % 10000) == pi;
+    right.then_some((block.parse().ok()?, round))
+}
+
+#[test]
+fn log_prints_whole_lines_of_all_blocks() {
+    let dir = folder();
+    let Some(program) = build("log", dir.path()) else { return };
+    let blocks = 6;
+    let address = format!("unix:@spinio-net-log-{}", std::process::id());
+    // No pause: all blocks send at once.
+    let log = Example::start(&program, &[&address, &blocks.to_string(), "0"]);
+    let look = || {
+        let mut rounds = HashMap::<u32, Vec<u64>>::new();
+        // The connection is closed while the kernel sends.
+        for (count, line) in BufReader::new(log.connect_unix()).lines().enumerate() {
+            let line = line.unwrap();
+            let (block, round) = parse(&line).unwrap_or_else(|| panic!("torn: {line:?}"));
+            rounds.entry(block).or_default().push(round);
+            if count >= 1000 && rounds.len() == blocks && rounds.values().all(|of| of.len() >= 5) {
+                break;
+            }
+        }
+        rounds
+    };
+    let (first, second) = (look(), look());
+    for rounds in [&first, &second] {
+        assert_eq!(rounds.len(), blocks, "the stream ended early");
+        let gap = rounds.values().find(|of| of.windows(2).any(|pair| pair[1] != pair[0] + 1));
+        assert_eq!(gap, None, "a block's line is missing, or comes twice");
+    }
+    // The kernel went on computing between the two.
+    assert!(second.iter().all(|(block, of)| of[0] > *first[block].last().unwrap()));
+    // The third looks on until the net is stopped.
+    let mut last = BufReader::new(log.connect_unix());
+    let mut line = String::new();
+    last.read_line(&mut line).unwrap();
+    assert!(parse(line.trim_end()).is_some(), "{line:?}");
+    let reader = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        last.read_to_end(&mut rest).unwrap();
+    });
+    let said = log.interrupt();
+    assert!(said.starts_with("3 viewers, ") && said.ends_with(" bytes printed\n"), "{said}");
+    reader.join().unwrap();
+}
