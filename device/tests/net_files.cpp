@@ -141,7 +141,10 @@ static void play_here(const std::string &root, const Step *script, unsigned char
             how.flags = uint64_t(step.flags | O_NONBLOCK | O_CLOEXEC);
             how.mode = step.flags & O_CREAT ? 0640 : 0;
             how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
-            f = int(syscall(SYS_openat2, directory, step.name, &how, sizeof how));
+            // EAGAIN: a rename or a mount anywhere on the machine, and the path has `..`; openat2(2) says to try again.
+            do
+                f = int(syscall(SYS_openat2, directory, step.name, &how, sizeof how));
+            while (f < 0 && errno == EAGAIN);
             results[i] = f < 0 ? -errno : 0;
             struct stat stat;
             if (f >= 0 && !fstat(f, &stat) && !S_ISREG(stat.st_mode)) {

@@ -65,7 +65,7 @@ compile_gpu() { # PROGRAM SOURCE
     local headers=(-I "$root/device/include" -I "$root/crates/capi/include") nvcc cxx=${CXX:-c++}
     # Not RUNPATH, which LD_LIBRARY_PATH precedes.
     local linked=(--disable-new-dtags -rpath "$(dirname "$library")")
-    nvcc=${NVCC:-$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc || true)}
+    nvcc=$(command -v "${NVCC:-nvcc}" || { [[ -z ${NVCC:-} ]] && command -v /usr/local/cuda/bin/nvcc; } || true)
     if [[ -e /dev/nvidiactl && -n $nvcc ]]; then
         gpu="the first CUDA GPU"
         "$nvcc" -std=c++17 -O2 "${headers[@]}" -Xcompiler -pthread -o "$work/$1" "$here/$2" "$library" \

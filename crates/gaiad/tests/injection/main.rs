@@ -216,13 +216,15 @@ impl World {
         self.kills + self.control.fired() - self.counted
     }
 
-    /// Only those servers have died that were killed, and nothing is left. `servers`: how many of them.
-    fn end(self, servers: u64) -> Part {
-        let World { mount, control, hit, hits, .. } = self;
+    /// Only those servers have died that were killed, and nothing is left. `servers`: how many of them. It is asked again and
+    /// again: a thread that was preempted between its look at the armed point and the signal sends it now.
+    fn end(self, servers: impl Fn(&World) -> u64) -> Part {
         let begun = Instant::now();
-        while u64::from(mount.servers()) < 1 + servers && begun.elapsed() < PATIENCE {
+        while u64::from(self.mount.servers()) != 1 + servers(&self) && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(2));
         }
+        let servers = servers(&self);
+        let World { mount, control, hit, hits, .. } = self;
         assert_eq!(u64::from(mount.servers()), 1 + servers, "servers");
         audit::nothing_is_left(&mount, servers as usize);
         audit::unmount_and_look(mount);
@@ -284,8 +286,7 @@ fn cpu_programs() -> Part {
     world.sweep(Hit::Once, Signal::KILL, |point| !is_name_change(point), &mut |mount, step| {
         cpu::run(mount, &content, step);
     });
-    let kills = world.kills();
-    world.end(kills)
+    world.end(World::kills)
 }
 
 fn gpu_programs() -> Part {
@@ -295,8 +296,7 @@ fn gpu_programs() -> Part {
     drop(programs);
     let forgotten = |point: &str| point == "server: file gone" || point == "server: node forgotten";
     world.sweep(Hit::Later, Signal::KILL, forgotten, &mut |mount, step| restart::file_is_forgotten(mount, step));
-    let kills = world.kills();
-    world.end(kills)
+    world.end(World::kills)
 }
 
 /// Each run replaces a server.
@@ -322,8 +322,7 @@ fn restarts() -> Part {
     });
     programs.file.sync_all().unwrap();
     drop(programs);
-    let servers = world.kills() + world.round;
-    world.end(servers)
+    world.end(|world| world.kills() + world.round)
 }
 
 fn clients() -> Part {
@@ -342,7 +341,7 @@ fn clients() -> Part {
     }
     programs.file.sync_all().unwrap();
     drop(programs);
-    world.end(0)
+    world.end(|_| 0)
 }
 
 fn handoffs() -> Part {
@@ -354,7 +353,7 @@ fn handoffs() -> Part {
     let of_device = |point: &str| point.starts_with("device process");
     world.sweep(Hit::Once, Signal::KILL, of_device, &mut |_, step| program.run(step));
     drop(program);
-    world.end(servers)
+    world.end(|_| servers)
 }
 
 /// A mount for each point.
