@@ -50,7 +50,7 @@ static void waits_for_open(const Net &net, uint64_t open)
 static void connections_wait_for_descriptors()
 {
     const unsigned clients = 24, blocks = 4;
-    Net net(64);
+    Net net({.connections = 64});
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     std::vector<int> peers;
