@@ -237,12 +237,92 @@ static void stop_ends_every_kind_of_call()
     rmdir(folder);
 }
 
+__global__ void make_sockets(net::Handle handle, int count, int64_t *out)
+{
+    for (int i = 0; i < count; i++)
+        out[i] = net::socket(net::block(), handle, net::UNIX, net::STREAM, 0);
+    net::close(net::block(), handle, int(out[0]));
+    out[count] = net::socket(net::block(), handle, net::UNIX, net::STREAM, 0);
+}
+
+// Rings for two connections: the third socket gets ENOBUFS, and a closed one makes room.
+static void rings_run_out()
+{
+    NothingLeft nothing(__func__);
+    Net net({.connections = 2});
+    spinio::launch_resident_on(net.stream, make_sockets, 1, 32, net.handle, 4, net.words);
+    net.wait();
+    CHECK(net.words[0] > 0 && net.words[1] > 0 && net.words[2] == -ENOBUFS && net.words[3] == -ENOBUFS && net.words[4] > 0);
+    CHECK(spinio_net_connect(net.net, "unix:@nothing-there") == -1 && errno == ENOBUFS && *spinio_last_error());
+}
+
+static void options_of_a_wrong_size_are_refused()
+{
+    struct spinio_net_options options = {};
+    for (size_t size : {size_t(0), size_t(3), sizeof options.size - 1}) {
+        options.size = size;
+        CHECK(!spinio_net_open("emulated", &options) && errno == EINVAL && *spinio_last_error());
+    }
+    // Those of an older program are shorter, and of a newer one longer.
+    struct {
+        struct spinio_net_options known;
+        uint64_t later[4];
+    } longer = {};
+    for (size_t size : {sizeof(size_t), sizeof options, sizeof longer}) {
+        longer.known.size = size;
+        spinio_net *net = spinio_net_open("emulated", &longer.known);
+        CHECK(net && !spinio_net_close(net));
+    }
+}
+
+__global__ void bind_port(net::Handle handle, net::Address address, int64_t *out)
+{
+    int s = net::socket(net::block(), handle, net::INET, net::STREAM, 0);
+    out[0] = net::bind(net::block(), handle, s, address);
+    out[1] = net::close(net::block(), handle, s);
+}
+
+// As an ordinary user: the port is one of root's.
+static void use_privileged_port()
+{
+    if (getuid() == 0)
+        CHECK(!setgid(65534) && !setuid(65534));
+    Net net;
+    CHECK(spinio_net_listen(net.net, "tcp://127.0.0.1:81", 1) == -1 && errno == EACCES && *spinio_last_error());
+    spinio::launch_resident_on(net.stream, bind_port, 1, 32, net.handle, net::Address::inet(127, 0, 0, 1, 81), net.words);
+    net.wait();
+    CHECK(net.words[0] == -EACCES && net.words[1] == 0);
+    waits_for_open(net, 0);
+}
+
+static void privileged_port_is_refused()
+{
+    int first = 1024;
+    if (FILE *file = std::fopen("/proc/sys/net/ipv4/ip_unprivileged_port_start", "re")) {
+        CHECK(std::fscanf(file, "%d", &first) == 1);
+        std::fclose(file);
+    }
+    if (first <= 81) {
+        std::printf("skipped: no port is privileged here\n");
+        return;
+    }
+    Child child({"--privileged-port"});
+    CHECK(child.ends() == 0);
+}
+
 int main(int arguments, char **argument)
 {
     if (arguments > 1 && !std::strcmp(argument[1], "--small-device")) {
         device_without_memory();
         return failures != 0;
     }
+    if (arguments > 1 && !std::strcmp(argument[1], "--privileged-port")) {
+        use_privileged_port();
+        return failures != 0;
+    }
+    options_of_a_wrong_size_are_refused();
+    privileged_port_is_refused();
+    rings_run_out();
     few_descriptors_are_an_error_or_enough();
     little_memory_is_an_error_or_enough();
     device_memory_comes_back();

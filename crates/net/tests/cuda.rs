@@ -35,7 +35,35 @@ fn net_on_a_cuda_device_gives_its_memory_back_and_a_kernel_that_fails_resets_all
         TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
         net.close().unwrap();
     }
+    memory_that_cannot_be_pinned_is_enomem(&fake, device);
     peers_are_reset_if_a_kernel_fails(&fake, device);
+    net_of_a_context_that_dies_is_enodev(&fake, device);
+}
+
+fn memory_that_cannot_be_pinned_is_enomem(fake: &fake::Fake, device: &'static dyn Device) {
+    const OUT_OF_MEMORY: i32 = 2;
+    let before = fake.live_pins();
+    fake.fail_register(OUT_OF_MEMORY);
+    let refused = Net::open(device, Options::default()).err().unwrap();
+    assert_eq!(refused.errno.raw_os_error(), libc::ENOMEM, "{refused}");
+    fake.fail_register(0);
+    assert_eq!(fake.live_pins(), before);
+    Net::open(device, Options::default()).unwrap().close().unwrap();
+}
+
+/// As by cudaDeviceReset.
+fn net_of_a_context_that_dies_is_enodev(fake: &fake::Fake, device: &'static dyn Device) {
+    let net = Net::open(device, Options { connections: 4, ..Options::default() }).unwrap();
+    let nowhere = NetAddress::parse("unix:@spinio-net-nowhere").unwrap();
+    fake.reset(0);
+    let begun = Instant::now();
+    while net.connect(&nowhere).unwrap_err().errno.raw_os_error() != libc::ENODEV {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no call fails with ENODEV");
+    }
+    // Its memory has gone with it.
+    net.close().unwrap();
+    let refused = Net::open(device, Options::default()).err().unwrap();
+    assert_eq!(refused.errno.raw_os_error(), libc::ENODEV, "{refused}");
 }
 
 /// After a kernel's error: an error of the context that stays.
