@@ -112,7 +112,7 @@ static int released(const Net &net, int s, Mine *mine)
 
 static void streams_move_and_no_byte_is_lost(int domain, unsigned fault_seed)
 {
-    Net net(16, false, 64, fault_seed);
+    Net net({.fault_seed = fault_seed});
     const int64_t total = 400000;
     int ends[2];
     connect_pair(domain, SOCK_STREAM, ends);
@@ -243,7 +243,7 @@ static int errno_of(int result) { return result < 0 ? errno : 0; }
 
 static void what_cannot_move_stays()
 {
-    Net net(2);
+    Net net({.connections = 2});
     size_t count;
     char unread[8192];
     auto release = [&](int s, size_t size) { return spinio_net_release(net.net, s, unread, size, &count); };

@@ -336,7 +336,7 @@ __global__ void run_in_kernel(net::Handle handle, int what, int domain, Names na
 
 static void kernel_and_program_get_the_same_results(int what, int domain, int count)
 {
-    Net net(16, false, 64, 0, what == 1 ? 65536 : 4096);
+    Net net({.ring_bytes = what == 1 ? 65536u : 4096u});
     Names names = {net::Address::abstract("spinio-no-such-name"), net::Address::path("/no-such-folder/socket"), net::Address::path(""),
                    net::Address::inet(127, 0, 0, 1, 0), net::Address::inet6({0, 0, 0, 0, 0, 0, 0, 1}, 0), {}, net::Address::path("")};
     names.none.length = 16;

@@ -73,7 +73,7 @@ static void many_clients(const std::string &address, int connections, int rounds
 
 static void few_groups_serve_many_connections(const char *where, int who, unsigned blocks, unsigned threads)
 {
-    Net net(48);
+    Net net({.connections = 48});
     std::string address;
     int s = listener(net, where, address), set = spinio_net_set(net.net);
     CHECK(set == 1 && !spinio_net_add(net.net, set, s, net::IN));
@@ -233,7 +233,7 @@ __global__ void take_all(net::Handle handle, int listener, int set, int count, u
 static void full_event_ring_loses_nothing()
 {
     const int count = 600;
-    Net net(unsigned(count), false, 1024);
+    Net net({.connections = unsigned(count), .sockets = 1024});
     std::string address;
     int s = listener(net, ("unix:@spinio-full-" + std::to_string(getpid())).c_str(), address), set = spinio_net_set(net.net);
     auto turn = reinterpret_cast<uint64_t *>(net.words + 4000);
@@ -420,7 +420,7 @@ static void poll_of_ten_thousand_sockets()
     }
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
-    Net net(2 * pairs + 8, false, 16384);
+    Net net({.connections = 2 * pairs + 8, .sockets = 16384});
     std::string address;
     std::string name = "spinio-many-" + std::to_string(getpid());
     int s = listener(net, ("unix:@" + name).c_str(), address);

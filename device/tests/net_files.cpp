@@ -231,7 +231,7 @@ static void scripts_give_the_results_of_the_system_calls()
         }
         std::memset(results, 0, 2 * steps * sizeof *results);
         {
-            Net net(16, false, 64, 0, 4096, (ours / "in").c_str(), true);
+            Net net({.files_root = (ours / "in").c_str(), .files_write = true});
             spinio::launch_resident_on(net.stream, play_script, 1, round % 3 == 0 ? 100 : 64, net.handle, round % 3, script, memory, source, results);
             net.wait();
             CHECK(net.stats().violations == 0);
@@ -272,7 +272,7 @@ static void host_says_which_files_and_how_many()
     char *path;
     CHECK(!cudaHostAlloc(&path, 8192, cudaHostAllocDefault));
     auto opens = [&](const char *root, bool write, const char *name, int flags, int count) {
-        Net net(4, false, 64, 0, 4096, root, write, 3);
+        Net net({.connections = 4, .files_root = root, .files_write = write, .files = 3});
         std::strcpy(path, name);
         spinio::launch_resident_on(net.stream, open_some, 1, 32, net.handle, static_cast<const char *>(path), flags, count, net.words);
         net.wait();
@@ -322,7 +322,7 @@ static void files_and_sockets_are_not_confused()
 {
     Directory directory;
     fill(directory);
-    Net net(16, false, 64, 0, 4096, directory.path.c_str());
+    Net net({.files_root = directory.path.c_str()});
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     char *path;
@@ -354,7 +354,7 @@ static void many_blocks_read_at_once()
     Directory directory;
     fill(directory);
     auto wanted = content(directory / "in/b");
-    Net net(16, false, 64, 0, 4096, (directory / "in").c_str());
+    Net net({.files_root = (directory / "in").c_str()});
     unsigned char *memory;
     char *path;
     CHECK(!cudaMalloc(&memory, blocks * wanted.size()) && !cudaHostAlloc(&path, 8, cudaHostAllocDefault));
@@ -395,7 +395,7 @@ static void file_that_waits_holds_up_no_socket(bool stop)
         close(leased);
         return;
     }
-    Net net(16, false, 64, 0, 4096, (directory / "in").c_str());
+    Net net({.files_root = (directory / "in").c_str()});
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     char *path;

@@ -126,7 +126,7 @@ __global__ void echo(net::Handle handle, int listener, int who)
 // Messages of all small sizes, one after another and many at once: they come back as they were.
 static void messages_of_all_sizes_come_back(int who, unsigned threads, bool inside)
 {
-    Net net(16, !inside);
+    Net net({.no_inline = !inside});
     std::string address;
     int s = listener(net, ("unix:@spinio-sizes-" + std::to_string(getpid())).c_str(), address);
     spinio::launch_resident_on(net.stream, echo, 1, threads, net.handle, s, who);
@@ -164,7 +164,7 @@ __global__ void echo_many(net::Handle handle, int listener, int connections)
 // Sockets of the same place in the table: words that the last one left in the lines are no message of the next one.
 static void next_socket_of_a_place_sees_its_own_messages()
 {
-    Net net(2, false, 2);
+    Net net({.connections = 2, .sockets = 2});
     std::string address;
     int s = listener(net, ("unix:@spinio-place-" + std::to_string(getpid())).c_str(), address);
     const int connections = 200;

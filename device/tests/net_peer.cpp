@@ -208,7 +208,7 @@ __global__ void dialogue(net::Handle handle, int listener, net::Address to, int6
 
 static std::vector<int64_t> results_of_dialogue(const char *where, bool no_upgrade, unsigned threads)
 {
-    Net net(16, false, 64, 0, 4096, nullptr, false, 0, no_upgrade);
+    Net net({.no_upgrade = no_upgrade});
     std::string address;
     int s = listener(net, where, address);
     uint64_t *turns = reinterpret_cast<uint64_t *>(net.words + 4000);
@@ -288,7 +288,7 @@ static void all_groups_exchange_bytes(const char *where)
         int who;
         unsigned threads, connections;
     } cases[] = {{0, 256, 1}, {0, 17, 1}, {1, 96, 3}, {2, 32, 1}};
-    Net net(16);
+    Net net;
     std::string address;
     int s = listener(net, where, address);
     unsigned all = 0;
@@ -352,7 +352,7 @@ __global__ void ask_and_serve(net::Handle handle, int set, net::Address to, int 
 
 static void event_sets_tell_of_ends_inside_the_net(const char *where)
 {
-    Net net(16, false, 64, 0, 4096);
+    Net net;
     std::string address;
     int s = listener(net, where, address), set = spinio_net_set(net.net);
     CHECK(set > 0 && !spinio_net_add(net.net, set, s, net::IN));
@@ -427,7 +427,7 @@ __global__ void events_of_an_end(net::Handle handle, int listener, net::Address 
 
 static void poll_and_sets_see_what_is_true()
 {
-    Net net(16);
+    Net net;
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     uint64_t *turns = reinterpret_cast<uint64_t *>(net.words + 4000);
@@ -491,7 +491,7 @@ static void file_goes_to_an_end_inside_the_net(const char *where)
     std::FILE *file = std::fopen(path.c_str(), "w");
     CHECK(file && std::fwrite(data.data(), 1, bytes, file) == bytes && !std::fclose(file));
     {
-        Net net(16, false, 64, 0, 4096, folder.c_str());
+        Net net({.files_root = folder.c_str()});
         int s = listener(net, where, address);
         spinio::launch_resident_on(net.stream, file_between_texts, 2, 64, net.handle, s, address_of(address), bytes, net.words);
         net.wait();
@@ -544,7 +544,7 @@ static void reasons_say_why_a_connection_stays_with_linux()
 {
     {
         // Of a backlog of 2, and of memory for 4 connections: each pair has a ring of 4 KiB in each direction.
-        Net net(8);
+        Net net({.connections = 8});
         int s = spinio_net_listen(net.net, ("unix:@spinio-reason-" + std::to_string(getpid())).c_str(), 2);
         CHECK(s > 0);
         auto to = net::Address::abstract(("spinio-reason-" + std::to_string(getpid())).c_str());
@@ -552,7 +552,7 @@ static void reasons_say_why_a_connection_stays_with_linux()
         CHECK(stats.upgraded == 2 && stats.kept_by_backlog == 2);
     }
     {
-        Net net(8);
+        Net net({.connections = 8});
         std::string address;
         listener(net, "tcp://127.0.0.1:0", address);
         auto stats = connect_and_wait(net, address_of(address), 6, [&] { CHECK(!spinio_net_stop(net.net)); });
@@ -657,7 +657,7 @@ __global__ void accept_in_order(net::Handle handle, int listener, int first, int
 // The host makes both ends, programs connect in between, and one place is used again and again.
 static void host_and_programs_mix_with_ends_inside_the_net()
 {
-    Net net(16);
+    Net net;
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
     int set = spinio_net_set(net.net), mine = spinio_net_connect(net.net, address.c_str());

@@ -215,7 +215,7 @@ enum class Client { plain, shared, not_upgraded };
 
 static void kernel_and_program_get_the_same_results(const char *where, unsigned first, int count, unsigned fault_seed = 0, Client client = Client::plain)
 {
-    Net net(16, false, 64, fault_seed);
+    Net net({.fault_seed = fault_seed});
     std::string address;
     int s = listener(net, where, address);
     Step *steps;
@@ -371,7 +371,7 @@ static void two_kernels_get_the_same_results(const char *where, unsigned first, 
         std::copy(script.begin(), script.end(), steps + i * most_steps);
     }
     for (bool no_upgrade : {false, true}) {
-        Net net(16, false, 64, 0, 4096, nullptr, false, 0, no_upgrade);
+        Net net({.no_upgrade = no_upgrade});
         std::string address;
         int s = listener(net, where, address);
         net::Address to = where[0] == 't' ? net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(address.c_str() + address.rfind(':') + 1)))

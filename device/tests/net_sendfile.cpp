@@ -87,7 +87,7 @@ struct Connection {
 
 static Net net_of(const Folder &folder, unsigned faults = 0)
 {
-    return Net(16, false, 64, faults, 4096, folder.path.c_str());
+    return Net({.fault_seed = faults, .files_root = folder.path.c_str()});
 }
 
 struct Piece {

@@ -51,6 +51,19 @@ __device__ inline void pass_and_wait(uint64_t *turn, uint64_t mine)
     __syncthreads();
 }
 
+// Which net a test needs.
+struct NetOptions {
+    unsigned connections = 16;
+    unsigned sockets = 64;
+    unsigned ring_bytes = 4096;
+    unsigned fault_seed = 0;
+    bool no_inline = false;
+    bool no_upgrade = false;
+    const char *files_root = nullptr;
+    bool files_write = false;
+    unsigned files = 0;
+};
+
 // A net, its handle, a stream of its own, and words that kernels and this program see.
 struct Net {
     spinio_net *net;
@@ -58,21 +71,20 @@ struct Net {
     cudaStream_t stream;
     int64_t *words;
 
-    explicit Net(unsigned connections = 16, bool no_inline = false, unsigned sockets = 64, unsigned fault_seed = 0,
-                 unsigned ring_bytes = 4096, const char *files_root = nullptr, bool files_write = false, unsigned files = 0, bool no_upgrade = false)
+    explicit Net(const NetOptions &wanted = {})
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
-        options.sockets = sockets;
-        options.connections = connections;
-        options.ring_bytes = ring_bytes;
+        options.sockets = wanted.sockets;
+        options.connections = wanted.connections;
+        options.ring_bytes = wanted.ring_bytes;
         options.first_position = (uint64_t(1) << 48) - 1000;
-        options.no_inline = no_inline;
-        options.fault_seed = fault_seed;
-        options.files_root = files_root;
-        options.files_write = files_write;
-        options.files = files;
-        options.no_upgrade = no_upgrade;
+        options.no_inline = wanted.no_inline;
+        options.fault_seed = wanted.fault_seed;
+        options.files_root = wanted.files_root;
+        options.files_write = wanted.files_write;
+        options.files = wanted.files;
+        options.no_upgrade = wanted.no_upgrade;
         net = spinio_net_open("emulated", &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -21,7 +21,7 @@
  *
  * Any thread may call these functions at any time, but none during or after spinio_net_close() of its net. A function that
  * fails returns -1 or NULL and sets errno, and spinio_last_error() of spinio.h returns a sentence about the cause.
- * ENODEV: a forked child. ESHUTDOWN: the net is stopped. */
+ * ENODEV: a forked child, or a kernel has failed and with it the device. ESHUTDOWN: the net is stopped. */
 #ifndef SPINIO_NET_H
 #define SPINIO_NET_H
 

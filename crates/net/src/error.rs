@@ -31,6 +31,7 @@ impl Error {
         let errno = match error.kind {
             ErrorKind::NoMemory => Errno::NOMEM,
             ErrorKind::Unsupported => Errno::NOTSUP,
+            ErrorKind::ContextLost => Errno::NODEV,
             _ => Errno::IO,
         };
         Error::new(errno, format!("Cannot {operation}: {error}"))

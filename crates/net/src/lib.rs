@@ -8,7 +8,7 @@
 //!   Linux ── TCP, UDP, UNIX ── nc, curl, any program
 //! ```
 //!
-//! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy. All memory is made when it is opened and
+//! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy, and a thread that sees if the device fails. All memory is made when it is opened and
 //! given back when it is closed: a driver gives memory back only when no kernel runs.
 //!
 //! The proxy makes system calls for sockets only. It never calls the device and never reads a file, which workers do, so
@@ -30,6 +30,7 @@ mod net;
 mod proxy;
 mod socket;
 mod socket_fd;
+mod watch;
 
 pub use address::NetAddress;
 pub use counters::Stats;

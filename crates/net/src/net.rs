@@ -23,6 +23,7 @@ use spinio_sys::linux::{self, FdTableRoot};
 use crate::counters::Counters;
 use crate::memory::{Memory, Plan};
 use crate::proxy::{Command, FileSetup, Place, Proxy, Setup};
+use crate::watch::{Failure, Watcher};
 use crate::{Error, NetAddress, Result, Stats};
 
 const SOCK_STREAM: u32 = 1;
@@ -86,6 +87,8 @@ pub struct Net {
     /// Disconnected once the proxy has ended.
     ended: std::sync::Mutex<Receiver<()>>,
     handle: Handle,
+    failure: Arc<Failure>,
+    watcher: Watcher,
     pid: u32,
 }
 
@@ -145,7 +148,10 @@ impl Net {
         let (handle, ended) = started.inspect_err(|_| {
             let _ = memory.free();
         })?;
-        Ok(Net { memory, counters, commands, ended: std::sync::Mutex::new(ended), handle, pid: linux::getpid() })
+        let failure = Arc::new(Failure::new());
+        let watcher = Watcher::start(device, Arc::clone(&failure), commands.clone());
+        let (ended, pid) = (std::sync::Mutex::new(ended), linux::getpid());
+        Ok(Net { memory, counters, commands, ended, handle, failure, watcher, pid })
     }
 
     /// The argument of kernels.
@@ -246,6 +252,7 @@ impl Net {
     /// Stops it, sends what is left (at most a second), and gives its memory back. No kernel of the net may run.
     pub fn close(self) -> Result<()> {
         self.check_process()?;
+        drop(self.watcher);
         // It fails if the proxy has ended before.
         let _ = self.commands.send(Command::End);
         let ended = self.ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -285,7 +292,13 @@ impl Net {
         };
         self.send(Command::Call(request, sender))?;
         let reply = receiver.recv().map_err(|_| ended())?;
-        if reply.result < 0 { Err(Error::of(Errno::from_raw_os_error(-reply.result), what)) } else { Ok(reply) }
+        match (reply.result, self.failure.get()) {
+            (0.., _) => Ok(reply),
+            (_, Some(error)) if reply.result == -Errno::NODEV.raw_os_error() => {
+                Err(Error::new(Errno::NODEV, format!("Cannot {what}: the device has failed: {error}")))
+            }
+            _ => Err(Error::of(Errno::from_raw_os_error(-reply.result), what)),
+        }
     }
 
     fn send(&self, command: Command) -> Result<()> {

@@ -4,6 +4,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use spinio_ring::datagram::Header;
 use spinio_ring::doorbell::{self, Entry, Op};
 use spinio_ring::inline::{self, Inline, Phase};
 use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header, record};
-use spinio_ring::line::{Consumed, EOF, Received, Sent};
+use spinio_ring::line::{Consumed, EOF, ERR, Received, Sent};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_ring::{Position, Word, peer};
 
@@ -150,6 +151,33 @@ fn wrong_position_resets_its_connection_and_no_other() {
     works(&kernel, good, &mut good_peer);
     until("closed sockets are not freed", || net.stats().open == 1);
     net.close().unwrap();
+}
+
+#[test]
+fn bytes_sent_after_a_reset_do_not_change_the_error() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let (good, mut good_peer) = connection(&net);
+    let (bad, bad_peer) = connection(&net);
+    let descriptor = Descriptor::of(bad as u32);
+    reset(bad_peer);
+    let errno = || Sent::of(kernel.device_line(bad)[1].load_acquire()).errno;
+    until("the kernel is not told", || errno() == 104);
+    // Which Linux answers with EPIPE.
+    kernel.ring(Op::Send, 5, descriptor.index, descriptor.epoch);
+    works(&kernel, good, &mut good_peer);
+    assert_eq!(errno(), 104);
+    assert!(Received::of(kernel.device_line(bad)[0].load_acquire()).flags & ERR != 0);
+    net.close().unwrap();
+}
+
+/// Closes a connection with a reset.
+fn reset(peer: TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let (value, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
+    // SAFETY: the structure lives across the call.
+    let done = unsafe { libc::setsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len) };
+    assert_eq!(done, 0);
 }
 
 /// A socket that a kernel asks for: its descriptor.

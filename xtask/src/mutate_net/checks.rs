@@ -180,6 +180,13 @@ impl Workshop {
     }
 }
 
+impl Check {
+    /// Whether it needs a compiler only, neither the library nor cargo.
+    pub(crate) fn is_cheap(&self) -> bool {
+        matches!(self, Check::Rules(_) | Check::Races(_))
+    }
+}
+
 /// How a command fails, if it does.
 fn ended(command: &mut Command) -> Result<Option<String>> {
     let done = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
@@ -191,6 +198,8 @@ fn ended(command: &mut Command) -> Result<Option<String>> {
     let telling = |line: &&str| ["check failed", "assertion", "panicked"].iter().any(|word| line.contains(word));
     let line = text.lines().find(telling).unwrap_or("").trim();
     let line = line.rsplit('/').next().unwrap_or(line);
+    // Of timeout and of the loader: the test has not begun.
+    ensure!(!matches!(done.status.code(), Some(125..=127)), "{:?} does not start: {text}", command.get_args());
     let hang = done.status.code().is_none_or(|code| code == 137);
     Ok(Some(if hang { "does not end".into() } else { format!("{} {line}", done.status) }))
 }

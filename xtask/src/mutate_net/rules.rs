@@ -353,6 +353,7 @@ pub(super) const RULES: &[Mutant] = &[
             "memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());\n            self.counters",
             "memory.device_line(index)[1].store(socket.incoming.line(socket.errno).word(), std::sync::atomic::Ordering::Relaxed);\n            self.counters",
         ],
-        &[KernelRaces("net_inline")],
+        // Not an echo, in which what is received later is in order after it.
+        &[KernelRaces("net_faults")],
     ),
 ];

@@ -18,7 +18,7 @@ impl Proxy {
         self.counters.calls.add(1);
         self.pace.gave(now);
         if self.stopped {
-            return self.answer(caller, Reply::new(-Errno::SHUTDOWN.raw_os_error()));
+            return self.answer(caller, Reply::new(-self.refusal.raw_os_error()));
         }
         let done = match request.call {
             Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),

@@ -50,7 +50,7 @@ impl Proxy {
     /// Puts a socket of the program into the table.
     pub(super) fn adopt(&mut self, place: Place) -> Result<Descriptor, Errno> {
         if self.stopped {
-            return Err(Errno::SHUTDOWN);
+            return Err(self.refusal);
         }
         let own = place.duplicate()?;
         let fd = own.0;

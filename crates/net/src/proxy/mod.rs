@@ -92,6 +92,8 @@ pub(crate) enum Command {
     Release(Descriptor, Place, usize, SyncSender<Result<Vec<u8>, Errno>>),
     /// All calls fail from now on.
     Stop(SyncSender<()>),
+    /// The device has failed: no kernel will go on.
+    Fail,
     /// The proxy ends.
     End,
 }
@@ -151,6 +153,8 @@ pub(crate) struct Proxy {
     blocked: Option<u64>,
     pace: Pace,
     stopped: bool,
+    /// What calls of the program fail with once it is stopped.
+    refusal: Errno,
     /// Since when it ends.
     ending: Option<u64>,
 }
@@ -188,6 +192,7 @@ impl Proxy {
             blocked: None,
             pace: Pace::new(linux::available_cpus(), setup.longest_sleep_ns),
             stopped: false,
+            refusal: Errno::SHUTDOWN,
             ending: None,
             memory: setup.memory,
             counters: setup.counters,
@@ -241,6 +246,7 @@ impl Proxy {
                     self.stop();
                     let _ = sender.try_send(());
                 }
+                Command::Fail => self.fail(),
                 Command::End => {
                     self.stop();
                     self.ending = Some(now);
@@ -467,6 +473,15 @@ impl Proxy {
     /// All calls of kernels and of the program fail from now on.
     fn stop(&mut self) {
         self.end_calls(Errno::SHUTDOWN);
+    }
+
+    /// The device has failed: peers learn that no kernel will answer, and new ones are refused.
+    fn fail(&mut self) {
+        self.refusal = Errno::NODEV;
+        self.end_calls(Errno::NODEV);
+        for index in self.sockets.indices() {
+            self.abandon(index);
+        }
     }
 
     fn end_calls(&mut self, errno: Errno) {

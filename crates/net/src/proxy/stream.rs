@@ -222,7 +222,10 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         let left = socket.incoming.pending();
         socket.incoming.advance(left as usize);
-        socket.errno = errno.raw_os_error() as u16;
+        if socket.flags & ERR == 0 {
+            // Else the connection has failed before, and bytes that a kernel sent meanwhile get EPIPE: recv never returns that.
+            socket.errno = errno.raw_os_error() as u16;
+        }
         if errno != Errno::PIPE {
             // The connection is gone, not just this direction: the error that tells so is reported only once.
             socket.flags |= ERR;

@@ -161,6 +161,16 @@ fn faults_around_sockets_of_kernels_end_in_right_bytes_or_true_errors() {
 }
 
 #[test]
+fn faults_of_other_processes_end_in_right_bytes_or_true_errors() {
+    passes_with_sockets("net_process_faults");
+}
+
+#[test]
+fn limits_and_stops_end_every_call_with_a_true_error() {
+    passes_with_sockets("net_limits");
+}
+
+#[test]
 fn kernels_get_the_results_that_programs_get_from_sockets() {
     passes_with_sockets("net_scripts");
 }

@@ -50,12 +50,13 @@ static int capturing, invalidated, fail_register, fail_copy, fail_module, querie
 static int live_pins, live_streams, live_events;
 static _Atomic int stopped; /* streams that wait for the CPU */
 static int no_stream_wait, hang;
+static _Atomic int trap; /* of a kernel: all calls of its context fail with it */
 
 static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
 static struct stat identity;
 static void at_home(void);
 static context *current(void) { return depth ? stack[depth - 1] : NULL; }
-static int need(void) { context *c = current(); return in_callback ? DENIED : !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : OK; }
+static int need(void) { context *c = current(); return in_callback ? DENIED : !up ? NOINIT : !c ? BADCTX : !c->alive ? DESTROYED : trap; }
 #define NEED() do { int e_ = need(); if (e_) return e_; } while (0)
 static void die(const char *why) { fprintf(stderr, "fake driver: %s: the real one would crash\n", why); abort(); }
 /* Such a call may wait for all work of the device, with the driver's locks. */
@@ -99,6 +100,7 @@ static void drop_context(context *c) {
 /* controls */
 void fake_capture(int on) { capturing = on; }
 int fake_invalidated(void) { return invalidated; }
+void fake_trap(int code) { trap = code; }
 void fake_fail_register(int code) { fail_register = code; }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }

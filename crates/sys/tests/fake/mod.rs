@@ -60,6 +60,8 @@ controls! {
     fn capture(on: c_int);
     /// Calls that would have invalidated the capture.
     fn invalidated() -> c_int;
+    /// A kernel has failed: all calls fail with this code from now on.
+    fn trap(code: c_int);
     /// Registering fails with this code from now on.
     fn fail_register(code: c_int);
     /// Copies fail with this code from now on.
