@@ -123,7 +123,7 @@ __device__ inline void fill(unsigned char *buffer)
 }
 
 // Each block accepts a connection and sends on it until that fails. `buffers`: a period for each block.
-__global__ void source(net::Handle handle, int listener, unsigned char *buffers, unsigned bytes)
+__global__ void __launch_bounds__(1024) source(net::Handle handle, int listener, unsigned char *buffers, unsigned bytes)
 {
     unsigned char *buffer = buffers + blockIdx.x * period;
     fill(buffer);
@@ -139,7 +139,7 @@ __global__ void source(net::Handle handle, int listener, unsigned char *buffers,
 }
 
 // Receives until the end of the stream, then says how many bytes came.
-__global__ void sink(net::Handle handle, int listener, unsigned char *buffers)
+__global__ void __launch_bounds__(1024) sink(net::Handle handle, int listener, unsigned char *buffers)
 {
     unsigned char *buffer = buffers + blockIdx.x * period;
     __shared__ int64_t total;
@@ -159,7 +159,7 @@ __global__ void sink(net::Handle handle, int listener, unsigned char *buffers)
 }
 
 // Block 0 sends on a socket, block 1 receives from it at the same time.
-__global__ void duplex(net::Handle handle, int s, unsigned char *buffers, uint64_t *received)
+__global__ void __launch_bounds__(1024) duplex(net::Handle handle, int s, unsigned char *buffers, uint64_t *received)
 {
     unsigned char *buffer = buffers + blockIdx.x * period;
     if (blockIdx.x == 0) {
@@ -176,7 +176,7 @@ __global__ void duplex(net::Handle handle, int s, unsigned char *buffers, uint64
 }
 
 // For each byte that comes, a send of `bytes`: ticks until it returns.
-__global__ void timed_sends(net::Handle handle, int s, unsigned char *buffer, unsigned bytes, unsigned long long *times, Clocks *clocks)
+__global__ void __launch_bounds__(1024) timed_sends(net::Handle handle, int s, unsigned char *buffer, unsigned bytes, unsigned long long *times, Clocks *clocks)
 {
     __shared__ char go;
     fill(buffer);

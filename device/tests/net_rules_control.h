@@ -482,15 +482,16 @@ static void descriptors_are_checked()
         CHECK(call_alone(proxy, 0, s) == -EBADF && call_alone(proxy, 1, s) == -EBADF);
     CHECK(call_alone(proxy, 0) == -EAGAIN);
     // A direction that another call has locked.
-    release(&proxy.socket(0)->receive_lock, 1);
-    CHECK(call_alone(proxy, 0) == -EAGAIN && proxy.socket(0)->receive_lock == 1);
+    const uint64_t locked = uint64_t(Proxy::epoch) << 1 | 1;
+    release(&proxy.socket(0)->receive_lock, locked);
+    CHECK(call_alone(proxy, 0) == -EAGAIN && proxy.socket(0)->receive_lock == locked);
     // A call that waits for a lock sees that the descriptor is closed.
     int64_t late = 0;
     std::thread waiting = start(call_once, 1, 32, proxy.handle, 0, Proxy::descriptor(0), 0, &late);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     release(&proxy.socket(0)->state, uint64_t(Proxy::epoch) << 2 | layout::state_closed);
     waiting.join();
-    CHECK(late == -EBADF && proxy.socket(0)->receive_lock == 1);
+    CHECK(late == -EBADF && proxy.socket(0)->receive_lock == locked);
     // The first calls of the next socket of the place, at the same time: one fills in what the others use.
     // Phases belong to the line: the next socket goes on with them.
     proxy.socket(0)->send_phase = 9;

@@ -4,7 +4,8 @@
 //     while (spinio::load_acquire_system(word) != wanted)
 //         waiting.pause();
 //
-// On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds. On the emulated device other threads of
+// On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds; up to 256 for the first `eager` pauses, since what
+// comes soon should be seen soon. On the emulated device other threads of
 // the block run meanwhile, and if all of them wait, the CPU thread sleeps: a thread that polls without a pause, or
 // __nanosleep(), would never see the change there.
 //
@@ -22,7 +23,7 @@ namespace spinio {
 
 class Backoff {
 public:
-    __device__ explicit Backoff(unsigned most = 2048) : most(most) {}
+    __device__ explicit Backoff(unsigned most = 2048, unsigned eager = 64) : most(most), eager(eager) {}
 
     // Once in a loop, after each look that was in vain.
     __device__ void pause()
@@ -32,12 +33,14 @@ public:
 #elif !defined(__CUDACC__)
         emulation::current_block->pause(time == first);
 #endif
-        time = time < most ? 2 * time : most;
+        const unsigned limit = eager && most > 256 ? 256 : most;
+        time = 2 * time < limit ? 2 * time : limit;
+        eager -= eager != 0;
     }
 
 private:
     static constexpr unsigned first = 32;
-    unsigned most, time = first;
+    unsigned most, eager, time = first;
 };
 
 // A single pause, for loops that have no place for a Backoff.

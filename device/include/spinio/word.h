@@ -101,6 +101,28 @@ __device__ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expect
     return old;
 }
 
+// The same with acquire order only, which waits for no earlier store.
+__device__ inline uint64_t compare_exchange_acquire_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    unsigned long long old;
+    asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)expected), "l"((unsigned long long)wanted)
+                 : "memory");
+    return old;
+}
+
+// The same without order.
+__device__ inline uint64_t compare_exchange_relaxed_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    unsigned long long old;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)expected), "l"((unsigned long long)wanted)
+                 : "memory");
+    return old;
+}
+
 #else
 
 // What accesses cost on a GPU, counted here: the tests compare it with what the design says. Of the blocks that this thread
@@ -182,6 +204,18 @@ inline uint64_t and_release_device(uint64_t *at, uint64_t bits)
 inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_t wanted)
 {
     __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+inline uint64_t compare_exchange_acquire_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+inline uint64_t compare_exchange_relaxed_device(uint64_t *at, uint64_t expected, uint64_t wanted)
+{
+    __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return expected;
 }
 

@@ -102,7 +102,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         if (++polls % count == 0) {
             if (stopped(net)) {
                 if (posting)
-                    unlock(posting);
+                    unlock(request.s, posting);
                 return -ESHUTDOWN;
             }
             waiting.pause();
@@ -121,7 +121,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
     int result = ring(net, layout::doorbell_control, mailbox, 0, 0);
     if (posting)
-        unlock(posting);
+        unlock(request.s, posting);
     uint64_t *reply = words + layout::line_bytes / 8;
     for (unsigned polls = 1; !result; polls++) {
         uint64_t word = load_acquire_system(reply);
@@ -229,7 +229,7 @@ __device__ int shutdown(Group group, const Handle &net, int s, int how)
     } else if (group.leads() && !result && how != SHUT_RECEIVE) {
         if (!detail::lock(net, s, &socket->send_lock, true)) {
             socket->shut = 1;
-            detail::unlock(&socket->send_lock);
+            detail::unlock(s, &socket->send_lock);
         }
     }
     group.sync();
@@ -251,9 +251,8 @@ __device__ inline int end_use(const Handle &net, int s)
     uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
     for (uint64_t *word : locks) {
         Backoff waiting;
-        while (compare_exchange_device(word, 0, 1) != 0)
+        while (compare_exchange_device(word, free_lock(s), 0) != free_lock(s))
             waiting.pause();
-        store_release_device(word, 0);
     }
     return 0;
 }

@@ -34,7 +34,7 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
+    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {
@@ -73,9 +73,9 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
     // A packet goes to the peer.
     if (type_of(socket) == SEQPACKET)
         to = nullptr;
-    Pair start = {0, 0};
+    Outcome start = {0, 0, 0};
     if (group.leads()) {
-        start = {check_datagram(socket, bytes, to), socket->tail};
+        start = {check_datagram(socket, bytes, to), socket->tail, 0};
         // One whose call did not wait until it was sent. Its errno is lost.
         if (!start.value && socket->sent != start.position) {
             int failed = wait_for_result(net, s, flags, start.position);
@@ -112,7 +112,7 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
         start.value = share(group, start.value);
     }
     if (group.leads())
-        unlock(&socket->send_lock);
+        unlock(s, &socket->send_lock);
     return start.value ? start.value : int64_t(bytes);
 }
 
@@ -120,7 +120,7 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
 __device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t (&header)[4], bool &full)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    int64_t there = wait_for_bytes(net, s, flags, full);
+    int64_t there = wait_for_bytes(net, s, flags, socket->consumed, ring_size(socket->receive_ring), full);
     if (there <= 0)
         return there;
     for (unsigned i = 0; i < 4; i++)
@@ -138,11 +138,11 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
     bool full = false;
     int64_t record = 0;
     // Stored length 24 and length of the datagram, or -errno; consumed position.
-    Pair next = {0, 0};
+    Outcome next = {0, 0, 0};
     if (group.leads()) {
         record = wait_for_record(net, s, flags, header, full);
         uint64_t failed = header[0] >> 48;
-        next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), socket->consumed};
+        next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), socket->consumed, 0};
     }
     next = group.share(next);
     size_t stored = next.value < 0 ? 0 : size_t(next.value & 0xffffff), take = stored < bytes ? stored : bytes;
@@ -164,12 +164,9 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
         // An error is told once, also to one that peeks.
         if (record > 0 && (next.value < 0 || !(flags & PEEK))) {
             uint64_t consumed = (next.position + uint64_t(record)) & layout::position_mask;
-            store_relaxed_device(&socket->consumed, consumed);
-            store_release_system(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
-            if (full)
-                (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
+            give_back(net, s, consumed, full);
         }
-        unlock(&socket->receive_lock);
+        unlock(s, &socket->receive_lock);
     }
     group.sync();
     if (next.value < 0)
@@ -183,13 +180,17 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
 template <typename Group>
 __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address &to)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, false); failed < 0)
-        return failed;
+    Outcome locked = {0, 0, 0};
+    if (group.leads())
+        locked = detail::lock_direction(net, s, flags, false);
+    locked = group.share(locked);
+    if (!locked.word)
+        return locked.value;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::type_of(socket) != STREAM)
+    if (locked.word & detail::datagram_bit)
         return detail::send_datagram(group, net, s, buffer, bytes, flags, &to);
     if (group.leads())
-        detail::unlock(&socket->send_lock);
+        detail::unlock(s, &socket->send_lock);
     group.sync();
     return detail::domain_of(socket) == UNIX && to.length ? -EISCONN : send(group, net, s, buffer, bytes, flags);
 }
@@ -199,13 +200,16 @@ __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buf
 template <typename Group>
 __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
 {
-    if (int64_t failed = detail::lock_direction(group, net, s, flags, true); failed < 0)
-        return failed;
-    layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::type_of(socket) != STREAM)
+    Outcome locked = {0, 0, 0};
+    if (group.leads())
+        locked = detail::lock_direction(net, s, flags, true);
+    locked = group.share(locked);
+    if (!locked.word)
+        return locked.value;
+    if (locked.word & detail::datagram_bit)
         return detail::receive_datagram(group, net, s, buffer, bytes, flags, from);
     if (group.leads()) {
-        detail::unlock(&socket->receive_lock);
+        detail::unlock(s, &detail::device_socket(net, s)->receive_lock);
         if (from)
             from->length = 0;
     }

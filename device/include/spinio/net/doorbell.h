@@ -1,8 +1,8 @@
 // doorbell.h: a kernel tells the proxy which socket has something new. crates/ring/src/doorbell.rs explains the queue.
 //
 // What the entry is about has to be visible before the claim, since nothing between claim and entry may wait. On a GPU that
-// is one fence, and the words of the entry are relaxed stores: two release stores would wait for the bus twice. On the
-// emulated device they are release stores, which ThreadSanitizer understands.
+// is one fence, and the claim and the words of the entry are relaxed: each of them with release order would wait for the bus
+// once more. On the emulated device the words are release stores, which ThreadSanitizer understands.
 #ifndef SPINIO_NET_DOORBELL_H
 #define SPINIO_NET_DOORBELL_H
 
@@ -50,6 +50,16 @@ __device__ inline void store_published(uint64_t *at, uint64_t value)
 #endif
 }
 
+// The same in device memory, for threads of this GPU.
+__device__ inline void store_published_device(uint64_t *at, uint64_t value)
+{
+#if defined(__CUDACC__)
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#endif
+}
+
 // The words of an entry but for the lap.
 struct Entry {
     uint64_t words[2];
@@ -67,8 +77,8 @@ __device__ inline int enter(const Handle &net, Entry entry)
     uint64_t *tail = claims + layout::claims_doorbell_tail, *seen = claims + layout::claims_doorbell_head;
     Backoff waiting;
     for (unsigned polls = 0;;) {
-        uint64_t ticket = load_acquire_device(tail);
-        if (ticket - load_acquire_device(seen) >= layout::doorbells) {
+        uint64_t ticket = load_relaxed_device(tail), taken = load_relaxed_device(seen);
+        if (ticket - taken >= layout::doorbells) {
             uint64_t head = load_acquire_system(pinned_words(net, 0) + layout::header_doorbell_head);
             store_release_device(seen, head);
             if (ticket - head >= layout::doorbells) {
@@ -78,7 +88,7 @@ __device__ inline int enter(const Handle &net, Entry entry)
                 continue;
             }
         }
-        if (compare_exchange_device(tail, ticket, ticket + 1) != ticket)
+        if (compare_exchange_relaxed_device(tail, ticket, ticket + 1) != ticket)
             continue;
         uint64_t lap = ticket / layout::doorbells % 2 ? 0 : layout::lap_bit;
         uint64_t *place = pinned_words(net, layout::page) + ticket % layout::doorbells * 2;

@@ -4,7 +4,7 @@
 //     recv(net::warp(), ...)       the 32 threads of a warp
 //     recv(net::thread(), ...)     this thread alone
 //
-// One thread, the leader, talks to the proxy; all copy. Pair is what the leader tells the others.
+// One thread, the leader, talks to the proxy; all copy. Outcome is what the leader tells the others.
 //
 // Known flaw: a warp has 32 threads that have not ended; cooperative-groups objects are not groups yet.
 #ifndef SPINIO_NET_GROUP_H
@@ -22,9 +22,10 @@
 
 namespace spinio::net {
 
-struct Pair {
+// `word`: where the ring is, or 0.
+struct Outcome {
     int64_t value;
-    uint64_t position;
+    uint64_t position, word;
 };
 
 // wide(): whether its first 32 threads are a warp, which can read a line at once.
@@ -34,7 +35,7 @@ struct Thread {
     __device__ unsigned rank() const { return 0; }
     __device__ unsigned size() const { return 1; }
     __device__ void sync() const {}
-    __device__ Pair share(Pair pair) const { return pair; }
+    __device__ Outcome share(Outcome outcome) const { return outcome; }
 };
 
 struct Warp {
@@ -44,13 +45,14 @@ struct Warp {
     __device__ unsigned size() const { return 32; }
     __device__ void sync() const { __syncwarp(); }
 
-    __device__ Pair share(Pair pair) const
+    __device__ Outcome share(Outcome outcome) const
     {
-        pair.value = int64_t(__shfl_sync(0xffffffffu, (unsigned long long)pair.value, 0));
-        pair.position = __shfl_sync(0xffffffffu, (unsigned long long)pair.position, 0);
+        outcome.value = int64_t(__shfl_sync(0xffffffffu, (unsigned long long)outcome.value, 0));
+        outcome.position = __shfl_sync(0xffffffffu, (unsigned long long)outcome.position, 0);
+        outcome.word = __shfl_sync(0xffffffffu, (unsigned long long)outcome.word, 0);
         // Shuffles do not order memory: what the leader has seen is seen by all after this.
         __syncwarp();
-        return pair;
+        return outcome;
     }
 
     __device__ static unsigned linear()
@@ -66,19 +68,20 @@ struct Block {
     __device__ unsigned size() const { return blockDim.x * blockDim.y * blockDim.z; }
     __device__ void sync() const { __syncthreads(); }
 
-    __device__ Pair share(Pair pair) const
+    __device__ Outcome share(Outcome outcome) const
     {
         __shared__ int64_t value;
-        __shared__ uint64_t position;
+        __shared__ uint64_t position, word;
         if (leads()) {
-            value = pair.value;
-            position = pair.position;
+            value = outcome.value;
+            position = outcome.position;
+            word = outcome.word;
         }
         __syncthreads();
-        pair = {value, position};
+        outcome = {value, position, word};
         // The next share may begin only after all have read.
         __syncthreads();
-        return pair;
+        return outcome;
     }
 };
 
@@ -90,7 +93,7 @@ __device__ inline Thread thread() { return {}; }
 template <typename Group>
 __device__ int64_t share(Group group, int64_t value)
 {
-    return group.share({value, 0}).value;
+    return group.share({value, 0, 0}).value;
 }
 
 #if defined(__CUDACC__)

@@ -136,7 +136,7 @@ __device__ SPINIO_NET_OUTLINE inline void connected_peer(const Handle &net, int 
     if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true))
         return;
     attach_peer(net, s);
-    unlock(&socket->send_lock);
+    unlock(s, &socket->send_lock);
     if (load_acquire_system(record_of(net, s) + layout::record_send))
         (void)rearm_if_peer(net, s);
 }
@@ -255,7 +255,7 @@ __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s
         peer.store(&peer.mine->consumed, socket->consumed, layout::end_shut);
     else
         peer.store(&peer.mine->tail, socket->tail, layout::end_closed);
-    unlock(word);
+    unlock(s, word);
     tell_peer(net, s, peer, receive ? OUT : IN | RDHUP);
 }
 

@@ -30,11 +30,11 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
 
-// Bytes that have arrived, 0 at the end of the stream, -EPROTO, or one of these.
-__device__ inline int64_t arrived(const layout::DeviceSocket *socket, uint64_t word)
+// Bytes that have arrived after `consumed`, 0 at the end of the stream, -EPROTO, or one of these.
+__device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t size)
 {
-    uint64_t there = (word - socket->consumed) & layout::position_mask;
-    if (there > ring_size(socket->receive_ring))
+    uint64_t there = (word - consumed) & layout::position_mask;
+    if (there > size)
         return -EPROTO;
     if (there)
         return int64_t(there);
@@ -47,15 +47,15 @@ __device__ inline int64_t arrived(const layout::DeviceSocket *socket, uint64_t w
 constexpr unsigned wide_polls = 64;
 
 // Bytes that have arrived, 0 at the end of the stream, or -errno. All lanes of a warp call, and have the line.
-__device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, WideLine &line)
+__device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, WideLine &line)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *words = device_line(net, s);
     const unsigned lane = Warp::linear() % 32;
-    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
+    Wait wait(net, s, flags, load_relaxed_device(&socket->receive_timeout));
     for (unsigned polls = 0;; polls++) {
         line = WideLine::read(words, polls < wide_polls ? 16 : 2);
-        int64_t value = arrived(socket, line.received);
+        int64_t value = arrived(line.received, consumed, size);
         if (value > 0 && polls >= wide_polls)
             line = WideLine::read(words);
         if (value == has_failed)
@@ -64,7 +64,7 @@ __device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, Wid
         if (value != nothing) {
             // A sender need not look whether all was sent.
             if (lane == 1 && !(line.mine >> layout::position_bits))
-                store_release_device(&socket->sent_seen, line.mine);
+                store_relaxed_device(&socket->sent_seen, line.mine);
             return value;
         }
         int64_t failed = 0;
@@ -81,15 +81,14 @@ __device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, Wid
 }
 
 // The same by one thread.
-__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bool &full)
+__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, bool &full)
 {
-    layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
+    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout));
     for (;;) {
         uint64_t word = load_acquire_system(line);
         full = word & layout::flag_full;
-        int64_t value = arrived(socket, word);
+        int64_t value = arrived(word, consumed, size);
         if (value == has_failed)
             return -int64_t(load_acquire_system(line + 1) >> layout::position_bits);
         if (value != nothing)
@@ -99,22 +98,17 @@ __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, bo
     }
 }
 
-// Bytes for which there is room, or -errno.
-__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
+// Bytes for which there is room once the proxy has sent some, or -errno.
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    if (socket->shut)
-        return -EPIPE;
-    uint64_t size = ring_size(socket->send_ring);
-    uint64_t room = size - ((socket->tail - socket->sent) & layout::position_mask);
-    if (room)
-        return int64_t(room);
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
+    const uint64_t size = ring_size(socket->send_ring);
+    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), true);
     for (;;) {
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
             return -int64_t(word >> layout::position_bits);
-        room = size - ((socket->tail - word) & layout::position_mask);
+        uint64_t room = size - ((socket->tail - word) & layout::position_mask);
         if (room > size)
             return -EPROTO;
         if (room) {
@@ -126,29 +120,54 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
     }
 }
 
+// Bytes for which there is room, or -errno.
+__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
+{
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    if (load_relaxed_device(&socket->shut))
+        return -EPIPE;
+    const uint64_t room = ring_size(socket->send_ring) - ((socket->tail - socket->sent) & layout::position_mask);
+    return room ? int64_t(room) : wait_until_sent(net, s, flags);
+}
+
 // Whether all bytes are known to be sent: the host line is free then.
 __device__ inline bool all_sent(layout::DeviceSocket *socket)
 {
-    if (socket->sent != socket->tail && load_acquire_device(&socket->sent_seen) == socket->tail)
+    if (socket->sent != socket->tail && load_relaxed_device(&socket->sent_seen) == socket->tail)
         socket->sent = socket->tail;
     return socket->sent == socket->tail;
 }
 
-// 0; 1 if the other end is in this net too; or -errno.
-template <typename Group>
-__device__ int64_t lock_direction(Group group, const Handle &net, int s, int flags, bool receive)
+// Of the word that says where a ring is: it has a stream, or datagrams. With the bit of a peer it is that of a connection inside
+// the net.
+constexpr uint64_t stream_bit = uint64_t(1) << 61, datagram_bit = uint64_t(1) << 62;
+
+// Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
+__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive)
 {
-    int64_t failed = 0;
-    if (group.leads()) {
-        failed = find(net, s);
-        if (!failed) {
-            layout::DeviceSocket *socket = device_socket(net, s);
-            failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
-            if (!failed && load_acquire_device(&socket->peer))
-                failed = 1;
-        }
-    }
-    return share(group, failed);
+    layout::DeviceSocket *socket = device_socket(net, s);
+    const int failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
+    if (failed)
+        return {failed, 0, 0};
+    const uint64_t peer = load_relaxed_device(&socket->peer);
+    const uint64_t position = receive ? socket->consumed : socket->tail, place = receive ? socket->receive_ring : socket->send_ring;
+    if (type_of(socket) != STREAM)
+        return {0, position, (place & layout::position_mask) | datagram_bit};
+    // Another call may have attached it meanwhile, which has the other lock.
+    return {0, position, peer ? load_acquire_device(&socket->peer) : (place & layout::position_mask) | stream_bit};
+}
+
+struct Ring {
+    unsigned char *bytes;
+    uint64_t size;
+};
+
+__device__ inline Ring ring_at(const Handle &net, uint64_t word, bool receive)
+{
+    if (!(word & layout::peer_bit))
+        return {ring_bytes(net, word & layout::position_mask), ring_size(word)};
+    const Peer peer(net, word);
+    return {receive ? peer.receive_ring : peer.send_ring, peer.size};
 }
 
 // Copies between a ring and a buffer, around the end of the ring.
@@ -167,143 +186,169 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
     }
 }
 
-// Bytes were received: the proxy may use their places.
+// Bytes were received: the proxy may use their places. No fence: the group has its bytes, so its loads are complete, and the
+// word says nothing of what it has stored.
 __device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bool full)
 {
     store_relaxed_device(&device_socket(net, s)->consumed, consumed);
-    store_release_system(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
+    store_published(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
     // If it fails, the net is stopped.
     if (full)
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
+}
+
+// Waits for bytes at `there.position`, which become its value: the first warp, which has the line then, or else the leader.
+template <typename Group>
+__device__ Outcome wait_to_receive(Group group, const Handle &net, int s, int flags, Outcome there, bool wide, WideLine &line, bool &full)
+{
+    if (there.word & layout::peer_bit) {
+        if (group.leads())
+            there.value = wait_for_peer(net, s, flags);
+    } else if (wide) {
+        there.value = wait_for_line(net, s, flags, there.position, ring_size(there.word), line);
+        full = line.received & layout::flag_full;
+        // The others have to know where the bytes are.
+        if (there.value > 0 && line.has(uint64_t(there.value)))
+            there.position |= layout::lap_bit;
+    } else if (group.leads()) {
+        there.value = wait_for_bytes(net, s, flags, there.position, ring_size(there.word), full);
+    }
+    return there;
 }
 
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
 template <typename Group>
 __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags)
 {
-    const int64_t locked = lock_direction(group, net, s, flags, true);
-    if (locked < 0)
-        return locked;
-    layout::DeviceSocket *socket = device_socket(net, s);
-    if (type_of(socket) != STREAM)
-        return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    // The other end is in this net: the ring is in device memory.
-    const bool inner = locked > 0;
-    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->receive_ring);
-    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).receive_ring : ring_bytes(net, socket->receive_ring);
+    const bool wide = group.wide() && !(net.flags & layout::handle_no_inline);
     auto to = static_cast<unsigned char *>(buffer);
-    const bool wide = !inner && group.wide() && !(net.flags & layout::handle_no_inline);
     size_t done = 0;
-    int64_t result = 0;
-    while (done < bytes) {
+    Outcome there = {0, 0, 0};
+    do {
         bool full = false;
-        Pair there = {0, 0};
         WideLine line = {};
-        if (wide && group.rank() < 32) {
-            there = {wait_for_line(net, s, flags, line), socket->consumed};
-            full = line.received & layout::flag_full;
-            // The others have to know where the bytes are.
-            if (there.value > 0 && line.has(uint64_t(there.value)))
-                there.position |= layout::lap_bit;
-        } else if (!wide && group.leads()) {
-            there = {inner ? wait_for_peer(net, s, flags) : wait_for_bytes(net, s, flags, full), socket->consumed};
+        if (wide ? group.rank() < 32 : group.leads()) {
+            if (group.leads() && !there.word)
+                there = lock_direction(net, s, flags, true);
+            if (wide)
+                there = Warp().share(there);
+            if (bytes && there.word && !(there.word & datagram_bit))
+                there = wait_to_receive(group, net, s, flags, there, wide, line, full);
         }
         there = group.share(there);
+        if (!there.word)
+            return there.value;
+        if (there.word & datagram_bit)
+            return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
+        if (there.value <= 0)
+            break;
         const bool inside = there.position & layout::lap_bit;
         there.position &= layout::position_mask;
-        result = there.value;
-        if (result <= 0)
-            break;
-        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
-        if (!inside)
-            copy_ring(group, ring, size, there.position, to + done, take, true);
-        else if (group.rank() < 32)
+        const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
+        if (!inside) {
+            const Ring ring = ring_at(net, there.word, true);
+            copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
+        } else if (group.rank() < 32) {
             line.copy_to(to + done, uint64_t(there.value), take);
+        }
         group.sync();
         done += take;
         if (flags & PEEK)
             break;
+        there.position = (there.position + take) & layout::position_mask;
         if (group.leads()) {
-            uint64_t consumed = (there.position + take) & layout::position_mask;
-            if (inner)
-                publish_consumed(net, s, consumed, uint64_t(result) - take);
+            if (there.word & layout::peer_bit)
+                publish_consumed(net, s, there.position, uint64_t(there.value) - take);
             else
-                give_back(net, s, consumed, full);
+                give_back(net, s, there.position, full);
         }
-        if (!(flags & WAITALL))
-            break;
-    }
+    } while (flags & WAITALL && done < bytes);
     if (group.leads()) {
-        if (result == -int(layout::moved))
+        if (there.value == -int(layout::moved))
             attach_peer(net, s);
-        unlock(&socket->receive_lock);
+        unlock(s, &device_socket(net, s)->receive_lock);
     }
-    return done ? int64_t(done) : result;
+    return done ? int64_t(done) : there.value;
+}
+
+// Waits for room for more bytes, on the leader, which becomes the value. The phase of a message that goes into the host line is
+// in the high bits of the position.
+__device__ inline Outcome wait_to_send(const Handle &net, int s, int flags, Outcome room, size_t bytes)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (room.word & layout::peer_bit) {
+        room.value = wait_for_room_of_peer(net, s, flags);
+        return room;
+    }
+    room.value = wait_for_room(net, s, flags);
+    if (room.value > 0 && bytes <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
+        room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
+    return room;
+}
+
+// Bytes are in the ring, or in the host line. What the lock of the direction is for is published with them, but for a message in
+// the host line. If it fails, the net is stopped: the line says so.
+__device__ inline void publish_sent(const Handle &net, int s, uint64_t word, uint64_t tail, unsigned bytes, unsigned phase)
+{
+    if (word & layout::peer_bit)
+        return publish_tail(net, s, tail);
+    store_relaxed_device(&device_socket(net, s)->tail, tail);
+    if (phase)
+        (void)ring_inline(net, index_of(s), epoch_of(s), tail, bytes, phase);
+    else
+        (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
 }
 
 // What send does; -moved: as above.
 template <typename Group>
 __device__ int64_t send_stream(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags)
 {
-    const int64_t locked = lock_direction(group, net, s, flags, false);
-    if (locked < 0)
-        return locked;
-    layout::DeviceSocket *socket = device_socket(net, s);
-    if (type_of(socket) != STREAM)
-        return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
-    const bool inner = locked > 0;
-    const uint64_t size = inner ? Peer(net, load_relaxed_device(&socket->peer)).size : ring_size(socket->send_ring);
-    unsigned char *ring = inner ? Peer(net, load_relaxed_device(&socket->peer)).send_ring : ring_bytes(net, socket->send_ring);
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
-    int64_t result = 0;
-    while (done < bytes) {
-        Pair room = {0, 0};
+    unsigned phase = 0;
+    Outcome room = {0, 0, 0};
+    do {
         if (group.leads()) {
-            room = {inner ? wait_for_room_of_peer(net, s, flags) : wait_for_room(net, s, flags), socket->tail};
-            if (!inner && room.value > 0 && bytes - done <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
-                room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
+            if (!room.word)
+                room = lock_direction(net, s, flags, false);
+            if (bytes && room.word && !(room.word & datagram_bit))
+                room = wait_to_send(net, s, flags, room, bytes - done);
         }
         room = group.share(room);
-        result = room.value;
-        if (result == nowhere)
+        if (!room.word)
+            return room.value;
+        if (room.word & datagram_bit)
+            return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
+        if (room.value == nowhere)
             done = bytes;
-        if (result < 0 || result == nowhere)
+        if (room.value <= 0 || room.value == nowhere)
             break;
-        const unsigned phase = unsigned(room.position >> layout::position_bits);
+        phase = unsigned(room.position >> layout::position_bits);
         room.position &= layout::position_mask;
-        size_t take = bytes - done < size_t(result) ? bytes - done : size_t(result);
+        const Ring ring = ring_at(net, room.word, false);
+        size_t take = bytes - done < size_t(room.value) ? bytes - done : size_t(room.value);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
-        if (take > size / 2)
-            take = size / 2;
+        if (take > ring.size / 2)
+            take = ring.size / 2;
         if (phase)
             store_inline(group, host_line(net, s), from + done, unsigned(take), phase);
         else
-            copy_ring(group, ring, size, room.position, from + done, take, false);
+            copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
-        int64_t failed = 0;
-        if (group.leads()) {
-            uint64_t tail = (room.position + take) & layout::position_mask;
-            if (inner)
-                publish_tail(net, s, tail);
-            else if (phase)
-                failed = ring_inline(net, index_of(s), epoch_of(s), tail, unsigned(take), phase);
-            else
-                failed = detail::ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
-            if (!inner && !failed)
-                store_relaxed_device(&socket->tail, tail);
-        }
-        result = share(group, failed);
-        if (result < 0)
-            break;
+        room.position = (room.position + take) & layout::position_mask;
         done += take;
-    }
+        if (group.leads())
+            publish_sent(net, s, room.word, room.position, unsigned(take), phase);
+    } while (done < bytes);
     if (group.leads()) {
-        if (result == -int(layout::moved))
+        if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        unlock(&socket->send_lock);
+        if (done == bytes && !phase)
+            unlock_published(s, &device_socket(net, s)->send_lock);
+        else
+            unlock(s, &device_socket(net, s)->send_lock);
     }
-    return done ? int64_t(done) : result;
+    return done ? int64_t(done) : room.value;
 }
 
 } // namespace detail
