@@ -76,7 +76,7 @@ __global__ void serve(net::Handle handle, int set)
 
 static void event_sets_hear_of_programs(const char *where, unsigned clients, int rounds)
 {
-    Net net(64);
+    Net net({.connections = 64});
     std::string address;
     int s = listener(net, where, address), set = spinio_net_set(net.net);
     CHECK(!spinio_net_add(net.net, set, s, net::IN));

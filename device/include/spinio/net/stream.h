@@ -343,7 +343,8 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        if (done == bytes && !phase)
+        // The last act was a compare-and-swap of the doorbells or of a watch; a program over shared memory has neither.
+        if (done == bytes && !phase && !(room.word & layout::shared_bit))
             unlock_published(s, &device_socket(net, s)->send_lock);
         else
             unlock(s, &device_socket(net, s)->send_lock);
