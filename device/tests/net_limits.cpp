@@ -61,7 +61,7 @@ static void little_memory_is_an_error_or_enough()
     options.connections = 128;
     options.ring_bytes = 4 << 20;
     CHECK(!getrlimit(RLIMIT_AS, &before));
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 5; i++) {
         less = {rlim_t(pages_of_process()) * 4096 + (256 << 20), before.rlim_max};
         CHECK(!setrlimit(RLIMIT_AS, &less));
         spinio_net *net = spinio_net_open("emulated", &options);

@@ -94,15 +94,26 @@ static size_t entries(const std::string &folder, const char *text)
     return count;
 }
 
-// Compares descriptors and proxies at the end of a section with those at its beginning.
+// Compares descriptors, proxies and memory at the end of a section with those at its beginning.
 struct NothingLeft {
     const char *section;
     size_t descriptors;
+    long resident;
+
+    static long resident_kib()
+    {
+        long pages = 0, all = 0;
+        FILE *file = std::fopen("/proc/self/statm", "re");
+        CHECK(file && std::fscanf(file, "%ld %ld", &all, &pages) == 2);
+        std::fclose(file);
+        return pages * (sysconf(_SC_PAGESIZE) / 1024);
+    }
 
     explicit NothingLeft(const char *section) : section(section)
     {
         { Net first; }
         descriptors = entries("/proc/self/fd", "");
+        resident = resident_kib();
     }
     ~NothingLeft()
     {
@@ -112,6 +123,14 @@ struct NothingLeft {
         size_t now = entries("/proc/self/fd", ""), proxies = entries("/proc/self/task", "/comm");
         if (now != descriptors || proxies)
             std::printf("%s: %zu descriptors, before %zu; %zu proxies\n", section, now, descriptors, proxies);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+        // A section grows by 2 MiB where it starts threads.
+        const long grown = resident_kib() - resident;
+        if (grown > 16 * 1024) {
+            std::printf("%s: %ld KiB more than before\n", section, grown);
+            failures++;
+        }
+#endif
         failures += now != descriptors || proxies;
     }
 };
