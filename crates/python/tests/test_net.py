@@ -281,6 +281,8 @@ def test_kernel_echoes_to_python_sockets(kernels):
                 sender.start()
                 assert received(one, len(data)) == data
                 sender.join()
+            # A byte is counted after it was sent; the stop comes after that.
+            net.stop()
             stats = net.stats()
             print(stats["accepted"], stats["bytes_sent"], stats["violations"])
     """)
