@@ -18,8 +18,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between what the leader tells and its readers",
         GROUP,
         [
-            "            position = pair.position;\n        }\n        __syncthreads();\n",
-            "            position = pair.position;\n        }\n",
+            "            word = outcome.word;\n        }\n        __syncthreads();\n",
+            "            word = outcome.word;\n        }\n",
         ],
         &[Races("source")],
     ),
@@ -45,8 +45,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between the copies out of the ring and the consumed position",
         STREAM,
         [
-            "            line.copy_to(to + done, uint64_t(there.value), take);\n        group.sync();\n",
-            "            line.copy_to(to + done, uint64_t(there.value), take);\n",
+            "            line.copy_to(to + done, uint64_t(there.value), take);\n        }\n        group.sync();\n",
+            "            line.copy_to(to + done, uint64_t(there.value), take);\n        }\n",
         ],
         &[Races("sink")],
     )),
@@ -54,7 +54,7 @@ pub(super) const RULES: &[Mutant] = &[
         "consumed-release",
         "the consumed position is stored with release order",
         STREAM,
-        ["store_release_system(host_line(net, s), consumed", "store_relaxed_device(host_line(net, s), consumed"],
+        ["store_published(host_line(net, s), consumed", "store_relaxed_device(host_line(net, s), consumed"],
         &[Races("sink")],
     )),
     rule(
@@ -112,7 +112,7 @@ pub(super) const RULES: &[Mutant] = &[
         "send-half",
         "a send takes half of the ring at most",
         STREAM,
-        ["            take = size / 2;\n", "            take = size;\n"],
+        ["            take = ring.size / 2;\n", "            take = ring.size;\n"],
         &[Rules("whole")],
     ),
     quick(rule(
@@ -133,7 +133,7 @@ pub(super) const RULES: &[Mutant] = &[
         "received-position",
         "an impossible received position is EPROTO",
         STREAM,
-        ["    if (there > ring_size(socket->receive_ring))\n        return -EPROTO;\n", ""],
+        ["    if (there > size)\n        return -EPROTO;\n", ""],
         &[Rules("words")],
     ),
     rule(
@@ -171,8 +171,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the lock of a direction is given back with release order",
         LINE,
         [
-            "__device__ inline void unlock(uint64_t *word)\n{\n    store_release_device(word, 0);",
-            "__device__ inline void unlock(uint64_t *word)\n{\n    store_relaxed_device(word, 0);",
+            "__device__ inline void unlock(int s, uint64_t *word)\n{\n    store_release_device(",
+            "__device__ inline void unlock(int s, uint64_t *word)\n{\n    store_relaxed_device(",
         ],
         &[Races("shared")],
     ),
@@ -181,8 +181,8 @@ pub(super) const RULES: &[Mutant] = &[
         "one group at a time uses a direction of a socket",
         LINE,
         [
-            "bool locked = compare_exchange_device(word, 0, 1) == 0;",
-            "bool locked = compare_exchange_device(word, 0, 1) <= 1;",
+            "return old == free_lock(s) ? 0 : lock_later(",
+            "return old >> 1 == free_lock(s) >> 1 ? 0 : lock_later(",
         ],
         &[Rules("lines")],
     ),
@@ -191,8 +191,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a call that waits for a lock ends once the descriptor is closed",
         LINE,
         [
-            "        if (load_acquire_device(&socket->state) != open_state(s)) {\n            if (locked)",
-            "        if (!wait && load_acquire_device(&socket->state) != open_state(s)) {\n            if (locked)",
+            "        if (int failed = find(net, s))\n            return failed;\n        if (!wait",
+            "        if (int failed = polls == 1 ? find(net, s) : 0)\n            return failed;\n        if (!wait",
         ],
         &[Rules("lines")],
     ),
@@ -221,8 +221,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a new socket is open for other groups after it was filled in",
         LINE,
         [
-            "        store_release_device(&socket->state, open_state(s));\n        return 0;",
-            "        store_relaxed_device(&socket->state, open_state(s));\n        return 0;",
+            "        store_release_device(&socket->state, open_state(s));\n        store_release_device(&socket->receive_lock",
+            "        store_relaxed_device(&socket->state, open_state(s));\n        store_release_device(&socket->receive_lock",
         ],
         &[Races("lines")],
     ),
@@ -237,7 +237,10 @@ pub(super) const RULES: &[Mutant] = &[
         "entry-release",
         "the words of a doorbell are stored after what it is about",
         DOORBELL,
-        ["    __atomic_store_n(at, value, __ATOMIC_RELEASE);", "    __atomic_store_n(at, value, __ATOMIC_RELAXED);"],
+        [
+            "    emulation::count_release();\n#endif\n}\n\n__device__ inline void store_published(uint64_t *at, uint64_t value)\n{\n#if defined(__CUDACC__)\n    asm volatile(\"st.relaxed.sys.global.u64 [%0], %1;\" ::\"l\"(__cvta_generic_to_global(at)), \"l\"((unsigned long long)value) : \"memory\");\n#else\n    __atomic_store_n(at, value, __ATOMIC_RELEASE);",
+            "    emulation::count_release();\n#endif\n}\n\n__device__ inline void store_published(uint64_t *at, uint64_t value)\n{\n#if defined(__CUDACC__)\n    asm volatile(\"st.relaxed.sys.global.u64 [%0], %1;\" ::\"l\"(__cvta_generic_to_global(at)), \"l\"((unsigned long long)value) : \"memory\");\n#else\n    __atomic_store_n(at, value, __ATOMIC_RELAXED);",
+        ],
         &[Races("source")],
     )),
     rule(
@@ -252,7 +255,7 @@ pub(super) const RULES: &[Mutant] = &[
         "a place of the doorbell queue is claimed by compare-and-swap",
         DOORBELL,
         [
-            "        if (compare_exchange_device(tail, ticket, ticket + 1) != ticket)\n            continue;\n",
+            "        if (compare_exchange_relaxed_device(tail, ticket, ticket + 1) != ticket)\n            continue;\n",
             "        store_release_device(tail, ticket + 1);\n",
         ],
         &[Rules("claims"), Races("claims")],
