@@ -108,7 +108,8 @@ mod tests {
     fn slots_are_taken_once_lowest_first_and_side_by_side() {
         let mut free = FreeSlots::all(300);
         assert_eq!(free.take_runs(301, 64), None);
-        assert_eq!(free.take_runs(130, 1000), Some(vec![0..130]));
+        assert_eq!(free.take_runs(128, 64), Some(vec![0..64, 64..128]));
+        assert_eq!((free.take(), free.take()), (Some(128), Some(129)));
         assert_eq!((free.take(), free.len()), (Some(130), 169));
         free.insert(5..6);
         free.insert(60..70);
@@ -137,8 +138,8 @@ mod tests {
                 }
             } else {
                 let first = (state >> 40) as usize % (list.len() - count as usize);
-                for slot in first..first + count as usize {
-                    if !std::mem::replace(&mut list[slot], true) {
+                for (slot, is_free) in list.iter_mut().enumerate().skip(first).take(count as usize) {
+                    if !std::mem::replace(is_free, true) {
                         free.insert(slot as u32..slot as u32 + 1);
                     }
                 }

@@ -182,7 +182,8 @@ impl World {
             Some((_, left)) => left.front().copied(),
             None => {
                 let first = self.below(PAGES) as u64;
-                let runs = self.call(|pages, disk| pages.begin_drop(disk, [first..PAGES as u64]).unwrap());
+                let runs =
+                    self.call(|pages, disk| pages.begin_drop(disk, std::iter::once(first..PAGES as u64)).unwrap());
                 let Some(runs) = runs else { return true };
                 note!(self, "begin to drop {runs:?}");
                 let left = runs.iter().cloned().flatten().map(|page| page as usize).collect();
