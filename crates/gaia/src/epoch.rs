@@ -264,7 +264,12 @@ impl Map {
         let window = self.attached(&mut state)?;
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
         let open: Vec<Run> = open.iter().map(|run| Run { first: run.start as u64, count: run.len() as u32 }).collect();
+        // Pages that are overwritten are all changed: what gives their memory away needs no look at them.
+        let unseen = hands_over && open.iter().all(|run| state.pages.are_kept(pages_of_run(*run)));
         let (fingerprints, changed) = self.replica.on_stream(|copies| {
+            if unseen {
+                return Ok((Vec::new(), open));
+            }
             let scanned = copies.fingerprints(&open)?;
             let (mut fingerprints, mut changed, mut rest) = (Vec::new(), Vec::new(), &scanned[..]);
             for run in open {
@@ -293,6 +298,11 @@ impl Map {
             Ok(committed) => {
                 let mut rest = &fingerprints[..];
                 for run in changed.iter().copied().map(pages_of_run) {
+                    if unseen {
+                        // If they were copied after all, the next acquire scans them.
+                        state.pages.forget(run);
+                        continue;
+                    }
                     let (now, after) = rest.split_at(run.len());
                     state.pages.set_fingerprints(run, now);
                     rest = after;

@@ -167,6 +167,11 @@ impl PageStates {
         self.kept.set(wide(range), true);
     }
 
+    /// Whether all of these pages began their epoch with whatever bytes they had.
+    pub(crate) fn are_kept(&self, range: Range<usize>) -> bool {
+        self.kept.runs(wide(range)).all(|(_, kept)| kept)
+    }
+
     pub(crate) fn set_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
         self.fingerprints[page] = fingerprint;
         self.known.set(wide(page..page + 1), true);

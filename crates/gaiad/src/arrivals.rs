@@ -85,10 +85,10 @@ impl Part {
         Part { chunk, ranges: Vec::new(), pages: 0..0 }
     }
 
-    /// Adds the bytes of a page of the file, after those before it.
-    pub(crate) fn add(&mut self, page: u64, range: CopyRange) {
-        let first = if self.pages.is_empty() { page } else { self.pages.start };
-        self.pages = first..page + 1;
+    /// Adds the bytes of pages of the file, after those before them.
+    pub(crate) fn add(&mut self, pages: Range<u64>, range: CopyRange) {
+        let first = if self.pages.is_empty() { pages.start } else { self.pages.start };
+        self.pages = first..pages.end;
         match self.ranges.last_mut() {
             Some(last) if last.from + last.len == range.from && last.to + last.len == range.to => last.len += range.len,
             _ => self.ranges.push(range),

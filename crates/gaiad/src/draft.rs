@@ -73,6 +73,18 @@ impl<'a> Draft<'a> {
         first..self.pages.last().map_or(first, |(page, _)| page + 1)
     }
 
+    /// The pages that the client has changed, as runs.
+    pub(crate) fn page_runs(&self) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for (page, _) in &self.pages {
+            match runs.last_mut() {
+                Some(run) if run.end == *page => run.end += 1,
+                _ => runs.push(*page..page + 1),
+            }
+        }
+        runs
+    }
+
     /// The client is told that it may send the next message.
     pub(crate) fn answered(&mut self) {
         self.answered = Instant::now();

@@ -10,11 +10,12 @@
 //! kernel has not. Else the release is refused, and the client makes an ordinary one. That is decided with the lock of the
 //! file, which is released only when everything that wants bytes of its pages waits for them.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, HandOver, Reply, Runs};
-use spinio_pagecache::{PAGE, offset_of};
+use spinio_pagecache::{PAGE, StagedRun, offset_of};
 use spinio_sys::injection_point;
 
 use crate::arrivals::{Arrival, Part};
@@ -38,7 +39,7 @@ impl Client<'_> {
             return Err(Failure::Refused(Errno::ACCESS));
         }
         let size = self.size()?;
-        let (mut draft, pages) = self.pages_in_chunks(part, runs, size)?;
+        let (draft, pages) = self.pages_in_chunks(part, runs, size)?;
         if fds.len() != part.chunks as usize {
             return Err(Failure::Refused(Errno::INVAL));
         }
@@ -48,71 +49,90 @@ impl Client<'_> {
         }
         let chunks = self.all.arrivals.import(part, fds)?;
         injection_point!("server: chunks imported");
-        let mut reserved = self.all.release_memory.reserve(self.all.content.files(), pages.len() as u64)?;
-        let staged = self.all.content.files().slots().stage_many(pages.len());
-        let staged = staged.map_err(|e| Failure::Refused(errno(&e)))?;
-        reserved.take(pages.len() as u64);
+        let count = count(&pages);
+        let mut reserved = self.all.release_memory.reserve(self.all.content.files(), count)?;
+        let slots = self.all.content.files().slots().stage_runs(count as usize);
+        let slots = slots.map_err(|e| Failure::Refused(errno(&e)))?;
+        reserved.take(count);
+        let staged = place(&pages, slots);
         let mut parts: Vec<Part> = chunks.into_iter().map(Part::new).collect();
         let first = self.pages.start + part.chunk;
-        for (page, staged) in pages.iter().zip(&staged) {
-            let (chunk, at) =
-                ((page - first) / u64::from(part.chunk_pages), (page - first) % u64::from(part.chunk_pages));
-            let len = (size - offset_of(*page)).min(PAGE as u64);
-            if len < PAGE as u64 {
+        let chunk_pages = u64::from(part.chunk_pages);
+        for (page, run) in &staged {
+            let (slots, end) = (run.slots(), page + run.slots().len() as u64);
+            if size < offset_of(end) {
                 // What is after the end of the file counts as zeros.
-                staged.write(&[0; PAGE]);
+                run.write(slots.end - slots.start - 1, &[0; PAGE]);
             }
-            let range = CopyRange { from: offset_of(at), to: self.all.content.slot_offset(staged.slot()), len };
-            parts[chunk as usize].add(*page, range);
+            let mut page = *page;
+            while page < end {
+                let (chunk, at) = ((page - first) / chunk_pages, (page - first) % chunk_pages);
+                let next = end.min(page + chunk_pages - at);
+                let len = offset_of(next).min(size) - offset_of(page);
+                let to = self.all.content.slot_offset(slots.end - (end - page) as u32);
+                parts[chunk as usize].add(page..next, CopyRange { from: offset_of(at), to, len });
+                page = next;
+            }
         }
-        draft.pages = pages.into_iter().zip(staged).collect();
         // Of a chunk without a changed page nothing is copied.
         parts.retain(|part| !part.pages().is_empty());
         let arrival = |of| Arrival::new(part.id, self.file.node, part.device, of);
-        self.commit_handed(&draft, parts.into_iter().map(arrival).collect(), size, out)?;
+        self.commit_handed(&draft, &pages, staged, parts.into_iter().map(arrival).collect(), size, out)?;
         self.handed_from = Some(part.device);
         Ok(())
     }
 
-    /// The pages of a message that are inside the file, which has `size` bytes.
-    fn pages_in_chunks(&self, part: &HandOver, runs: Runs<'_>, size: u64) -> Result<(Draft<'static>, Vec<u64>)> {
+    /// The pages of a message that are inside the file, which has `size` bytes, as runs.
+    fn pages_in_chunks(&self, part: &HandOver, runs: Runs<'_>, size: u64) -> Result<(Draft<'static>, Vec<Range<u64>>)> {
         let invalid = || Failure::Refused(Errno::INVAL);
         let range = self.file_pages(part.first, part.pages.into())?;
         let in_chunks = u64::from(part.chunks - 1) * u64::from(part.chunk_pages) + u64::from(part.last_pages);
         let chunks = part.chunk..part.chunk + in_chunks;
-        let (mut draft, mut pages) = (Draft::new(part.id, range), Vec::new());
+        let (mut draft, mut pages) = (Draft::new(part.id, range), Vec::<Range<u64>>::new());
         for run in runs.iter() {
             if run.first < chunks.start || run.first + u64::from(run.count) > chunks.end {
                 return Err(invalid());
             }
             let inside = self.file_pages(run.first, run.count.into())?;
             let inside = draft.next_run(inside, size.div_ceil(PAGE as u64)).ok_or_else(invalid)?;
-            // Before there is a list of them.
-            let most = self.all.content.files().slots().all_slots() as u64;
-            if pages.len() as u64 + inside.end.saturating_sub(inside.start) > most {
-                return Err(Failure::Refused(Errno::NOSPC));
+            match pages.last_mut() {
+                _ if inside.is_empty() => {}
+                Some(last) if last.end == inside.start => last.end = inside.end,
+                _ => pages.push(inside),
             }
-            pages.extend(inside);
+        }
+        let most = self.all.content.files().slots().all_slots() as u64;
+        if count(&pages) > most {
+            return Err(Failure::Refused(Errno::NOSPC));
         }
         Ok((draft, pages))
     }
 
-    fn commit_handed(&self, draft: &Draft<'_>, arrivals: Vec<Arrival>, size: u64, out: &mut Vec<u8>) -> Result<()> {
+    fn commit_handed(
+        &self,
+        draft: &Draft<'_>,
+        pages: &[Range<u64>],
+        staged: Vec<(u64, StagedRun)>,
+        arrivals: Vec<Arrival>,
+        size: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         // What cannot be written out later must not be committed. It may wait for a lease, with no lock.
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
         files::settle(&self.file, &self.all.kernel);
-        self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
+        self.take_from_kernel(pages).map_err(|e| self.refusal(&e))?;
         // Before the commit: a server that finds it committed finds the chunks too.
         let keep = |arrival| self.all.arrivals.keep(arrival);
         let kept = arrivals.into_iter().map(keep).collect::<std::result::Result<Vec<_>, _>>()?;
         injection_point!("server: chunks kept");
         let commit = {
             // What has been handed over before is not replaced while it is on its way.
-            let mut pages = self.file.pages_of(&draft.hull());
+            let hull = pages.first().map_or(0, |run| run.start)..pages.last().map_or(0, |run| run.end);
+            let mut table = self.file.pages_of(&hull);
             let backing = FileBacking(self.backing.as_fd());
             let commit = match self.size()? == size {
-                true => pages.commit_unseen(&backing, self.owner, draft.id, &draft.pages),
+                true => table.commit_unseen(&backing, self.owner, draft.id, staged),
                 false => Ok(None),
             };
             if let Ok(Some(_)) = &commit {
@@ -128,8 +148,32 @@ impl Client<'_> {
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
         // As of an ordinary release.
         self.end_epoch(draft).map_err(|_| Failure::Ended)?;
-        let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
+        let bytes = pages.iter().map(|run| offset_of(run.end).min(size) - offset_of(run.start)).sum();
         Reply::Committed { pages: commit.published, merged: 0, bytes }.encode(out);
         Ok(())
     }
+}
+
+/// Pages of runs.
+fn count(runs: &[Range<u64>]) -> u64 {
+    runs.iter().map(|run| run.end - run.start).sum()
+}
+
+/// Runs of slots for runs of as many pages: each with its first page.
+fn place(pages: &[Range<u64>], slots: Vec<StagedRun>) -> Vec<(u64, StagedRun)> {
+    let (mut slots, mut placed) = (slots.into_iter(), Vec::new());
+    let mut rest: Option<StagedRun> = None;
+    for run in pages {
+        let mut page = run.start;
+        while page < run.end {
+            let Some(mut staged) = rest.take().or_else(|| slots.next()) else { return placed };
+            let (len, room) = (staged.slots().len() as u64, run.end - page);
+            if room < len {
+                rest = Some(staged.split_off(room as u32));
+            }
+            placed.push((page, staged));
+            page += len.min(room);
+        }
+    }
+    placed
 }

@@ -115,7 +115,7 @@ impl<'a> Client<'a> {
         if self.file.is_stuck() && files.slots().free_slots() < self.all.content.slots() as usize / 2 {
             files.write_out(&self.file)?;
         }
-        self.take_from_kernel(draft).map_err(|e| self.refusal(&e))?;
+        self.take_from_kernel(&draft.page_runs()).map_err(|e| self.refusal(&e))?;
         injection_point!("server: release taken from the kernel");
         let commit = match self.commit(draft) {
             Err(pagecache::Error::NoSpace) => {
@@ -142,10 +142,10 @@ impl<'a> Client<'a> {
     }
 
     /// Without it the Linux kernel may have any page of a file that was mapped now, and each would need a twin.
-    pub(crate) fn take_from_kernel(&self, draft: &Draft<'_>) -> pagecache::Result<()> {
+    pub(crate) fn take_from_kernel(&self, pages: &[Range<u64>]) -> pagecache::Result<()> {
         let backing = FileBacking(self.backing.as_fd());
         // Neither looks at bytes. What the kernel writes back waits for those of its pages.
-        let runs = self.file.pages_now().begin_drop(&backing, draft.pages.iter().map(|(page, _)| *page))?;
+        let runs = self.file.pages_now().begin_drop(&backing, pages.iter().cloned())?;
         self.all.kernel.invalidate(self.file.node, &runs);
         self.file.pages_now().dropped(&runs);
         Ok(())

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, OwnerId, add_page, is_base};
 use crate::layout::{Kind, Label, Tag};
@@ -10,6 +11,7 @@ use crate::lookup::{Lookup, Members, Replicas};
 use crate::owner::Replica;
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
+use crate::slot_run::SlotRun;
 use crate::slots::{Release, SlotRef, Slots, StagedPage};
 use crate::source::Source;
 
@@ -57,8 +59,6 @@ struct Draft {
     version: u64,
     changes: Vec<Change>,
     committed: bool,
-    /// The bytes of its pages come later.
-    unseen: bool,
 }
 
 impl Draft {
@@ -70,7 +70,7 @@ impl Draft {
 
     fn publish(&self, kind: Kind, page: u64, slot: SlotRef) -> SlotRef {
         let record = Some((self.release.record, self.release.sequence));
-        slot.publish(Tag { kind, record }, Label { file: self.file, page, version: self.version });
+        slot.publish(Tag { kind, record }, Label { file: self.file, page, count: 1, version: self.version });
         slot
     }
 }
@@ -117,36 +117,7 @@ impl FilePages {
         id: u64,
         pages: &[(u64, StagedPage)],
     ) -> Result<Commit> {
-        self.commit_slots(backing, owner, id, pages, false)
-    }
-
-    /// [`FilePages::commit_staged`] of pages whose bytes will be in the slots later. `None`, and nothing is done, if one has
-    /// to be looked at now: the kernel may have it, or another version is head since the owner got it. Bytes past the end of
-    /// the file must be zeros in the slots now.
-    ///
-    /// Until the bytes are there the caller lets nothing use the file's pages, but for what looks at no bytes:
-    /// [`FilePages::invalidated`], [`FilePages::pending`], and calls that end epochs and drop copies and owners.
-    pub fn commit_unseen(
-        &mut self,
-        backing: &dyn Backing,
-        owner: OwnerId,
-        id: u64,
-        pages: &[(u64, StagedPage)],
-    ) -> Result<Option<Commit>> {
-        let size = backing.size()?;
-        let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
-        let mut replicas = Replicas::new(self.owners.get(&owner));
-        let all_plain = pages.iter().all(|(page, _)| {
-            let entry = entries.get(*page);
-            let Replica::Open(stamp) = replicas.get(*page) else { return false };
-            !cached.contains(*page)
-                && bytes_inside(*page, size) > 0
-                && entry.is_none_or(|entry| entry.twin.is_none() && entry.version <= stamp)
-        });
-        if !all_plain {
-            return Ok(None);
-        }
-        self.commit_slots(backing, owner, id, pages, true).map(Some)
+        self.commit_slots(backing, owner, id, pages)
     }
 
     fn commit_slots(
@@ -155,11 +126,15 @@ impl FilePages {
         owner: OwnerId,
         id: u64,
         pages: &[(u64, StagedPage)],
-        unseen: bool,
     ) -> Result<Commit> {
         let size = backing.size()?;
+        let mut rest = pages;
+        while let Some((first, _)) = rest.first() {
+            let len = rest.iter().zip(*first..).take_while(|((page, _), expected)| page == expected).count();
+            self.divide(*first..*first + len as u64, Which::All);
+            rest = &rest[len..];
+        }
         let mut draft = Draft {
-            unseen,
             release: self.slots.begin(id, self.file)?,
             slots: Arc::clone(&self.slots),
             file: self.file,
@@ -221,7 +196,7 @@ impl FilePages {
         if inside == 0 {
             return Ok(Change { page, slots: None, same: false });
         }
-        if !cached && current && (inside == PAGE || draft.unseen) {
+        if !cached && current && inside == PAGE {
             // Most pages are whole, and nothing else has changed them: their bytes are not looked at.
             let snapshot = draft.publish(Kind::Snapshot, page, staged.0.clone());
             return Ok(Change { page, slots: Some((snapshot, None)), same: true });
@@ -359,7 +334,7 @@ impl FilePages {
     fn settle(&mut self, release: Release) {
         let (record, mut untidy) = (Some((release.record, release.sequence)), Vec::new());
         for run in self.releases.remove(&release).unwrap_or_default() {
-            for (page, entry) in self.entries.range(run) {
+            for (page, entry) in self.entries.range(run.clone()) {
                 let slot = match &entry.head {
                     Source::Slot(slot) => Some(slot),
                     _ => None,
@@ -371,6 +346,8 @@ impl FilePages {
                     untidy.push(*page);
                 }
             }
+            let in_slots = self.runs_at(run).filter_map(|(_, run)| run.head.as_ref());
+            in_slots.filter(|slots| slots.tag().and_then(|tag| tag.record) == record).for_each(SlotRun::settle);
         }
         untidy.into_iter().for_each(|page| self.tidy(page));
         self.slots.done(release);

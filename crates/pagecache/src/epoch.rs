@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use crate::entry_runs::{EntryRun, Which};
 use crate::error::{Error, Result};
-use crate::file::{Backing, FilePages, OwnerId};
+use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::owner::{Owner, Replica};
 use crate::rules::{Rule, keep};
 use crate::source::{Copied, Source};
@@ -89,18 +90,20 @@ impl FilePages {
             return Err(Error::NotOpen);
         }
         let mut fills = Vec::new();
-        for (run, replica) in self.runs(owner, pages) {
+        for (run, replica) in self.replicas(owner, pages) {
             match replica {
                 Replica::Valid(stamp) | Replica::Open(stamp) => {
                     let mut current = run.start;
-                    for page in self.stale(run.clone(), stamp) {
-                        self.keep_copies(owner, current..page, replica, access);
-                        current = page + 1;
+                    for stale in self.stale(run.clone(), stamp) {
+                        self.keep_copies(owner, current..stale.start, replica, access);
+                        current = stale.end;
                         if let Replica::Open(_) = replica {
-                            let fill = self.patch(backing, owner, page, stamp)?;
-                            fills.push(fill);
+                            for page in stale {
+                                let fill = self.patch(backing, owner, page, stamp)?;
+                                fills.push(fill);
+                            }
                         } else {
-                            self.plan_fills(&mut fills, owner, page..current, access == Access::Write);
+                            self.plan_fills(&mut fills, owner, stale, access == Access::Write);
                         }
                     }
                     self.keep_copies(owner, current..run.end, replica, access);
@@ -122,15 +125,15 @@ impl FilePages {
             return Err(Error::NotOpen);
         }
         let mut fills = Vec::new();
-        for (run, replica) in self.runs(owner, pages) {
+        for (run, replica) in self.replicas(owner, pages) {
             match replica {
                 Replica::Open(_) => {}
                 Replica::Valid(stamp) => {
                     let mut current = run.start;
-                    for page in self.stale(run.clone(), stamp) {
-                        self.keep_copies(owner, current..page, replica, Access::Write);
-                        current = page + 1;
-                        self.open_unfetched(&mut fills, owner, page..current);
+                    for stale in self.stale(run.clone(), stamp) {
+                        self.keep_copies(owner, current..stale.start, replica, Access::Write);
+                        current = stale.end;
+                        self.open_unfetched(&mut fills, owner, stale);
                     }
                     self.keep_copies(owner, current..run.end, replica, Access::Write);
                 }
@@ -154,6 +157,9 @@ impl FilePages {
     /// owner has the same, and pages with an entry.
     pub fn part(&self, owner: OwnerId, pages: Range<u64>, most: usize) -> u64 {
         let entry = self.entries.range(pages.clone()).nth(most).map_or(pages.end, |(page, _)| *page);
+        // They will have an entry each.
+        let in_slots = self.in_runs(pages.start..entry, |run| run.head.is_some());
+        let entry = in_slots.first().map_or(entry, |run| entry.min(run.start + most as u64));
         let run = self.owners.get(&owner).and_then(|owner| owner.runs(pages.start..entry).nth(most));
         run.map_or(entry, |(run, _)| run.start)
     }
@@ -165,14 +171,35 @@ impl FilePages {
         }
     }
 
-    /// Pages of which a copy with this stamp is not head.
-    fn stale(&self, pages: Range<u64>, stamp: u64) -> Vec<u64> {
+    /// Pages of which a copy with this stamp is not head, as runs.
+    fn stale(&self, pages: Range<u64>, stamp: u64) -> Vec<Range<u64>> {
         // A page without an entry has not changed.
-        self.entries.range(pages).filter(|(_, entry)| entry.version > stamp).map(|(page, _)| *page).collect()
+        self.where_entries(pages, |entry| entry.version > stamp, |run| run.version > stamp)
+    }
+
+    /// Pages with an entry of which this is true, or in a run of which it is, as runs in ascending order.
+    fn where_entries(
+        &self,
+        pages: Range<u64>,
+        is_entry: impl Fn(&Entry) -> bool,
+        is_run: impl Fn(&EntryRun) -> bool,
+    ) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        let entries = self.entries.range(pages.clone()).filter(|(_, entry)| is_entry(entry));
+        entries.for_each(|(page, _)| add_page(&mut found, *page));
+        let of_runs = self.in_runs(pages, is_run);
+        if !of_runs.is_empty() {
+            found.extend(of_runs);
+            found.sort_unstable_by_key(|run| run.start);
+        }
+        found
     }
 
     /// Plans to fetch pages. Those without an entry are in the backing file.
     fn plan_fills(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, writing: bool) {
+        self.divide(pages.clone(), Which::InSlots);
+        let in_file: u64 = self.in_runs(pages.clone(), |_| true).into_iter().map(|run| run.end - run.start).sum();
+        self.counters.refreshed += in_file;
         let entries: Vec<(u64, Source, bool)> = {
             let entries = self.entries.range(pages.clone());
             entries.map(|(page, entry)| (*page, entry.head.clone(), entry.version != 0)).collect()
@@ -232,22 +259,21 @@ impl FilePages {
     pub fn filled(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<Vec<Fill>> {
         self.owners.get(&owner).ok_or(Error::NotOpen)?;
         let mut again = Vec::new();
-        for (run, replica) in self.runs(owner, pages) {
+        for (run, replica) in self.replicas(owner, pages) {
             let Replica::Filling { stamp, writing, backing } = replica else { continue };
-            let overwritten: Vec<u64> = match backing && keep(Rule::CheckFill) {
+            let overwritten = match backing && keep(Rule::CheckFill) {
                 true => {
-                    let entries = self.entries.range(run.clone());
-                    entries.filter(|(_, entry)| entry.overwritten > stamp).map(|(page, _)| *page).collect()
+                    self.where_entries(run.clone(), |entry| entry.overwritten > stamp, |run| run.overwritten > stamp)
                 }
                 false => Vec::new(),
             };
             let replica = if writing { Replica::Open(stamp) } else { Replica::Valid(stamp) };
             let mut fetched = run.start;
-            for page in overwritten {
-                self.set_replicas(owner, fetched..page, replica);
-                fetched = page + 1;
-                self.plan_fills(&mut again, owner, page..fetched, writing);
-                self.tidy(page);
+            for pages in overwritten {
+                self.set_replicas(owner, fetched..pages.start, replica);
+                fetched = pages.end;
+                self.plan_fills(&mut again, owner, pages.clone(), writing);
+                self.tidy_all(pages, true);
             }
             self.set_replicas(owner, fetched..run.end, replica);
         }
@@ -266,7 +292,7 @@ impl FilePages {
         if waits && entries.any(|(_, entry)| entry.twin.is_some()) {
             return Err(Error::Busy);
         }
-        for (run, replica) in self.runs(owner, pages) {
+        for (run, replica) in self.replicas(owner, pages) {
             let after = match replica {
                 Replica::Open(stamp) if ended == Ended::Unchanged => Replica::Valid(stamp),
                 Replica::Open(stamp) if !keep(Rule::FetchAbandoned) => Replica::Valid(stamp),
@@ -282,7 +308,7 @@ impl FilePages {
     /// Forgets the owner's copies of pages that are not open: they are fetched again. Open pages stay as they are.
     pub fn drop_copies(&mut self, owner: OwnerId, pages: Range<u64>) -> Result<()> {
         self.owners.get(&owner).ok_or(Error::NotOpen)?;
-        for (run, replica) in self.runs(owner, pages) {
+        for (run, replica) in self.replicas(owner, pages) {
             if let Replica::Valid(_) = replica {
                 self.set_replicas(owner, run.clone(), Replica::Absent);
                 self.tidy_all(run, true);
@@ -292,17 +318,20 @@ impl FilePages {
     }
 
     /// What the owner has of these pages, now.
-    fn runs(&self, owner: OwnerId, pages: Range<u64>) -> Vec<(Range<u64>, Replica)> {
+    fn replicas(&self, owner: OwnerId, pages: Range<u64>) -> Vec<(Range<u64>, Replica)> {
         self.owners.get(&owner).map_or_else(Vec::new, |owner| owner.runs(pages).collect())
     }
 
     /// Tidies pages of which an owner has another replica than before. `absent`: it has none now; else their entries stay.
     fn tidy_all(&mut self, pages: Range<u64>, absent: bool) {
         // Of a release most pages have an entry to which nothing can happen: no search for each.
-        let entries = self.entries.range(pages);
+        let entries = self.entries.range(pages.clone());
         let untidy = entries.filter(|(_, entry)| !entry.old.is_empty() || absent && entry.is_clean());
         let untidy: Vec<u64> = untidy.map(|(page, _)| *page).collect();
         untidy.into_iter().for_each(|page| self.tidy(page));
+        if absent {
+            self.tidy_runs(pages);
+        }
     }
 
     pub(crate) fn set_replica(&mut self, owner: OwnerId, page: u64, replica: Replica) {

@@ -58,8 +58,14 @@ impl FilePages {
     /// The pages from this one on that are like it without a look at each, and how they are.
     fn explain_run(&self, first: u64, limit: u64) -> (u64, PageInfo) {
         let entry = self.entries.get(&first);
+        let run = self.run_of(first);
         let next_entry = self.entries.range(first + 1..limit).next().map_or(limit, |(page, _)| *page);
-        let mut end = if entry.is_some() { first + 1 } else { next_entry };
+        let next_run = self.runs.range(first + 1..limit).next().map_or(limit, |(page, _)| *page);
+        let mut end = match (entry, run) {
+            (Some(_), _) => first + 1,
+            (_, Some(run)) => run.end.min(limit),
+            _ => next_entry.min(next_run),
+        };
         let mut copies = Vec::new();
         for (id, owner) in &self.owners {
             let its = owner.pages();
@@ -80,7 +86,8 @@ impl FilePages {
             };
             copies.push((*id, copy));
         }
-        let unwritten = entry.is_some_and(|entry| matches!(entry.head, Source::Slot(_)));
+        let unwritten = entry.is_some_and(|entry| matches!(entry.head, Source::Slot(_)))
+            || run.is_some_and(|run| run.head.is_some());
         let invalidating = entry.is_some_and(|entry| entry.twin.is_some());
         (end, PageInfo { unwritten, invalidating, copies })
     }

@@ -1,17 +1,20 @@
 //! The pages of one file: the table, and what all operations have in common.
 //!
-//! A page with its head in the backing file, no twin and no owner whose copy may be stale has no entry.
+//! A page with its head in the backing file, no twin and no owner whose copy may be stale has no entry. Pages side by side
+//! that one release has changed may have one entry together ([`crate::entry_runs`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::entry_runs::EntryRun;
 use crate::error::Result;
 use crate::lookup::Lookup;
 use crate::owner::Owner;
 use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
+use crate::slot_run::SlotRun;
 use crate::slots::{Release, SlotRef, Slots};
 use crate::source::{Copied, Source};
 
@@ -74,6 +77,8 @@ pub struct FilePages {
     pub(crate) slots: Arc<Slots>,
     pub(crate) file: u64,
     pub(crate) entries: BTreeMap<u64, Entry>,
+    /// Entries of runs of pages, by their first page.
+    pub(crate) runs: BTreeMap<u64, EntryRun>,
     /// Pages that the kernel may have. Those with a twin need not be in it. A page that was past the end of the file
     /// since is one: a program that writes there makes the kernel fill the rest of the page with zeros, without a READ.
     pub(crate) cached: PageSet,
@@ -154,6 +159,7 @@ impl FilePages {
             slots,
             file,
             entries: BTreeMap::new(),
+            runs: BTreeMap::new(),
             cached: PageSet::new(cached),
             given: None,
             owners: BTreeMap::new(),
@@ -178,13 +184,28 @@ impl FilePages {
     /// Whether nothing would be lost or waited for if this were dropped: no snapshot, no twin, no owner.
     pub fn is_idle(&self) -> bool {
         let clean = |entry: &Entry| matches!(entry.head, Source::Backing) && entry.twin.is_none();
-        self.owners.is_empty() && self.releases.is_empty() && self.entries.values().all(clean)
+        let in_file = |run: &EntryRun| run.head.is_none();
+        self.owners.is_empty()
+            && self.releases.is_empty()
+            && self.entries.values().all(clean)
+            && self.runs.values().all(in_file)
     }
 
-    /// Pages whose head is a snapshot: to be written out.
-    pub fn dirty(&self) -> impl Iterator<Item = u64> + '_ {
-        let is_dirty = |entry: &Entry| matches!(entry.head, Source::Slot(_));
-        self.entries.iter().filter(move |(_, entry)| is_dirty(entry)).map(|(page, _)| *page)
+    /// Pages whose head is a snapshot, in ascending order: to be written out.
+    pub fn dirty(&self) -> impl Iterator<Item = u64> + use<> {
+        self.dirty_runs(0..u64::MAX).into_iter().flatten()
+    }
+
+    fn dirty_runs(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut runs = Vec::new();
+        let in_slots = self.entries.range(pages.clone()).filter(|(_, entry)| matches!(entry.head, Source::Slot(_)));
+        in_slots.for_each(|(page, _)| add_page(&mut runs, *page));
+        let of_runs = self.in_runs(pages, |run| run.head.is_some());
+        if !of_runs.is_empty() {
+            runs.extend(of_runs);
+            runs.sort_unstable_by_key(|run| run.start);
+        }
+        runs
     }
 
     pub(crate) fn tick(&mut self) -> u64 {
@@ -192,12 +213,15 @@ impl FilePages {
         self.clock
     }
 
+    /// Of a page that is in no run.
     pub(crate) fn head(&self, page: u64) -> Source {
+        debug_assert!(self.run_of(page).is_none_or(|run| run.head.is_none()));
         self.entries.get(&page).map_or(Source::Backing, |entry| entry.head.clone())
     }
 
     pub(crate) fn version(&self, page: u64) -> u64 {
-        self.entries.get(&page).map_or(0, |entry| entry.version)
+        let of_run = || self.run_of(page).map_or(0, |run| run.version);
+        self.entries.get(&page).map_or_else(of_run, |entry| entry.version)
     }
 
     /// Whether a copy with this stamp is head.
@@ -205,8 +229,9 @@ impl FilePages {
         self.version(page) <= stamp
     }
 
-    /// Where the version with this stamp is; `None` only if it was not kept.
+    /// Where the version with this stamp is; `None` only if it was not kept. Of a page that is in no run.
     pub(crate) fn base(&self, page: u64, stamp: u64) -> Option<Source> {
+        debug_assert!(self.run_of(page).is_none_or(|run| run.head.is_none() && run.version <= stamp));
         let Some(entry) = self.entries.get(&page) else { return Some(Source::Backing) };
         if entry.version <= stamp {
             return Some(entry.head.clone());
@@ -321,6 +346,20 @@ impl FilePages {
     pub fn write_out(&mut self, backing: &dyn Backing, pages: &[u64]) -> Result<()> {
         let (mut result, mut rest, mut buffer) = (Ok(()), pages, Vec::new());
         while let Some(first) = rest.first() {
+            let of_run = self.runs_at(*first..*first + 1).next().map(|(run, _)| run.end);
+            if let Some(end) = of_run {
+                let run = rest.iter().zip(*first..end).take(WRITE_RUN);
+                let (run, after) = rest.split_at(run.take_while(|(page, expected)| *page == expected).count());
+                rest = after;
+                let pages = run[0]..run[0] + run.len() as u64;
+                let mut done = self.write_out_slots(backing, pages.clone(), &mut buffer);
+                if done.is_err() && run.len() > 1 {
+                    let mut single = |page| self.write_out_slots(backing, page..page + 1, &mut buffer);
+                    done = pages.map(&mut single).fold(Ok(()), Result::and);
+                }
+                result = result.and(done);
+                continue;
+            }
             let mut entries = Lookup::new(&self.entries);
             let mut has_snapshot = |page| entries.get(page).is_some_and(|entry| matches!(entry.head, Source::Slot(_)));
             let run = rest.iter().zip(*first..).take(WRITE_RUN);
@@ -392,8 +431,7 @@ impl FilePages {
 
     /// Writes out every snapshot of these pages.
     pub fn write_out_all(&mut self, backing: &dyn Backing, pages: Range<u64>) -> Result<()> {
-        let in_slots = self.entries.range(pages).filter(|(_, entry)| matches!(entry.head, Source::Slot(_)));
-        let dirty: Vec<u64> = in_slots.map(|(page, _)| *page).collect();
+        let dirty: Vec<u64> = self.dirty_runs(pages).into_iter().flatten().collect();
         self.write_out(backing, &dirty)
     }
 
@@ -405,6 +443,7 @@ impl FilePages {
             }
             entry.drop_twin();
         }
+        self.runs.values().filter_map(|run| run.head.as_ref()).for_each(SlotRun::retire);
         for release in std::mem::take(&mut self.releases).into_keys() {
             self.slots.done(release);
         }
@@ -421,6 +460,15 @@ pub(crate) fn add_page(runs: &mut Vec<Range<u64>>, page: u64) {
     match runs.last_mut() {
         Some(run) if run.end == page => run.end += 1,
         _ => runs.push(page..page + 1),
+    }
+}
+
+/// Adds pages to runs that ascend.
+pub(crate) fn add_run(runs: &mut Vec<Range<u64>>, pages: Range<u64>) {
+    match runs.last_mut() {
+        _ if pages.is_empty() => {}
+        Some(run) if run.end == pages.start => run.end = pages.end,
+        _ => runs.push(pages),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use crate::entry_runs::Which;
 use crate::error::Result;
-use crate::file::{Backing, FilePages, add_page, parts};
-use crate::lookup::Members;
+use crate::file::{Backing, FilePages, add_run, parts};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
@@ -52,16 +52,20 @@ impl FilePages {
     pub fn begin_drop(
         &mut self,
         backing: &dyn Backing,
-        pages: impl IntoIterator<Item = u64>,
+        pages: impl IntoIterator<Item = Range<u64>>,
     ) -> Result<Vec<Range<u64>>> {
         // The kernel makes pages past the end itself.
         let inside = backing.size()?.div_ceil(PAGE as u64);
         let mut runs = Vec::new();
-        let mut cached = Members::new(&self.cached);
-        for page in pages {
-            let has_twin = || self.entries.get(&page).is_some_and(|entry| entry.twin.is_some());
-            if page < inside && cached.contains(page) && !has_twin() {
-                add_page(&mut runs, page);
+        for run in pages {
+            for cached in self.cached.runs(run.start..run.end.min(inside)) {
+                let twins = self.entries.range(cached.clone()).filter(|(_, entry)| entry.twin.is_some());
+                let mut at = cached.start;
+                for (page, _) in twins {
+                    add_run(&mut runs, at..*page);
+                    at = page + 1;
+                }
+                add_run(&mut runs, at..cached.end);
             }
         }
         self.given = Some(PageSet::new(u64::MAX));
@@ -71,16 +75,21 @@ impl FilePages {
     /// INVAL of these runs has returned: the kernel has no page of them but those that it got meanwhile.
     pub fn dropped(&mut self, runs: &[Range<u64>]) {
         let Some(given) = self.given.take() else { return };
-        for page in runs.iter().cloned().flatten() {
-            if !given.contains(page) || !keep(Rule::DropKeepsGiven) {
-                self.cached.remove(page);
+        let given = if keep(Rule::DropKeepsGiven) { given } else { PageSet::new(u64::MAX) };
+        for run in runs {
+            let mut at = run.start;
+            for kept in given.runs(run.clone()) {
+                self.cached.remove_all(at..kept.start);
+                at = kept.end;
             }
+            self.cached.remove_all(at..run.end);
         }
     }
 
     /// Begins a READ. The caller reads the runs without a lock, then calls [`FilePages::read_done`].
     pub fn read_plan(&mut self, pages: Range<u64>) -> ReadPlan {
         self.cached(pages.clone());
+        self.divide(pages.clone(), Which::InSlots);
         let mut runs: Vec<(Range<u64>, Source)> = Vec::new();
         let mut at = pages.start;
         for (page, entry) in self.entries.range(pages.clone()) {
@@ -102,7 +111,9 @@ impl FilePages {
     pub fn read_done(&mut self, plan: &ReadPlan, into: ReadInto) -> bool {
         let newer = |version: u64| version > plan.stamp;
         let mut entries = self.entries.range(plan.pages.clone());
-        let advanced = newer(self.forgotten) || entries.any(|(_, entry)| newer(entry.version));
+        let advanced = newer(self.forgotten)
+            || entries.any(|(_, entry)| newer(entry.version))
+            || self.runs_at(plan.pages.clone()).any(|(_, run)| newer(run.version));
         if advanced && keep(Rule::CheckRead) {
             return false;
         }
@@ -140,6 +151,7 @@ impl FilePages {
         let range = offset..offset.saturating_add(bytes.len() as u64);
         let pages = range.start / PAGE as u64..range.end.div_ceil(PAGE as u64);
         self.cached(pages.clone());
+        self.divide(pages.clone(), Which::All);
         if self.entries.range(pages.clone()).next().is_none() && !self.has_copies(&pages) {
             return Ok(backing.write(offset, bytes)?);
         }
@@ -251,6 +263,7 @@ impl FilePages {
             return Ok(());
         }
         let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
+        self.divide(pages.clone(), Which::All);
         let whole = |page: u64| bytes.start <= offset_of(page) && offset_of(page + 1) <= bytes.end;
         for page in [pages.start, pages.end - 1] {
             if !whole(page) {

@@ -5,9 +5,14 @@
 //!   ┌ 8 ────────┬ 4 per record ───────────┬ 4 per slot ─────────────┐ ┌ 4096 per slot ┐
 //!   │ magic     │ state: sequence | code  │ tag: sequence, record,  │ │               │
 //!   │ slots     │ id of the client        │      kind               │ │               │
-//!   │ records   │ file                    │ file  page  version     │ │               │
+//!   │ records   │ file                    │ file                    │ │               │
+//!   │           │                         │ page, count  version    │ │               │
 //!   └───────────┴─────────────────────────┴─────────────────────────┘ └───────────────┘
 //! ```
+//!
+//! A header is that of `count` slots side by side, with as many pages of the file side by side; what the headers of the
+//! others say does not count. So a release of a run of pages stores four words, not four for each of its pages. A run is
+//! divided by one store to its `count`, after the header of the second part was written.
 //!
 //! A slot that names a record counts only if the record's state is COMMITTED with the same sequence: so one store
 //! commits all slots of a release. Before a record is used again, its slots are settled: they name no record.
@@ -43,7 +48,7 @@ pub const fn words(slots: u32, records: u32) -> usize {
 const HEADER: usize = 8;
 const RECORD: usize = 4;
 const SLOT: usize = 4;
-const MAGIC: u64 = u64::from_le_bytes(*b"SPNpage1");
+const MAGIC: u64 = u64::from_le_bytes(*b"SPNpage2");
 
 /// A record's state: free, or a sequence number with one of these codes.
 pub(crate) const COMMITTED: u64 = 1;
@@ -72,7 +77,10 @@ const RECORD_BITS: u32 = 16;
 /// Sequence numbers are below: each release takes one, and a tag has room for them.
 pub(crate) const SEQUENCES: u64 = 1 << 45;
 /// Pages of a file are below, so that offsets of bytes are numbers too.
-const PAGES: u64 = 1 << 51;
+const PAGES: u64 = 1 << PAGE_BITS;
+const PAGE_BITS: u32 = 51;
+/// Slots that have one header at most: a word has room for the number less one beside that of a page.
+pub(crate) const MOST_COUNT: u32 = 1 << (64 - PAGE_BITS);
 /// Versions are below: stamps of owners have room for them.
 const VERSIONS: u64 = 1 << 60;
 
@@ -105,14 +113,23 @@ impl Tag {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Label {
     pub(crate) file: u64,
+    /// The page whose bytes are in the slot that has the header.
     pub(crate) page: u64,
+    /// Slots, and pages; at least 1.
+    pub(crate) count: u32,
     pub(crate) version: u64,
 }
 
 impl Label {
-    /// Whether a server can have written it.
-    pub(crate) fn is_possible(&self) -> bool {
-        self.page < PAGES && self.version < VERSIONS
+    /// Whether a server can have written it, at this slot of so many.
+    pub(crate) fn is_possible(&self, slot: u32, slots: u32) -> bool {
+        self.page + u64::from(self.count) <= PAGES
+            && self.version < VERSIONS
+            && u64::from(slot) + u64::from(self.count) <= u64::from(slots)
+    }
+
+    fn pages(&self) -> u64 {
+        self.page | u64::from(self.count - 1) << PAGE_BITS
     }
 }
 
@@ -169,14 +186,38 @@ impl Words<'_> {
 
     pub(crate) fn label(&self, slot: u32) -> Label {
         let at = self.slot(slot);
-        Label { file: self.0.load(at + 1), page: self.0.load(at + 2), version: self.0.load(at + 3) }
+        let pages = self.0.load(at + 2);
+        Label {
+            file: self.0.load(at + 1),
+            page: pages & (PAGES - 1),
+            count: (pages >> PAGE_BITS) as u32 + 1,
+            version: self.0.load(at + 3),
+        }
     }
 
     pub(crate) fn set_label(&self, slot: u32, label: Label) {
         let at = self.slot(slot);
         self.0.store(at + 1, label.file);
-        self.0.store(at + 2, label.page);
+        self.0.store(at + 2, label.pages());
         self.0.store(at + 3, label.version);
+    }
+
+    /// Gives each slot of a run a header of its own: those of the others count with the last store.
+    pub(crate) fn divide(&self, slot: u32, label: Label, tag: Tag) {
+        for at in 1..label.count {
+            let page = label.page + u64::from(at);
+            self.set_label(slot + at, Label { page, count: 1, ..label });
+            self.set_tag(slot + at, tag.word());
+        }
+        if label.count > 1 {
+            self.end_run(slot, 1);
+        }
+    }
+
+    /// Divides a run after its first `count` slots: the header of the rest counts too from now on. One store.
+    pub(crate) fn end_run(&self, slot: u32, count: u32) {
+        let label = Label { count, ..self.label(slot) };
+        self.0.store(self.slot(slot) + 2, label.pages());
     }
 }
 

@@ -75,10 +75,13 @@
 
 pub mod change_counters;
 mod commit;
+mod commit_unseen;
+mod entry_runs;
 mod epoch;
 mod error;
 mod explain;
 mod file;
+mod free_slots;
 mod kernel;
 mod layout;
 pub mod leased_messages;
@@ -93,6 +96,7 @@ pub mod page_runs;
 mod page_set;
 mod recover;
 mod rules;
+mod slot_run;
 mod slots;
 mod source;
 
@@ -105,5 +109,6 @@ pub use kernel::{ReadInto, ReadPlan, WriteFrom};
 pub use layout::{SlotMemory, words};
 pub use page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of, page_of};
 pub use recover::Recovered;
+pub use slot_run::StagedRun;
 pub use slots::{Release, SlotRef, Slots, StagedPage};
 pub use source::{Copied, Source};

@@ -19,6 +19,7 @@ impl PageSet {
         PageSet { from, chunks: HashMap::new() }
     }
 
+    #[cfg(test)]
     pub(crate) fn contains(&self, page: u64) -> bool {
         match self.chunks.get(&(page / BITS)) {
             Some(words) => words[(page % BITS / 64) as usize] >> (page % 64) & 1 == 1,
@@ -32,12 +33,30 @@ impl PageSet {
         self.chunks.get(&chunk).copied().unwrap_or_else(|| self.absent(chunk))[word]
     }
 
-    pub(crate) fn insert(&mut self, pages: Range<u64>) {
-        self.set(pages, true);
+    /// The pages of a range that are in the set, as runs.
+    pub(crate) fn runs(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut at = pages.start;
+        while at < pages.end {
+            // From `at` on the word has zeros, or ones, and no bit past its end.
+            let word = self.word(at / 64) >> (at % 64);
+            let left = 64 - at % 64;
+            let zeros = u64::from(word.trailing_zeros()).min(left);
+            let ones = u64::from((word >> zeros.min(63)).trailing_ones()).min(left - zeros);
+            let start = (at + zeros).min(pages.end);
+            let end = start.saturating_add(ones).min(pages.end);
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ if start < end => runs.push(start..end),
+                _ => {}
+            }
+            at = at.saturating_add(zeros + ones).max(start);
+        }
+        runs
     }
 
-    pub(crate) fn remove(&mut self, page: u64) {
-        self.set(page..page + 1, false);
+    pub(crate) fn insert(&mut self, pages: Range<u64>) {
+        self.set(pages, true);
     }
 
     pub(crate) fn remove_all(&mut self, pages: Range<u64>) {
@@ -68,9 +87,17 @@ impl PageSet {
             let end = pages.end.min((chunk + 1).saturating_mul(BITS));
             let absent = self.absent(chunk);
             let words = self.chunks.entry(chunk).or_insert(absent);
-            for page in page..end {
-                let (word, bit) = ((page % BITS / 64) as usize, 1 << (page % 64));
-                if value { words[word] |= bit } else { words[word] &= !bit }
+            let mut at = page;
+            while at < end {
+                let (word, bit) = ((at % BITS / 64) as usize, at % 64);
+                let len = (64 - bit).min(end - at);
+                let mask = u64::MAX >> (64 - len) << bit;
+                if value {
+                    words[word] |= mask
+                } else {
+                    words[word] &= !mask
+                }
+                at += len;
             }
             if *words == absent {
                 self.chunks.remove(&chunk);
@@ -92,7 +119,7 @@ mod tests {
             for step in 0u64..200 {
                 let first = step * 7919 % 1800;
                 if step % 3 == 0 {
-                    set.remove(first);
+                    set.remove_all(first..first + 1);
                     list[first as usize] = false;
                 } else {
                     let pages = first..first + step;
@@ -112,7 +139,7 @@ mod tests {
     #[test]
     fn chunk_like_an_absent_one_is_not_stored() {
         let mut set = PageSet::new(3);
-        set.remove(5);
+        set.remove_all(5..6);
         assert!(!set.contains(2) && !set.contains(5) && set.contains(6));
         set.insert(5..6);
         assert!(set.contains(5) && set.chunks.is_empty());

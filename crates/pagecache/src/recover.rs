@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, KernelPages, add_page};
+use crate::free_slots::FreeSlots;
 use crate::layout::{COMMITTED, DONE, Kind, SEQUENCES, SlotMemory, Tag, Words};
 use crate::page::bytes_inside;
 use crate::rules::{Rule, keep};
@@ -52,7 +53,7 @@ impl Slots {
             return Err(Error::Layout);
         }
         let mut files: BTreeMap<u64, Recovered> = BTreeMap::new();
-        let mut free = Free { slots: Vec::new(), records: Default::default(), sequence: 0 };
+        let mut free = Free { slots: FreeSlots::none(memory.slots()), records: Default::default(), sequence: 0 };
         let mut done = Vec::new();
         for record in 0..memory.records() {
             let (sequence, code) = words.state(record);
@@ -74,7 +75,7 @@ impl Slots {
         }
         done.sort_unstable();
         free.records.extend(done.into_iter().map(|(_, record)| record));
-        for slot in (0..memory.slots()).rev() {
+        for slot in 0..memory.slots() {
             let tag = Tag::parse(words.tag(slot));
             let is_live = |tag: &Tag| match tag.record {
                 Some((record, sequence)) if record < memory.records() && sequence < SEQUENCES => {
@@ -85,17 +86,21 @@ impl Slots {
                 None => true,
             };
             let label = words.label(slot);
-            let Some(tag) = tag.filter(is_live).filter(|_| label.is_possible()) else {
+            let Some(tag) = tag.filter(is_live).filter(|_| label.is_possible(slot, memory.slots())) else {
                 words.set_tag(slot, 0);
-                free.slots.push(slot);
+                free.slots.insert(slot..slot + 1);
                 continue;
             };
+            // Those after it are next: from now on each has a header that counts.
+            words.divide(slot, label, tag);
             let release = tag.record.map(|(record, sequence)| Release { record, sequence });
             let found = Found { slot, kind: tag.kind, release, page: label.page, version: label.version };
             files.entry(label.file).or_default().slots.push(found);
         }
         for (file, recovered) in &mut files {
             recovered.file = *file;
+            // The lowest last, where older snapshots are as a rule: so the model sees whether they are taken for newer ones.
+            recovered.slots.reverse();
         }
         Ok((Slots::with(memory, free), files.into_values().collect()))
     }

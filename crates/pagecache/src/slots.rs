@@ -11,16 +11,19 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_RECORDS, SlotMemory, Tag, Words};
+use crate::free_slots::FreeSlots;
+use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_COUNT, MOST_RECORDS, SlotMemory, Tag, Words};
 use crate::page::{PAGE, PageBytes};
+use crate::slot_run::{SlotRun, StagedRun};
 
 /// The slots and records of one server, shared by its files.
 pub struct Slots {
-    memory: Arc<dyn SlotMemory>,
+    pub(crate) memory: Arc<dyn SlotMemory>,
     free: Mutex<Free>,
     /// Bases in ordinary memory, and how many there may be.
     copies: AtomicUsize,
@@ -28,7 +31,7 @@ pub struct Slots {
 }
 
 pub(crate) struct Free {
-    pub(crate) slots: Vec<u32>,
+    pub(crate) slots: FreeSlots,
     /// Records that are free, then those that are done, the oldest first.
     pub(crate) records: VecDeque<u32>,
     /// The last sequence number that was given to a record.
@@ -48,7 +51,7 @@ impl Slots {
         check_size(&*memory)?;
         Words(&*memory).format();
         let free =
-            Free { slots: (0..memory.slots()).rev().collect(), records: (0..memory.records()).collect(), sequence: 0 };
+            Free { slots: FreeSlots::all(memory.slots()), records: (0..memory.records()).collect(), sequence: 0 };
         Ok(Slots::with(memory, free))
     }
 
@@ -108,8 +111,12 @@ impl Slots {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn free(&self, slots: Range<u32>) {
+        self.lock().slots.insert(slots);
+    }
+
     pub(crate) fn allocate(self: &Arc<Slots>) -> Result<SlotRef> {
-        let index = self.lock().slots.pop().ok_or(Error::NoSpace)?;
+        let index = self.lock().slots.take().ok_or(Error::NoSpace)?;
         Ok(self.slot(index))
     }
 
@@ -118,14 +125,10 @@ impl Slots {
         self.allocate().map(StagedPage)
     }
 
-    /// So many slots, in ascending order, so that side by side they are few runs; all or none.
-    pub fn stage_many(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedPage>> {
-        let mut free = self.lock();
-        let first = free.slots.len().checked_sub(count).ok_or(Error::NoSpace)?;
-        let mut taken = free.slots.split_off(first);
-        drop(free);
-        taken.sort_unstable();
-        Ok(taken.into_iter().map(|index| StagedPage(self.slot(index))).collect())
+    /// So many slots, in ascending order, as few runs; all or none.
+    pub fn stage_runs(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedRun>> {
+        let taken = self.lock().slots.take_runs(count, MOST_COUNT).ok_or(Error::NoSpace)?;
+        Ok(taken.into_iter().map(|run| StagedRun(SlotRun::new(self, run))).collect())
     }
 
     /// A reference to a slot that is in use and that no page refers to yet.
@@ -248,7 +251,7 @@ impl Drop for Slot {
     /// A slot that was not retired stays in use, so that a file that is dropped loses nothing.
     fn drop(&mut self) {
         if self.slots.words().tag(self.index) == 0 {
-            self.slots.lock().slots.push(self.index);
+            self.slots.free(self.index..self.index + 1);
         }
     }
 }

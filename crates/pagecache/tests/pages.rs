@@ -314,31 +314,100 @@ fn pages_are_committed_unseen_only_if_nothing_has_to_look_at_them() {
         acquire(&mut pages, &file, A, page);
     }
     let other = acquire(&mut pages, &file, B, 1);
-    let stage = |first: u64, count: usize| (first..).zip(slots.stage_many(count).unwrap()).collect::<Vec<_>>();
+    let stage = |first: u64, count: usize| {
+        let mut next = first;
+        let place = |run: StagedRun| {
+            let first = next;
+            next += run.slots().len() as u64;
+            (first, run)
+        };
+        slots.stage_runs(count).unwrap().into_iter().map(place).collect::<Vec<_>>()
+    };
     let staged = stage(0, 3);
-    assert!(staged.windows(2).all(|two| two[0].1.slot() + 1 == two[1].1.slot()), "side by side");
-    assert!(matches!(slots.stage_many(3), Err(Error::NoSpace)));
+    assert_eq!(staged.len(), 1, "side by side");
+    assert!(matches!(slots.stage_runs(3), Err(Error::NoSpace)));
     assert_eq!(slots.free_slots(), 2);
-    // The kernel has one, another release has changed one, one is in no epoch.
+    // The kernel has one, another release has changed one, one is in no epoch, one has stores of two.
     pages.read(&file, 0, &mut [0; 4], ReadInto::PageCache).unwrap();
-    assert!(pages.commit_unseen(&file, A, 1, &staged).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, staged).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, stage(1, 1)).unwrap().is_none());
     release(&mut pages, &file, B, 1, &other);
-    assert!(pages.commit_unseen(&file, A, 1, &staged[1..2]).unwrap().is_none());
-    assert!(pages.commit_unseen(&file, B, 1, &staged[2..]).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, stage(1, 1)).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, B, 1, stage(2, 1)).unwrap().is_none());
+    assert_eq!(slots.free_slots(), 4);
     // All or none, and nothing has changed. The bytes come later.
-    staged[2].1.write(&ZEROS);
-    let commit = pages.commit_unseen(&file, A, 9, &staged[2..]).unwrap().unwrap();
+    let staged = stage(2, 1);
+    let slot = staged[0].1.slots().start;
+    staged[0].1.write(0, &ZEROS);
+    let commit = pages.commit_unseen(&file, A, 9, staged).unwrap().unwrap();
     assert_eq!((commit.published, list(commit.merged), list(commit.invalidate)), (1, vec![], vec![]));
-    assert!(slots.was_committed(9) && slots.is_snapshot_of(staged[2].1.slot(), 7));
-    assert!(!slots.is_snapshot_of(staged[2].1.slot(), 8) && !slots.is_snapshot_of(staged[0].1.slot(), 7));
-    assert!(!slots.is_snapshot_of(u32::MAX, 7));
+    assert!(slots.was_committed(9) && slots.is_snapshot_of(slot, 7));
+    assert!(!slots.is_snapshot_of(slot, 8) && !slots.is_snapshot_of(slot + 1, 7) && !slots.is_snapshot_of(u32::MAX, 7));
     let mut late = ZEROS;
     late[..10].fill(b'l');
-    memory.write(staged[2].1.slot(), 0, &late);
-    drop(staged);
+    memory.write(slot, 0, &late);
     let mut read = [0; 10];
     pages.read(&file, 2 * PAGE as u64, &mut read, ReadInto::PageCache).unwrap();
     assert_eq!(&read, b"llllllllll");
+}
+
+/// A release of all pages of a file without a look at them; page n has bytes n + 1.
+fn hand_over(pages: &mut FilePages, file: &File, slots: &Arc<Slots>, count: u64) -> Commit {
+    for page in 0..count {
+        acquire(pages, file, A, page);
+    }
+    let mut staged = slots.stage_runs(count as usize).unwrap();
+    let run = staged.pop().unwrap();
+    (0..count as u32).for_each(|at| run.write(at, &[at as u8 + 1; PAGE]));
+    pages.commit_unseen(file, A, 9, vec![(0, run)]).unwrap().unwrap()
+}
+
+#[test]
+fn run_of_pages_is_divided_by_what_changes_one() {
+    let (slots, mut pages, file) = start(8 * PAGE, 16);
+    let commit = hand_over(&mut pages, &file, &slots, 8);
+    assert!(pages.invalidated(commit.release).is_empty());
+    assert_eq!((pages.dirty().count(), slots.free_slots()), (8, 8));
+    // A program writes one page, and one is written out.
+    pages.write(&file, offset_of(3) + 5, b"c", WriteFrom::Program).unwrap();
+    pages.write_out(&file, &[6]).unwrap();
+    assert_eq!((pages.dirty().collect::<Vec<_>>(), slots.free_slots()), (vec![0, 1, 2, 4, 5, 7], 10));
+    assert_eq!(
+        (file.0.borrow()[3 * PAGE + 4..3 * PAGE + 7].to_vec(), file.0.borrow()[6 * PAGE]),
+        (b"\x04c\x04".to_vec(), 7)
+    );
+    let bytes = |pages: &mut FilePages| [0, 1, 2, 3, 4, 5, 6, 7].map(|page| byte(pages, &file, offset_of(page)));
+    assert_eq!(bytes(&mut pages), [1, 2, 3, 4, 5, 6, 7, 8]);
+    pages.truncate(&file, offset_of(5)).unwrap();
+    assert_eq!((pages.dirty().collect::<Vec<_>>(), slots.free_slots()), (vec![0, 1, 2, 4], 12));
+    pages.write_out_all(&file, 0..8).unwrap();
+    pages.drop_owner(A);
+    pages.drop_owner(B);
+    assert!(pages.is_idle() && slots.free_slots() == 16);
+    assert_eq!([0, 1, 2, 3, 4].map(|page| file.0.borrow()[page * PAGE]), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn run_of_pages_is_found_by_the_next_server() {
+    let memory = Memory::new(16);
+    let file = File(RefCell::new(vec![b'.'; 8 * PAGE]));
+    let slots = Slots::format(memory.clone()).unwrap();
+    let mut pages = FilePages::new(Arc::clone(&slots), 7, KernelPages::None, 8 * PAGE as u64);
+    pages.add_owner(A, 0..8);
+    // Not settled, and divided since.
+    hand_over(&mut pages, &file, &slots, 8);
+    pages.write_out(&file, &[2, 3]).unwrap();
+    drop((pages, slots));
+    let (slots, mut files) = Slots::recover(memory).unwrap();
+    let mut pages = FilePages::recover(Arc::clone(&slots), files.pop().unwrap(), &file).unwrap();
+    assert_eq!((pages.dirty().collect::<Vec<_>>(), slots.free_slots()), (vec![0, 1, 4, 5, 6, 7], 10));
+    assert!(slots.was_committed(9));
+    for (release, _) in pages.pending() {
+        assert!(pages.invalidated(release).is_empty());
+    }
+    pages.write_out_all(&file, 0..8).unwrap();
+    assert_eq!([0, 1, 2, 7].map(|page| file.0.borrow()[page * PAGE]), [1, 2, 3, 8]);
+    assert_eq!(slots.free_slots(), 16);
 }
 
 /// The second page of a file finds no space on the disk.

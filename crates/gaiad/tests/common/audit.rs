@@ -167,8 +167,10 @@ impl State {
     pub fn slots_in_use(&self) -> usize {
         const PAGES: u64 = 512 + 1024 * 64 + (4 << 20) * 32;
         let [magic, slots, records] = self.words(PAGES, 3)[..] else { unreachable!() };
-        assert_eq!(magic.to_le_bytes(), *b"SPNpage1");
-        self.words(PAGES + 8 + records * 4, slots as usize * 4).chunks(4).filter(|header| header[0] != 0).count()
+        assert_eq!(magic.to_le_bytes(), *b"SPNpage2");
+        // A header is that of a run of slots: how many, less one, is above the number of its page.
+        let headers = self.words(PAGES + 8 + records * 4, slots as usize * 4);
+        headers.chunks(4).filter(|header| header[0] != 0).map(|header| (header[2] >> 51) as usize + 1).sum()
     }
 }
 

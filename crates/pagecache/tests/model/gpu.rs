@@ -8,9 +8,9 @@ use std::ops::Range;
 use super::PAGES;
 use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Inval, Reply, World, note};
-use crate::page::{PAGE, PageBytes, ZEROS, merge};
+use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
-use crate::{Access, Backing, Ended, Error, Fill, OwnerId, Source};
+use crate::{Access, Backing, Commit, Ended, Error, FilePages, Fill, OwnerId, Source, StagedRun};
 
 enum State {
     Ready,
@@ -307,7 +307,12 @@ impl World {
         self.gpus[gpu].current = None;
         self.gpus[gpu].attempt = Some((id, released));
         note!(self, "gpu {gpu}: release {open:?}, changed {changed:?}");
+        // Handed over where that can be done, else copied.
+        let handed = self.below(2) == 0;
         let commit = self.call(|home, disk| {
+            if handed && let Some(commit) = hand_over(home, disk, owner, id, &bytes) {
+                return Ok(commit);
+            }
             let pages = bytes.iter().map(|(page, bytes)| (*page, bytes));
             home.commit(disk, owner, id, pages)
         });
@@ -447,4 +452,35 @@ impl World {
         self.call(|home, _| assert!(home.filled(owner, range).unwrap().is_empty()));
         self.gpus[gpu].replica[page]
     }
+}
+
+/// Commits pages whose bytes the home does not look at; `None`: that cannot be done, and nothing has changed.
+fn hand_over(
+    home: &mut FilePages,
+    disk: &dyn Backing,
+    owner: OwnerId,
+    id: u64,
+    pages: &[(u64, PageBytes)],
+) -> Option<Commit> {
+    let size = disk.size().unwrap();
+    // The replica of a page with stores past the end is no copy of head, but is kept here.
+    let is_copy = |(page, bytes): &(u64, PageBytes)| bytes[bytes_inside(*page, size)..].iter().all(|byte| *byte == 0);
+    if pages.is_empty() || !pages.iter().all(is_copy) {
+        return None;
+    }
+    let mut runs = Vec::new();
+    for slots in home.slots.stage_runs(pages.len()).ok()? {
+        let mut slots = Some(slots);
+        while let Some(mut run) = slots.take() {
+            let at: usize = runs.iter().map(|(_, run): &(u64, StagedRun)| run.slots().len()).sum();
+            let rest = &pages[at..at + run.slots().len()];
+            let len = rest.iter().zip(rest[0].0..).take_while(|((page, _), expected)| page == expected).count();
+            slots = (len < rest.len()).then(|| run.split_off(len as u32));
+            for (index, (_, bytes)) in (0..).zip(&rest[..len]) {
+                run.write(index, bytes);
+            }
+            runs.push((rest[0].0, run));
+        }
+    }
+    home.commit_unseen(disk, owner, id, runs).unwrap_or(None)
 }

@@ -182,7 +182,8 @@ impl World {
             Some((_, left)) => left.front().copied(),
             None => {
                 let first = self.below(PAGES) as u64;
-                let runs = self.call(|pages, disk| pages.begin_drop(disk, first..PAGES as u64).unwrap());
+                let runs =
+                    self.call(|pages, disk| pages.begin_drop(disk, std::iter::once(first..PAGES as u64)).unwrap());
                 let Some(runs) = runs else { return true };
                 note!(self, "begin to drop {runs:?}");
                 let left = runs.iter().cloned().flatten().map(|page| page as usize).collect();
@@ -457,7 +458,8 @@ impl World {
             self.server().pages.drop_owner(owner);
         }
         let server = self.server();
-        let (idle, entries, free) = (server.pages.is_idle(), server.pages.entries.len(), server.slots.free_slots());
+        let entries = server.pages.entries.len() + server.pages.runs.len();
+        let (idle, free) = (server.pages.is_idle(), server.slots.free_slots());
         if !idle || entries != 0 || free != crate::SlotMemory::slots(&*self.machine) as usize {
             self.fail(format!("not idle in the end: {idle}, {entries} entries, {free} slots free"));
         }

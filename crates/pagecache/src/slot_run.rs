@@ -1,0 +1,120 @@
+//! Slots side by side with the bytes of pages side by side: one reference, and one header, for all of them.
+//!
+//! ```text
+//!   stage_runs ──> staged ──publish──> [ header: tag, page, count ][ no header ][ no header ] ...
+//!                                        divide: into two runs, or into slots that have a header and a reference each
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::layout::{Kind, Label, Tag};
+use crate::page::PageBytes;
+use crate::slots::{SlotRef, Slots};
+
+/// Keeps the bytes of slots side by side.
+pub(crate) struct SlotRun {
+    slots: Arc<Slots>,
+    /// Their numbers. Empty once others have them.
+    indices: Range<u32>,
+}
+
+impl SlotRun {
+    /// Of slots that nothing refers to.
+    pub(crate) fn new(slots: &Arc<Slots>, indices: Range<u32>) -> SlotRun {
+        SlotRun { slots: Arc::clone(slots), indices }
+    }
+
+    /// How many.
+    pub(crate) fn count(&self) -> u64 {
+        u64::from(self.indices.end - self.indices.start)
+    }
+
+    /// Writes the header: the tag last, since it makes the rest count.
+    pub(crate) fn publish(&self, tag: Tag, file: u64, first: u64, version: u64) {
+        let label = Label { file, page: first, count: self.indices.end - self.indices.start, version };
+        let words = self.slots.words();
+        words.set_label(self.indices.start, label);
+        words.set_tag(self.indices.start, tag.word());
+    }
+
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        Tag::parse(self.slots.words().tag(self.indices.start))
+    }
+
+    /// The release is settled: the header names it no more.
+    pub(crate) fn settle(&self) {
+        self.slots.words().set_tag(self.indices.start, Tag { kind: Kind::Snapshot, record: None }.word());
+    }
+
+    /// Recovery will not find them any more. They are free once this is dropped.
+    pub(crate) fn retire(&self) {
+        self.slots.words().set_tag(self.indices.start, 0);
+    }
+
+    /// Copies the bytes of one.
+    pub(crate) fn read(&self, at: u64, bytes: &mut PageBytes) {
+        self.slots.memory.read(self.indices.start + at as u32, bytes);
+    }
+
+    /// Divides them; the second part has those from `at` on. Both have a header if this had one.
+    pub(crate) fn split_off(&mut self, at: u64) -> SlotRun {
+        let (words, first) = (self.slots.words(), self.indices.start);
+        let (second, rest) = (first + at as u32, self.indices.end);
+        if let Some(tag) = self.tag() {
+            let label = words.label(first);
+            words.set_label(second, Label { page: label.page + at, count: rest - second, ..label });
+            words.set_tag(second, tag.word());
+            words.end_run(first, at as u32);
+        }
+        self.indices.end = second;
+        SlotRun::new(&self.slots, second..rest)
+    }
+
+    /// A header and a reference for each, which had one header.
+    pub(crate) fn divide(mut self) -> impl Iterator<Item = SlotRef> {
+        let words = self.slots.words();
+        if let Some(tag) = self.tag() {
+            words.divide(self.indices.start, words.label(self.indices.start), tag);
+        }
+        let slots = Arc::clone(&self.slots);
+        std::mem::take(&mut self.indices).map(move |index| slots.slot(index))
+    }
+}
+
+impl fmt::Debug for SlotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slots({:?})", self.indices)
+    }
+}
+
+impl Drop for SlotRun {
+    /// As of one slot: those that were not retired stay in use.
+    fn drop(&mut self) {
+        if !self.indices.is_empty() && self.slots.words().tag(self.indices.start) == 0 {
+            self.slots.free(self.indices.clone());
+        }
+    }
+}
+
+/// Slots side by side that no page refers to yet, for pages side by side: [`FilePages::commit_unseen`](crate::FilePages).
+#[derive(Debug)]
+pub struct StagedRun(pub(crate) SlotRun);
+
+impl StagedRun {
+    /// Their numbers, for a caller that fills the memory itself.
+    pub fn slots(&self) -> Range<u32> {
+        self.0.indices.clone()
+    }
+
+    /// Sets the bytes of one, counted from the first.
+    pub fn write(&self, at: u32, bytes: &PageBytes) {
+        self.0.slots.memory.write(self.0.indices.start + at, 0, bytes);
+    }
+
+    /// Divides them: the second part has those from `at` on.
+    pub fn split_off(&mut self, at: u32) -> StagedRun {
+        StagedRun(self.0.split_off(at.into()))
+    }
+}
