@@ -180,10 +180,7 @@ pub(super) const RULES: &[Mutant] = &[
         "lock",
         "one group at a time uses a direction of a socket",
         LINE,
-        [
-            "return old == free_lock(s) ? 0 : lock_later(",
-            "return old >> 1 == free_lock(s) >> 1 ? 0 : lock_later(",
-        ],
+        ["return old == free_lock(s) ? 0 : lock_later(", "return old >> 1 == free_lock(s) >> 1 ? 0 : lock_later("],
         &[Rules("lines")],
     ),
     rule(
