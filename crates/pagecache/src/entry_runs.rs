@@ -13,22 +13,12 @@
 
 use std::ops::Range;
 
+use crate::entry_run::EntryRun;
 use crate::error::Result;
 use crate::file::{Backing, Entry, FilePages};
 use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::slot_run::SlotRun;
 use crate::source::Source;
-
-/// The entry of pages side by side; the table has the first one.
-#[derive(Debug)]
-pub(crate) struct EntryRun {
-    pub(crate) end: u64,
-    pub(crate) version: u64,
-    /// As of an [`Entry`], of the page that was written last.
-    pub(crate) overwritten: u64,
-    /// `None`: in the backing file.
-    pub(crate) head: Option<SlotRun>,
-}
 
 /// Which runs are divided.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::entry_runs::{EntryRun, Which};
+use crate::entry_run::EntryRun;
+use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::owner::{Owner, Replica};

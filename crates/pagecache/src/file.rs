@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::entry_runs::EntryRun;
+use crate::entry_run::EntryRun;
 use crate::error::Result;
 use crate::lookup::Lookup;
 use crate::owner::Owner;

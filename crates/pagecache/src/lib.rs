@@ -76,6 +76,7 @@
 pub mod change_counters;
 mod commit;
 mod commit_unseen;
+mod entry_run;
 mod entry_runs;
 mod epoch;
 mod error;

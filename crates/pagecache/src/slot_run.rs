@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::error::Result;
 use crate::layout::{Kind, Label, Tag};
 use crate::page::PageBytes;
 use crate::slots::{SlotRef, Slots};
@@ -101,6 +102,13 @@ impl Drop for SlotRun {
 /// Slots side by side that no page refers to yet, for pages side by side: [`FilePages::commit_unseen`](crate::FilePages).
 #[derive(Debug)]
 pub struct StagedRun(pub(crate) SlotRun);
+
+impl Slots {
+    /// So many slots, in ascending order, as few runs; all or none.
+    pub fn stage_runs(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedRun>> {
+        Ok(self.take_runs(count)?.into_iter().map(|run| StagedRun(SlotRun::new(self, run))).collect())
+    }
+}
 
 impl StagedRun {
     /// Their numbers, for a caller that fills the memory itself.

@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::free_slots::FreeSlots;
 use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_COUNT, MOST_RECORDS, SlotMemory, Tag, Words};
 use crate::page::{PAGE, PageBytes};
-use crate::slot_run::{SlotRun, StagedRun};
 
 /// The slots and records of one server, shared by its files.
 pub struct Slots {
@@ -125,10 +124,9 @@ impl Slots {
         self.allocate().map(StagedPage)
     }
 
-    /// So many slots, in ascending order, as few runs; all or none.
-    pub fn stage_runs(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedRun>> {
-        let taken = self.lock().slots.take_runs(count, MOST_COUNT).ok_or(Error::NoSpace)?;
-        Ok(taken.into_iter().map(|run| StagedRun(SlotRun::new(self, run))).collect())
+    /// So many slots, in ascending order, as runs for which one header is enough; all or none.
+    pub(crate) fn take_runs(&self, count: usize) -> Result<Vec<Range<u32>>> {
+        self.lock().slots.take_runs(count, MOST_COUNT).ok_or(Error::NoSpace)
     }
 
     /// A reference to a slot that is in use and that no page refers to yet.
