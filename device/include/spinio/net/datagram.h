@@ -187,7 +187,7 @@ __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buf
     if (!locked.word)
         return locked.value;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (locked.word & detail::datagram_bit)
+    if (detail::has_datagrams(locked.word))
         return detail::send_datagram(group, net, s, buffer, bytes, flags, &to);
     if (group.leads())
         detail::unlock(s, &socket->send_lock);
@@ -206,7 +206,7 @@ __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer,
     locked = group.share(locked);
     if (!locked.word)
         return locked.value;
-    if (locked.word & detail::datagram_bit)
+    if (detail::has_datagrams(locked.word))
         return detail::receive_datagram(group, net, s, buffer, bytes, flags, from);
     if (group.leads()) {
         detail::unlock(s, &detail::device_socket(net, s)->receive_lock);

@@ -142,6 +142,10 @@ __device__ inline bool all_sent(layout::DeviceSocket *socket)
 // the net.
 constexpr uint64_t stream_bit = uint64_t(1) << 61, datagram_bit = uint64_t(1) << 62;
 
+// The word of a peer has other bits.
+__device__ inline bool has_datagrams(uint64_t word) { return (word & (datagram_bit | layout::peer_bit)) == datagram_bit; }
+__device__ inline bool has_stream(uint64_t word) { return word && !has_datagrams(word); }
+
 // Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
 __device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive)
 {
@@ -232,13 +236,13 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
                 there = lock_direction(net, s, flags, true);
             if (wide)
                 there = Warp().share(there);
-            if (bytes && there.word && !(there.word & datagram_bit))
+            if (bytes && has_stream(there.word))
                 there = wait_to_receive(group, net, s, flags, there, wide, line, full);
         }
         there = group.share(there);
         if (!there.word)
             return there.value;
-        if (there.word & datagram_bit)
+        if (has_datagrams(there.word))
             return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
         if (there.value <= 0)
             break;
@@ -311,13 +315,13 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (group.leads()) {
             if (!room.word)
                 room = lock_direction(net, s, flags, false);
-            if (bytes && room.word && !(room.word & datagram_bit))
+            if (bytes && has_stream(room.word))
                 room = wait_to_send(net, s, flags, room, bytes - done);
         }
         room = group.share(room);
         if (!room.word)
             return room.value;
-        if (room.word & datagram_bit)
+        if (has_datagrams(room.word))
             return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
         if (room.value == nowhere)
             done = bytes;
@@ -344,7 +348,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
         // The last act was a compare-and-swap of the doorbells or of a watch; a program over shared memory has neither.
-        if (done == bytes && !phase && !(room.word & layout::shared_bit))
+        if (done == bytes && !phase && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
             unlock_published(s, &device_socket(net, s)->send_lock);
         else
             unlock(s, &device_socket(net, s)->send_lock);
