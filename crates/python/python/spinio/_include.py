@@ -19,8 +19,10 @@ def _folders() -> Iterator[pathlib.Path]:
     for file in files:
         if file.parts[-3:] == _HEADER.parts:
             yield pathlib.Path(os.path.realpath(str(file.locate()))).parents[1]
-    # A module that is imported from the sources.
     source = pathlib.Path(__file__).resolve()
+    # `pip install --target` moves the headers beside the module, and writes elsewhere where they were.
+    yield source.parents[1] / "include"
+    # A module that is imported from the sources.
     if len(source.parents) > 4:
         yield source.parents[4] / "device" / "include"
 
