@@ -51,7 +51,8 @@ def serve_and_interrupt(example, environment):
                 said, errors = server.communicate(timeout=SECONDS)
         finally:
             server.kill()
-    assert (server.returncode, said, errors) == (0, "2 connections, 40000 bytes echoed\n", "")
+    # CuPy may print warnings.
+    assert (server.returncode, said) == (0, "2 connections, 40000 bytes echoed\n"), errors
 
 
 def test_example_runs_with_cupy(example):
