@@ -75,11 +75,13 @@ static void streams_are_ordered_with_the_default_stream()
         spinio::launch_on(one, add, 12, 256, x, 1, n);
         spinio::launch(add, 12, 256, x, 10, n);
         spinio::launch_on(two, add, 12, 256, x, 100, n);
+        // The two streams have no order between each other: without this kernel they add at the same time.
+        spinio::launch(add, 12, 256, x, 1000, n);
     }
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(back.data(), x, n * sizeof *x, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int value : back)
-        CHECK(value == 1110);
+        CHECK(value == 11110);
     CHECK(cudaStreamSynchronize(one) == cudaSuccess && cudaStreamDestroy(one) == cudaSuccess && cudaStreamDestroy(two) == cudaSuccess);
     CHECK(cudaFree(x) == cudaSuccess);
 }
