@@ -100,15 +100,6 @@ struct NothingLeft {
     size_t descriptors;
     long resident;
 
-    static long resident_kib()
-    {
-        long pages = 0, all = 0;
-        FILE *file = std::fopen("/proc/self/statm", "re");
-        CHECK(file && std::fscanf(file, "%ld %ld", &all, &pages) == 2);
-        std::fclose(file);
-        return pages * (sysconf(_SC_PAGESIZE) / 1024);
-    }
-
     explicit NothingLeft(const char *section) : section(section)
     {
         { Net first; }

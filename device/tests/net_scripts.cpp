@@ -59,6 +59,27 @@ struct KernelSocket {
     __device__ int64_t end() const { return net::shutdown(net::block(), handle, s, net::SHUT_SEND); }
 };
 
+// What both kinds of sockets of a program do with their bytes.
+template <typename Receive>
+static int64_t receive_and_sum(int bytes, Receive receive)
+{
+    std::vector<unsigned char> buffer(size_t(bytes) + 1);
+    int64_t got = receive(buffer.data()), sum = 0;
+    for (int64_t i = 0; i < got; i++)
+        sum = sum * 31 % 65521 + buffer[size_t(i)];
+    return got < 0 ? -errno : got * 65536 + sum;
+}
+
+template <typename Send>
+static int64_t send_numbers(int bytes, Send send)
+{
+    std::vector<char> buffer(size_t(bytes) + 1);
+    for (int i = 0; i < bytes; i++)
+        buffer[size_t(i)] = char(i * 3 + bytes);
+    int64_t sent = send(buffer.data());
+    return sent < 0 ? -errno : sent;
+}
+
 struct PlainSocket {
     int s;
 
@@ -66,20 +87,12 @@ struct PlainSocket {
 
     int64_t receive(int bytes) const
     {
-        std::vector<unsigned char> buffer(size_t(bytes) + 1);
-        int64_t got = recv(s, buffer.data(), size_t(bytes), MSG_WAITALL), sum = 0;
-        for (int64_t i = 0; i < got; i++)
-            sum = sum * 31 % 65521 + buffer[size_t(i)];
-        return got < 0 ? -errno : got * 65536 + sum;
+        return receive_and_sum(bytes, [&](void *to) { return recv(s, to, size_t(bytes), MSG_WAITALL); });
     }
 
     int64_t send(int bytes) const
     {
-        std::vector<char> buffer(size_t(bytes) + 1);
-        for (int i = 0; i < bytes; i++)
-            buffer[size_t(i)] = char(i * 3 + bytes);
-        int64_t sent = ::send(s, buffer.data(), size_t(bytes), MSG_NOSIGNAL);
-        return sent < 0 ? -errno : sent;
+        return send_numbers(bytes, [&](const void *from) { return ::send(s, from, size_t(bytes), MSG_NOSIGNAL); });
     }
 
     int64_t end() const { return shutdown(s, SHUT_WR) ? -errno : 0; }
@@ -153,20 +166,12 @@ struct SharedSocket {
 
     int64_t receive(int bytes) const
     {
-        std::vector<unsigned char> buffer(size_t(bytes) + 1);
-        int64_t got = spinio_socket_recv(s, buffer.data(), size_t(bytes), MSG_WAITALL), sum = 0;
-        for (int64_t i = 0; i < got; i++)
-            sum = sum * 31 % 65521 + buffer[size_t(i)];
-        return got < 0 ? -errno : got * 65536 + sum;
+        return receive_and_sum(bytes, [&](void *to) { return spinio_socket_recv(s, to, size_t(bytes), MSG_WAITALL); });
     }
 
     int64_t send(int bytes) const
     {
-        std::vector<char> buffer(size_t(bytes) + 1);
-        for (int i = 0; i < bytes; i++)
-            buffer[size_t(i)] = char(i * 3 + bytes);
-        int64_t sent = spinio_socket_send(s, buffer.data(), size_t(bytes), 0);
-        return sent < 0 ? -errno : sent;
+        return send_numbers(bytes, [&](const void *from) { return spinio_socket_send(s, from, size_t(bytes), 0); });
     }
 
     int64_t end() const { return spinio_socket_shutdown(s, SHUT_WR) ? -errno : 0; }

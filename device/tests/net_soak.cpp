@@ -196,15 +196,6 @@ static size_t entries(const char *folder)
     return count;
 }
 
-static long resident_kib()
-{
-    long pages = 0, all = 0;
-    FILE *file = std::fopen("/proc/self/statm", "r");
-    CHECK(file && std::fscanf(file, "%ld %ld", &all, &pages) == 2);
-    std::fclose(file);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
 // A process that uses connections until it is killed.
 static pid_t start_client(const std::string &address, unsigned seed)
 {

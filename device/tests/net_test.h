@@ -64,6 +64,16 @@ struct NetOptions {
     unsigned files = 0;
 };
 
+// Memory that the process has.
+inline long resident_kib()
+{
+    long pages = 0, all = 0;
+    FILE *file = std::fopen("/proc/self/statm", "re");
+    CHECK(file && std::fscanf(file, "%ld %ld", &all, &pages) == 2);
+    std::fclose(file);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
 // A net, its handle, a stream of its own, and words that kernels and this program see.
 struct Net {
     spinio_net *net;

@@ -9,6 +9,7 @@
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
+use super::channel::{receive_packet, send_packet};
 use super::files::{Fd, close, status_flags};
 use super::raw::syscall;
 use super::socket::AF_UNIX;
@@ -16,14 +17,10 @@ use super::socket::AF_UNIX;
 type Result<T> = core::result::Result<T, Errno>;
 
 const SOL_SOCKET: usize = 1;
-const SCM_RIGHTS: i32 = 1;
 const SO_TYPE: usize = 3;
 const SO_ACCEPTCONN: usize = 30;
 const SO_PROTOCOL: usize = 38;
 const SO_DOMAIN: usize = 39;
-const MSG_DONTWAIT: usize = 0x40;
-const MSG_NOSIGNAL: usize = 0x4000;
-const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,63 +71,15 @@ pub fn socket_pair() -> Result<(Fd, Fd)> {
     Ok((ends[0], ends[1]))
 }
 
-/// `struct cmsghdr` with one descriptor, and its padding.
-#[repr(C, align(8))]
-struct Rights {
-    len: usize,
-    level: i32,
-    kind: i32,
-    fd: Fd,
-    padding: i32,
-}
-
-/// `struct msghdr` with one part.
-#[repr(C)]
-struct Message {
-    name: usize,
-    name_len: u32,
-    parts: *const [usize; 2],
-    part_count: usize,
-    control: *mut Rights,
-    control_len: usize,
-    flags: u32,
-}
-
-impl Message {
-    fn new(parts: &[usize; 2], control: &mut Rights) -> Message {
-        let control_len = size_of::<Rights>();
-        Message { name: 0, name_len: 0, parts, part_count: 1, control, control_len, flags: 0 }
-    }
-}
-
-/// The length that `struct cmsghdr` counts: without the padding.
-const RIGHTS_BYTES: usize = size_of::<Rights>() - 4;
-
 /// Sends a duplicate of a descriptor.
 pub fn send_descriptor(via: Fd, fd: Fd) -> Result<()> {
-    let byte = 0_u8;
-    let part = [&raw const byte as usize, 1];
-    let mut rights = Rights { len: RIGHTS_BYTES, level: SOL_SOCKET as i32, kind: SCM_RIGHTS, fd, padding: 0 };
-    let message = Message::new(&part, &mut rights);
-    let flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-    // SAFETY: the message and all that it refers to live across the call.
-    unsafe { syscall(k::__NR_sendmsg, [via as usize, &raw const message as usize, flags, 0, 0, 0]) }.map(drop)
+    send_packet(via, &[0], Some(fd))
 }
 
 /// Receives a descriptor that was sent before, with close-on-exec.
 pub fn receive_descriptor(via: Fd) -> Result<Fd> {
-    let mut byte = 0_u8;
-    let part = [&raw mut byte as usize, 1];
-    let mut rights = Rights { len: 0, level: 0, kind: 0, fd: -1, padding: 0 };
-    let mut message = Message::new(&part, &mut rights);
-    let flags = MSG_DONTWAIT | MSG_CMSG_CLOEXEC;
-    // SAFETY: the message and all that it refers to live across the call; all bits are valid for integers.
-    unsafe { syscall(k::__NR_recvmsg, [via as usize, &raw mut message as usize, flags, 0, 0, 0]) }?;
-    if message.control_len < RIGHTS_BYTES || rights.len != RIGHTS_BYTES || rights.kind != SCM_RIGHTS {
-        // The Linux kernel had no number for it.
-        return Err(Errno::MFILE);
-    }
-    Ok(rights.fd)
+    // Without one the Linux kernel had no number for it.
+    receive_packet(via, &mut [0])?.1.ok_or(Errno::MFILE)
 }
 
 /// A pair of sockets, closed with this.
