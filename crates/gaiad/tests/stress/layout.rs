@@ -120,6 +120,12 @@ pub(crate) fn compare_wild(bytes: &[u8], from: usize) {
     }
 }
 
+/// Where bytes are not what they must be: how many, and of the first the offset, what it is, and what it must be.
+pub(crate) fn first_difference(bytes: &[u8], wanted: &[u8]) -> Option<(usize, usize, u8, u8)> {
+    let wrong: Vec<_> = bytes.iter().zip(wanted).enumerate().filter(|(_, (is, must))| is != must).collect();
+    wrong.first().map(|(at, (is, must))| (wrong.len(), *at, **is, **must))
+}
+
 /// What cells must show at the end: of each life all cells of one round, which is its last or the one that it was killed
 /// in. Returns how many were killed in a round that is there.
 pub(crate) fn final_state(bytes: &[u8], board: &Board) -> u64 {
