@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -16,6 +17,10 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::failure::MountFailure;
 use crate::helper;
+
+/// Between two tries to unmount; each is twice the one before.
+const BUSY_FIRST: Duration = Duration::from_millis(5);
+const BUSY_LAST: Duration = Duration::from_millis(320);
 
 /// A line of the table of mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,10 +135,21 @@ fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlag
 
 /// Unmounts if no process uses it.
 ///
+/// It is tried again for about 0.6 s. The Linux kernel may use a mount after the last program that used it has ended, as a
+/// worker of the kernel puts the files of an io_uring: on a machine with 16 processors for up to 45 ms, after 25 of 36 ends
+/// of two programs, and no process had a file of it open.
+///
 /// # Errors
 /// [`MountFailure::is_busy`]: in use.
 pub fn unmount(point: &Path) -> Result<(), MountFailure> {
-    end(point, UnmountFlags::empty())
+    let mut wait = BUSY_FIRST;
+    loop {
+        match end(point, UnmountFlags::empty()) {
+            Err(failure) if failure.is_busy() && wait <= BUSY_LAST => std::thread::sleep(wait),
+            result => return result,
+        }
+        wait *= 2;
+    }
 }
 
 /// Removes it from the tree of directories now, and unmounts when no process uses it any more.

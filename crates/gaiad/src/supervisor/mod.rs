@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
@@ -245,10 +245,12 @@ impl Supervisor {
 
     /// Starts the invalidator, unless there is one.
     fn ensure_invalidator(&mut self, server: &mut impl FnMut() -> std::io::Result<Command>) -> std::io::Result<()> {
-        if let Some((child, _)) = &mut self.invalidator
-            && child.try_wait()?.is_none()
-        {
-            return Ok(());
+        if let Some((child, requests)) = &mut self.invalidator {
+            if is_open(requests)? && child.try_wait()?.is_none() {
+                return Ok(());
+            }
+            // Its descriptors are closed, and it waits for nothing any more: it is ending.
+            child.wait()?;
         }
         let (link, theirs) = Link::pair()?;
         let (requests, served) =
@@ -361,4 +363,11 @@ impl Supervisor {
             report!("cannot unmount {}: {error}", self.mounted.point.display());
         }
     }
+}
+
+/// Whether a process has the other end of a socket.
+fn is_open(socket: &impl AsFd) -> Result<bool, Errno> {
+    let mut one = [PollFd::new(socket, PollFlags::empty())];
+    rustix::io::retry_on_intr(|| poll(&mut one, Some(&Timespec::default())))?;
+    Ok(!one[0].revents().contains(PollFlags::HUP))
 }
