@@ -316,13 +316,15 @@ static void datagrams_are_replaced_once_they_were_taken()
     CHECK(right == count);
 }
 
-__global__ void call_often(net::Handle handle, int calls, int64_t *wrong)
+__global__ void call_often(net::Handle handle, int calls, int64_t *wrong, int64_t *sum)
 {
     for (int i = 0; i < calls; i++) {
         __shared__ net::Address from;
         int64_t result = net::accept(net::block(), handle, Proxy::descriptor(3), &from);
         if (threadIdx.x == 0 && (result <= 0 || from.length != 16 || from.bytes[0] != (unsigned char)(result * 3)))
             __atomic_fetch_add(wrong, 1, __ATOMIC_RELAXED);
+        if (threadIdx.x == 0)
+            __atomic_fetch_add(sum, result, __ATOMIC_RELAXED);
     }
 }
 
@@ -331,8 +333,8 @@ static void mailboxes_belong_to_one_call()
 {
     Proxy proxy;
     const int blocks = 3, calls = 60;
-    int64_t wrong = 0;
-    std::thread kernel = start(call_often, blocks, 32, proxy.handle, calls, &wrong);
+    int64_t wrong = 0, sum = 0;
+    std::thread kernel = start(call_often, blocks, 32, proxy.handle, calls, &wrong, &sum);
     for (uint64_t number = 1; number <= blocks * calls; number++) {
         Bell bell = proxy.hear();
         CHECK(bell.operation == layout::doorbell_control && bell.socket == layout::quick_mailboxes);
@@ -344,7 +346,8 @@ static void mailboxes_belong_to_one_call()
         release(reply, number | number << 32);
     }
     kernel.join();
-    CHECK(wrong == 0);
+    // Each call has a reply of its own, none that of an earlier one.
+    CHECK(wrong == 0 && sum == blocks * calls * (blocks * calls + 1) / 2);
 }
 
 // One call on socket 0: 0 recv, 1 send of 200 bytes, 2 recv of at most 10, 3 shutdown of sending, 4 poll.

@@ -27,7 +27,8 @@ pub(super) const RULES: &[Mutant] = &[
         "what the leader tells next is stored after all have read the last",
         GROUP,
         ["        // The next share may begin only after all have read.\n        __syncthreads();\n", ""],
-        &[Races("source")],
+        // Of two calls without a barrier of their own: those for bytes have one.
+        &[Races("calls")],
     ),
     rule(
         "share-warp",

@@ -28,7 +28,6 @@ struct Outcome {
     uint64_t position, word;
 };
 
-// wide(): whether its first 32 threads are a warp, which can read a line at once.
 struct Thread {
     __device__ bool leads() const { return true; }
     __device__ unsigned rank() const { return 0; }
