@@ -247,14 +247,13 @@ struct Net {
     spinio_net *net;
     net::Handle handle;
 
-    explicit Net(unsigned connections = 16, unsigned ring_bytes = 0, bool no_inline = false, bool no_upgrade = true)
+    explicit Net(unsigned connections = 16, unsigned ring_bytes = 0, bool no_upgrade = true)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
         options.connections = connections;
         options.sockets = connections + 16;
         options.ring_bytes = ring_bytes;
-        options.no_inline = no_inline;
         options.no_upgrade = no_upgrade;
         net = spinio_net_open(spinio::emulated ? "emulated" : nullptr, &options);
         check(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)), "open a net");

@@ -61,31 +61,27 @@ static void row_parts(const Size &size)
     Result("parts", "limit: a word from CPU to GPU and back").times(times);
 }
 
-// Where small messages are, as a part of a result's name.
-static const char *where(bool no_inline) { return no_inline ? ", through the rings" : ""; }
-
 static void row_echo(const Size &size)
 {
-    for (bool inet : {false, true})
-        for (bool no_inline : {false, true}) {
-            Net net(16, 0, no_inline);
-            Name name;
-            int listener = net.listener(inet, name);
-            net.launch(echo, 1, 64, net.handle, listener);
-            for (int bytes : {message, 98, 128, 4096}) {
-                int s = connect_to(name);
-                ProxyTime proxy(net);
-                double cpu = process_cpu();
-                auto times = round_trips(s, size_t(bytes), bytes == message ? size.seconds : size.seconds / 5);
-                double count = double(times.size());
-                Result("echo", std::string("CPU and block, ") + family_name(inet) + ", " + std::to_string(bytes) + " bytes" + where(no_inline))
-                    .times(times)
-                    .number("proxy_us_a_message", proxy.spent() * 1e6 / count)
-                    .number("process_us_a_message", (process_cpu() - cpu) * 1e6 / count);
-                close(s);
-            }
-            net.end();
+    for (bool inet : {false, true}) {
+        Net net(16);
+        Name name;
+        int listener = net.listener(inet, name);
+        net.launch(echo, 1, 64, net.handle, listener);
+        for (int bytes : {message, 98, 128, 4096}) {
+            int s = connect_to(name);
+            ProxyTime proxy(net);
+            double cpu = process_cpu();
+            auto times = round_trips(s, size_t(bytes), bytes == message ? size.seconds : size.seconds / 5);
+            double count = double(times.size());
+            Result("echo", std::string("CPU and block, ") + family_name(inet) + ", " + std::to_string(bytes) + " bytes")
+                .times(times)
+                .number("proxy_us_a_message", proxy.spent() * 1e6 / count)
+                .number("process_us_a_message", (process_cpu() - cpu) * 1e6 / count);
+            close(s);
         }
+        net.end();
+    }
 }
 
 // What the naive way does with each message: to the GPU, through a kernel, back.
@@ -141,9 +137,8 @@ static std::vector<double> device_times(const unsigned long long *ticks, size_t 
 static void row_blocks(const Size &size)
 {
     for (bool inet : {false, true})
-        for (int way = 0; way < 3; way++) {
-            const bool no_inline = way == 1, no_upgrade = way != 2;
-            Net net(16, 0, no_inline, no_upgrade);
+        for (bool no_upgrade : {true, false}) {
+            Net net(16, 0, no_upgrade);
             Name name;
             int listener = net.listener(inet, name), client = spinio_net_connect(net.net, name.text().c_str());
             check(client > 0, "connect in a net");
@@ -154,7 +149,7 @@ static void row_blocks(const Size &size)
             double begun = now();
             net.launch(two_blocks, 2, 64, net.handle, listener, client, rounds, times, clocks);
             check(cudaStreamSynchronize(net.stream) == cudaSuccess, "two blocks");
-            Result("blocks", std::string("two blocks, ") + family_name(inet) + where(no_inline) + (no_upgrade ? "" : ", in device memory"))
+            Result("blocks", std::string("two blocks, ") + family_name(inet) + (no_upgrade ? "" : ", in device memory"))
                 .times(device_times(times, rounds, *clocks))
                 .number("mean_us", (now() - begun) * 1e6 / rounds)
                 .number("proxy_us_a_round", proxy.spent() * 1e6 / rounds);

@@ -25,7 +25,7 @@ struct SharedClient {
 
 static void shared_echo(const Size &size, bool inet)
 {
-    Net net(16, 0, false, false);
+    Net net(16, 0, false);
     Name name;
     int listener = net.listener(inet, name);
     net.launch(echo, 1, 64, net.handle, listener);
@@ -61,7 +61,7 @@ static void shared_stream(const Size &size, unsigned ring)
     check(cudaMalloc(&buffers, period) == cudaSuccess, "cudaMalloc");
     std::vector<unsigned char> bytes(256 << 10);
     {
-        Net net(16, ring, false, false);
+        Net net(16, ring, false);
         Name name;
         int listener = net.listener(false, name);
         net.launch(source, 1, 512, net.handle, listener, buffers, unsigned(period));
@@ -78,7 +78,7 @@ static void shared_stream(const Size &size, unsigned ring)
         check(!spinio_net_stop(net.net), "stop a net");
         net.end();
     }
-    Net net(16, ring, false, false);
+    Net net(16, ring, false);
     Name name;
     int listener = net.listener(false, name);
     net.launch(sink, 1, 512, net.handle, listener, buffers);

@@ -398,7 +398,9 @@ __global__ void poll_many(net::Handle handle, int listener, net::Address address
     }
     __syncthreads();
     int before = net::poll(g, handle, polls, 2 * pairs, 0);
-    byte = 'x';
+    if (threadIdx.x == 0)
+        byte = 'x';
+    __syncthreads();
     net::send(g, handle, polls[2 * (pairs - 3)].s, &byte, 1);
     int ready = net::poll(g, handle, polls, 2 * pairs, -1);
     if (threadIdx.x == 0) {

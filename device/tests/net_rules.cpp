@@ -37,7 +37,7 @@ static uint64_t acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMI
 static void release(uint64_t *at, uint64_t value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 
 struct Bell {
-    unsigned operation, socket, epoch, length, phase;
+    unsigned operation, socket, epoch;
     uint64_t position;
 };
 
@@ -92,8 +92,7 @@ struct Proxy {
         uint64_t lap = next / layout::doorbells % 2 ? 0 : layout::lap_bit, e0 = acquire(place), e1 = acquire(place + 1);
         if ((e0 & layout::lap_bit) != lap || (e1 & layout::lap_bit) != lap)
             return false;
-        bell = {unsigned(e0 >> 48) & 0x7f, unsigned(e1), unsigned(e1 >> 32) & 0x7fff, unsigned(e1 >> 47) & 0x7f, unsigned(e0 >> 55) & 0x1f,
-                e0 & layout::position_mask};
+        bell = {unsigned(e0 >> 48) & 0x7f, unsigned(e1), unsigned(e1 >> 32) & 0x7fff, e0 & layout::position_mask};
         release(words(0) + layout::header_doorbell_head, ++next);
         return true;
     }
@@ -224,7 +223,7 @@ __global__ void echo(net::Handle handle, int who, int messages, const int *sizes
     });
 }
 
-// Messages inside lines and through rings. One is inside only if all bytes before it are known to be sent.
+// Messages of small and larger sizes come back, whether or not the kernel knows that the last one was sent.
 static void messages_come_back(int who, unsigned threads)
 {
     Proxy proxy;
@@ -233,50 +232,28 @@ static void messages_come_back(int who, unsigned threads)
         sizes.push_back(i % 3 ? 1 + i * 37 % 98 : 99 + i * 31 % 1900);
     std::thread kernel = start(echo, 2, threads, proxy.handle, who, int(sizes.size()), (const int *)sizes.data());
     uint64_t position = Proxy::first;
-    uint64_t told[2] = {Proxy::first, Proxy::first}, wrong = 0, inside = 0;
+    uint64_t wrong = 0;
     for (size_t i = 0; i < sizes.size(); i++) {
         auto bytes = uint64_t(sizes[i]);
-        const unsigned phase = unsigned(i % 31 + 1);
         for (unsigned index = 0; index < 2; index++) {
             for (uint64_t k = 0; k < bytes; k++)
                 proxy.received(index, add(position, k)) = byte_of(i + k + index);
-            uint64_t *line = proxy.device_line(index), word = add(position, bytes);
-            for (unsigned k = 0; bytes <= layout::inline_bytes && k < layout::inline_words; k++) {
-                uint64_t value = uint64_t(phase) << 56;
-                for (unsigned b = 0; b < 7 && k * 7 + b < bytes; b++)
-                    value |= uint64_t(byte_of(i + k * 7 + b + index)) << (b * 8);
-                release(line + layout::inline_first + k, value);
-            }
-            if (bytes <= layout::inline_bytes)
-                word |= bytes << layout::position_bits | uint64_t(phase) << layout::inline_phase_bit;
-            release(line, word);
+            release(proxy.device_line(index), add(position, bytes));
         }
         uint64_t left[2] = {bytes, bytes}, at[2] = {position, position};
         while (left[0] || left[1]) {
             Bell bell = proxy.hear();
-            CHECK(bell.epoch == Proxy::epoch && bell.socket < 2);
+            CHECK(bell.operation == layout::doorbell_send && bell.epoch == Proxy::epoch && bell.socket < 2);
             const unsigned index = bell.socket & 1;
             uint64_t part = (bell.position - at[index]) & layout::position_mask;
             CHECK(part && part <= left[index]);
-            if (bell.operation == layout::doorbell_inline) {
-                inside++;
-                CHECK(part == bell.length);
-                CHECK(told[index] == at[index]);
-                for (unsigned k = 0; k < part; k++) {
-                    uint64_t value;
-                    while ((value = acquire(proxy.host_line(index) + layout::inline_first + k / 7)) >> 56 != bell.phase)
-                        std::this_thread::yield();
-                    wrong += (value >> (k % 7 * 8) & 0xff) != uint64_t(byte_of(i + bytes - left[index] + k + index) ^ 0x5a);
-                }
-            } else {
-                for (uint64_t k = 0; k < part; k++)
-                    wrong += proxy.sent(index, add(at[index], k)) != (byte_of(i + bytes - left[index] + k + index) ^ 0x5a);
-            }
+            for (uint64_t k = 0; k < part; k++)
+                wrong += proxy.sent(index, add(at[index], k)) != (byte_of(i + bytes - left[index] + k + index) ^ 0x5a);
             at[index] = bell.position;
             left[index] -= std::min(part, left[index]);
-            // Every other message is known to be sent only later.
-            if (i % 2 || bytes > layout::inline_bytes)
-                release(proxy.device_line(index) + 1, told[index] = bell.position);
+            // Every other short message is known to be sent only later.
+            if (i % 2 || bytes > 98)
+                release(proxy.device_line(index) + 1, bell.position);
         }
         position = add(position, bytes);
         for (unsigned index = 0; index < 2; index++)
@@ -284,8 +261,6 @@ static void messages_come_back(int who, unsigned threads)
     }
     kernel.join();
     CHECK(wrong == 0);
-    // Single threads learn only from the line that all was sent, when they need room.
-    CHECK(who == 2 || inside > 0);
 }
 
 __global__ void send_sizes(net::Handle handle, const int *sizes, int count)
@@ -297,14 +272,12 @@ __global__ void send_sizes(net::Handle handle, const int *sizes, int count)
         buffer[i] = 1;
     for (int i = 0; i < count; i++) {
         net::send(g, handle, s, buffer, size_t(sizes[i]));
-        // Two answers to each: with the second one the kernel has seen that all was sent.
-        net::recv(g, handle, s, buffer, 1);
         net::recv(g, handle, s, buffer, 1);
     }
 }
 
-// A long send takes half of the ring at a time. A short message replaces all words of a longer one.
-static void parts_are_halves_and_messages_replace_all_words()
+// A long send takes half of the ring at a time.
+static void parts_are_halves()
 {
     Proxy proxy;
     const int sizes[] = {3000, 98, 1};
@@ -315,17 +288,13 @@ static void parts_are_halves_and_messages_replace_all_words()
         for (Bell bell; position != end; position = bell.position) {
             bell = proxy.hear();
             CHECK(((bell.position - position) & layout::position_mask) <= Proxy::ring / 2);
-            CHECK((bell.operation == layout::doorbell_inline) == (bytes <= 98));
-            for (unsigned word = 0; bytes <= 98 && word < layout::inline_words; word++)
-                CHECK(acquire(proxy.host_line(0) + layout::inline_first + word) >> 56 == bell.phase);
+            CHECK(bell.operation == layout::doorbell_send);
             release(proxy.device_line(0) + 1, bell.position);
         }
-        for (int i = 0; i < 2; i++) {
-            proxy.received(0, answered) = 1;
-            release(proxy.device_line(0), answered = add(answered, 1));
-            while ((acquire(proxy.host_line(0)) & layout::position_mask) != answered)
-                std::this_thread::yield();
-        }
+        proxy.received(0, answered) = 1;
+        release(proxy.device_line(0), answered = add(answered, 1));
+        while ((acquire(proxy.host_line(0)) & layout::position_mask) != answered)
+            std::this_thread::yield();
     }
     kernel.join();
 }
@@ -387,7 +356,7 @@ int main(int count, char **argument)
     if (on("shared"))
         blocks_share_a_socket();
     if (on("whole"))
-        parts_are_halves_and_messages_replace_all_words();
+        parts_are_halves();
     if (on("room"))
         all_places_of_a_ring_are_used_again();
     if (on("rearm"))
@@ -410,7 +379,6 @@ int main(int count, char **argument)
         full_queues_refuse();
     if (on("lines")) {
         descriptors_are_checked();
-        words_of_another_phase_are_no_message();
     }
     std::printf("%d failures\n", failures);
     return failures;

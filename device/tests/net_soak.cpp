@@ -230,7 +230,7 @@ static void round_of(double seconds, unsigned seed, Totals &totals)
     std::string tcp, local, port;
     int echoing = echo_of_program(port);
     {
-        Net net({.connections = 48, .sockets = 128, .ring_bytes = seed % 2 ? 4096u : 16384u, .fault_seed = seed % 3 ? 0 : seed, .no_inline = seed % 2 == 1});
+        Net net({.connections = 48, .sockets = 128, .ring_bytes = seed % 2 ? 4096u : 16384u, .fault_seed = seed % 3 ? 0 : seed});
         int a = listener(net, "tcp://127.0.0.1:0", tcp), b = listener(net, ("unix:@spinio-soak-" + std::to_string(getpid())).c_str(), local);
         int set = spinio_net_set(net.net);
         CHECK(!spinio_net_add(net.net, set, a, net::IN) && !spinio_net_add(net.net, set, b, net::IN));

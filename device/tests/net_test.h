@@ -57,7 +57,6 @@ struct NetOptions {
     unsigned sockets = 64;
     unsigned ring_bytes = 4096;
     unsigned fault_seed = 0;
-    bool no_inline = false;
     bool no_upgrade = false;
     const char *files_root = nullptr;
     bool files_write = false;
@@ -89,7 +88,6 @@ struct Net {
         options.connections = wanted.connections;
         options.ring_bytes = wanted.ring_bytes;
         options.first_position = (uint64_t(1) << 48) - 1000;
-        options.no_inline = wanted.no_inline;
         options.fault_seed = wanted.fault_seed;
         options.files_root = wanted.files_root;
         options.files_write = wanted.files_write;

@@ -19,7 +19,7 @@ const SCRIPTS_EACH_SECOND: u64 = 56;
 /// The part of the time that is for random words.
 const WORDS_SHARE: u64 = 6;
 /// Programs of which ThreadSanitizer sees kernel and proxy.
-const PROGRAMS: [&str; 5] = ["net", "net_inline", "net_events", "net_datagrams", "net_faults"];
+const PROGRAMS: [&str; 5] = ["net", "net_costs", "net_events", "net_datagrams", "net_faults"];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

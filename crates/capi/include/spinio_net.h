@@ -43,13 +43,12 @@ struct spinio_net_options {
     uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536 */
     uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
     uint64_t first_position; /* where streams begin; for tests */
-    uint32_t no_inline;      /* 1: small messages go through the rings, as large ones do; for comparisons */
     uint32_t fault_seed;     /* faults of the network, from this seed; for tests */
+    uint32_t no_upgrade;     /* 1: connections inside the net go through Linux too, as with SPINIO_NET_UPGRADE=off */
     const char *files_root;  /* kernels may open the files below this directory; "/": all that the process may open;
                                 default NULL: none */
     uint32_t files_write;    /* 1: they may also write, create and cut them */
     uint32_t files;          /* at a time, at most 256; default 64 */
-    uint32_t no_upgrade;     /* 1: connections inside the net go through Linux too, as with SPINIO_NET_UPGRADE=off */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */

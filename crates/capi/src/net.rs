@@ -25,12 +25,11 @@ struct RawOptions {
     ring_bytes: u32,
     idle_us: u32,
     first_position: u64,
-    no_inline: u32,
     fault_seed: u32,
+    no_upgrade: u32,
     files_root: *const c_char,
     files_write: u32,
     files: u32,
-    no_upgrade: u32,
 }
 
 pub(crate) fn null(what: &str) -> Failure {
@@ -94,7 +93,6 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             ring_bytes: given.ring_bytes,
             idle_us: given.idle_us,
             first_position: given.first_position,
-            no_inline: given.no_inline != 0,
             fault_seed: given.fault_seed,
             files: (!given.files_root.is_null()).then(|| FileOptions {
                 // SAFETY: the header asks for a string or NULL.

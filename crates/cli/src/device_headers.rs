@@ -27,7 +27,6 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/net/file.h",
     "spinio/net/group.h",
     "spinio/net/layout.h",
-    "spinio/net/inline.h",
     "spinio/net/line.h",
     "spinio/net/peer.h",
     "spinio/net/poll.h",

@@ -34,8 +34,6 @@ pub(crate) struct Memory {
     device_start: DeviceAddr,
     device_bytes: u64,
     sizes: Sizes,
-    /// Of the handle.
-    flags: u64,
     first: u64,
     /// Offset in device memory of the rings of connections inside the net.
     device_rings: u64,
@@ -58,7 +56,6 @@ pub(crate) struct Plan {
     pub(crate) granules: u32,
     /// Kernels may open files, which takes buffers.
     pub(crate) has_files: bool,
-    pub(crate) handle_flags: u64,
     pub(crate) first: Position,
 }
 
@@ -89,20 +86,10 @@ impl Memory {
             failed(e)
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
-        let (flags, first, device_rings) = (plan.handle_flags, plan.first.bits(), cleared_device as u64);
+        let (first, device_rings) = (plan.first.bits(), cleared_device as u64);
         let (granules, files) = Granules::new(device, plan.granules, plan.ring_bytes).unzip();
-        let memory = Memory {
-            device,
-            pinned,
-            device_start,
-            device_bytes,
-            sizes,
-            flags,
-            first,
-            device_rings,
-            file_buffers,
-            granules,
-        };
+        let memory =
+            Memory { device, pinned, device_start, device_bytes, sizes, first, device_rings, file_buffers, granules };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             if let Some(granules) = &memory.granules {
@@ -156,7 +143,7 @@ impl Memory {
             device: self.device_start.0,
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
-            flags: self.flags,
+            reserved: 0,
             rings: self.device_start.0 + self.device_rings,
             first: self.first,
             files: self.file_buffers as u64,
@@ -310,13 +297,6 @@ impl Memory {
         let place = self.ring(ring + (at & (size - 1)), 1);
         // SAFETY: inside the block; kernels may change it meanwhile, and all accesses of Rust code to rings are atomic.
         unsafe { AtomicU8::from_ptr(place) }
-    }
-
-    /// Stores a message in a ring of `size` bytes.
-    pub(crate) fn store(&self, ring: u64, size: u64, first: Position, message: &[u8]) {
-        for (byte, at) in message.iter().zip(first.bits()..) {
-            self.bytes(ring, size, at).store(*byte, Relaxed);
-        }
     }
 
     /// The bytes of a ring of `size` bytes, from a position on.

@@ -14,7 +14,7 @@ use spinio_host::settings::Settings;
 use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
 use spinio_ring::granule;
-use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, NO_INLINE, QUICK_MAILBOXES, Sizes};
+use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket_move::{Passage, receive_descriptor};
@@ -58,8 +58,6 @@ pub struct Options {
     pub idle_us: u32,
     /// The position at which streams begin: for tests.
     pub first_position: u64,
-    /// Small messages go through the rings, as large ones do.
-    pub no_inline: bool,
     /// Faults of the network, from this seed: for tests. 0: none.
     pub fault_seed: u32,
     /// Connections whose both ends are in this net, or one of which is a program of this machine, go through Linux too.
@@ -107,7 +105,6 @@ impl Net {
             return Err(Error::new(Errno::INVAL, sentence));
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
-        let flags = if options.no_inline { NO_INLINE } else { 0 };
         let files = options.files;
         if let Some(files) = &files
             && files.count > MAX_FILES
@@ -123,7 +120,7 @@ impl Net {
         let upgrades = !options.no_upgrade && Settings::of_process().net_upgrade;
         let (inner_pairs, granules) = if upgrades { (inner_pairs, granules) } else { (0, 0) };
         let has_files = files.is_some();
-        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, granules, has_files, handle_flags: flags, first };
+        let plan = Plan { sizes, ring_bytes, ring_pairs, inner_pairs, granules, has_files, first };
         let (memory, granules) = Memory::new(device, plan)?;
         let memory = Arc::new(memory);
         let counters = Arc::new(Counters::default());
@@ -138,7 +135,6 @@ impl Net {
             inner_pairs,
             granules: granules.iter().map(|file| Place { tid: linux::gettid(), fd: file.0 }).collect(),
             first,
-            inline: !options.no_inline,
             fault_seed: options.fault_seed,
             device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import importlib.util
@@ -13,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 
 import pytest
 
@@ -33,26 +36,51 @@ def example():
     pytest.skip("no examples/net/cupy/echo.py")
 
 
+@contextlib.contextmanager
+def interruptible():
+    """Programs started here get SIGINT: a shell's background job ignores it, and so would all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def serve_and_interrupt(example, environment):
     """Starts the example, talks to it with two connections, and ends it as Ctrl-C does, while its kernel waits."""
-    pipe = subprocess.PIPE
+    pipe, said = subprocess.PIPE, ""
     words = [sys.executable, example, "tcp://127.0.0.1:0"]
-    with subprocess.Popen(words, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True) as server:
+    with tempfile.TemporaryFile("w+") as errors:
+        with interruptible():
+            server = subprocess.Popen(words, env=os.environ | environment, stdout=pipe, stderr=errors, text=True)
+        limit = threading.Timer(SECONDS, server.kill)
+        limit.start()
         try:
-            line = server.stdout.readline()
-            found = re.fullmatch(r"listening on tcp://127\.0\.0\.1:(\d+); Ctrl-C ends it\n", line)
-            assert found, line + server.stderr.read()
+            said = server.stdout.readline()
+            found = re.fullmatch(r"listening on tcp://127\.0\.0\.1:(\d+); Ctrl-C ends it\n", said)
+            assert found, "the example does not listen"
             at, data = ("127.0.0.1", int(found[1])), os.urandom(20_000)
             with socket.create_connection(at, SECONDS) as one, socket.create_connection(at, SECONDS) as two:
                 for peer in (one, two):
                     peer.sendall(data)
-                    assert peer.makefile("rb").read(len(data)) == data
+                    assert peer.makefile("rb").read(len(data)) == data, "other bytes came back"
                 server.send_signal(signal.SIGINT)
-                said, errors = server.communicate(timeout=SECONDS)
-        finally:
+                rest = server.stdout.read()
+                said += rest
+            # CuPy may print warnings.
+            assert (server.wait(SECONDS), rest) == (0, "2 connections, 40000 bytes echoed\n")
+        except (AssertionError, OSError, subprocess.TimeoutExpired) as why:
             server.kill()
-    # CuPy may print warnings.
-    assert (server.returncode, said) == (0, "2 connections, 40000 bytes echoed\n"), errors
+            said += server.stdout.read()
+            code = server.wait(SECONDS)
+            errors.seek(0)
+            ended = f"exit code {code}, -9 if it was killed (after {SECONDS} s, or just now)"
+            pytest.fail(f"{why!r}\n{ended}\nstdout:\n{said}\nstderr:\n{errors.read()}")
+        finally:
+            limit.cancel()
+            server.kill()
+            server.wait()
+            server.stdout.close()
 
 
 def test_example_runs_with_cupy(example):
@@ -72,7 +100,14 @@ def test_example_runs_on_the_emulated_gpu(example, tmp_path):
         pytest.skip("no C++ compiler")
     shutil.copy(TESTS / "emulated_cupy.py", tmp_path / "cupy.py")
     environment = {"PYTHONPATH": str(tmp_path), "LD_PRELOAD": LIBRARY, "SPINIO_EMULATED": "size=64M"}
-    serve_and_interrupt(example, environment | {"PYTHONDONTWRITEBYTECODE": "1"})
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    serve_and_interrupt(example, environment)
+    # As in a background job of a shell.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve_and_interrupt(example, environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_errno_numbers_of_nvrtc_are_those_of_linux():

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   claim (device memory)   ticket = tail, if tail - head < 4096; tail + 1      compare-and-swap: a full queue refuses
-//!   entry ticket % 4096     e0: position 48 | op 7 | phase 5 | 0 | lap 1        lap: 1 in the first round, then 0, 1 ...
-//!                           e1: socket 32 | epoch 15 | length 7 | 0 | lap 1
+//!   entry ticket % 4096     e0: position 48 | op 7 | 0 8 | lap 1    lap: 1 in the first round, then 0, 1 ...
+//!                           e1: socket 32 | epoch 15 | 0 16 | lap 1
 //!   proxy                   both laps are of this round: the entry is complete; head + 1
 //! ```
 //!
@@ -14,7 +14,6 @@
 //! Places up to a hole are not used again, so a hole that is never written blocks the queue 4096 entries later.
 
 use crate::Word;
-use crate::inline::{Inline, Phase};
 use crate::layout::DOORBELLS;
 use crate::position::{BITS, Position};
 
@@ -24,8 +23,6 @@ use crate::position::{BITS, Position};
 pub enum Op {
     /// The send ring has bytes up to the position.
     Send = 1,
-    /// The same, and the last of them are in the host line, not in the ring.
-    Inline = 2,
     /// Room in a receive ring that was full.
     Credit = 3,
     /// The next event of a socket in an event set is wanted.
@@ -49,16 +46,11 @@ pub struct Entry {
     pub socket: u32,
     /// Epoch of the socket.
     pub epoch: u32,
-    /// Of an inline send.
-    pub inline: Inline,
 }
 
 const LAP: u64 = 1 << 63;
 const OP_MASK: u64 = 0x7f;
 const EPOCH_MASK: u64 = 0x7fff;
-const LENGTH_MASK: u64 = 0x7f;
-const LENGTH_SHIFT: u32 = 47;
-const PHASE_SHIFT: u32 = BITS + 7;
 
 /// The place of a ticket in a queue, and its lap bit. Models have shorter queues.
 const fn place<W>(queue: &[W], ticket: u64) -> (usize, u64) {
@@ -70,23 +62,18 @@ const fn place<W>(queue: &[W], ticket: u64) -> (usize, u64) {
 impl Entry {
     /// An entry of a kernel.
     pub const fn new(op: Op, position: Position, socket: u32, epoch: u32) -> Entry {
-        Entry { op: Ok(op), position, socket, epoch, inline: Inline { length: 0, phase: Phase::of(0) } }
+        Entry { op: Ok(op), position, socket, epoch }
     }
 
     fn words(self, lap: u64) -> [u64; 2] {
         let op = self.op.map_or_else(u64::from, |op| op as u64);
         let epoch = u64::from(self.epoch) & EPOCH_MASK;
-        let (phase, length) = (u64::from(self.inline.phase.number()), u64::from(self.inline.length) & LENGTH_MASK);
-        [
-            self.position.bits() | op << BITS | phase << PHASE_SHIFT | lap,
-            u64::from(self.socket) | epoch << 32 | length << LENGTH_SHIFT | lap,
-        ]
+        [self.position.bits() | op << BITS | lap, u64::from(self.socket) | epoch << 32 | lap]
     }
 
     fn of(e0: u64, e1: u64) -> Entry {
         let op = match e0 >> BITS & OP_MASK {
             1 => Ok(Op::Send),
-            2 => Ok(Op::Inline),
             3 => Ok(Op::Credit),
             4 => Ok(Op::Rearm),
             6 => Ok(Op::Close),
@@ -94,8 +81,7 @@ impl Entry {
             40 => Ok(Op::Ready),
             other => Err(other as u8),
         };
-        let inline = Inline { length: (e1 >> LENGTH_SHIFT & LENGTH_MASK) as u8, phase: Phase::of(e0 >> PHASE_SHIFT) };
-        Entry { op, position: Position::of(e0), socket: e1 as u32, epoch: (e1 >> 32 & EPOCH_MASK) as u32, inline }
+        Entry { op, position: Position::of(e0), socket: e1 as u32, epoch: (e1 >> 32 & EPOCH_MASK) as u32 }
     }
 }
 
@@ -214,11 +200,7 @@ mod tests {
     fn entries_come_out_in_order_over_many_rounds_and_a_full_queue_refuses() {
         let (queue, claims) = (words(DOORBELLS * 2), words(3));
         let mut consumer = Consumer::default();
-        let inline = |i: u64| Inline { length: (i % 128) as u8, phase: Phase::of(i) };
-        let entry = |i: u64| Entry {
-            inline: inline(i),
-            ..Entry::new(Op::Inline, Position::of(i * 77), i as u32, i as u32 % 0x7fff)
-        };
+        let entry = |i: u64| Entry::new(Op::Send, Position::of(i * 77), i as u32, i as u32 % 0x7fff);
         let push = |i| push(&queue, &claims[0], &claims[1], &claims[2], entry(i));
         assert_eq!(consumer.pop(&queue), None);
         let (mut pushed, mut popped) = (0, 0);

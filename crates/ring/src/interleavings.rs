@@ -9,12 +9,11 @@ use loom::thread;
 use crate::doorbell::{self, Consumer, Entry, Op};
 use crate::event::{self, Producer, Taker};
 use crate::granule::{self, Look as Granule};
-use crate::inline::{self, Inline, Phase};
 use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
 use crate::peer::{self, Mark, Notice, Reader, Told, Writer};
 use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
-use crate::{Position, Word, line};
+use crate::{Position, Word};
 
 fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
     Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
@@ -62,123 +61,6 @@ fn received_bytes_are_there_once_the_line_says_so() {
             }
         }
         assert!(proxy.join().is_ok());
-    });
-}
-
-/// Three bytes, each a message inside the line where that is allowed: the kernel takes each from the line, or from the ring.
-/// With two phases the third message has that of the first one.
-fn messages_inside_a_line(rule: bool) {
-    check(move || {
-        let (ring, lines) = (words::<4>(), words::<3>());
-        let proxy = {
-            let (ring, lines) = (Arc::clone(&ring), Arc::clone(&lines));
-            thread::spawn(move || {
-                let (mut outgoing, mut phase) = (Outgoing::new(4, Position::of(0), 1), Phase::default());
-                for byte in 1..=3_u8 {
-                    assert!(outgoing.credit(lines[1].load_acquire()).is_ok());
-                    let may = !rule || !outgoing.has_unread();
-                    ring[outgoing.room().0].store(byte.into(), Relaxed);
-                    outgoing.advance(1);
-                    let mut word = outgoing.line(0);
-                    if may {
-                        phase = phase.next_of(2);
-                        inline::store(&lines[2..], std::iter::once(byte), phase);
-                        word = outgoing.line_inline(0, Inline { length: 1, phase });
-                    }
-                    lines[0].store_release(word.word());
-                }
-            })
-        };
-        let mut receiver = Receiver::new(4, Position::of(0), 1);
-        let mut expected = 1_u8;
-        while expected <= 3 {
-            let word = lines[0].load_acquire();
-            let Look::Bytes(at, _) = receiver.look(word) else {
-                thread::yield_now();
-                continue;
-            };
-            let message =
-                receiver.inline(word).and_then(|_| inline::load(&lines[2..], line::Received::of(word).inline));
-            let byte = message.map_or_else(|| ring[at].load(Relaxed), |bytes| bytes[0].into());
-            assert_eq!(byte, u64::from(expected), "a byte of another message");
-            expected += 1;
-            lines[1].store_release(receiver.advance(1).0);
-        }
-        assert!(proxy.join().is_ok());
-    });
-}
-
-#[test]
-fn message_inside_a_line_is_never_another_one() {
-    messages_inside_a_line(true);
-}
-
-#[test]
-#[should_panic(expected = "a byte of another message")]
-fn message_that_replaces_an_unread_one_is_taken_for_it() {
-    messages_inside_a_line(false);
-}
-
-/// A kernel sends three bytes: a message inside the line where all bytes before are known to be sent, else through the ring.
-#[test]
-fn sent_message_inside_a_line_is_complete() {
-    check(|| {
-        let (ring, shared) = (words::<4>(), words::<3>());
-        let bell = words::<1>();
-        let kernel = {
-            let (ring, shared, bell) = (Arc::clone(&ring), Arc::clone(&shared), Arc::clone(&bell));
-            thread::spawn(move || {
-                let (mut sender, mut phase) = (Sender::new(4, Position::of(0)), Phase::default());
-                for byte in 1..=3_u8 {
-                    assert_eq!(sender.look(shared[0].load_acquire()), 0);
-                    if sender.all_sent() {
-                        phase = phase.next_of(2);
-                        let value = u64::from(phase.number()) << 56 | u64::from(byte);
-                        // No order between the words and the doorbell.
-                        shared[2].store(value, Relaxed);
-                        let tail = sender.advance(1).bits();
-                        bell[0].store(tail | 1 << 40 | u64::from(phase.number()) << 48, Relaxed);
-                    } else {
-                        ring[sender.room().0].store(byte.into(), Relaxed);
-                        bell[0].store_release(sender.advance(1).bits());
-                    }
-                    // Doorbells are a queue: here the next one waits until this one was heard.
-                    while shared[1].load_acquire() != u64::from(byte) {
-                        thread::yield_now();
-                    }
-                }
-            })
-        };
-        let mut incoming = Incoming::new(4, Position::of(0));
-        for expected in 1..=3_u8 {
-            let bell_word = loop {
-                let word = bell[0].load_acquire();
-                if word & 0xff == u64::from(expected) {
-                    break word;
-                }
-                thread::yield_now();
-            };
-            let tail = Position::of(u64::from(expected));
-            let at = incoming.next().0;
-            let byte = if bell_word >> 40 & 1 != 0 {
-                let message = Inline { length: 1, phase: Phase::of(bell_word >> 48) };
-                assert_eq!(incoming.extend_inline(tail, 1), Ok(Position::of(u64::from(expected) - 1)));
-                loop {
-                    match inline::load(&shared[2..], message) {
-                        Some(bytes) => break bytes[0].into(),
-                        None => thread::yield_now(),
-                    }
-                }
-            } else {
-                assert!(incoming.extend(tail).is_ok());
-                ring[at].load(Relaxed)
-            };
-            assert_eq!(byte, u64::from(expected), "a byte of another message");
-            shared[1].store_release(expected.into());
-            incoming.advance(1);
-            shared[0].store_release(incoming.line(0).word());
-        }
-        assert!(kernel.join().is_ok());
     });
 }
 

@@ -232,8 +232,8 @@ pub struct Handle {
     pub sockets: u32,
     /// [`Sizes::mailboxes`]
     pub mailboxes: u32,
-    /// [`NO_INLINE`]
-    pub flags: u64,
+    /// 0
+    pub reserved: u64,
     /// Address of the rings of connections inside the net.
     pub rings: u64,
     /// The position at which streams begin.
@@ -243,8 +243,5 @@ pub struct Handle {
     /// [`Sizes::waits`]
     pub waits: u64,
 }
-
-/// Of a handle: small messages go through the rings too.
-pub const NO_INLINE: u64 = 1;
 
 const _: () = assert!(size_of::<Handle>() == 64);

@@ -30,7 +30,6 @@ pub mod datagram;
 pub mod doorbell;
 pub mod event;
 pub mod granule;
-pub mod inline;
 #[cfg(all(test, loom))]
 mod interleavings;
 pub mod layout;

@@ -1,13 +1,12 @@
 //! Lines: 128 aligned bytes for each socket and direction, the only memory that a waiting kernel reads.
 //!
 //! ```text
-//!   device line, written by the proxy    w0: received position 48 | inline length 7 | phase 5 | flags 4
-//!                                        w1: sent position 48 | errno 16              w2-w15: inline.rs
+//!   device line, written by the proxy    w0: received position 48 | 0 12 | flags 4
+//!                                        w1: sent position 48 | errno 16
 //!   host line, written by kernels        w0: consumed position 48 | epoch 16
-//!                                        w1: for peers that poll                      w2-w15: inline.rs
+//!                                        w1: for peers that poll
 //! ```
 
-use crate::inline::{Inline, Phase};
 use crate::position::{BITS, Position};
 
 /// The peer sends no more bytes.
@@ -24,24 +23,17 @@ pub struct Received {
     pub position: Position,
     /// [`EOF`], [`ERR`], [`FULL`]
     pub flags: u64,
-    /// The last bytes before the position, inside the line.
-    pub inline: Inline,
 }
-
-const LENGTH_MASK: u64 = 0x7f;
-const PHASE_SHIFT: u32 = BITS + 7;
 
 impl Received {
     /// As a word.
     pub const fn word(self) -> u64 {
-        let Inline { length, phase } = self.inline;
-        self.position.bits() | (length as u64) << BITS | (phase.number() as u64) << PHASE_SHIFT | self.flags
+        self.position.bits() | self.flags
     }
 
     /// Of a word.
     pub const fn of(word: u64) -> Received {
-        let inline = Inline { length: (word >> BITS & LENGTH_MASK) as u8, phase: Phase::of(word >> PHASE_SHIFT) };
-        Received { position: Position::of(word), flags: word & (EOF | ERR | FULL), inline }
+        Received { position: Position::of(word), flags: word & (EOF | ERR | FULL) }
     }
 }
 
@@ -94,8 +86,7 @@ mod tests {
     #[test]
     fn words_keep_all_fields() {
         let position = Position::of(0xfedc_ba98_7654);
-        let inline = Inline { length: 98, phase: Phase::of(31) };
-        let received = Received { position, flags: EOF | FULL, inline };
+        let received = Received { position, flags: EOF | FULL };
         assert_eq!(Received::of(received.word()), received);
         let sent = Sent { position, errno: 104 };
         assert_eq!(Sent::of(sent.word()), sent);

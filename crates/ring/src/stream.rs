@@ -12,7 +12,6 @@
 //! place back.
 
 use crate::Position;
-use crate::inline::Inline;
 use crate::line::{Consumed, EOF, ERR, FULL, Received, Sent};
 
 /// A word of a kernel contradicts what the proxy knows: the connection is reset.
@@ -51,19 +50,6 @@ impl Incoming {
     /// Bytes up to here were sent.
     pub const fn sent(&self) -> Position {
         self.sent
-    }
-
-    /// A doorbell says that the bytes up to `tail` are a message of `length`: where it belongs in the ring. The message is
-    /// pending after this.
-    pub const fn extend_inline(&mut self, tail: Position, length: u8) -> Result<Position, Violation> {
-        let first = self.tail;
-        if tail.since(first) != length as u64 || length as usize > crate::inline::BYTES {
-            return Err(Violation);
-        }
-        match self.extend(tail) {
-            Ok(()) => Ok(first),
-            Err(violation) => Err(violation),
-        }
     }
 
     /// A kernel has sent up to here.
@@ -141,12 +127,6 @@ impl Outgoing {
         self.received.since(self.consumed)
     }
 
-    /// Whether the kernel has bytes to take, as far as is known. Only without any may a message be put into its line: it may
-    /// be looking at the words of the last one.
-    pub const fn has_unread(&self) -> bool {
-        self.unread() > 0
-    }
-
     /// The contiguous room: place and length.
     pub fn room(&self) -> (usize, usize) {
         let (at, to_end) = self.received.place(self.size);
@@ -160,12 +140,7 @@ impl Outgoing {
 
     /// What the device line says.
     pub const fn line(&self, flags: u64) -> Received {
-        Received { position: self.received, flags, inline: Inline { length: 0, phase: crate::inline::Phase::of(0) } }
-    }
-
-    /// The same, of which the last bytes are inside the line.
-    pub const fn line_inline(&self, flags: u64, inline: Inline) -> Received {
-        Received { inline, ..self.line(flags) }
+        Received { position: self.received, flags }
     }
 }
 
@@ -212,15 +187,6 @@ impl Receiver {
         }
     }
 
-    /// What of a message inside the line is still to be taken: its first byte, and how many. The caller takes them only if all
-    /// words have the phase, and else from the ring.
-    pub fn inline(&self, word: u64) -> Option<(usize, usize)> {
-        let received = Received::of(word);
-        let there = received.position.since(self.consumed);
-        let length = u64::from(received.inline.length);
-        (1..=length).contains(&there).then(|| ((length - there) as usize, there as usize))
-    }
-
     /// Bytes were taken: the word for the host line, and whether the proxy wants a credit doorbell.
     pub const fn advance(&mut self, bytes: usize) -> (u64, bool) {
         self.consumed = self.consumed.after(bytes as u64);
@@ -246,11 +212,6 @@ impl Sender {
     pub fn room(&self) -> (usize, usize) {
         let (at, to_end) = self.tail.place(self.size);
         (at, to_end.min((self.size - self.tail.since(self.sent)) as usize))
-    }
-
-    /// Whether all bytes are known to be sent: only then may a message be put into the host line.
-    pub fn all_sent(&self) -> bool {
-        self.sent == self.tail
     }
 
     /// Looks at the second word of the device line: the errno, 0 for none.
@@ -304,37 +265,11 @@ mod tests {
     #[test]
     fn bytes_come_before_errors_and_the_end() {
         let mut receiver = Receiver::new(4096, Position::of(0), 1);
-        let word = |bytes, flags| Received { position: Position::of(bytes), flags, ..Received::default() }.word();
+        let word = |bytes, flags| Received { position: Position::of(bytes), flags }.word();
         assert_eq!(receiver.look(word(3, ERR | EOF)), Look::Bytes(0, 3));
         receiver.advance(3);
         assert_eq!(receiver.look(word(3, EOF)), Look::End);
         assert_eq!(receiver.look(word(3, EOF | ERR)), Look::Failed);
-    }
-
-    #[test]
-    fn inline_send_of_another_length_is_a_violation() {
-        let first = Position::of(u64::MAX - 10);
-        let mut incoming = Incoming::new(4096, first);
-        assert_eq!(incoming.extend_inline(first.after(99), 99), Err(Violation), "longer than a line");
-        assert_eq!(incoming.extend_inline(first.after(64), 63), Err(Violation));
-        assert_eq!(incoming.extend_inline(first.after(64), 64), Ok(first));
-        assert_eq!(incoming.extend_inline(first.after(64), 64), Err(Violation), "a second time");
-        assert_eq!(incoming.extend(first.after(4096)), Ok(()));
-        assert_eq!(incoming.extend_inline(first.after(4097), 1), Err(Violation), "the ring is full");
-    }
-
-    #[test]
-    fn message_inside_the_line_can_be_taken_in_parts() {
-        let mut receiver = Receiver::new(4096, Position::of(0), 1);
-        receiver.advance(10);
-        let inline = Inline { length: 20, phase: crate::inline::Phase::of(3) };
-        let word = |position| Received { position: Position::of(position), flags: 0, inline }.word();
-        assert_eq!(receiver.inline(word(31)), None, "one byte before it was not taken yet");
-        assert_eq!(receiver.inline(word(30)), Some((0, 20)));
-        receiver.advance(15);
-        assert_eq!(receiver.inline(word(30)), Some((15, 5)));
-        receiver.advance(5);
-        assert_eq!(receiver.inline(word(30)), None);
     }
 
     #[test]

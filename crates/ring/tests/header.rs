@@ -7,11 +7,11 @@ use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, END_BYTES,
     EVENT_SETS, EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES,
-    MAILBOX_BYTES, NO_INLINE, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, event_words,
-    header, record,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, event_words, header,
+    record,
 };
 use spinio_ring::mailbox::Call;
-use spinio_ring::{datagram, granule, inline, line, peer, position};
+use spinio_ring::{datagram, granule, line, peer, position};
 
 const PROGRAM: &str = r#"
 #include <cstdio>
@@ -27,14 +27,14 @@ int main()
     PRINT(header_stop); PRINT(header_doorbell_head); PRINT(claims_doorbell_tail); PRINT(claims_doorbell_head);
     PRINT(record_state); PRINT(record_receive); PRINT(record_send); PRINT(record_first);
     PRINT(position_bits); PRINT(flag_eof); PRINT(flag_err); PRINT(flag_full);
-    PRINT(doorbell_send); PRINT(doorbell_inline); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
+    PRINT(doorbell_send); PRINT(doorbell_credit); PRINT(doorbell_close); PRINT(doorbell_control);
     PRINT(datagram_header); PRINT(datagram_short_address); PRINT(datagram_dontwait); PRINT(longest_udp); PRINT(longest_udp6);
     PRINT(doorbell_rearm); PRINT(call_socket); PRINT(call_peer_name); PRINT(call_set); PRINT(call_add);
     PRINT(call_open_file); PRINT(call_send_file); PRINT(file_buffers); PRINT(first_file); PRINT(file_buffer_bytes); PRINT(path_bytes);
     PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made); PRINT(event_waits); PRINT(wait_bytes);
-    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, flags));
-    PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits)); PRINT(handle_no_inline); PRINT(inline_bytes); PRINT(inline_words); PRINT(inline_first);
+    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, reserved));
+    PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits));
     PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
     PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
     PRINT(claims_granules); PRINT(shared_bit); PRINT(granule_bytes(8192));
@@ -81,7 +81,7 @@ fn header_and_crate_agree() {
     .map(|n| n as u64)
     .to_vec();
     here.extend([position::BITS.into(), line::EOF, line::ERR, line::FULL]);
-    here.extend([1, 2, 3, 6, 7]);
+    here.extend([Op::Send, Op::Credit, Op::Close, Op::Control].map(|op| op as u64));
     here.extend([datagram::HEADER_BYTES, datagram::SHORT_ADDRESS_BYTES].map(|n| n as u64));
     here.extend([datagram::DONTWAIT.into(), datagram::LONGEST_UDP as u64, datagram::LONGEST_UDP6 as u64]);
     here.extend([Op::Rearm as u64, 1, 8, Call::Set as u64, Call::Add as u64]);
@@ -92,7 +92,6 @@ fn header_and_crate_agree() {
     here.extend([event_words::WAITS, WAIT_BYTES].map(|n| n as u64));
     // Of the handle.
     here.extend([0, 8, 16, 20, 24, 32, 40, 56]);
-    here.extend([NO_INLINE, inline::BYTES as u64, inline::WORDS as u64, inline::FIRST as u64]);
     here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
     here.extend([peer::MOVED.into(), peer::CLOSED, peer::RESET, peer::SHUT]);
     here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12, shared: false }.word());

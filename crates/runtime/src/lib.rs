@@ -272,7 +272,6 @@ struct NetOptions {
     connections: u32,
     ring_bytes: u32,
     idle_us: u32,
-    no_inline: u32,
     no_upgrade: u32,
     files_write: u32,
     files: u32,

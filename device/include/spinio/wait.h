@@ -5,9 +5,8 @@
 //         waiting.pause();
 //
 // On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds; up to 256 for the first `eager` pauses, since what
-// comes soon should be seen soon. On the emulated device other threads of
-// the block run meanwhile, and if all of them wait, the CPU thread sleeps: a thread that polls without a pause, or
-// __nanosleep(), would never see the change there.
+// comes soon should be seen soon. On the emulated device other threads of the block run meanwhile, and if all of them wait, the
+// CPU thread sleeps: a thread that polls without a pause, or __nanosleep(), would never see the change there.
 //
 // Blocks that wait for other blocks must be resident: launch_resident() in kernel.h.
 #ifndef SPINIO_WAIT_H

@@ -24,12 +24,6 @@ __device__ inline uint64_t load_acquire_system(const uint64_t *at)
     return value;
 }
 
-// The same for the lanes of a warp that load neighbours at once, which is one access: it is counted where `counts`.
-__device__ inline uint64_t load_acquire_system_once(const uint64_t *at, bool)
-{
-    return load_acquire_system(at);
-}
-
 __device__ inline void store_release_system(uint64_t *at, uint64_t value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
@@ -149,12 +143,6 @@ inline void count_release()
 
 } // namespace emulation
 
-inline uint64_t load_acquire_system_once(const uint64_t *at, bool counts)
-{
-    emulation::count(emulation::host_accesses.reads, counts);
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-}
-
 inline void count_ring_bytes(size_t bytes)
 {
     emulation::count(emulation::host_accesses.bytes, bytes);
@@ -162,7 +150,8 @@ inline void count_ring_bytes(size_t bytes)
 
 inline uint64_t load_acquire_system(const uint64_t *at)
 {
-    return load_acquire_system_once(at, true);
+    emulation::count(emulation::host_accesses.reads, 1);
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 
 inline void store_release_system(uint64_t *at, uint64_t value)

@@ -6,7 +6,6 @@ use super::{Mutant, quick, rule};
 const WORD: &str = "crates/ring/src/word.rs";
 const DOORBELL: &str = "crates/ring/src/doorbell.rs";
 const EVENT: &str = "crates/ring/src/event.rs";
-const INLINE: &str = "crates/ring/src/inline.rs";
 const STREAM: &str = "crates/ring/src/stream.rs";
 const MAILBOX: &str = "crates/ring/src/mailbox.rs";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
@@ -148,51 +147,6 @@ pub(super) const RULES: &[Mutant] = &[
         ["if self.armed && events != 0 {", "if events != 0 {"],
         &[unit("failures_are_told_unasked_and_only_while_armed")],
     ),
-    quick(rule(
-        "inline-unread",
-        "a message is inside the device line only while the reader has nothing unread",
-        STREAM,
-        ["self.unread() > 0\n", "false\n"],
-        &[Models("message_inside_a_line_is_never_another_one")],
-    )),
-    quick(rule(
-        "inline-phase",
-        "a word of a message counts only with the phase of the message",
-        INLINE,
-        ["if value >> 56 != u64::from(message.phase.number()) {", "if value >> 56 > 31 {"],
-        &[Models("sent_message_inside_a_line_is_complete")],
-    )),
-    rule(
-        "inline-next-phase",
-        "each message has another phase than the last one",
-        INLINE,
-        ["Phase(self.0 % phases + 1)", "Phase(1 + 0 * phases)"],
-        &[Models("sent_message_inside_a_line_is_complete")],
-    ),
-    rule(
-        "inline-all-words",
-        "a message replaces all words of its line",
-        INLINE,
-        [
-            "    for word in words {\n        let mut value",
-            "    for word in &words[..words.len().min(1 + bytes.size_hint().0 / BYTES_A_WORD)] {\n        let mut value",
-        ],
-        &[unit("each_message_replaces_the_words")],
-    ),
-    rule(
-        "inline-all-sent",
-        "a message is inside the host line only if all bytes before it are known to be sent",
-        STREAM,
-        ["self.sent == self.tail\n", "self.sent == self.tail || self.size > 0\n"],
-        &[Models("sent_message_inside_a_line_is_complete")],
-    ),
-    rule(
-        "inline-order",
-        "a message inside the line is taken only if all bytes before it were",
-        STREAM,
-        ["(1..=length).contains(&there)", "(1..=length + 64).contains(&there)"],
-        &[unit("message_inside_the_line_can_be_taken_in_parts")],
-    ),
     rule(
         "room-of-receiver",
         "bytes are received only where the kernel has taken the last ones",
@@ -229,16 +183,6 @@ pub(super) const RULES: &[Mutant] = &[
         &[unit("credit_for_bytes_that_were_not_received")],
     ),
     rule(
-        "check-inline",
-        "an inline send has the length that its position says, and fits a line",
-        STREAM,
-        [
-            "if tail.since(first) != length as u64 || length as usize > crate::inline::BYTES {",
-            "if tail.since(first) != length as u64 {",
-        ],
-        &[unit("inline_send_of_another_length")],
-    ),
-    rule(
         "bytes-before-errors",
         "bytes that have arrived come before an error and before the end",
         STREAM,
@@ -271,24 +215,10 @@ pub(super) const RULES: &[Mutant] = &[
         &[proxy("slots_are_used_again")],
     ),
     rule(
-        "proxy-phase",
-        "phases belong to a line, not to a socket",
-        SOCKETS,
-        ["            slot.phase = socket.phase;\n", ""],
-        &[proxy("slots_are_used_again")],
-    ),
-    rule(
         "proxy-violation",
         "a wrong position resets its connection",
         PROXY,
         ["Err(_) => self.violation(descriptor.index),\n                }", "Err(_) => {}\n                }"],
-        &[hostile("wrong_position_resets")],
-    ),
-    rule(
-        "proxy-incomplete",
-        "the proxy waits a bounded time for the words of a message",
-        PROXY_STREAM,
-        ["if now.saturating_sub(since) > INCOMPLETE_NS {", "if now < since {"],
         &[hostile("wrong_position_resets")],
     ),
     rule(
@@ -340,10 +270,10 @@ pub(super) const RULES: &[Mutant] = &[
         "the received position is stored with release order, after the bytes",
         PROXY_STREAM,
         [
-            "memory.device_line(index)[0].store_release(word.word());",
-            "memory.device_line(index)[0].store(word.word(), std::sync::atomic::Ordering::Relaxed);",
+            "memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());",
+            "memory.device_line(index)[0].store(socket.outgoing.line(flags).word(), std::sync::atomic::Ordering::Relaxed);",
         ],
-        &[KernelRaces("net_inline")],
+        &[KernelRaces("net_costs")],
     ),
     rule(
         "proxy-sent",

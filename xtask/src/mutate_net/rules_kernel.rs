@@ -5,7 +5,6 @@ use super::{Mutant, quick, rule};
 
 const GROUP: &str = "device/include/spinio/net/group.h";
 const STREAM: &str = "device/include/spinio/net/stream.h";
-const INLINE: &str = "device/include/spinio/net/inline.h";
 const LINE: &str = "device/include/spinio/net/line.h";
 const DOORBELL: &str = "device/include/spinio/net/doorbell.h";
 const EVENT: &str = "device/include/spinio/net/event.h";
@@ -28,7 +27,8 @@ pub(super) const RULES: &[Mutant] = &[
         "what the leader tells next is stored after all have read the last",
         GROUP,
         ["        // The next share may begin only after all have read.\n        __syncthreads();\n", ""],
-        &[Races("source")],
+        // Of two calls without a barrier of their own: those for bytes have one.
+        &[Races("calls")],
     ),
     rule(
         "share-warp",
@@ -45,8 +45,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between the copies out of the ring and the consumed position",
         STREAM,
         [
-            "            line.copy_to(to + done, uint64_t(there.value), take);\n        }\n        group.sync();\n",
-            "            line.copy_to(to + done, uint64_t(there.value), take);\n        }\n",
+            "there.position, to + done, take, true);\n        group.sync();\n",
+            "there.position, to + done, take, true);\n",
         ],
         &[Races("sink")],
     )),
@@ -102,31 +102,10 @@ pub(super) const RULES: &[Mutant] = &[
         &[Rules("words")],
     ),
     rule(
-        "send-all-sent",
-        "a message is inside the host line only if all bytes before it are known to be sent",
-        STREAM,
-        ["    return socket->sent == socket->tail;\n", "    return true;\n"],
-        &[Rules("echo")],
-    ),
-    rule(
         "send-half",
         "a send takes half of the ring at most",
         STREAM,
         ["            take = ring.size / 2;\n", "            take = ring.size;\n"],
-        &[Rules("whole")],
-    ),
-    quick(rule(
-        "inline-phase-kernel",
-        "a message is inside the line only if all of its words have the phase",
-        INLINE,
-        ["(mine >> 56) == inline_phase(received);", "true;"],
-        &[Rules("lines")],
-    )),
-    rule(
-        "inline-words-kernel",
-        "a message replaces all words of the host line",
-        INLINE,
-        ["word < layout::inline_words; word += group.size()", "word * 7 < bytes; word += group.size()"],
         &[Rules("whole")],
     ),
     rule(

@@ -131,7 +131,7 @@ impl Proxy {
                 return Err(Errno::CONNRESET);
             }
             let left = if connected { socket.outgoing.unread() } else { 0 };
-            if connected && socket.incoming.pending() > 0 || left > 0 && !stream || self.incomplete.is_some() {
+            if connected && socket.incoming.pending() > 0 || left > 0 && !stream {
                 return Err(Errno::BUSY);
             }
             if left as usize > room {

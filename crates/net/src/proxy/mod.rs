@@ -110,7 +110,6 @@ pub(crate) struct Setup {
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
     pub(crate) first: Position,
-    pub(crate) inline: bool,
     pub(crate) fault_seed: u32,
     /// Name of the device, for the tools.
     pub(crate) device: String,
@@ -133,10 +132,6 @@ pub(crate) struct Proxy {
     shared: Shared,
     listeners: Vec<u32>,
     clients: Vec<u32>,
-    /// Small messages may be inside the lines of kernels.
-    inline: bool,
-    /// A doorbell whose message is not complete yet, and since when.
-    incomplete: Option<(doorbell::Entry, u64)>,
     faults: Faults,
     /// The files of kernels, if they may open some.
     files: Option<Files>,
@@ -180,8 +175,6 @@ impl Proxy {
             ),
             listeners: Vec::new(),
             clients: Vec::new(),
-            inline: setup.inline,
-            incomplete: None,
             faults: Faults::new(setup.fault_seed),
             publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
@@ -220,7 +213,7 @@ impl Proxy {
                 self.pace.worked(now);
             }
             // The wait of this call is the only one of the proxy.
-            let sleep = if self.hot.is_empty() && self.incomplete.is_none() { self.pace.sleep(now) } else { 0 };
+            let sleep = if self.hot.is_empty() { self.pace.sleep(now) } else { 0 };
             self.take_events(sleep);
         }
     }
@@ -263,15 +256,11 @@ impl Proxy {
     fn take_doorbells(&mut self, now: u64) -> bool {
         let memory = Arc::clone(&self.memory);
         let mut taken = 0;
-        if let Some((entry, since)) = self.incomplete.take() {
-            self.take_doorbell(entry, since, now);
-        }
         while taken < DOORBELLS_A_PASS
-            && self.incomplete.is_none()
             && let Some(entry) = self.doorbells.pop(memory.doorbells())
         {
             taken += 1;
-            self.take_doorbell(entry, now, now);
+            self.take_doorbell(entry, now);
         }
         if taken == 0 && now.saturating_sub(self.last_search) > SEARCH_NS {
             self.last_search = now;
@@ -290,11 +279,10 @@ impl Proxy {
         let memory = Arc::clone(&self.memory);
         let mut taken = 0;
         while taken < DOORBELLS_A_PASS
-            && self.incomplete.is_none()
             && let Some(entry) = self.doorbells.search(memory.doorbells())
         {
             taken += 1;
-            self.take_doorbell(entry, now, now);
+            self.take_doorbell(entry, now);
         }
         if !self.doorbells.is_blocked() {
             self.blocked = None;
@@ -306,7 +294,7 @@ impl Proxy {
         taken
     }
 
-    fn take_doorbell(&mut self, entry: doorbell::Entry, since: u64, now: u64) {
+    fn take_doorbell(&mut self, entry: doorbell::Entry, now: u64) {
         let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
         match entry.op {
             Ok(Op::Control) => self.take_request(entry.socket, now),
@@ -325,7 +313,6 @@ impl Proxy {
                     Err(_) => self.violation(descriptor.index),
                 }
             }
-            Ok(Op::Inline) => self.take_message(entry, since, now),
             Err(_) => self.counters.violations.add(1),
         }
     }

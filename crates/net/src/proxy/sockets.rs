@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use spinio_ring::Position;
 use spinio_ring::event::Watch;
-use spinio_ring::inline::Phase;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::stream::{Incoming, Outgoing};
 
@@ -59,8 +58,6 @@ pub(crate) struct Socket {
     pub(crate) rings: Option<RingPair>,
     pub(crate) incoming: Incoming,
     pub(crate) outgoing: Outgoing,
-    /// Of the last message inside the device line.
-    pub(crate) phase: Phase,
     /// The Linux kernel may have bytes, or room.
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -96,8 +93,6 @@ pub(crate) struct Socket {
 #[derive(Debug, Default)]
 struct Slot {
     epoch: u32,
-    /// Of the last socket: the line still has its words.
-    phase: Phase,
     socket: Option<Socket>,
 }
 
@@ -155,7 +150,6 @@ impl Sockets {
             rings: Some(rings),
             incoming: Incoming::new(ring_bytes, self.first),
             outgoing: Outgoing::new(ring_bytes, self.first, slot.epoch),
-            phase: slot.phase,
             readable: true,
             writable: true,
             flags: 0,
@@ -210,8 +204,7 @@ impl Sockets {
         self.free_rings(index);
         let slot = self.slots.get_mut(index as usize)?;
         let socket = slot.socket.take();
-        if let Some(socket) = &socket {
-            slot.phase = socket.phase;
+        if socket.is_some() {
             self.free.push_back(index);
         }
         socket
@@ -245,7 +238,6 @@ mod tests {
         assert!(sockets.get(a).is_none());
         let c = add(&mut sockets).unwrap();
         assert_eq!((c.index, sockets.at(2).unwrap().rings), (2, rings));
-        sockets.at(2).unwrap().phase = Phase::of(9);
         sockets.remove(2);
         let d = add(&mut sockets).unwrap();
         sockets.remove(d.index);
@@ -254,7 +246,6 @@ mod tests {
         assert!(sockets.get(a).is_none(), "the descriptor of the first use is stale");
         sockets.remove(0);
         assert_eq!(add(&mut sockets).unwrap().index, 2);
-        assert_eq!(sockets.at(2).unwrap().phase, Phase::of(9), "words of the line's last message would be good again");
     }
 
     #[test]

@@ -12,8 +12,6 @@
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::doorbell::Entry;
-use spinio_ring::inline::{self, Inline};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{EOF, ERR, FULL};
 use spinio_ring::stream::Violation;
@@ -24,8 +22,6 @@ use super::Proxy;
 use super::fault::Fault;
 use super::sockets::{STREAM, Socket, State};
 
-/// How long a doorbell waits for its message: the words left the GPU before it.
-const INCOMPLETE_NS: u64 = 10_000_000;
 /// Bytes of a socket in a pass, in each direction.
 const BYTES_A_PASS: usize = 256 << 10;
 
@@ -110,40 +106,9 @@ impl Proxy {
         moved > 0
     }
 
-    /// A doorbell for a message in the host line: into the send ring with it. Its words may come a little later than the
-    /// doorbell, which waits for them.
-    pub(super) fn take_message(&mut self, entry: Entry, since: u64, now: u64) {
-        let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
-        let (memory, ring_bytes) = (Arc::clone(&self.memory), self.sockets.ring_bytes);
-        let Some(socket) = self.sockets.get(descriptor) else { return };
-        if socket.state != State::Connected || socket.closing.is_some() {
-            return;
-        }
-        if socket.kind != STREAM {
-            return self.violation(descriptor.index);
-        }
-        let words = &memory.host_line(descriptor.index)[inline::FIRST..];
-        let Some(message) = inline::load(words, entry.inline) else {
-            if now.saturating_sub(since) > INCOMPLETE_NS {
-                return self.violation(descriptor.index);
-            }
-            self.incomplete = Some((entry, since));
-            return;
-        };
-        match (socket.incoming.extend_inline(entry.position, entry.inline.length), socket.rings) {
-            (Ok(first), Some(rings)) => {
-                let message = &message[..usize::from(entry.inline.length)];
-                memory.store(rings.send, ring_bytes, first, message);
-                self.heat(descriptor.index);
-            }
-            (Err(_), _) => self.violation(descriptor.index),
-            (Ok(_), None) => {}
-        }
-    }
-
     /// Network to receive ring.
     fn pump_in(&mut self, index: u32, now: u64) -> bool {
-        let (memory, ring_bytes) = (Arc::clone(&self.memory), self.sockets.ring_bytes);
+        let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
         let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
@@ -153,7 +118,6 @@ impl Proxy {
             self.violation(index);
             return false;
         }
-        let may_be_inline = self.inline && !socket.outgoing.has_unread();
         let (mut moved, before) = (0, socket.flags);
         socket.flags &= !FULL;
         while socket.readable && moved < BYTES_A_PASS {
@@ -194,15 +158,7 @@ impl Proxy {
             memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
         }
         if moved > 0 || flags != before {
-            let mut word = socket.outgoing.line(flags);
-            if may_be_inline && (1..=inline::BYTES).contains(&moved) {
-                let first = word.position.after((moved as u64).wrapping_neg());
-                socket.phase = socket.phase.next();
-                let bytes = memory.load(rings.receive, ring_bytes, first).take(moved);
-                inline::store(&memory.device_line(index)[inline::FIRST..], bytes, socket.phase);
-                word = socket.outgoing.line_inline(flags, Inline { length: moved as u8, phase: socket.phase });
-            }
-            memory.device_line(index)[0].store_release(word.word());
+            memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(moved as u64);

@@ -151,8 +151,8 @@ fn thread_sanitizer_finds_no_race_of_kernels_with_the_proxy() {
 }
 
 #[test]
-fn small_messages_inside_lines_arrive_and_cost_what_the_design_says() {
-    passes_with_sockets("net_inline");
+fn calls_of_kernels_cost_what_the_design_says_and_messages_of_all_sizes_come_back() {
+    passes_with_sockets("net_costs");
 }
 
 #[test]

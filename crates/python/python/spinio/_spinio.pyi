@@ -150,7 +150,6 @@ class Net:
         connections: int,
         ring_bytes: int,
         idle_us: int,
-        inline: bool,
         upgrade: bool,
         files_root: Any,
         files_write: bool,

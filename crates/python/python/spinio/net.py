@@ -79,7 +79,6 @@ def open(
     connections: int = 0,
     ring_bytes: int = 0,
     idle_us: int = 0,
-    inline: bool = True,
     upgrade: bool = True,
 ) -> Net:
     """Opens a net, the network stack of one device in this process; a context manager that stops and closes it.
@@ -92,8 +91,7 @@ def open(
 
     0 is the default of the numbers. sockets: at a time (1024, at most 65536). connections: pairs of rings (256). ring_bytes: of
     each direction, a power of two from 4096 to 4 MiB (65536). idle_us: the longest sleep of the net's thread in microseconds
-    (5000). inline=False: small messages go through the rings too. upgrade=False: connections inside the net go through Linux
-    too.
+    (5000). upgrade=False: connections inside the net go through Linux too.
 
     All memory is made here: 32 MiB of pinned host memory with the defaults, and 18 MiB of the device. Errors are an OSError:
     EINVAL for options, ENODEV for a device that is not in use, ENOMEM, ENOTSUP if the device has no virtual memory management,
@@ -106,7 +104,6 @@ def open(
             operator.index(connections),
             operator.index(ring_bytes),
             operator.index(idle_us),
-            bool(inline),
             bool(upgrade),
             None if files_root is None else os.fsdecode(files_root),
             bool(files_write),

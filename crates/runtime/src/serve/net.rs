@@ -64,7 +64,6 @@ pub(super) unsafe extern "C" fn open(
             connections: given.connections,
             ring_bytes: given.ring_bytes,
             idle_us: given.idle_us,
-            no_inline: given.no_inline != 0,
             no_upgrade: given.no_upgrade != 0,
             files,
             ..Options::default()

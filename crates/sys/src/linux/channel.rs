@@ -72,7 +72,8 @@ pub fn send_packet(via: Fd, bytes: &[u8], fd: Option<Fd>) -> Result<()> {
 pub fn receive_packet(via: Fd, bytes: &mut [u8]) -> Result<(usize, Option<Fd>)> {
     let part = [bytes.as_mut_ptr() as usize, bytes.len()];
     let mut rights = Rights { len: 0, level: 0, kind: 0, fd: -1, padding: 0 };
-    let mut message = Message::new(&part, &mut rights, size_of::<Rights>());
+    // Without the padding, where a second descriptor would have room: the Linux kernel closes what has none.
+    let mut message = Message::new(&part, &mut rights, RIGHTS_BYTES);
     let flags = MSG_DONTWAIT | MSG_CMSG_CLOEXEC;
     let at = &raw mut message as usize;
     // SAFETY: the message and all that it refers to live across the call; all bits are valid for integers.
@@ -188,6 +189,8 @@ pub fn look(fd: Fd) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::linux::socket_move::Passage;
     use crate::linux::{geteuid, getpid, memfd};
@@ -212,5 +215,34 @@ mod tests {
         assert_eq!(receive_packet(passage.inner, &mut bytes), Ok((0, None)));
         assert_eq!(look(passage.inner), Ok(0));
         close(file).unwrap();
+    }
+
+    #[test]
+    fn of_several_descriptors_in_a_packet_one_is_received_and_none_stays_open() {
+        let passage = Passage::new().unwrap();
+        // What the peer sends is the only other descriptor of the pipe's writing end.
+        for count in 1..=4 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            send_descriptors(passage.outer, writer.as_raw_fd(), count);
+            drop(writer);
+            let fd = receive_packet(passage.inner, &mut [0; 8]).unwrap().1.unwrap();
+            assert_eq!(wait_for(reader.as_raw_fd(), POLLIN, Some(0)), Ok(0), "one is open");
+            close(fd).unwrap();
+            assert_ne!(wait_for(reader.as_raw_fd(), POLLIN, Some(0)), Ok(0), "of {count}, one is left");
+        }
+    }
+
+    /// Sends a packet with a descriptor several times, as any program can.
+    fn send_descriptors(via: Fd, fd: Fd, count: usize) {
+        let mut control = [0_u64; 8];
+        let len = 16 + 4 * count;
+        control[0] = len as u64;
+        control[1] = SOL_SOCKET as u64 | (SCM_RIGHTS as u64) << 32;
+        let pair = fd as u64 | (fd as u64) << 32;
+        control[2..].fill(pair);
+        let part = [b"several".as_ptr() as usize, 7];
+        let message = Message::new(&part, control.as_mut_ptr().cast(), len.next_multiple_of(8));
+        // SAFETY: the message and all that it refers to live across the call.
+        unsafe { syscall(k::__NR_sendmsg, [via as usize, &raw const message as usize, 0, 0, 0, 0]) }.unwrap();
     }
 }

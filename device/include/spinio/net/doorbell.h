@@ -105,15 +105,6 @@ __device__ inline int ring(const Handle &net, layout::Doorbell operation, uint32
     return enter(net, entry_of(operation, socket, epoch, position));
 }
 
-// Rings for a message in the host line, of which each word says whether it is there: no fence.
-__device__ inline int ring_inline(const Handle &net, uint32_t socket, uint32_t epoch, uint64_t position, unsigned bytes, unsigned phase)
-{
-    Entry entry = entry_of(layout::doorbell_inline, socket, epoch, position);
-    entry.words[0] |= uint64_t(phase) << layout::inline_phase_bit;
-    entry.words[1] |= uint64_t(bytes) << layout::inline_length_bit;
-    return enter(net, entry);
-}
-
 } // namespace spinio::net::detail
 
 #endif

@@ -1,5 +1,5 @@
-// ends.h: the two ends of a connection inside a net, or to a program over shared memory, where they are and what their words say. crates/ring/src/peer.rs explains
-// the words, peer.h has what sockets do with them.
+// ends.h: the two ends of a connection inside a net, or to a program over shared memory: where they are and what their words
+// say. crates/ring/src/peer.rs explains the words, peer.h has what sockets do with them.
 #ifndef SPINIO_NET_ENDS_H
 #define SPINIO_NET_ENDS_H
 

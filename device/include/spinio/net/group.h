@@ -28,9 +28,7 @@ struct Outcome {
     uint64_t position, word;
 };
 
-// wide(): whether its first 32 threads are a warp, which can read a line at once.
 struct Thread {
-    __device__ bool wide() const { return false; }
     __device__ bool leads() const { return true; }
     __device__ unsigned rank() const { return 0; }
     __device__ unsigned size() const { return 1; }
@@ -39,7 +37,6 @@ struct Thread {
 };
 
 struct Warp {
-    __device__ bool wide() const { return true; }
     __device__ bool leads() const { return rank() == 0; }
     __device__ unsigned rank() const { return linear() % 32; }
     __device__ unsigned size() const { return 32; }
@@ -62,7 +59,6 @@ struct Warp {
 };
 
 struct Block {
-    __device__ bool wide() const { return size() >= 32; }
     __device__ bool leads() const { return rank() == 0; }
     __device__ unsigned rank() const { return Warp::linear(); }
     __device__ unsigned size() const { return blockDim.x * blockDim.y * blockDim.z; }

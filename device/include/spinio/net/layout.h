@@ -18,7 +18,7 @@ namespace spinio::net {
 struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
-    uint64_t flags; // handle_no_inline
+    uint64_t reserved;
     uint64_t rings; // in device memory: of connections inside the net
     uint64_t first; // the position at which streams begin
     uint64_t files; // where the file buffers are; 0: kernels may open no files
@@ -48,12 +48,6 @@ constexpr uint64_t group_waits = uint64_t(1) << 63;
 constexpr unsigned file_buffers = 16, first_file = 65536 - 256;
 constexpr size_t file_buffer_bytes = 128 << 10, path_bytes = 4095;
 
-// Of a handle: small messages go through the rings too.
-constexpr uint64_t handle_no_inline = 1;
-
-// Messages inside a line.
-constexpr unsigned inline_bytes = 98, inline_words = 14, inline_first = 2, inline_phase_bit = 55, inline_length_bit = 47;
-
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
 constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64, claims_granules = 80;
@@ -73,8 +67,7 @@ constexpr uint64_t flag_eof = uint64_t(1) << 60, flag_err = uint64_t(1) << 61, f
 
 enum Doorbell : uint64_t {
     doorbell_send = 1,
-    doorbell_inline,
-    doorbell_credit,
+    doorbell_credit = 3,
     doorbell_rearm,
     doorbell_close = 6,
     doorbell_control,
@@ -109,9 +102,8 @@ struct DeviceSocket {
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
     uint64_t kind;      // type 4 | domain 8
     uint64_t connected; // 1: datagrams need no address
-    uint64_t sent_seen;  // the sent position as receivers saw it
-    uint64_t send_phase; // of the last message inside the host line: of the place, not of the socket
-    uint64_t peer;       // 0, or which end of a connection inside the net it is: peer_... below
+    uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
+    uint64_t reserved[2];
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:

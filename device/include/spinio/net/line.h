@@ -104,7 +104,6 @@ __device__ inline int find(const Handle &net, int s)
         socket->peer = socket->receive_ring & layout::peer_bit ? socket->receive_ring : 0;
         if (socket->peer)
             Peer(net, socket->peer).open_watch();
-        socket->sent_seen = socket->sent;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
         store_release_device(&socket->receive_lock, free_lock(s));

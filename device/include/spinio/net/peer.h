@@ -15,7 +15,7 @@
 #ifndef SPINIO_NET_PEER_H
 #define SPINIO_NET_PEER_H
 
-#include <spinio/net/inline.h>
+#include <spinio/net/group.h>
 #include <spinio/net/line.h>
 
 namespace spinio::net {
@@ -220,23 +220,22 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
     }
 }
 
-// Bytes were received: their places are free. `left` are there after them.
-__device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t consumed, uint64_t left)
+// Bytes were received: their places are free. `left` are there after them. `word`: the end, as lock_direction() found it.
+__device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t word, uint64_t consumed, uint64_t left)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_relaxed_device(&socket->peer));
+    const Peer peer(net, word);
     store_relaxed_device(&socket->consumed, consumed);
     peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
     if (left <= peer.size / 2)
         tell_peer(net, s, peer, OUT);
 }
 
-// Bytes are in the ring.
-__device__ inline void publish_tail(const Handle &net, int s, uint64_t tail)
+// Bytes are in the ring of the end `word`.
+__device__ inline void publish_tail(const Handle &net, int s, uint64_t word, uint64_t tail)
 {
-    layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_relaxed_device(&socket->peer));
-    store_relaxed_device(&socket->tail, tail);
+    const Peer peer(net, word);
+    store_relaxed_device(&device_socket(net, s)->tail, tail);
     peer.store(&peer.mine->tail, tail, 0);
     tell_peer(net, s, peer, IN);
 }

@@ -1,17 +1,14 @@
 // stream.h: send and recv of connected sockets.
 //
-//   recv   leader: lock   first warp: reads the line until there are bytes   all: ring -> buffer   leader: consumed position; unlock
-//                                     they are in the line too: lanes -> buffer
-//   send   leader: lock; looks for room   all: buffer -> ring, or host line   leader: doorbell; unlock
+//   recv   leader: lock; reads the line until there are bytes   all: ring -> buffer   leader: consumed position; unlock
+//   send   leader: lock; looks for room                         all: buffer -> ring   leader: doorbell; unlock
 //
 // A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
-// leader publishes. A message of at most 98 bytes goes inside a line (inline.h) if all that was sent before is known to be
-// sent. Single threads and blocks of less than 32 threads receive through the ring.
+// leader publishes.
 #ifndef SPINIO_NET_STREAM_H
 #define SPINIO_NET_STREAM_H
 
 #include <spinio/net/group.h>
-#include <spinio/net/inline.h>
 #include <spinio/net/line.h>
 #include <spinio/net/peer.h>
 
@@ -43,44 +40,7 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
     return word & layout::flag_eof ? 0 : nothing;
 }
 
-// Polls of whole lines, which cost the bus more, before it is their first words only.
-constexpr unsigned wide_polls = 64;
-
-// Bytes that have arrived, 0 at the end of the stream, or -errno. All lanes of a warp call, and have the line.
-__device__ inline int64_t wait_for_line(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, WideLine &line)
-{
-    layout::DeviceSocket *socket = device_socket(net, s);
-    const uint64_t *words = device_line(net, s);
-    const unsigned lane = Warp::linear() % 32;
-    Wait wait(net, s, flags, load_relaxed_device(&socket->receive_timeout));
-    for (unsigned polls = 0;; polls++) {
-        line = WideLine::read(words, polls < wide_polls ? 16 : 2);
-        int64_t value = arrived(line.received, consumed, size);
-        if (value > 0 && polls >= wide_polls)
-            line = WideLine::read(words);
-        if (value == has_failed)
-            // It may be newer than the lane's second word.
-            return -int64_t(load_acquire_system_once(words + 1, lane == 0) >> layout::position_bits);
-        if (value != nothing) {
-            // A sender need not look whether all was sent.
-            if (lane == 1 && !(line.mine >> layout::position_bits))
-                store_relaxed_device(&socket->sent_seen, line.mine);
-            return value;
-        }
-        int64_t failed = 0;
-        if (lane == 0) {
-            failed = wait.again();
-            // On the emulated device a block sleeps only if nothing but polls happens.
-            while (spinio::emulated && !failed && load_acquire_system(words) == line.received)
-                failed = wait.again();
-        }
-        failed = int64_t(__shfl_sync(0xffffffffu, (unsigned long long)failed, 0));
-        if (failed)
-            return failed;
-    }
-}
-
-// The same by one thread.
+// Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
 __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, bool &full)
 {
     uint64_t *line = device_line(net, s);
@@ -128,14 +88,6 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
         return -EPIPE;
     const uint64_t room = ring_size(socket->send_ring) - ((socket->tail - socket->sent) & layout::position_mask);
     return room ? int64_t(room) : wait_until_sent(net, s, flags);
-}
-
-// Whether all bytes are known to be sent: the host line is free then.
-__device__ inline bool all_sent(layout::DeviceSocket *socket)
-{
-    if (socket->sent != socket->tail && load_relaxed_device(&socket->sent_seen) == socket->tail)
-        socket->sent = socket->tail;
-    return socket->sent == socket->tail;
 }
 
 // Of the word that says where a ring is: it has a stream, or datagrams. With the bit of a peer it is that of a connection inside
@@ -201,22 +153,11 @@ __device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bo
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
-// Waits for bytes at `there.position`, which become its value: the first warp, which has the line then, or else the leader.
-template <typename Group>
-__device__ Outcome wait_to_receive(Group group, const Handle &net, int s, int flags, Outcome there, bool wide, WideLine &line, bool &full)
+// Waits for bytes at the position, on the leader: how many become the value.
+__device__ inline Outcome wait_to_receive(const Handle &net, int s, int flags, Outcome there, bool &full)
 {
-    if (there.word & layout::peer_bit) {
-        if (group.leads())
-            there.value = wait_for_peer(net, s, flags);
-    } else if (wide) {
-        there.value = wait_for_line(net, s, flags, there.position, ring_size(there.word), line);
-        full = line.received & layout::flag_full;
-        // The others have to know where the bytes are.
-        if (there.value > 0 && line.has(uint64_t(there.value)))
-            there.position |= layout::lap_bit;
-    } else if (group.leads()) {
-        there.value = wait_for_bytes(net, s, flags, there.position, ring_size(there.word), full);
-    }
+    there.value = there.word & layout::peer_bit ? wait_for_peer(net, s, flags)
+                                                : wait_for_bytes(net, s, flags, there.position, ring_size(there.word), full);
     return there;
 }
 
@@ -224,20 +165,16 @@ __device__ Outcome wait_to_receive(Group group, const Handle &net, int s, int fl
 template <typename Group>
 __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags)
 {
-    const bool wide = group.wide() && !(net.flags & layout::handle_no_inline);
     auto to = static_cast<unsigned char *>(buffer);
     size_t done = 0;
     Outcome there = {0, 0, 0};
     do {
         bool full = false;
-        WideLine line = {};
-        if (wide ? group.rank() < 32 : group.leads()) {
-            if (group.leads() && !there.word)
+        if (group.leads()) {
+            if (!there.word)
                 there = lock_direction(net, s, flags, true);
-            if (wide)
-                there = Warp().share(there);
             if (bytes && has_stream(there.word))
-                there = wait_to_receive(group, net, s, flags, there, wide, line, full);
+                there = wait_to_receive(net, s, flags, there, full);
         }
         there = group.share(there);
         if (!there.word)
@@ -246,15 +183,9 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
         if (there.value <= 0)
             break;
-        const bool inside = there.position & layout::lap_bit;
-        there.position &= layout::position_mask;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
-        if (!inside) {
-            const Ring ring = ring_at(net, there.word, true);
-            copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
-        } else if (group.rank() < 32) {
-            line.copy_to(to + done, uint64_t(there.value), take);
-        }
+        const Ring ring = ring_at(net, there.word, true);
+        copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
         group.sync();
         done += take;
         if (flags & PEEK)
@@ -262,7 +193,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         there.position = (there.position + take) & layout::position_mask;
         if (group.leads()) {
             if (there.word & layout::peer_bit)
-                publish_consumed(net, s, there.position, uint64_t(there.value) - take);
+                publish_consumed(net, s, there.word, there.position, uint64_t(there.value) - take);
             else
                 give_back(net, s, there.position, full);
         }
@@ -275,32 +206,14 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     return done ? int64_t(done) : there.value;
 }
 
-// Waits for room for more bytes, on the leader, which becomes the value. The phase of a message that goes into the host line is
-// in the high bits of the position.
-__device__ inline Outcome wait_to_send(const Handle &net, int s, int flags, Outcome room, size_t bytes)
-{
-    layout::DeviceSocket *socket = device_socket(net, s);
-    if (room.word & layout::peer_bit) {
-        room.value = wait_for_room_of_peer(net, s, flags);
-        return room;
-    }
-    room.value = wait_for_room(net, s, flags);
-    if (room.value > 0 && bytes <= layout::inline_bytes && !(net.flags & layout::handle_no_inline) && all_sent(socket))
-        room.position |= (socket->send_phase = socket->send_phase % 31 + 1) << layout::position_bits;
-    return room;
-}
-
-// Bytes are in the ring, or in the host line. What the lock of the direction is for is published with them, but for a message in
-// the host line. If it fails, the net is stopped: the line says so.
-__device__ inline void publish_sent(const Handle &net, int s, uint64_t word, uint64_t tail, unsigned bytes, unsigned phase)
+// Bytes are in the ring. What the lock of the direction is for is published with them. If it fails, the net is stopped: the line
+// says so.
+__device__ inline void publish_sent(const Handle &net, int s, uint64_t word, uint64_t tail)
 {
     if (word & layout::peer_bit)
-        return publish_tail(net, s, tail);
+        return publish_tail(net, s, word, tail);
     store_relaxed_device(&device_socket(net, s)->tail, tail);
-    if (phase)
-        (void)ring_inline(net, index_of(s), epoch_of(s), tail, bytes, phase);
-    else
-        (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+    (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
 }
 
 // What send does; -moved: as above.
@@ -309,14 +222,13 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
 {
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
-    unsigned phase = 0;
     Outcome room = {0, 0, 0};
     do {
         if (group.leads()) {
             if (!room.word)
                 room = lock_direction(net, s, flags, false);
             if (bytes && has_stream(room.word))
-                room = wait_to_send(net, s, flags, room, bytes - done);
+                room.value = room.word & layout::peer_bit ? wait_for_room_of_peer(net, s, flags) : wait_for_room(net, s, flags);
         }
         room = group.share(room);
         if (!room.word)
@@ -327,28 +239,23 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
             break;
-        phase = unsigned(room.position >> layout::position_bits);
-        room.position &= layout::position_mask;
         const Ring ring = ring_at(net, room.word, false);
         size_t take = bytes - done < size_t(room.value) ? bytes - done : size_t(room.value);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > ring.size / 2)
             take = ring.size / 2;
-        if (phase)
-            store_inline(group, host_line(net, s), from + done, unsigned(take), phase);
-        else
-            copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
+        copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
         room.position = (room.position + take) & layout::position_mask;
         done += take;
         if (group.leads())
-            publish_sent(net, s, room.word, room.position, unsigned(take), phase);
+            publish_sent(net, s, room.word, room.position);
     } while (done < bytes);
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
         // The last act was a compare-and-swap of the doorbells or of a watch; a program over shared memory has neither.
-        if (done == bytes && !phase && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
+        if (done == bytes && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
             unlock_published(s, &device_socket(net, s)->send_lock);
         else
             unlock(s, &device_socket(net, s)->send_lock);

@@ -1,4 +1,4 @@
-// Small messages inside lines, and what calls cost in accesses to host memory. Prints each failure and exits with 1.
+// What calls cost in accesses to host memory, and messages of all small sizes. Prints each failure and exits with 1.
 #include "net_test.h"
 
 // What a call has cost the block: all its threads are on one CPU thread.
@@ -81,7 +81,7 @@ static void calls_cost_what_the_design_says()
     give(1300, 2);
     net.wait();
     close(peer);
-    const int64_t expected[][4] = {{98, 1, 0, 0}, {98, 0, 0, 0}, {1500, 0, 1, 0}, {99, 0, 1, 0}, {1300, 1, 0, 1300}, {-EAGAIN, 1, 0, 0}};
+    const int64_t expected[][4] = {{98, 1, 0, 98}, {98, 0, 1, 0}, {1500, 0, 1, 0}, {99, 0, 1, 0}, {1300, 1, 0, 1300}, {-EAGAIN, 1, 0, 0}};
     const char *names[] = {"recv of 98 bytes", "send of 98 bytes", "send of 1500 bytes", "send of 99 bytes", "recv of 1300 bytes", "recv of nothing"};
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
         for (size_t k = 0; k < 4; k++)
@@ -98,7 +98,7 @@ template <typename Group>
 __device__ void echo_pieces(Group group, const net::Handle &handle, int listener, char *buffer)
 {
     int s = net::accept(group, handle, listener);
-    // Peeks, then takes less than a message, then the rest: parts of what is inside the line.
+    // Peeks, then takes less than a message, then the rest.
     for (unsigned turn = 0;; turn++) {
         int64_t got = turn % 3 == 0 ? net::recv(group, handle, s, buffer, 200, net::PEEK) : net::recv(group, handle, s, buffer, turn % 7 ? 200 : 5);
         if (got <= 0)
@@ -124,9 +124,9 @@ __global__ void echo(net::Handle handle, int listener, int who)
 }
 
 // Messages of all small sizes, one after another and many at once: they come back as they were.
-static void messages_of_all_sizes_come_back(int who, unsigned threads, bool inside)
+static void messages_of_all_sizes_come_back(int who, unsigned threads)
 {
-    Net net({.no_inline = !inside});
+    Net net;
     std::string address;
     int s = listener(net, ("unix:@spinio-sizes-" + std::to_string(getpid())).c_str(), address);
     spinio::launch_resident_on(net.stream, echo, 1, threads, net.handle, s, who);
@@ -138,7 +138,7 @@ static void messages_of_all_sizes_come_back(int who, unsigned threads, bool insi
         out.resize(bytes), in.resize(bytes);
         for (auto &byte : out)
             byte = (unsigned char)((seed = seed * 1664525 + 1013904223) >> 24);
-        // Every fifth in two parts, so that a message may meet one that is not read yet.
+        // Every fifth in two parts, so that the second one may come while the first one is read.
         size_t first = round % 5 ? bytes : bytes / 2;
         CHECK(send(peer, out.data(), first, MSG_NOSIGNAL) == ssize_t(first));
         CHECK(send(peer, out.data() + first, bytes - first, MSG_NOSIGNAL) == ssize_t(bytes - first));
@@ -161,7 +161,7 @@ __global__ void echo_many(net::Handle handle, int listener, int connections)
     }
 }
 
-// Sockets of the same place in the table: words that the last one left in the lines are no message of the next one.
+// Sockets of the same place in the table: what the last one left in lines and rings is nothing of the next one.
 static void next_socket_of_a_place_sees_its_own_messages()
 {
     Net net({.connections = 2, .sockets = 2});
@@ -185,12 +185,10 @@ static void next_socket_of_a_place_sees_its_own_messages()
 int main()
 {
     calls_cost_what_the_design_says();
-    for (bool inside : {true, false}) {
-        messages_of_all_sizes_come_back(0, 64, inside);
-        messages_of_all_sizes_come_back(0, 17, inside);
-        messages_of_all_sizes_come_back(1, 32, inside);
-        messages_of_all_sizes_come_back(2, 32, inside);
-    }
+    messages_of_all_sizes_come_back(0, 64);
+    messages_of_all_sizes_come_back(0, 17);
+    messages_of_all_sizes_come_back(1, 32);
+    messages_of_all_sizes_come_back(2, 32);
     next_socket_of_a_place_sees_its_own_messages();
     std::printf("%d failures\n", failures);
     return failures != 0;
