@@ -81,14 +81,14 @@ impl LinkState {
         self.fetch(fills, spent)
     }
 
-    fn fetch(&mut self, mut fills: Vec<Fill>, mut spent: Spent) -> Result<Fetched> {
+    fn fetch(&mut self, (mut fills, mut below): (Vec<Fill>, u64), mut spent: Spent) -> Result<Fetched> {
         let mut staged = Vec::new();
         if !self.spec.in_place && fit_into_stage(&fills) {
             staged.extend(fills.iter().map(|fill| fill.run));
             timed(&mut spent.read, || self.read_into_stage(&staged))?;
-            fills = timed(&mut spent.confirm, || self.fill(|out| Request::Filled.encode(out)))?;
+            (fills, below) = timed(&mut spent.confirm, || self.fill(|out| Request::Filled.encode(out)))?;
         }
-        let size = if fills.is_empty() { Some(self.sync_size()?) } else { None };
+        let size = if fills.is_empty() { Some(self.sync_size_with(below)?) } else { None };
         Ok(Fetched { staged, fills, size, spent })
     }
 }

@@ -92,27 +92,33 @@ impl LinkState {
     /// The size as CPU programs see it. If it is larger than that of the file below the mount now, the last page is
     /// dirty: flushes the whole file, so that the server does not drop pages that are inside the file.
     pub(crate) fn sync_size(&mut self) -> Result<u64> {
-        let seen = self.file.size()?;
         let below = rustix::fs::fstat(&self.attached()?.backing);
         let below = below.map_err(|e| Error::of(e, "query the size of the file below the mount"))?.st_size;
-        if seen > below as u64 {
+        self.sync_size_with(below as u64)
+    }
+
+    /// The same; `below` is the size of the file below the mount.
+    pub(crate) fn sync_size_with(&mut self, below: u64) -> Result<u64> {
+        let seen = self.file.size()?;
+        if seen > below {
             self.file.flush(0, 0)?;
         }
         Ok(seen)
     }
 
-    /// Pages to bring to the device: from the file, or from the window, where their bytes are.
-    pub(crate) fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Fill>> {
+    /// Pages to bring to the device: from the file, or from the window, where their bytes are; and the size of the file
+    /// below the mount.
+    pub(crate) fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<(Vec<Fill>, u64)> {
         let pages = self.spec.pages as u64;
         let attached = self.attached()?;
-        let fills = match attached.connection.call(encode)? {
-            Reply::Fills { fills, .. } => fills.iter().collect::<Vec<_>>(),
+        let (fills, size) = match attached.connection.call(encode)? {
+            Reply::Fills { fills, size } => (fills.iter().collect::<Vec<_>>(), size),
             other => return Err(unexpected(&other)),
         };
         if fills.iter().any(|fill| fill.run.first + u64::from(fill.run.count) > pages) {
             return Err(Error::new(Errno::PROTO, "The GAIA server sent pages outside the map"));
         }
-        Ok(fills)
+        Ok((fills, size))
     }
 
     /// Reads pages of the file below the mount into the stage, one after the other.
