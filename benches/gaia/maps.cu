@@ -20,7 +20,9 @@
 //                                        handed over, of 6
 //
 // Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`, `reader-...`,
-// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. Exit status: 0 done, 1 an error
+// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. From `reader` on to `release-mapped`
+// also the time of each part of all acquires (`flush_us=`, `plan_us=`, `read_us=`, `copy_us=`, `confirm_us=`, `scan_us=`) and
+// releases (`release_scan_us=`, ...) of the map, the first ones included, and how many there were. Exit status: 0 done, 1 an error
 // (message on stderr), 2 usage.
 #include <spinio.h>
 #include <spinio/gaia_device.h>
@@ -135,6 +137,20 @@ static void measure(size_t bytes, int runs, Before before, Timed timed, After af
     std::sort(times.begin(), times.end());
     std::printf("bytes=%zu\nruns=%zu\nmedian_us=%.2f\nbest_us=%.2f\nworst_us=%.2f\n", bytes, times.size(),
                 times[times.size() / 2], times.front(), times.back());
+}
+
+// Where the time of the map's acquires and releases went, all of them together.
+static void parts(const Map &map)
+{
+    struct spinio_gaia_info info;
+    check(spinio_gaia_info(map.gpu, &info, sizeof info) == 0, "info");
+    auto us = [](uint64_t ns) { return double(ns) / 1000; };
+    std::printf("flush_us=%.1f\nplan_us=%.1f\nread_us=%.1f\ncopy_us=%.1f\nconfirm_us=%.1f\nscan_us=%.1f\n", us(info.flush_ns),
+                us(info.plan_ns), us(info.read_ns), us(info.copy_ns), us(info.confirm_ns), us(info.scan_ns));
+    std::printf("release_scan_us=%.1f\nrelease_copy_us=%.1f\nrelease_commit_us=%.1f\n", us(info.release_scan_ns),
+                us(info.release_copy_ns), us(info.release_commit_ns));
+    std::printf("acquires=%llu\nreleases=%llu\n", (unsigned long long)(info.acquires - info.acquires_unchanged),
+                (unsigned long long)info.releases);
 }
 
 static void first(const char *path)
@@ -387,4 +403,5 @@ int main(int argc, char **argv)
         std::fprintf(stderr, "unknown measurement %s\n", what.c_str());
         return 2;
     }
+    parts(map);
 }

@@ -206,6 +206,17 @@ struct spinio_gaia_info {
                                     * have that GPU. 2: the two cannot access each other's memory. 3: its memory could not
                                     * be imported. 4: the copy failed */
     uint64_t releases_handed_over; /* of the releases: with SPINIO_GAIA_HANDOFF, and it was possible */
+    /* Where the time of acquires went, in nanoseconds; not of those that sent no message. */
+    uint64_t flush_ns;             /* CPU programs' dirty pages were handed to the server */
+    uint64_t plan_ns;              /* the server listed the pages to fetch */
+    uint64_t read_ns;              /* they were read from the file */
+    uint64_t copy_ns;              /* those that were not read into device memory were copied there */
+    uint64_t confirm_ns;           /* the server was told, and listed pages that had changed meanwhile */
+    uint64_t scan_ns;              /* fingerprints, to know later what kernels have changed */
+    /* The same of releases. */
+    uint64_t release_scan_ns;      /* fingerprints, to know what kernels have changed */
+    uint64_t release_copy_ns;      /* changed pages were copied to the server's memory */
+    uint64_t release_commit_ns;    /* they were made visible */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

@@ -20,20 +20,16 @@ use spinio_pagecache::messages::{Access, Fill, ReleaseId, Run, Source};
 use spinio_sys::{Errno, injection_point};
 
 use crate::counters::Counters;
+use crate::fetch::{Fetched, SMALL_READ};
 use crate::file_reader::OpenFile;
 use crate::handoff::Published;
 use crate::lane::Lane;
-use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
 use crate::replica::Copies;
-use crate::state::State;
+use crate::state::{State, timed};
 use crate::window::Window;
 use crate::{Error, Result};
-
-/// Pages of a read that goes through the window, with all others of its kind: one call of the link, and copies that
-/// are waited for together, instead of a wait for each.
-const SMALL_READ: u64 = 16;
 
 impl Map {
     /// Makes the replica of `len` bytes from `offset` as new as the file is now, and begins an epoch. Returns the bytes
@@ -87,10 +83,7 @@ impl Map {
             for (part, fetch) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
                 let (asked, evicted) = (part.clone(), state.pages.evicted(part.clone()));
                 // In one call: where nothing has changed, there is no other.
-                let begun = self.link.run(move |link| {
-                    link.flush(asked.start, asked.len())?;
-                    Ok(link.drop_evicted(&evicted).and_then(|()| link.begin_acquire(asked, access, fetch)))
-                })?;
+                let begun = self.link.run(move |link| link.begin_acquire(asked, &evicted, access, fetch))?;
                 if begun.is_ok() {
                     state.pages.told(part.clone());
                 }
@@ -144,24 +137,30 @@ impl Map {
         &self,
         state: &mut State,
         window: &Arc<Window>,
-        begun: Begun,
+        mut begun: Fetched,
         range: Range<usize>,
         access: Access,
         fetch: bool,
     ) -> Result<u64> {
-        let (mut fills, known) = match begun {
-            Begun::Current { size } => (Vec::new(), Some(size)),
-            Begun::Fills(fills) => (fills, None),
-        };
-        while !fills.is_empty() {
-            self.bring_to_device(state, window, &fills)?;
+        let size = loop {
+            begun.spent.add_to(&mut state.info);
+            if !begun.staged.is_empty() {
+                self.copy_staged(state, window, &begun.staged, access)?;
+            }
+            if !begun.fills.is_empty() {
+                self.bring_to_device(state, window, &begun.fills)?;
+            }
             injection_point!("client: pages on the device");
-            fills = self.link.run(|link| link.filled())?;
-        }
+            if let Some(size) = begun.size {
+                break size;
+            }
+            begun = self.link.run(|link| link.filled())?;
+        };
         if access == Access::Write && fetch {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
             let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
-            let fingerprints = if runs.is_empty() { Vec::new() } else { scan(&runs)? };
+            let fingerprints =
+                if runs.is_empty() { Vec::new() } else { timed(&mut state.info.scan_ns, || scan(&runs))? };
             let mut rest = &fingerprints[..];
             for run in runs {
                 let (now, after) = rest.split_at(run.count as usize);
@@ -169,7 +168,7 @@ impl Map {
                 rest = after;
             }
         }
-        known.map_or_else(|| self.link.run(|link| link.sync_size()), Ok)
+        Ok(size)
     }
 
     fn bring_to_device(&self, state: &mut State, window: &Arc<Window>, fills: &[Fill]) -> Result<()> {
@@ -183,10 +182,12 @@ impl Map {
     }
 
     fn copy_to_device(&self, state: &mut State, window: &Arc<Window>, fills: &[Fill]) -> Result<()> {
-        let by_stage = |fill: &&Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
-        let small: Vec<Run> = fills.iter().filter(by_stage).map(|fill| fill.run).collect();
-        self.copy_through_stage(window, &small)?;
-        self.replica.on_stream(|copies| {
+        let by_stage = |fill: &Fill| fill.source == Source::File && direct(&state.backing, fill.run).is_none();
+        let (small, in_window): (Vec<&Fill>, Vec<&Fill>) = fills.iter().partition(|fill| by_stage(fill));
+        let small: Vec<Run> = small.into_iter().map(|fill| fill.run).collect();
+        self.copy_through_stage(state, window, &small)?;
+        let (mut read_ns, mut all_ns) = (0, 0);
+        let copy = |copies: Copies<'_>| {
             for fill in fills {
                 let pages = pages_of_run(fill.run);
                 let bytes = (pages.len() * PAGE_BYTES) as u64;
@@ -194,7 +195,7 @@ impl Map {
                     Source::File => {
                         state.info.bytes_from_file += bytes;
                         if let Some(file) = direct(&state.backing, fill.run) {
-                            self.read_file(file, window, copies, fill.run)?;
+                            timed(&mut read_ns, || self.read_file(file, window, copies, fill.run))?;
                         }
                         state.pages.forget(pages);
                         continue;
@@ -218,9 +219,11 @@ impl Map {
                 state.pages.forget(pages);
             }
             Ok(())
-        })?;
-        let in_window = fills.iter().filter(|fill| !by_stage(fill));
-        in_window.for_each(|fill| window.free(fill.run.first as usize, fill.run.count as usize));
+        };
+        timed(&mut all_ns, || self.replica.on_stream(copy))?;
+        state.info.read_ns += read_ns;
+        state.info.copy_ns += all_ns.saturating_sub(read_ns);
+        in_window.into_iter().for_each(|fill| window.free(fill.run.first as usize, fill.run.count as usize));
         Ok(())
     }
 
@@ -266,7 +269,8 @@ impl Map {
         let open: Vec<Run> = open.iter().map(|run| Run { first: run.start as u64, count: run.len() as u32 }).collect();
         // Pages that are overwritten are all changed: what gives their memory away needs no look at them.
         let unseen = hands_over && open.iter().all(|run| state.pages.are_kept(pages_of_run(*run)));
-        let (fingerprints, changed) = self.replica.on_stream(|copies| {
+        let mut scan_ns = 0;
+        let scan = |copies: Copies<'_>| {
             if unseen {
                 return Ok((Vec::new(), open));
             }
@@ -282,7 +286,9 @@ impl Map {
                 rest = after;
             }
             Ok((fingerprints, changed))
-        })?;
+        };
+        let (fingerprints, changed) = timed(&mut scan_ns, || self.replica.on_stream(scan))?;
+        state.info.release_scan_ns += scan_ns;
         injection_point!("client: pages scanned");
         let id = release_id()?;
         let size = state.info.file_size;
@@ -292,7 +298,7 @@ impl Map {
                 handed_over = true;
                 return Ok(committed);
             }
-            self.send_release(&window, id, whole, &changed)
+            self.send_release(&mut state, &window, id, whole, &changed)
         })();
         let published = match sent {
             Ok(committed) => {

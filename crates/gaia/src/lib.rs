@@ -40,6 +40,7 @@ mod current;
 mod drops;
 mod epoch;
 mod error;
+mod fetch;
 mod file_reader;
 mod handoff;
 mod in_place;

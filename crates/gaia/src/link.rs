@@ -2,7 +2,6 @@
 //!
 //! Device calls never run there: a driver's descriptors are in the program's table.
 
-use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -48,15 +47,6 @@ pub(crate) struct Attached {
     pub(crate) window: Arc<Window>,
 }
 
-/// The begin of an acquire.
-#[derive(Debug)]
-pub(crate) enum Begun {
-    /// The replica is as new as the file, which has this many bytes.
-    Current { size: u64 },
-    /// Pages to bring to the device: from the file, or from the window.
-    Fills(Vec<Fill>),
-}
-
 /// What the server has committed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Committed {
@@ -99,45 +89,36 @@ impl LinkState {
         runs.iter().try_for_each(|run| self.drop_pages(*run, false).and_then(|()| self.drop_pages(*run, true)))
     }
 
-    /// Asks which pages of the range are absent or stale.
-    ///
-    /// `fetch` false: the program overwrites them, and none is.
-    pub(crate) fn begin_acquire(&mut self, part: Range<usize>, access: Access, fetch: bool) -> Result<Begun> {
-        let fetch = fetch && !self.spec.in_place;
-        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch };
-        let fills = self.fill(|out| request.encode(out))?;
-        if fills.is_empty() { Ok(Begun::Current { size: self.sync_size()? }) } else { Ok(Begun::Fills(fills)) }
-    }
-
     /// The size as CPU programs see it. If it is larger than that of the file below the mount now, the last page is
     /// dirty: flushes the whole file, so that the server does not drop pages that are inside the file.
     pub(crate) fn sync_size(&mut self) -> Result<u64> {
-        let seen = self.file.size()?;
         let below = rustix::fs::fstat(&self.attached()?.backing);
         let below = below.map_err(|e| Error::of(e, "query the size of the file below the mount"))?.st_size;
-        if seen > below as u64 {
+        self.sync_size_with(below as u64)
+    }
+
+    /// The same; `below` is the size of the file below the mount.
+    pub(crate) fn sync_size_with(&mut self, below: u64) -> Result<u64> {
+        let seen = self.file.size()?;
+        if seen > below {
             self.file.flush(0, 0)?;
         }
         Ok(seen)
     }
 
-    /// The pages of the last reply are in the replica.
-    pub(crate) fn filled(&mut self) -> Result<Vec<Fill>> {
-        self.fill(|out| Request::Filled.encode(out))
-    }
-
-    /// Pages to bring to the device: from the file, or from the window, where their bytes are.
-    fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Fill>> {
+    /// Pages to bring to the device: from the file, or from the window, where their bytes are; and the size of the file
+    /// below the mount.
+    pub(crate) fn fill(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<(Vec<Fill>, u64)> {
         let pages = self.spec.pages as u64;
         let attached = self.attached()?;
-        let fills = match attached.connection.call(encode)? {
-            Reply::Fills { fills, .. } => fills.iter().collect::<Vec<_>>(),
+        let (fills, size) = match attached.connection.call(encode)? {
+            Reply::Fills { fills, size } => (fills.iter().collect::<Vec<_>>(), size),
             other => return Err(unexpected(&other)),
         };
         if fills.iter().any(|fill| fill.run.first + u64::from(fill.run.count) > pages) {
             return Err(Error::new(Errno::PROTO, "The GAIA server sent pages outside the map"));
         }
-        Ok(fills)
+        Ok((fills, size))
     }
 
     /// Reads pages of the file below the mount into the stage, one after the other.

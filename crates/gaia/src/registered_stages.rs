@@ -10,7 +10,7 @@
 //! does anyway. The stage of a server that has ended stays mapped until then too.
 //!
 //! Many single pages are copied by one call of the driver, by a kernel, which can use registered memory only; a call for
-//! each takes longer than its bytes. So an acquire or a release of many is worth it too.
+//! each takes longer than its bytes. So it is worth it too once a map has copied many, at once or some at a time.
 //!
 //! Nothing is registered while a stream is stopped ([`crate::lane`]), and copies beside stops do not use the engine. What
 //! cannot be registered is copied as before: the device then has refused once, and is not asked again for the map.
@@ -20,7 +20,7 @@
 
 #![expect(unsafe_code, reason = "the device writes to memory of the process")]
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use spinio_device::{GatherEntry, PAGE_BYTES, PinnedBuffer, ReplicaMemory};
@@ -33,7 +33,7 @@ use crate::window::Window;
 /// Pages of a release that are worth it: more than the stage has.
 const WORTH: usize = STAGE as usize + 1;
 const STAGE_BYTES: usize = STAGE as usize * PAGE_BYTES;
-/// Runs of pages that are worth it: to register the stage takes as long as some hundred calls.
+/// Runs of pages, of all copies of a map, that are worth it: to register the stage takes as long as some hundred calls.
 const WORTH_RUNS: usize = 256;
 /// Runs that are copied by one call, if they are short.
 const MANY: usize = 16;
@@ -45,6 +45,8 @@ pub(crate) struct RegisteredStages {
     device: &'static dyn ReplicaMemory,
     windows: Mutex<Vec<Arc<Window>>>,
     is_refused: AtomicBool,
+    /// Runs of pages that one call could have copied.
+    runs: AtomicUsize,
     /// For copies by one call; `None`: that cannot be done.
     list: OnceLock<Option<PinnedBuffer>>,
     has_kernel: bool,
@@ -54,7 +56,7 @@ impl RegisteredStages {
     pub(crate) fn new(device: &'static dyn ReplicaMemory) -> RegisteredStages {
         let has_kernel = device.prepare_pieces().is_ok();
         let (windows, is_refused, list) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        RegisteredStages { device, windows, is_refused, list, has_kernel }
+        RegisteredStages { device, windows, is_refused, runs: AtomicUsize::new(0), list, has_kernel }
     }
 
     /// The list for copies of so many runs of pages by one call. `None`: each is copied for itself.
@@ -68,7 +70,8 @@ impl RegisteredStages {
 
     /// So many pages in so many runs will be copied through the stage: registers it, if that is worth it and can be done now.
     pub(crate) fn prepare(&self, window: &Arc<Window>, pages: usize, runs: usize) {
-        let is_worth_it = pages >= WORTH || runs >= WORTH_RUNS && self.has_kernel;
+        let many = if runs >= MANY && self.has_kernel { self.runs.fetch_add(runs, Relaxed) + runs } else { 0 };
+        let is_worth_it = pages >= WORTH || many >= WORTH_RUNS;
         let registers = is_worth_it && !window.is_registered() && !self.is_refused.load(Relaxed);
         let lists = runs >= MANY && self.has_kernel && self.list.get().is_none();
         if !(registers || lists && window.is_registered())

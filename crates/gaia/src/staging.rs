@@ -12,68 +12,127 @@
 
 use std::sync::Arc;
 
-use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
+use spinio_device::{Fingerprint, PAGE_BYTES};
+use spinio_pagecache::messages::{Access, MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
 use spinio_sys::injection_point;
 
 use crate::Result;
 use crate::link::Committed;
 use crate::map::Map;
+use crate::state::{State, timed};
 use crate::window::Window;
 
 /// Pages of a part.
 const PART: u32 = STAGE / 2;
+/// See [`are_few`].
+const FEW: u64 = 64;
 
 impl Map {
     /// Sends the pages of a release, and waits until they are visible to CPU programs. All that was published before the
     /// server has committed is dropped by it if this fails.
     pub(crate) fn send_release(
         &self,
+        state: &mut State,
         window: &Arc<Window>,
         id: ReleaseId,
         range: Run,
         changed: &[Run],
     ) -> Result<Committed> {
         let parts = parts(changed);
-        let (last, total): (usize, u32) = (parts.len() - 1, changed.iter().map(|run| run.count).sum());
+        let (last, total) = (parts.len() - 1, pages_of(changed) as u32);
         let mut committed = Committed::default();
         self.replica.prepare_stage(window, changed);
         for (number, part) in parts.into_iter().enumerate() {
             let at = number as u32 % 2 * PART;
-            let copied = self.replica.on_stream(|copies| copies.load(&part, window, at as usize));
+            let copy = || self.replica.on_stream(|copies| copies.load(&part, window, at as usize));
+            let copied = timed(&mut state.info.release_copy_ns, copy);
             if let Err(e) = copied {
                 // The next call must not get the answer for the part before.
                 let _ = self.link.run(|link| link.end_parts());
                 return Err(e);
             }
             injection_point!("client: pages staged");
-            let sent = self.link.run(move |link| {
-                if number == 0 {
-                    // It may flush what CPU programs have written.
-                    link.sync_size()?;
-                }
-                let head = ReleasePart { id, first: range.first, pages: range.count, last: number == last, at, total };
-                match head.last {
-                    true => link.release(head, &part).map(Some),
-                    false => link.release_part(head, &part).map(|()| None),
-                }
-            })?;
-            committed = sent.unwrap_or_default();
+            let is_last = number == last;
+            let send = || {
+                self.link.run(move |link| {
+                    if number == 0 {
+                        // It may flush what CPU programs have written.
+                        link.sync_size()?;
+                    }
+                    let head = ReleasePart { id, first: range.first, pages: range.count, last: is_last, at, total };
+                    match head.last {
+                        true => link.release(head, &part).map(Some),
+                        false => link.release_part(head, &part).map(|()| None),
+                    }
+                })
+            };
+            let spent = if is_last { &mut state.info.release_commit_ns } else { &mut state.info.release_copy_ns };
+            committed = timed(spent, send)?.unwrap_or_default();
         }
         window.trim_stage(total as usize);
         Ok(committed)
     }
 
     /// Brings pages of the file below the mount to the replica.
-    pub(crate) fn copy_through_stage(&self, window: &Arc<Window>, runs: &[Run]) -> Result<()> {
+    pub(crate) fn copy_through_stage(&self, state: &mut State, window: &Arc<Window>, runs: &[Run]) -> Result<()> {
         self.replica.prepare_stage(window, runs);
         for part in parts(runs).into_iter().filter(|part| !part.is_empty()) {
             let asked = part.clone();
-            self.link.run(move |link| link.read_into_stage(&asked))?;
-            self.replica.on_stream(|copies| copies.store_staged(&part, window, 0))?;
+            let read = || self.link.run(move |link| link.read_into_stage(&asked));
+            timed(&mut state.info.read_ns, read)?;
+            let copy = || self.replica.on_stream(|copies| copies.store_staged(&part, window, 0));
+            timed(&mut state.info.copy_ns, copy)?;
         }
-        window.trim_stage(runs.iter().map(|run| run.count as usize).sum());
+        window.trim_stage(pages_of(runs));
         Ok(())
     }
+
+    /// Brings pages of the file that the link has read into the stage to the replica.
+    pub(crate) fn copy_staged(
+        &self,
+        state: &mut State,
+        window: &Arc<Window>,
+        runs: &[Run],
+        access: Access,
+    ) -> Result<()> {
+        let pages = pages_of(runs);
+        self.replica.prepare_stage(window, runs);
+        let begins_epoch = access == Access::Write && are_few(runs, self.replica.scan_gap());
+        let copied = timed(&mut state.info.copy_ns, || {
+            self.replica.on_stream(|copies| {
+                copies.store_staged(runs, window, 0)?;
+                // While the device copies.
+                let of_page = |page| Fingerprint::of(&window.read_staged(page));
+                Ok(if begins_epoch { (0..pages).map(of_page).collect() } else { Vec::new() })
+            })
+        });
+        let fingerprints: Vec<Fingerprint> = copied?;
+        let mut rest = &fingerprints[..];
+        for run in runs {
+            let pages = run.first as usize..run.first as usize + run.count as usize;
+            let now = rest.split_off(..pages.len().min(rest.len())).unwrap_or_default();
+            match now.is_empty() {
+                true => state.pages.forget(pages),
+                false => state.pages.set_fingerprints(pages, now),
+            }
+        }
+        state.info.bytes_from_file += (pages * PAGE_BYTES) as u64;
+        window.trim_stage(pages);
+        Ok(())
+    }
+}
+
+fn pages_of(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.count as usize).sum()
+}
+
+/// Whether the processor computes the fingerprints of these pages sooner than the device, which looks at all pages
+/// between them, or takes a launch of 10 us for each: 0.7 us for a page, in which an H200 looks at 90, and has them copied.
+/// An emulated one is a processor. `gap`: [`Replica::scan_gap`](crate::replica::Replica::scan_gap).
+fn are_few(runs: &[Run], gap: u64) -> bool {
+    let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return false };
+    let (pages, between) = (pages_of(runs) as u64, last.first + u64::from(last.count) - first.first);
+    pages <= FEW || pages * (gap / FEW) <= between
 }
 
 /// The runs, divided so that each part fits into half of the stage and into a message; at least one part, which may be
@@ -102,6 +161,13 @@ fn parts(runs: &[Run]) -> Vec<Vec<Run>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_far_from_each_other_are_few() {
+        let singles = |count: u64, step: u64| (0..count).map(|n| Run { first: n * step, count: 1 }).collect::<Vec<_>>();
+        assert!(are_few(&singles(64, 1), 4096) && are_few(&singles(1024, 256), 4096));
+        assert!(!are_few(&singles(1024, 16), 4096) && are_few(&singles(1024, 16), 8) && !are_few(&[], 8));
+    }
 
     #[test]
     fn every_page_is_in_one_part_in_order_and_parts_fit() {

@@ -1,6 +1,7 @@
 //! What changes of a map.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::counters::Counters;
 use crate::current::Current;
@@ -50,6 +51,32 @@ pub struct Info {
     pub peer_refused: u64,
     /// Releases, of [`Info::releases`], that handed their device memory over instead of copying pages.
     pub releases_handed_over: u64,
+    /// Nanoseconds of acquires: CPU programs' dirty pages were handed to the server.
+    pub flush_ns: u64,
+    /// The server listed pages.
+    pub plan_ns: u64,
+    /// Pages of the file were read: single ones into the stage, others into the device's memory.
+    pub read_ns: u64,
+    /// Pages of the window were copied to the device.
+    pub copy_ns: u64,
+    /// The server was told of pages that were there, and listed those to fetch again.
+    pub confirm_ns: u64,
+    /// Fingerprints at the begin of epochs for writing.
+    pub scan_ns: u64,
+    /// Nanoseconds of releases: fingerprints at the end of epochs.
+    pub release_scan_ns: u64,
+    /// Changed pages were copied to the stage, and the server took those of the part before.
+    pub release_copy_ns: u64,
+    /// The server committed them.
+    pub release_commit_ns: u64,
+}
+
+/// Runs a part of an acquire or release, and adds the time that it took.
+pub(crate) fn timed<T>(total: &mut u64, part: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = part();
+    *total += begun.elapsed().as_nanos() as u64;
+    result
 }
 
 /// What changes, under one lock: calls on one map run one after another.

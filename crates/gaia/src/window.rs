@@ -106,6 +106,11 @@ impl Window {
         self.copy(unsafe { self.start.add((self.pages + page) * PAGE_BYTES) })
     }
 
+    /// Copies page `page` of the stage.
+    pub(crate) fn read_staged(&self, page: usize) -> [u8; PAGE_BYTES] {
+        self.copy(self.stage(page, 1))
+    }
+
     fn copy(&self, from: *const u8) -> [u8; PAGE_BYTES] {
         let mut page = [0; PAGE_BYTES];
         for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {

@@ -374,8 +374,10 @@ impl<'a> Client<'a> {
         };
         self.queue.extend(opened.map_err(|e| self.refusal(&e))?);
         injection_point!("server: acquire planned");
-        // Handlers want the lock too.
-        std::thread::yield_now();
+        if !self.rest.is_empty() {
+            // Handlers want the lock too.
+            std::thread::yield_now();
+        }
         Ok(true)
     }
 

@@ -82,24 +82,30 @@ impl Content {
     }
 
     /// Reads runs of pages of a file, each from an offset, into slots that no page refers to.
-    pub(crate) fn read_into_slots(&self, file: &Arc<OwnedFd>, runs: Vec<(u64, Vec<u32>)>) -> Result<(), Errno> {
+    pub(crate) fn read_into_slots(&self, file: &Arc<OwnedFd>, runs: Vec<(u64, Range<u32>)>) -> Result<(), Errno> {
         let pages: usize = runs.iter().map(|(_, slots)| slots.len()).sum();
         let each = pages.div_ceil(Copiers::width()).max(LEAST_COPY);
-        let mut pieces: Vec<Vec<(u64, Vec<u32>)>> = Vec::new();
+        let mut pieces: Vec<Vec<(u64, Range<u32>)>> = Vec::new();
         let mut room = 0;
-        for run in runs {
-            if room == 0 {
-                pieces.push(Vec::new());
-                room = each;
-            }
-            room = room.saturating_sub(run.1.len());
-            if let Some(piece) = pieces.last_mut() {
-                piece.push(run);
+        for (mut offset, mut slots) in runs {
+            while !slots.is_empty() {
+                if room == 0 {
+                    pieces.push(Vec::new());
+                    room = each;
+                }
+                let part = slots.start..slots.start + slots.len().min(room) as u32;
+                room -= part.len();
+                slots.start = part.end;
+                let next = offset + offset_of(part.len() as u64);
+                if let Some(piece) = pieces.last_mut() {
+                    piece.push((offset, part));
+                }
+                offset = next;
             }
         }
-        let read = |piece: Vec<(u64, Vec<u32>)>| {
+        let read = |piece: Vec<(u64, Range<u32>)>| {
             let (memory, file) = (Arc::clone(&self.memory), Arc::clone(file));
-            move || piece.iter().try_for_each(|(offset, slots)| memory.read_from(file.as_fd(), *offset, slots))
+            move || piece.iter().try_for_each(|(offset, slots)| memory.read_from(file.as_fd(), *offset, slots.clone()))
         };
         self.copiers.run(pieces.into_iter().map(read).collect())
     }

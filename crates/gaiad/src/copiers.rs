@@ -1,8 +1,8 @@
 //! Threads that copy the pages of large releases into slots, beside the thread of the client.
 //!
 //! ```text
-//!   part of a release   64 pages │ 64 pages │ 64 pages │ ...     one preadv each
-//!                       └ client's thread ┘ └ copier ┘ └ copier ┘
+//!   part of a release   128 pages       │ 128 pages │ 128 pages │ ...
+//!                       client's thread   copier      copier
 //! ```
 //!
 //! One thread copies 5 to 10 GB/s, and less into slots that were never used, since each page is allocated first; the
@@ -30,8 +30,10 @@ pub(crate) struct Copiers {
 impl Copiers {
     /// How many pieces of work can be done at the same time.
     pub(crate) fn width() -> usize {
+        // The question takes 18 system calls where a control group limits the processors.
+        static WIDTH: OnceLock<usize> = OnceLock::new();
         // Half: the server has other work, and so has the machine.
-        1 + (std::thread::available_parallelism().map_or(1, |n| n.get()) / 2).min(MOST)
+        *WIDTH.get_or_init(|| 1 + (std::thread::available_parallelism().map_or(1, |n| n.get()) / 2).min(MOST))
     }
 
     /// Does pieces of work, the first one on this thread. When this returns, none runs any more.

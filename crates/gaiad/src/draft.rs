@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use spinio_pagecache::StagedPage;
+use spinio_pagecache::StagedPages;
 use spinio_pagecache::messages::{self, ReleaseId};
 
 use crate::release_memory::Reserved;
@@ -32,7 +32,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) id: ReleaseId,
     pub(crate) range: Range<u64>,
     /// Pages of the file that the client has changed, in ascending order, with copies of their bytes.
-    pub(crate) pages: Vec<(u64, StagedPage)>,
+    pub(crate) pages: StagedPages,
     /// How long the client has let the server wait, and since when it does now.
     waited: Duration,
     answered: Instant,
@@ -52,7 +52,7 @@ impl<'a> Draft<'a> {
             id,
             next: range.start,
             range,
-            pages: Vec::new(),
+            pages: StagedPages::default(),
             waited: Duration::ZERO,
             answered: Instant::now(),
             total: u64::MAX,
@@ -64,25 +64,7 @@ impl<'a> Draft<'a> {
     /// The next message is here; false if they come so slowly that this may be meant to keep memory from others.
     pub(crate) fn goes_on(&mut self) -> bool {
         self.waited += self.answered.elapsed();
-        self.waited <= CONTINUE_WITHIN + EACH_PAGE * self.pages.len() as u32
-    }
-
-    /// The pages from the first one that the client has changed to the last one.
-    pub(crate) fn hull(&self) -> Range<u64> {
-        let first = self.pages.first().map_or(0, |(page, _)| *page);
-        first..self.pages.last().map_or(first, |(page, _)| page + 1)
-    }
-
-    /// The pages that the client has changed, as runs.
-    pub(crate) fn page_runs(&self) -> Vec<Range<u64>> {
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for (page, _) in &self.pages {
-            match runs.last_mut() {
-                Some(run) if run.end == *page => run.end += 1,
-                _ => runs.push(*page..page + 1),
-            }
-        }
-        runs
+        self.waited <= CONTINUE_WITHIN + EACH_PAGE * self.pages.count() as u32
     }
 
     /// The client is told that it may send the next message.

@@ -112,7 +112,7 @@ impl Client<'_> {
         &self,
         draft: &Draft<'_>,
         pages: &[Range<u64>],
-        staged: Vec<(u64, StagedRun)>,
+        mut staged: Vec<(u64, StagedRun)>,
         arrivals: Vec<Arrival>,
         size: u64,
         out: &mut Vec<u8>,
@@ -132,7 +132,7 @@ impl Client<'_> {
             let mut table = self.file.pages_of(&hull);
             let backing = FileBacking(self.backing.as_fd());
             let commit = match self.size()? == size {
-                true => table.commit_unseen(&backing, self.owner, draft.id, staged),
+                true => table.commit_unseen(&backing, self.owner, draft.id, &mut staged),
                 false => Ok(None),
             };
             if let Ok(Some(_)) = &commit {
@@ -160,7 +160,7 @@ fn count(runs: &[Range<u64>]) -> u64 {
 }
 
 /// Runs of slots for runs of as many pages: each with its first page.
-fn place(pages: &[Range<u64>], slots: Vec<StagedRun>) -> Vec<(u64, StagedRun)> {
+pub(crate) fn place(pages: &[Range<u64>], slots: Vec<StagedRun>) -> Vec<(u64, StagedRun)> {
     let (mut slots, mut placed) = (slots.into_iter(), Vec::new());
     let mut rest: Option<StagedRun> = None;
     for run in pages {

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, Reply};
-use spinio_pagecache::{self as pagecache, Ended, PAGE, StagedPage, offset_of};
+use spinio_pagecache::{self as pagecache, Ended, PAGE, StagedRun, offset_of};
 use spinio_sys::injection_point;
 
 use crate::backing::Access as Open;
@@ -21,11 +21,11 @@ use crate::client::{Client, Failure, Result};
 use crate::draft::{Draft, Part};
 use crate::file_backing::{FileBacking, errno};
 use crate::files;
+use crate::handoff;
 
 /// Pages whose epoch ends while the lock of the file is held.
 const END: u64 = 1 << 14;
-/// Pages of one system call.
-const BATCH: usize = 64;
+
 impl<'a> Client<'a> {
     /// One message of a release.
     pub(crate) fn release(&mut self, part: &Part<'_>, out: &mut Vec<u8>) -> Result<()> {
@@ -50,7 +50,7 @@ impl<'a> Client<'a> {
         self.stage(&mut draft, part, size)?;
         injection_point!("server: release staged");
         if part.last {
-            return self.publish(&draft, size, out);
+            return self.publish(&mut draft, size, out);
         }
         draft.answered();
         self.release = Some(draft);
@@ -66,45 +66,48 @@ impl<'a> Client<'a> {
     /// Copies the pages of a message.
     fn stage(&self, draft: &mut Draft<'_>, part: &Part<'_>, size: u64) -> Result<()> {
         let content = &self.all.content;
-        let mut at = 2 * (self.pages.end - self.pages.start) + u64::from(part.at);
-        let (mut staged, mut copies) = (Vec::new(), Vec::new());
+        let first = 2 * (self.pages.end - self.pages.start) + u64::from(part.at);
+        let mut changed: Vec<Range<u64>> = Vec::new();
         for run in part.runs.iter() {
             let pages = self.file_pages(run.first, run.count.into())?;
             let inside = draft.next_run(pages, size.div_ceil(PAGE as u64)).ok_or(Failure::Refused(Errno::INVAL))?;
-            for start in inside.clone().step_by(BATCH) {
-                let end = inside.end.min(start + BATCH as u64);
-                if (draft.pages.len() + staged.len()) as u64 + (end - start) > draft.total {
-                    return Err(Failure::Refused(Errno::INVAL));
-                }
-                let before = staged.len();
-                for page in start..end {
-                    staged.push((page, self.slot()?));
-                }
-                let slots = staged[before..].iter().map(|(_, staged): &(u64, StagedPage)| staged.slot()).collect();
-                copies.push((offset_of(at + start - inside.start), slots));
+            match changed.last_mut() {
+                _ if inside.is_empty() => {}
+                Some(last) if last.end == inside.start => last.end = inside.end,
+                _ => changed.push(inside),
             }
-            at += u64::from(run.count);
         }
+        let count: u64 = changed.iter().map(|run| run.end - run.start).sum();
+        if draft.pages.count() + count > draft.total {
+            return Err(Failure::Refused(Errno::INVAL));
+        }
+        let staged = handoff::place(&changed, self.slots(count as usize)?);
         if let Some(reserved) = &mut draft.reserved {
-            reserved.take(staged.len() as u64);
+            reserved.take(count);
+        }
+        // Pages past the end of the file are the last ones of the stage.
+        let (mut copies, mut at) = (Vec::with_capacity(staged.len()), first);
+        for (_, run) in &staged {
+            copies.push((offset_of(at), run.slots()));
+            at += run.slots().len() as u64;
         }
         // When this returns no thread stores to a slot any more.
         content.read_into_slots(&self.window, copies)?;
-        draft.pages.extend(staged);
+        staged.into_iter().for_each(|(page, run)| draft.pages.push(page, run));
         Ok(())
     }
 
-    /// A slot; if there is none, after what was released before is written out.
-    fn slot(&self) -> Result<StagedPage> {
+    /// Slots; if there are too few, after what was released before is written out.
+    fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
         let files = self.all.content.files();
-        let slot = files.slots().stage().or_else(|_| {
+        let slots = files.slots().stage_runs(count).or_else(|_| {
             files.finish();
-            files.slots().stage()
+            files.slots().stage_runs(count)
         });
-        slot.map_err(|e| Failure::Refused(errno(&e)))
+        slots.map_err(|e| Failure::Refused(errno(&e)))
     }
 
-    fn publish(&self, draft: &Draft<'_>, size: u64, out: &mut Vec<u8>) -> Result<()> {
+    fn publish(&self, draft: &mut Draft<'_>, size: u64, out: &mut Vec<u8>) -> Result<()> {
         // What cannot be written out later must not be committed. It may wait for a lease, with no lock.
         let _writable = self.all.backing.open_waiting(self.file.node, Open::Write)?;
         let _release = self.file.lock_release();
@@ -115,7 +118,7 @@ impl<'a> Client<'a> {
         if self.file.is_stuck() && files.slots().free_slots() < self.all.content.slots() as usize / 2 {
             files.write_out(&self.file)?;
         }
-        self.take_from_kernel(&draft.page_runs()).map_err(|e| self.refusal(&e))?;
+        self.take_from_kernel(draft.pages.pages()).map_err(|e| self.refusal(&e))?;
         injection_point!("server: release taken from the kernel");
         let commit = match self.commit(draft) {
             Err(pagecache::Error::NoSpace) => {
@@ -136,7 +139,7 @@ impl<'a> Client<'a> {
         // fails, the client asks the next connection, and is told so.
         self.end_epoch(draft).map_err(|_| Failure::Ended)?;
         injection_point!("server: epoch ended");
-        let bytes = draft.pages.iter().map(|(page, _)| size.saturating_sub(offset_of(*page)).min(PAGE as u64)).sum();
+        let bytes = draft.pages.pages().iter().map(|run| offset_of(run.end).min(size) - offset_of(run.start)).sum();
         Reply::Committed { pages: commit.published, merged, bytes }.encode(out);
         Ok(())
     }
@@ -151,9 +154,9 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    fn commit(&self, draft: &Draft<'_>) -> pagecache::Result<pagecache::Commit> {
+    fn commit(&self, draft: &mut Draft<'_>) -> pagecache::Result<pagecache::Commit> {
         let backing = FileBacking(self.backing.as_fd());
-        self.file.pages_of(&draft.hull()).commit_staged(&backing, self.owner, draft.id, &draft.pages)
+        self.file.pages_of(&draft.pages.hull()).commit_all(&backing, self.owner, draft.id, &mut draft.pages)
     }
 
     pub(crate) fn end_epoch(&self, draft: &Draft<'_>) -> pagecache::Result<()> {

@@ -42,21 +42,22 @@ impl PageSlots {
         PageSlots { bytes: headers(slots), slots: slots as u32, state }
     }
 
-    /// Reads whole pages of a file from `offset` into slots that no page refers to, so that no other thread uses them.
-    pub(crate) fn read_from(&self, file: BorrowedFd<'_>, offset: u64, slots: &[u32]) -> Result<(), Errno> {
+    /// Reads whole pages of a file from `offset` into slots side by side that no page refers to, so that no other thread
+    /// uses them.
+    pub(crate) fn read_from(&self, file: BorrowedFd<'_>, offset: u64, slots: Range<u32>) -> Result<(), Errno> {
+        let words =
+            &self.state.pages()[self.bytes..][slots.start as usize * PAGE_WORDS..slots.end as usize * PAGE_WORDS];
+        let (start, len) = (words.as_ptr().cast_mut().cast::<u8>(), size_of_val(words));
         let mut done = 0;
-        while done < slots.len() {
-            let place = |slot: &u32| [self.words_of(*slot).as_ptr().addr(), PAGE];
-            let vectors: Vec<[usize; 2]> = slots[done..].iter().map(place).collect();
-            let from = offset + (done * PAGE) as u64;
+        while done < len {
             #[expect(unsafe_code, reason = "a read into shared memory")]
-            // SAFETY: each vector is a slot's bytes, which are mapped as long as `self`, are atomics, and are this
-            // caller's.
-            let got = unsafe { linux::preadv(file.as_raw_fd(), &vectors, from as i64, 0) };
+            // SAFETY: these bytes are mapped as long as `self`, are atomics, and are this caller's.
+            let got =
+                unsafe { linux::pread(file.as_raw_fd(), start.wrapping_add(done), len - done, offset + done as u64) };
             match got {
                 // The file is as long as its size was sealed.
-                Ok(got) if got >= PAGE => done += got / PAGE,
-                Ok(_) => return Err(Errno::PROTO),
+                Ok(0) => return Err(Errno::PROTO),
+                Ok(got) => done += got,
                 Err(e) if e == spinio_sys::Errno::INTR => {}
                 Err(e) => return Err(Errno::from_raw_os_error(e.raw_os_error())),
             }

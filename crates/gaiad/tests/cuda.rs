@@ -432,4 +432,19 @@ fn scattered_pages_take_a_few_calls_of_the_driver() {
         assert_eq!((calls_of(&acquire), calls_of(&release)), (0, 2), "nothing has changed");
     }
     assert_eq!(map.info().pages_committed, 3 * SCATTERED as u64);
+    // Pages far from each other are not scanned, and once there were some hundred of them, copied by one call.
+    map.sync(0, whole).unwrap();
+    drop(map);
+    let map = Map::new(file.as_raw_fd(), 0, now.len() as u64, Access::Write, device).unwrap();
+    map.acquire(0, whole, Access::Write).unwrap();
+    map.release(0, whole).unwrap();
+    let calls: Vec<_> = (0..9u8)
+        .map(|round| {
+            (0..32).for_each(|n| file.write_all_at(&[round], (n * 64 * PAGE) as u64).unwrap());
+            let calls = calls_of(&|| assert_eq!(map.acquire(0, whole, Access::Write).unwrap(), whole));
+            map.release(0, whole).unwrap();
+            calls
+        })
+        .collect();
+    assert_eq!((&calls[..7], calls[8]), (&[32; 7][..], 1));
 }

@@ -13,10 +13,11 @@ use crate::file::{Backing, FilePages, OwnerId, add_run};
 use crate::layout::{Kind, Tag};
 use crate::owner::Replica;
 use crate::page::bytes_inside;
+use crate::rules::{Rule, keep};
 use crate::slot_run::StagedRun;
 
 impl FilePages {
-    /// Publishes runs of pages, in ascending order, whose bytes will be in the slots later. `None`, and nothing is done, if
+    /// Publishes runs of pages, in ascending order, whose bytes will be in the slots later, and takes them; `None`, and nothing is done, if
     /// a page has to be looked at now: the kernel may have it, another version is head since the owner got it, or another
     /// owner has stores to it that are not released. Bytes past the end of the file must be zeros in the slots now.
     ///
@@ -27,11 +28,11 @@ impl FilePages {
         backing: &dyn Backing,
         owner: OwnerId,
         id: u64,
-        runs: Vec<(u64, StagedRun)>,
+        runs: &mut Vec<(u64, StagedRun)>,
     ) -> Result<Option<Commit>> {
         let size = backing.size()?;
         let mut pages: Vec<Range<u64>> = Vec::new();
-        for (first, staged) in &runs {
+        for (first, staged) in &*runs {
             let run = *first..*first + staged.0.count();
             let in_order = pages.last().is_none_or(|last| last.end <= run.start);
             if !in_order || bytes_inside(run.end - 1, size) == 0 {
@@ -44,7 +45,7 @@ impl FilePages {
         }
         let (release, version) = (self.slots.begin(id, self.file)?, self.clock + 1);
         let tag = Tag { kind: Kind::Snapshot, record: Some((release.record, release.sequence)) };
-        for (first, staged) in &runs {
+        for (first, staged) in &*runs {
             staged.0.publish(tag, self.file, *first, version);
         }
         self.slots.commit(release);
@@ -56,7 +57,7 @@ impl FilePages {
             commit.published += run.end - run.start;
             overwritten = self.drop_heads(run.clone()).max(overwritten);
         }
-        for (first, staged) in runs {
+        for (first, staged) in runs.drain(..) {
             self.put_run(first, staged.0, version, overwritten);
         }
         self.counters.commits += 1;
@@ -81,7 +82,7 @@ impl FilePages {
         });
         let mut others = self.owners.iter().filter(|(id, _)| **id != owner);
         inside
-            && self.cached.runs(pages.clone()).is_empty()
+            && (self.cached.runs(pages.clone()).is_empty() || !keep(Rule::RunsAreUncached))
             && !others.any(|(_, other)| other.runs(pages.clone()).any(|(_, replica)| replica.base().is_some()))
     }
 }

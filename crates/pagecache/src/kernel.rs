@@ -165,6 +165,15 @@ impl FilePages {
     }
 
     fn write_page(&mut self, backing: &dyn Backing, page: u64, at: usize, bytes: &[u8], from: WriteFrom) -> Result<()> {
+        let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
+        if twin.is_none() && bytes.len() == PAGE && !self.is_base(page, self.version(page)..u64::MAX) {
+            // Most pages of a write-back are such. To look whether one differs from head takes as long as to write it, while
+            // others wait for the lock; the few that do not are fetched again.
+            let saved = self.save_bases(backing, page)?;
+            backing.write(offset_of(page), bytes)?;
+            self.now_in_backing(page, true, saved);
+            return Ok(());
+        }
         let region = at..at + bytes.len();
         let (mut head, mut merged) = (ZEROS, ZEROS);
         self.fetch_into(backing, page, &self.head(page), &mut head)?;

@@ -100,6 +100,7 @@ mod rules;
 mod slot_run;
 mod slots;
 mod source;
+mod staged_pages;
 
 pub use commit::Commit;
 pub use epoch::{Access, Ended, Fill};
@@ -113,3 +114,4 @@ pub use recover::Recovered;
 pub use slot_run::StagedRun;
 pub use slots::{Release, SlotRef, Slots, StagedPage};
 pub use source::{Copied, Source};
+pub use staged_pages::StagedPages;

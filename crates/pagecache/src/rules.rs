@@ -47,6 +47,8 @@ pub(crate) enum Rule {
     FetchAbandoned,
     /// An acquire that asks the server nothing knows of every change since the last one.
     CountChanges,
+    /// Pages that the kernel may have are not committed by runs.
+    RunsAreUncached,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
     #[cfg(test)]
     FingerprintOfHead,
@@ -54,7 +56,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 23] = [
+    pub(crate) const ALL: [Rule; 24] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -77,6 +79,7 @@ impl Rule {
         Rule::DropKeepsGiven,
         Rule::FetchAbandoned,
         Rule::CountChanges,
+        Rule::RunsAreUncached,
         Rule::FingerprintOfHead,
     ];
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::layout::{Kind, Label, Tag};
 use crate::page::PageBytes;
-use crate::slots::{SlotRef, Slots};
+use crate::slots::{SlotRef, Slots, StagedPage};
 
 /// Keeps the bytes of slots side by side.
 pub(crate) struct SlotRun {
@@ -119,6 +119,11 @@ impl StagedRun {
     /// Sets the bytes of one, counted from the first.
     pub fn write(&self, at: u32, bytes: &PageBytes) {
         self.0.slots.memory.write(self.0.indices.start + at, 0, bytes);
+    }
+
+    /// One by one.
+    pub fn into_pages(self) -> impl Iterator<Item = StagedPage> {
+        self.0.divide().map(StagedPage)
     }
 
     /// Divides them: the second part has those from `at` on.

@@ -329,17 +329,17 @@ fn pages_are_committed_unseen_only_if_nothing_has_to_look_at_them() {
     assert_eq!(slots.free_slots(), 2);
     // The kernel has one, another release has changed one, one is in no epoch, one has stores of two.
     pages.read(&file, 0, &mut [0; 4], ReadInto::PageCache).unwrap();
-    assert!(pages.commit_unseen(&file, A, 1, staged).unwrap().is_none());
-    assert!(pages.commit_unseen(&file, A, 1, stage(1, 1)).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, &mut { staged }).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, &mut stage(1, 1)).unwrap().is_none());
     release(&mut pages, &file, B, 1, &other);
-    assert!(pages.commit_unseen(&file, A, 1, stage(1, 1)).unwrap().is_none());
-    assert!(pages.commit_unseen(&file, B, 1, stage(2, 1)).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, A, 1, &mut stage(1, 1)).unwrap().is_none());
+    assert!(pages.commit_unseen(&file, B, 1, &mut stage(2, 1)).unwrap().is_none());
     assert_eq!(slots.free_slots(), 4);
     // All or none, and nothing has changed. The bytes come later.
-    let staged = stage(2, 1);
+    let mut staged = stage(2, 1);
     let slot = staged[0].1.slots().start;
     staged[0].1.write(0, &ZEROS);
-    let commit = pages.commit_unseen(&file, A, 9, staged).unwrap().unwrap();
+    let commit = pages.commit_unseen(&file, A, 9, &mut staged).unwrap().unwrap();
     assert_eq!((commit.published, list(commit.merged), list(commit.invalidate)), (1, vec![], vec![]));
     assert!(slots.was_committed(9) && slots.is_snapshot_of(slot, 7));
     assert!(!slots.is_snapshot_of(slot, 8) && !slots.is_snapshot_of(slot + 1, 7) && !slots.is_snapshot_of(u32::MAX, 7));
@@ -359,7 +359,7 @@ fn hand_over(pages: &mut FilePages, file: &File, slots: &Arc<Slots>, count: u64)
     let mut staged = slots.stage_runs(count as usize).unwrap();
     let run = staged.pop().unwrap();
     (0..count as u32).for_each(|at| run.write(at, &[at as u8 + 1; PAGE]));
-    pages.commit_unseen(file, A, 9, vec![(0, run)]).unwrap().unwrap()
+    pages.commit_unseen(file, A, 9, &mut vec![(0, run)]).unwrap().unwrap()
 }
 
 #[test]

@@ -137,6 +137,15 @@ impl GaiaMap {
             ("bytes_registered", info.bytes_registered),
             ("bytes_from_peer", info.bytes_from_peer),
             ("releases_handed_over", info.releases_handed_over),
+            ("flush_ns", info.flush_ns),
+            ("plan_ns", info.plan_ns),
+            ("read_ns", info.read_ns),
+            ("copy_ns", info.copy_ns),
+            ("confirm_ns", info.confirm_ns),
+            ("scan_ns", info.scan_ns),
+            ("release_scan_ns", info.release_scan_ns),
+            ("release_copy_ns", info.release_copy_ns),
+            ("release_commit_ns", info.release_commit_ns),
         ] {
             dict.set_item(name, value)?;
         }

@@ -10,7 +10,7 @@ use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Inval, Reply, World, note};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
-use crate::{Access, Backing, Commit, Ended, Error, FilePages, Fill, OwnerId, Source, StagedRun};
+use crate::{Access, Backing, Commit, Ended, Error, FilePages, Fill, OwnerId, Source, StagedPages, StagedRun};
 
 enum State {
     Ready,
@@ -307,11 +307,18 @@ impl World {
         self.gpus[gpu].current = None;
         self.gpus[gpu].attempt = Some((id, released));
         note!(self, "gpu {gpu}: release {open:?}, changed {changed:?}");
-        // Handed over where that can be done, else copied.
-        let handed = self.below(2) == 0;
+        // Handed over where that can be done, or staged by runs; else copied.
+        let how = self.below(4);
         let commit = self.call(|home, disk| {
-            if handed && let Some(commit) = hand_over(home, disk, owner, id, &bytes) {
+            if how < 2
+                && let Some(commit) = hand_over(home, disk, owner, id, &bytes)
+            {
                 return Ok(commit);
+            }
+            if how == 2 {
+                let mut staged = StagedPages::default();
+                stage(home, &bytes)?.into_iter().for_each(|(first, run)| staged.push(first, run));
+                return home.commit_all(disk, owner, id, &mut staged);
             }
             let pages = bytes.iter().map(|(page, bytes)| (*page, bytes));
             home.commit(disk, owner, id, pages)
@@ -468,8 +475,13 @@ fn hand_over(
     if pages.is_empty() || !pages.iter().all(is_copy) {
         return None;
     }
+    home.commit_unseen(disk, owner, id, &mut stage(home, pages).ok()?).unwrap_or(None)
+}
+
+/// Pages in slots, by runs.
+fn stage(home: &FilePages, pages: &[(u64, PageBytes)]) -> crate::Result<Vec<(u64, StagedRun)>> {
     let mut runs = Vec::new();
-    for slots in home.slots.stage_runs(pages.len()).ok()? {
+    for slots in home.slots.stage_runs(pages.len())? {
         let mut slots = Some(slots);
         while let Some(mut run) = slots.take() {
             let at: usize = runs.iter().map(|(_, run): &(u64, StagedRun)| run.slots().len()).sum();
@@ -482,5 +494,5 @@ fn hand_over(
             runs.push((rest[0].0, run));
         }
     }
-    home.commit_unseen(disk, owner, id, runs).unwrap_or(None)
+    Ok(runs)
 }

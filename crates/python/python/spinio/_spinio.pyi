@@ -104,6 +104,15 @@ class _GaiaInfo(TypedDict):
     bytes_from_peer: int
     peer_refused: str | None
     releases_handed_over: int
+    flush_ns: int
+    plan_ns: int
+    read_ns: int
+    copy_ns: int
+    confirm_ns: int
+    scan_ns: int
+    release_scan_ns: int
+    release_copy_ns: int
+    release_commit_ns: int
 
 @final
 class GaiaMap:
