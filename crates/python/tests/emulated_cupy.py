@@ -1,12 +1,13 @@
 """The part of CuPy that examples/net/cupy uses, on the emulated GPU: test_net_cupy.py runs the example with it as `cupy`.
 
 RawModule compiles the source by the C++ compiler in place of NVRTC, with the same options. As CuPy does, a launch passes each
-argument by the address of its bytes.
+argument by the address of its bytes. As NVRTC does, the compilation leaves SA_RESTART at the handler of SIGINT.
 """
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import subprocess
 import tempfile
 
@@ -47,6 +48,7 @@ class RawModule:
             words = ["c++", *options, "-O1", "-shared", "-fPIC", "-pthread", "-x", "c++", "-", "-o", f"{folder}/module.so"]
             subprocess.run(words, input=code + _LAUNCH, text=True, check=True)
             self._module = ctypes.CDLL(f"{folder}/module.so")
+        signal.siginterrupt(signal.SIGINT, False)
 
     def get_function(self, name):
         assert name == "echo"

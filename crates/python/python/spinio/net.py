@@ -28,11 +28,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import operator
 import os
 import select
 import socket
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["Handle", "Net", "open"]
 
 _DEFAULT_RING = 65536
+# NVRTC, which compiles CuPy's kernels, puts Python's handler of SIGINT back with SA_RESTART (NVRTC 13.0): after that Ctrl-C ends
+# no wait that has no limit, but is seen when a wait with a limit is over.
+_LOOK_EVERY = 0.5
 
 
 class _Synchronizes(Protocol):
@@ -208,8 +213,12 @@ class Net:
 
         Ctrl-C stops the net, and is raised: wait here and not in a stream's synchronize(), which no signal interrupts.
         """
+        end = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            return self._stopped.wait(timeout)
+            while not self._stopped.wait(min(_LOOK_EVERY, end - time.monotonic())):
+                if time.monotonic() >= end:
+                    return False
+            return True
         except BaseException:
             self.stop()
             raise
