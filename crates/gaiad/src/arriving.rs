@@ -21,6 +21,7 @@ pub(crate) struct Arriving {
     count: AtomicUsize,
     parts: Mutex<Vec<(u64, Range<u64>)>>,
     changed: Condvar,
+    waiting: AtomicUsize,
 }
 
 impl Arriving {
@@ -51,10 +52,17 @@ impl Arriving {
 
     /// Returns when there is none. With no lock that the end of a part needs, nor one that others need meanwhile.
     pub(crate) fn wait(&self, pages: &Range<u64>) {
+        self.waiting.fetch_add(1, SeqCst);
         let mut parts = lock(&self.parts);
         while overlaps(&parts, pages) {
             parts = self.changed.wait(parts).unwrap_or_else(PoisonError::into_inner);
         }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether something waits for a part.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
     }
 }
 
