@@ -106,7 +106,7 @@ impl Drop for Pages<'_> {
 }
 
 impl File {
-    fn new(node: u64, pages: FilePages) -> File {
+    pub(crate) fn new(node: u64, pages: FilePages) -> File {
         File {
             node,
             release: Mutex::default(),

@@ -73,3 +73,57 @@ impl File {
         Ok(backing.write(offset, bytes)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::{Arc, mpsc};
+
+    use spinio_fuse::Negotiated;
+    use spinio_pagecache::{FilePages, KernelPages, PAGE, Slots};
+
+    use super::*;
+    use crate::slot_memory::PageSlots;
+    use crate::state::StateMemory;
+
+    #[test]
+    fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
+        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
+        let memory = PageSlots::new(Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap()));
+        let slots = Slots::format(Arc::new(memory)).unwrap();
+        let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, 8 * PAGE as u64));
+        let below = tempfile::tempfile().unwrap();
+        let write = |page: u64, byte| {
+            let (at, bytes) = (page * PAGE as u64, [byte; PAGE]);
+            file.write(FileBacking(below.as_fd()), &(page..page + 1), at, &bytes, WriteFrom::PageCache).unwrap();
+        };
+        let without_lock = || file.overwrites().numbers.load(Relaxed);
+        write(1, 1);
+        assert_eq!(without_lock(), 1);
+        let overwrite = file.overwrites().begin(&(2..3));
+        // These do not wait.
+        drop(file.pages_of(&(0..2)));
+        drop(file.pages_of(&(3..8)));
+        std::thread::scope(|scope| {
+            let (done, is_done) = mpsc::channel();
+            let file = &file;
+            scope.spawn(move || {
+                drop(file.pages_of(&(0..4)));
+                done.send(()).unwrap();
+            });
+            spinio_testkit::eventually("a thread waits", || file.overwrites().pages.is_waited_for());
+            write(5, 2);
+            assert_eq!(without_lock(), 2, "the lock was kept");
+            assert!(is_done.try_recv().is_err());
+            drop(overwrite);
+            is_done.recv().unwrap();
+        });
+        write(5, 3);
+        assert_eq!(without_lock(), 3);
+        let mut read = [0; 2];
+        for (byte, page) in read.iter_mut().zip([1, 5]) {
+            rustix::io::pread(&below, std::slice::from_mut(byte), page * PAGE as u64 + 7).unwrap();
+        }
+        assert_eq!(read, [1, 3]);
+    }
+}
