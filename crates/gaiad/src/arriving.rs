@@ -37,7 +37,10 @@ impl Arriving {
         let mut parts = lock(&self.parts);
         parts.retain(|(other, _)| *other != number);
         self.count.store(parts.len(), SeqCst);
-        self.changed.notify_all();
+        // What is counted later finds the part gone. To notify is a system call, whether or not something waits.
+        if self.is_waited_for() {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether there is a part.
