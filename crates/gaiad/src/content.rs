@@ -158,9 +158,7 @@ impl Content {
         let changed = pages_of(offset, bytes.len() as u64);
         let held = self.files.hold(node, &changed);
         self.files.times().keep(node, file, || match held.file() {
-            Some(found) => {
-                found.pages_to_change(&changed).write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e))
-            }
+            Some(found) => found.write(FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e)),
             None => file_backing::write(file, offset, bytes),
         })?;
         Ok(bytes.len())
