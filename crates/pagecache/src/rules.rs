@@ -47,6 +47,15 @@ pub(crate) enum Rule {
     FetchAbandoned,
     /// An acquire that asks the server nothing knows of every change since the last one.
     CountChanges,
+    /// Pages are copied from an owner only if its copy is head.
+    PeerCurrent,
+    /// A copy from an owner counts only if the owner has the same version, without stores, when it is complete.
+    CheckPeer,
+    /// A copy from an owner counts only if the owner has lost no page since it was planned.
+    CountLosses,
+    /// The client copies from an owner that is in no epoch of the pages, and in no call.
+    #[cfg(test)]
+    PeerClosed,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
     #[cfg(test)]
     FingerprintOfHead,
@@ -54,7 +63,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 23] = [
+    pub(crate) const ALL: [Rule; 27] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -77,6 +86,10 @@ impl Rule {
         Rule::DropKeepsGiven,
         Rule::FetchAbandoned,
         Rule::CountChanges,
+        Rule::PeerCurrent,
+        Rule::CheckPeer,
+        Rule::CountLosses,
+        Rule::PeerClosed,
         Rule::FingerprintOfHead,
     ];
 }

@@ -11,7 +11,7 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
+    self, Access, Fill, MAX_MESSAGE, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
 };
 
 const PAGE: u64 = 4096;
@@ -131,7 +131,7 @@ impl Raw {
 
     /// A whole acquire, of which no page is fetched.
     pub fn acquire(&mut self, first: u64, pages: u64, access: Access) {
-        let mut fills = self.fills(Request::Acquire { first, pages, access, fetch: true });
+        let mut fills = self.fills(Request::Acquire { first, pages, access, fetch: true, peers: NO_PEERS });
         while !fills.is_empty() {
             fills = self.fills(Request::Filled);
         }
