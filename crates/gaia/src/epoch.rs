@@ -26,6 +26,7 @@ use crate::lane::Lane;
 use crate::link::Begun;
 use crate::map::Map;
 use crate::page_states::Epoch;
+use crate::peers::{self, Named};
 use crate::replica::Copies;
 use crate::state::State;
 use crate::window::Window;
@@ -86,15 +87,17 @@ impl Map {
             let mut done = Ok(0);
             for (part, fetch) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
                 let (asked, evicted) = (part.clone(), state.pages.evicted(part.clone()));
+                let peers = if fetch { self.peers_of(&state, &part) } else { Vec::new() };
+                let numbers = peers::numbers(&peers);
                 // In one call: where nothing has changed, there is no other.
                 let begun = self.link.run(move |link| {
                     link.flush(asked.start, asked.len())?;
-                    Ok(link.drop_evicted(&evicted).and_then(|()| link.begin_acquire(asked, access, fetch)))
+                    Ok(link.drop_evicted(&evicted).and_then(|()| link.begin_acquire(asked, access, fetch, numbers)))
                 })?;
                 if begun.is_ok() {
                     state.pages.told(part.clone());
                 }
-                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch));
+                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch, &peers));
                 if done.is_err() {
                     break;
                 }
@@ -148,15 +151,19 @@ impl Map {
         range: Range<usize>,
         access: Access,
         fetch: bool,
+        peers: &[Named],
     ) -> Result<u64> {
         let (mut fills, known) = match begun {
             Begun::Current { size } => (Vec::new(), Some(size)),
             Begun::Fills(fills) => (fills, None),
         };
         while !fills.is_empty() {
+            let mut copied = self.copy_from_peers(state, &fills, peers)?;
             self.bring_to_device(state, window, &fills)?;
             injection_point!("client: pages on the device");
-            fills = self.link.run(|link| link.filled())?;
+            let refused = std::mem::take(&mut copied.refused);
+            fills = self.link.run(move |link| link.filled(&refused))?;
+            copied.count_again(state, &fills);
         }
         if access == Access::Write && fetch {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
@@ -203,6 +210,7 @@ impl Map {
                         state.pages.keep(pages);
                         continue;
                     }
+                    Source::Peer(_) => continue,
                     Source::Window => state.info.bytes_from_snapshots += bytes,
                     Source::Patch => {
                         state.info.pages_patched += pages.len() as u64;

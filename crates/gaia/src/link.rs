@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
-use spinio_pagecache::messages::{self, Access, Fill, HandOver, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
+use spinio_pagecache::messages::{
+    self, Access, Fill, HandOver, Peers, ReleaseId, ReleasePart, Reply, Request, Run, Stats,
+};
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_sys::{Errno, injection_point};
 
@@ -102,9 +104,15 @@ impl LinkState {
     /// Asks which pages of the range are absent or stale.
     ///
     /// `fetch` false: the program overwrites them, and none is.
-    pub(crate) fn begin_acquire(&mut self, part: Range<usize>, access: Access, fetch: bool) -> Result<Begun> {
+    pub(crate) fn begin_acquire(
+        &mut self,
+        part: Range<usize>,
+        access: Access,
+        fetch: bool,
+        peers: Peers,
+    ) -> Result<Begun> {
         let fetch = fetch && !self.spec.in_place;
-        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch };
+        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch, peers };
         let fills = self.fill(|out| request.encode(out))?;
         if fills.is_empty() { Ok(Begun::Current { size: self.sync_size()? }) } else { Ok(Begun::Fills(fills)) }
     }
@@ -121,9 +129,12 @@ impl LinkState {
         Ok(seen)
     }
 
-    /// The pages of the last reply are in the replica.
-    pub(crate) fn filled(&mut self) -> Result<Vec<Fill>> {
-        self.fill(|out| Request::Filled.encode(out))
+    /// The pages of the last reply are in the replica, but for these, which another map was to have.
+    pub(crate) fn filled(&mut self, refused: &[Run]) -> Result<Vec<Fill>> {
+        match refused.is_empty() {
+            true => self.fill(|out| Request::Filled.encode(out)),
+            false => self.fill(|out| messages::filled_but(out, refused)),
+        }
     }
 
     /// Pages to bring to the device: from the file, or from the window, where their bytes are.
