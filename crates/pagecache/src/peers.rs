@@ -1,15 +1,15 @@
 //! Pages that an owner gets from the replica of another owner, instead of from the file or the state memory.
 //!
 //! ```text
-//!   open_from   a run that another owner has as head, without stores ──> Fill { peer: that owner, its stamp, its losses }
+//!   open_from   a run that another owner has as head, without stores ──> Fill { peer: that owner, its losses, the clock }
 //!   client      copies from one replica to the other; or does not, for whatever reason
-//!   filled_from the owner still has that stamp and has lost nothing ──> valid or open, as any other fill
+//!   filled_from the owner has no later version, no stores, no more losses ──> valid or open, as any other fill
 //!               else, and what was not copied (not_filled) ──────────> fetched again, from elsewhere
 //! ```
 //!
 //! The copy is the version that was head when it was planned, as one from a slot is: an owner's bytes are a version while
 //! it is valid. What the owner did in between shows in its word, since each thing that changes its bytes changes that:
-//! - stores are released (another stamp), dropped, or not over yet (open). Stores of an epoch that has begun and ended
+//! - stores are released (a later stamp), dropped, or not over yet (open). Stores of an epoch that has begun and ended
 //!   while the copy was made are excluded by the client, which copies pages in no epoch, and lets none begin meanwhile;
 //! - a page that was dropped and fetched again may have the same stamp: so an owner counts what it has lost.
 
@@ -27,7 +27,8 @@ use crate::source::Source;
 pub struct PeerCopy {
     /// Whose.
     pub owner: OwnerId,
-    stamp: u64,
+    /// The version counter then.
+    planned: u64,
     losses: u64,
 }
 
@@ -69,19 +70,22 @@ impl FilePages {
     /// Runs of at least so many pages of which a peer has head, and no stores.
     fn copies_of(&self, peer: OwnerId, owner: OwnerId, pages: Range<u64>, least: u64) -> Vec<(Range<u64>, PeerCopy)> {
         let Some(its) = self.owners.get(&peer).filter(|_| peer != owner) else { return Vec::new() };
-        let mut found = Vec::new();
+        let copy = PeerCopy { owner: peer, planned: self.clock, losses: its.losses() };
+        let mut found: Vec<Range<u64>> = Vec::new();
         for (run, replica) in its.runs(pages) {
             let Replica::Valid(stamp) = replica else { continue };
-            let copy = PeerCopy { owner: peer, stamp, losses: its.losses() };
             let stale = if keep(Rule::PeerCurrent) { self.stale(run.clone(), stamp) } else { Vec::new() };
             let mut start = run.start;
             for stale in stale.into_iter().chain([run.end..run.end]) {
-                found.push((start..stale.start, copy));
+                match found.last_mut() {
+                    Some(last) if last.end == start => last.end = stale.start,
+                    _ => found.push(start..stale.start),
+                }
                 start = stale.end;
             }
         }
-        found.retain(|(run, _)| !run.is_empty() && run.end - run.start >= least);
-        found
+        found.retain(|run| !run.is_empty() && run.end - run.start >= least);
+        found.into_iter().map(|run| (run, copy)).collect()
     }
 
     /// [`FilePages::filled`] of pages that were copied from a peer. Returns those to fetch again, because the peer may have
@@ -91,8 +95,8 @@ impl FilePages {
         let is_known = |peer: &&Owner| peer.losses() == copy.losses || !keep(Rule::CountLosses);
         let kept: Vec<Range<u64>> = match self.owners.get(&copy.owner).filter(is_known) {
             Some(peer) => {
-                let runs = peer.runs(pages.clone());
-                runs.filter(|(_, replica)| *replica == Replica::Valid(copy.stamp)).map(|(run, _)| run).collect()
+                let is_same = |replica| matches!(replica, Replica::Valid(stamp) if stamp <= copy.planned);
+                peer.runs(pages.clone()).filter(|(_, replica)| is_same(*replica)).map(|(run, _)| run).collect()
             }
             None => Vec::new(),
         };

@@ -21,6 +21,7 @@ pub struct Raw {
     socket: OwnedFd,
     pub window: File,
     pub backing: File,
+    pub owner: u64,
     buffer: Vec<u8>,
 }
 
@@ -67,15 +68,15 @@ impl Raw {
             _ => None,
         });
         let mut descriptors = descriptors.flatten();
-        match messages::parse_reply(&buffer[..got.bytes]) {
-            Ok(Reply::Mapped { .. }) => {}
+        let owner = match messages::parse_reply(&buffer[..got.bytes]) {
+            Ok(Reply::Mapped { owner, .. }) => owner,
             Ok(Reply::Failed { errno }) => return Err(errno),
             Ok(other) => panic!("{other:?}"),
             Err(_) => return Err(0),
-        }
+        };
         let (window, backing) = (descriptors.next().unwrap(), descriptors.next().unwrap());
         drop(descriptors);
-        Ok(Raw { socket, window, backing, buffer })
+        Ok(Raw { socket, window, backing, owner, buffer })
     }
 
     /// Sends bytes; false if the server has closed the connection.
@@ -124,6 +125,17 @@ impl Raw {
     /// One step of an acquire: what to fetch.
     pub fn fills(&mut self, request: Request<'_>) -> Vec<Fill> {
         match self.call(request) {
+            Some(Reply::Fills { fills, .. }) => fills.iter().collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The pages of the last fills, but for these, were fetched: what to fetch next.
+    pub fn filled_but(&mut self, refused: &[Run]) -> Vec<Fill> {
+        let mut out = Vec::new();
+        messages::filled_but(&mut out, refused);
+        assert!(self.send(&out));
+        match self.receive() {
             Some(Reply::Fills { fills, .. }) => fills.iter().collect(),
             other => panic!("{other:?}"),
         }
