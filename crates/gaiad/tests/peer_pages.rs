@@ -463,13 +463,14 @@ impl Board {
     /// Epochs of one device: loads see at least what had ended before the acquire, and at most what has been started.
     fn run(&self, gpu: &Gpu, writer: usize) {
         let (mut random, pages) = (Random::new(5 + writer as u64), Board::PAGES as u64);
-        for round in 1..40 {
+        for round in 1..120 {
             let from = random.range(0, pages - 256) as usize;
             let len = random.range(256, pages - from as u64 + 1) as usize;
             let (at, bytes) = ((from * PAGE) as u64, (len * PAGE) as u64);
             let ended = |page: usize| [0, 1, 2].map(|writer| self.ended(writer, page).load(SeqCst));
             let before: Vec<[u64; 3]> = (from..from + len).map(ended).collect();
-            gpu.1.acquire(at, bytes, Access::Write).unwrap();
+            let access = if random.range(0, 3) == 0 { Access::Write } else { Access::Read };
+            gpu.1.acquire(at, bytes, access).unwrap();
             let seen = gpu.load_part(at as usize, bytes as usize);
             for (page, before) in (from..).zip(before) {
                 for writer in 0..3 {
@@ -479,7 +480,8 @@ impl Board {
                     assert!((before[writer]..=after).contains(&value), "page {page}: {value}, {before:?} to {after}");
                 }
             }
-            let mut stored: Vec<usize> = (0..3).map(|_| from + random.range(0, len as u64) as usize).collect();
+            let stores = if access == Access::Write { 3 } else { 0 };
+            let mut stored: Vec<usize> = (0..stores).map(|_| from + random.range(0, len as u64) as usize).collect();
             stored.dedup();
             for page in &stored {
                 self.started(writer, *page).store(round, SeqCst);
@@ -487,8 +489,8 @@ impl Board {
             }
             gpu.1.release(at, bytes).unwrap();
             stored.iter().for_each(|page| self.ended(writer, *page).store(round, SeqCst));
-            if round % 5 == 0 {
-                gpu.1.advise(at, bytes, Advice::DontNeed).unwrap();
+            if round % 3 == 0 {
+                gpu.1.advise(0, gpu.1.len(), Advice::DontNeed).unwrap();
             }
         }
     }
