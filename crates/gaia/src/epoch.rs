@@ -97,7 +97,8 @@ impl Map {
                 if begun.is_ok() {
                     state.pages.told(part.clone());
                 }
-                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch, &peers));
+                let stores = access == Access::Write && fetch;
+                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, stores, &peers));
                 if done.is_err() {
                     break;
                 }
@@ -142,15 +143,14 @@ impl Map {
         state.counters.as_ref().and_then(Counters::read)
     }
 
-    /// Brings the replica up to date; returns the size of the file.
+    /// Brings the replica up to date; returns the size of the file. `stores`: a scan will look for stores to its pages.
     fn refresh(
         &self,
         state: &mut State,
         window: &Arc<Window>,
         begun: Begun,
         range: Range<usize>,
-        access: Access,
-        fetch: bool,
+        stores: bool,
         peers: &[Named],
     ) -> Result<u64> {
         let (mut fills, known) = match begun {
@@ -165,7 +165,7 @@ impl Map {
             fills = self.link.run(move |link| link.filled(&refused))?;
             copied.count_again(state, &fills);
         }
-        if access == Access::Write && fetch {
+        if stores {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
             let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
             let fingerprints = if runs.is_empty() { Vec::new() } else { scan(&runs)? };

@@ -67,7 +67,14 @@ pub(crate) fn add(map: &Map) {
     let state = Arc::downgrade(&map.state);
     let name = Arc::clone(&lock(&map.state).name);
     let pages = map.spec.first..map.spec.first + map.spec.pages as u64;
-    let source = Source { name, state, memory: Arc::clone(memory), device: map.replica.device_id(), pages, copying: Mutex::default() };
+    let source = Source {
+        name,
+        state,
+        memory: Arc::clone(memory),
+        device: map.replica.device_id(),
+        pages,
+        copying: Mutex::default(),
+    };
     lock(&SOURCES).push(Arc::new(source));
 }
 
@@ -201,6 +208,9 @@ pub(crate) fn numbers(peers: &[Named]) -> Peers {
     numbers
 }
 
+/// Pages to copy to, their chunk here, the pages here, and the copy.
+type Part = (Run, usize, Range<usize>, PeerPiece);
+
 /// What was copied, and what was not.
 type Parts = (Vec<Run>, Vec<Run>);
 
@@ -255,9 +265,8 @@ impl Source {
         })
     }
 
-    /// The parts of a run of `map` in the chunks of this map: pages of `map`, the chunk, pages of this map, and the copy.
-    /// `None`: this map has other pages.
-    fn parts(&self, map: &Map, run: Run) -> Option<Vec<(Run, usize, Range<usize>, PeerPiece)>> {
+    /// The parts of a run of `map` in the chunks of this map. `None`: this map has other pages.
+    fn parts(&self, map: &Map, run: Run) -> Option<Vec<Part>> {
         let first = (map.spec.first + run.first).checked_sub(self.pages.start)? as usize;
         let pages = first..first + run.count as usize;
         if pages.end as u64 > self.pages.end - self.pages.start {

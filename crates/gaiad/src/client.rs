@@ -361,7 +361,7 @@ impl<'a> Client<'a> {
             let mut start = run.start;
             let refused = refused.iter().map(|lost| lost.start.max(run.start)..lost.end.min(run.end));
             let refused = refused.filter(|lost| peer.is_some() && !lost.is_empty());
-            for lost in refused.chain([run.end..run.end]) {
+            for lost in refused.chain(std::iter::once(run.end..run.end)) {
                 let had = start..lost.start;
                 let again = match peer {
                     Some(copy) => pages.filled_from(self.owner, had, copy)?,

@@ -165,7 +165,8 @@ fn pages_past_the_end_are_released_without_a_copy() {
     assert_eq!(client.release(1, run(0, pages), &[run(2000, STAGE.into())]), Ok(2));
     assert_eq!(file.metadata().unwrap().len(), PAGE + 10);
     // What the client has there is not what the file has.
-    let first = client.fills(Request::Acquire { first: 2, pages: 1, access: Access::Read, fetch: true, peers: NO_PEERS });
+    let first =
+        client.fills(Request::Acquire { first: 2, pages: 1, access: Access::Read, fetch: true, peers: NO_PEERS });
     assert_eq!(first.iter().map(|fill| fill.run).collect::<Vec<_>>(), [run(2, 1)]);
     assert!(peak_memory(&mount) < MODERATE, "{} KiB", peak_memory(&mount));
 }
@@ -275,8 +276,14 @@ fn wrong_messages_end_or_fail_their_own_connection_only() {
     }
     let write = |client: &mut Raw, request| matches!(client.call(request), Some(Reply::Failed { .. }) | None);
     let mut client = Raw::map(&file, Access::Read, 1, 2).unwrap();
-    assert!(write(&mut client, Request::Acquire { first: 0, pages: 3, access: Access::Read, fetch: true, peers: NO_PEERS }));
-    assert!(write(&mut client, Request::Acquire { first: 0, pages: 2, access: Access::Write, fetch: true, peers: NO_PEERS }));
+    assert!(write(
+        &mut client,
+        Request::Acquire { first: 0, pages: 3, access: Access::Read, fetch: true, peers: NO_PEERS }
+    ));
+    assert!(write(
+        &mut client,
+        Request::Acquire { first: 0, pages: 2, access: Access::Write, fetch: true, peers: NO_PEERS }
+    ));
     assert!(client.release(1, run(0, 1), &[]).is_err());
     let mut client = Raw::map(&file, Access::Write, 1, 2).unwrap();
     assert!(client.release(1, run(0, 3), &[]).is_err(), "outside the map");

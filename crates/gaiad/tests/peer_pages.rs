@@ -386,6 +386,14 @@ fn copy_counts_only_if_the_other_map_has_kept_the_pages() {
     assert_eq!(client.fills(acquire(Access::Read, NO_PEERS)), []);
 }
 
+/// Pages of an epoch, and its stores.
+struct Epoch {
+    from: usize,
+    len: usize,
+    writing: bool,
+    stores: Vec<(usize, u8)>,
+}
+
 /// Random epochs of two devices and writes of a CPU program, one after another, against one image of the file. Each stores
 /// to bytes of its own, so that the order of releases does not matter.
 #[test]
@@ -394,8 +402,7 @@ fn random_epochs_on_two_devices_agree_with_the_oracle() {
     let Some((mount, file)) = mounted() else { return };
     let gpus = [0, 1].map(|ordinal| Gpu::new(&file, ordinal, Access::Write));
     let (mut random, mut wanted, pages) = (Random::new(11), contents(), LEN / PAGE);
-    // Of each device the epoch's pages, and its stores.
-    let mut epochs: [Option<(usize, usize, bool, Vec<(usize, u8)>)>; 2] = [None, None];
+    let mut epochs: [Option<Epoch>; 2] = [None, None];
     for step in 0..STEPS {
         let (n, from) = (random.range(0, 2) as usize, random.range(0, pages as u64 - 300) as usize);
         let len = random.range(1, (pages - from) as u64) as usize;
@@ -412,10 +419,10 @@ fn random_epochs_on_two_devices_agree_with_the_oracle() {
                     stores.push((byte, random.next() as u8));
                     gpu.store(byte, &[stores[stores.len() - 1].1]);
                 }
-                epochs[n] = Some((from, len, access == Access::Write, stores));
+                epochs[n] = Some(Epoch { from, len, writing: access == Access::Write, stores });
             }
             3..=5 => {
-                if let Some((from, len, writing, stores)) = epochs[n].take() {
+                if let Some(Epoch { from, len, writing, stores }) = epochs[n].take() {
                     let (at, bytes) = ((from * PAGE) as u64, (len * PAGE) as u64);
                     match random.range(0, 5) {
                         0 => gpu.1.discard(at, bytes).unwrap(),

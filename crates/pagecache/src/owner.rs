@@ -100,7 +100,7 @@ impl Owner {
         self.from_peers += pages;
     }
 
-    pub(crate) fn from_peers(&self) -> u64 {
+    pub(crate) fn copied_from_peers(&self) -> u64 {
         self.from_peers
     }
 

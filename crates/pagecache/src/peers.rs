@@ -76,7 +76,7 @@ impl FilePages {
             let Replica::Valid(stamp) = replica else { continue };
             let stale = if keep(Rule::PeerCurrent) { self.stale(run.clone(), stamp) } else { Vec::new() };
             let mut start = run.start;
-            for stale in stale.into_iter().chain([run.end..run.end]) {
+            for stale in stale.into_iter().chain(std::iter::once(run.end..run.end)) {
                 match found.last_mut() {
                     Some(last) if last.end == start => last.end = stale.start,
                     _ => found.push(start..stale.start),
@@ -129,7 +129,7 @@ impl FilePages {
     }
 
     /// Pages that an owner has got from peers.
-    pub fn from_peers(&self, owner: OwnerId) -> u64 {
-        self.owners.get(&owner).map_or(0, Owner::from_peers)
+    pub fn pages_from_peers(&self, owner: OwnerId) -> u64 {
+        self.owners.get(&owner).map_or(0, Owner::copied_from_peers)
     }
 }

@@ -137,6 +137,7 @@ impl GaiaMap {
             ("bytes_registered", info.bytes_registered),
             ("bytes_from_peer", info.bytes_from_peer),
             ("releases_handed_over", info.releases_handed_over),
+            ("peer_bytes_refused", info.peer_bytes_refused),
         ] {
             dict.set_item(name, value)?;
         }

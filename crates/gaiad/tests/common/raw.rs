@@ -11,7 +11,8 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
+    self, Access, Fill, MAX_MESSAGE, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY,
+    TicketReply,
 };
 
 const PAGE: u64 = 4096;
