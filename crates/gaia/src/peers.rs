@@ -16,7 +16,9 @@
 //! Both maps are of one process, so no byte crosses a boundary of trust: a map for writing gets what this process could
 //! store there itself. Which map an owner is, this process knows, and the server's word alone never names memory.
 //!
-//! Known flaws: a map of the same device is no source, nor is one of another process. Calls in stream order do not copy.
+//! Known flaws: a map of the same device is no source, nor is one of another process. Calls in stream order do not copy, and
+//! a map with such calls queued, or of which one has failed, is no source. Of several maps that copy from one at the same
+//! time, one does; the others take the file.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -30,6 +32,7 @@ use crate::Result;
 use crate::chunks::{Chunks, Hold};
 use crate::lane::Lane;
 use crate::map::Map;
+use crate::queued_calls::Queue;
 use crate::state::State;
 
 /// The maps of this process from which pages can be copied.
@@ -50,6 +53,7 @@ pub(crate) type NameCell = Arc<Mutex<Option<Name>>>;
 pub(crate) struct Source {
     name: NameCell,
     state: Weak<Mutex<State>>,
+    queue: Arc<Queue>,
     memory: Arc<Chunks>,
     device: DeviceId,
     /// Pages of the file.
@@ -70,6 +74,7 @@ pub(crate) fn add(map: &Map) {
     let source = Source {
         name,
         state,
+        queue: Arc::clone(&map.queue),
         memory: Arc::clone(memory),
         device: map.replica.device_id(),
         pages,
@@ -220,6 +225,9 @@ impl Source {
         let Some(state) = self.state.upgrade() else { return Err(PeerRefusal::Unavailable) };
         let Some(state) = try_lock(&state) else { return Err(PeerRefusal::Busy) };
         let _copying = lock(&self.copying);
+        if !self.queue.is_quiet() {
+            return Err(PeerRefusal::Busy);
+        }
         if *lock(&self.name) != Some(name) {
             return Err(PeerRefusal::Unavailable);
         }
