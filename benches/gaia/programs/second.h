@@ -1,8 +1,9 @@
-// A second GPU gets a file that the first one has: a leased file, in one process that uses both.
+// A second GPU gets a file that the first one has: a leased or a mounted file, in one process that uses both.
 //
 //   limit   cudaMemcpyPeer of as many bytes from the first GPU to the second
 //   pread   spinio_pread of the file into the second GPU's memory
 //   map     a map on the second GPU, and an acquire: it copies from the first one
+//   mounted the same of a file below a mount
 //
 // Arguments: file, a constant one whose word i is mix(i). The words on the second GPU are compared with it there.
 #ifndef LAB_SECOND_H
@@ -21,14 +22,15 @@ __global__ void compare_made(const unsigned long long *words, size_t count, unsi
 
 class Second : public Work {
 public:
-    explicit Second(const Arguments &arguments) : method(arguments.method), fd(open_file(arguments.text("file"), O_RDONLY)), size(size_of(fd))
+    explicit Second(const Arguments &arguments)
+        : method(arguments.method), maps(method == "map" || method == "mounted"), fd(open_file(arguments.text("file"), O_RDONLY)), size(size_of(fd))
     {
         int count = 0;
         check_cuda(cudaGetDeviceCount(&count), "devices");
         if (count < 2)
             fail("second", "there is only one device");
         use(0);
-        if (method == "map") {
+        if (maps) {
             first = std::make_unique<Map>(fd, size, SPINIO_GAIA_READ);
             first->acquire();
         } else if (method == "limit") {
@@ -37,7 +39,7 @@ public:
         }
         use(1);
         differing = std::make_unique<Buffer<unsigned>>(1);
-        if (method != "map")
+        if (!maps)
             copy = std::make_unique<Buffer<char>>(size);
         if (method != "limit")
             return;
@@ -57,7 +59,7 @@ public:
 
     void run(Figures &figures) override
     {
-        if (method == "map") {
+        if (maps) {
             map = std::make_unique<Map>(fd, size, SPINIO_GAIA_READ);
             map->acquire();
             auto info = map->info();
@@ -99,6 +101,7 @@ private:
     }
 
     const std::string method;
+    const bool maps;
     const int fd;
     const size_t size;
     std::unique_ptr<Map> first, map;

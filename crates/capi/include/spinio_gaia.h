@@ -204,8 +204,11 @@ struct spinio_gaia_info {
     uint64_t bytes_from_peer;      /* copied from another GPU that had them, instead of read from the file */
     uint64_t peer_refused;         /* why such a copy was not possible, the last time; 0: it was. 1: the process does not
                                     * have that GPU. 2: the two cannot access each other's memory. 3: its memory could not
-                                    * be imported. 4: the copy failed */
+                                    * be imported. 4: the copy failed. Of a mounted file also, 6: a call on the other map
+                                    * was under way. 7: the other map had an epoch of the pages, or had lost them. 8: it had
+                                    * changed or lost pages when they were copied */
     uint64_t releases_handed_over; /* of the releases: with SPINIO_GAIA_HANDOFF, and it was possible */
+    uint64_t peer_bytes_refused;   /* of a mounted file: another GPU had them, and they could not be copied from there */
     /* Where the time of acquires went, in nanoseconds; not of those that sent no message. */
     uint64_t flush_ns;             /* CPU programs' dirty pages were handed to the server */
     uint64_t plan_ns;              /* the server listed the pages to fetch */

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use spinio_host::lock;
 use spinio_pagecache::messages::Request;
 use spinio_sys::linux::{self, Fd};
 use spinio_sys::{Errno, injection_point};
@@ -15,6 +16,7 @@ use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::file_reader::FileReader;
 use crate::link::{Attached, Link, LinkState};
+use crate::peers::Name;
 use crate::state::State;
 use crate::window::Window;
 
@@ -24,14 +26,14 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 impl LinkState {
     /// Says hello to a server.
-    fn attach(&mut self) -> Result<(Arc<Window>, Counters, u64, Fd)> {
+    fn attach(&mut self) -> Result<(Arc<Window>, Counters, u64, Name, Fd)> {
         self.attached = None;
         let ticket = self.file.ticket()?;
         injection_point!("client: ticket received");
         let mut connection = Connection::dial(&ticket)?;
         injection_point!("client: connected");
         let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
-        let (size, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
+        let (size, name, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
         let [changes, servers] = &sent.counters;
         let counters = Counters::map(changes, servers)?;
@@ -41,7 +43,7 @@ impl LinkState {
         }
         let backing = sent.file.get();
         self.attached = Some(Attached { connection, backing: sent.file, window: Arc::clone(&window) });
-        Ok((window, counters, size, backing))
+        Ok((window, counters, size, name, backing))
     }
 }
 
@@ -50,7 +52,8 @@ pub(crate) fn attach(link: &Link, reader: Option<&'static dyn FileReader>, state
     let give_up = linux::monotonic_ns() + PATIENCE.as_nanos() as u64;
     loop {
         match link.run(LinkState::attach) {
-            Ok((window, counters, size, backing)) => {
+            Ok((window, counters, size, name, backing)) => {
+                *lock(&state.name) = Some(name);
                 state.window = Some(window);
                 state.counters = Some(counters);
                 // A program that has lost the right to open the file has the descriptor, through which the link reads.

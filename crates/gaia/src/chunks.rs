@@ -111,7 +111,8 @@ impl Chunks {
         self.size.min(self.bytes - chunk as u64 * self.size)
     }
 
-    fn address(&self, chunk: usize) -> DeviceAddr {
+    /// The device address of a chunk.
+    pub(crate) fn address(&self, chunk: usize) -> DeviceAddr {
         self.start.offset(chunk as u64 * self.size)
     }
 
@@ -122,6 +123,12 @@ impl Chunks {
             chunk.used = now;
         }
         Hold { memory: Arc::clone(self), chunks }
+    }
+
+    /// Holds a chunk if it is mapped, which does not count as an acquire.
+    pub(crate) fn keep(self: &Arc<Chunks>, chunk: usize) -> Option<Hold> {
+        let its = self.lock().chunks.get_mut(chunk).filter(|chunk| chunk.is_mapped).map(|chunk| chunk.holds += 1);
+        its.map(|()| Hold { memory: Arc::clone(self), chunks: chunk..chunk + 1 })
     }
 
     /// They are acquired now.

@@ -9,6 +9,7 @@ use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request, TicketReply}
 use spinio_sys::{Errno, injection_point};
 
 use crate::owned_fd::OwnedFd;
+use crate::peers::Name;
 use crate::socket::Socket;
 use crate::{Error, Result};
 
@@ -49,16 +50,16 @@ impl Connection {
     }
 
     /// Sends the first request; the reply has descriptors.
-    pub(crate) fn hello(&mut self, hello: Request<'_>) -> Result<(u64, Descriptors)> {
+    pub(crate) fn hello(&mut self, hello: Request<'_>) -> Result<(u64, Name, Descriptors)> {
         self.post(|out| hello.encode(out))?;
         let mut descriptors = Vec::new();
-        let size = match self.receive(&mut descriptors)? {
-            Reply::Mapped { size, .. } => size,
+        let (size, name) = match self.receive(&mut descriptors)? {
+            Reply::Mapped { owner, size, server } => (size, Name { server, owner }),
             other => return Err(unexpected(&other)),
         };
         match <[OwnedFd; 4]>::try_from(descriptors) {
             Ok([window, file, changes, servers]) => {
-                Ok((size, Descriptors { window, file, counters: [changes, servers] }))
+                Ok((size, name, Descriptors { window, file, counters: [changes, servers] }))
             }
             Err(_) => Err(Error::new(Errno::PROTO, "The GAIA server did not send four descriptors")),
         }

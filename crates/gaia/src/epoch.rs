@@ -26,6 +26,7 @@ use crate::handoff::Published;
 use crate::lane::Lane;
 use crate::map::Map;
 use crate::page_states::Epoch;
+use crate::peers::{self, Named};
 use crate::replica::Copies;
 use crate::state::{State, timed};
 use crate::window::Window;
@@ -82,12 +83,15 @@ impl Map {
             let mut done = Ok(0);
             for (part, fetch) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
                 let (asked, evicted) = (part.clone(), state.pages.evicted(part.clone()));
+                let peers = if fetch { self.peers_of(&state, &part) } else { Vec::new() };
+                let numbers = peers::numbers(&peers);
                 // In one call: where nothing has changed, there is no other.
-                let begun = self.link.run(move |link| link.begin_acquire(asked, &evicted, access, fetch))?;
+                let begun = self.link.run(move |link| link.begin_acquire(asked, &evicted, access, fetch, numbers))?;
                 if begun.is_ok() {
                     state.pages.told(part.clone());
                 }
-                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, access, fetch));
+                let stores = access == Access::Write && fetch;
+                done = begun.and_then(|begun| self.refresh(&mut state, &window, begun, part, stores, &peers));
                 if done.is_err() {
                     break;
                 }
@@ -132,21 +136,22 @@ impl Map {
         state.counters.as_ref().and_then(Counters::read)
     }
 
-    /// Brings the replica up to date; returns the size of the file.
+    /// Brings the replica up to date; returns the size of the file. `stores`: a scan will look for stores to its pages.
     fn refresh(
         &self,
         state: &mut State,
         window: &Arc<Window>,
         mut begun: Fetched,
         range: Range<usize>,
-        access: Access,
-        fetch: bool,
+        stores: bool,
+        peers: &[Named],
     ) -> Result<u64> {
         let size = loop {
             begun.spent.add_to(&mut state.info);
             if !begun.staged.is_empty() {
-                self.copy_staged(state, window, &begun.staged, access)?;
+                self.copy_staged(state, window, &begun.staged, stores)?;
             }
+            let mut copied = self.copy_from_peers(state, &begun.fills, peers)?;
             if !begun.fills.is_empty() {
                 self.bring_to_device(state, window, &begun.fills)?;
             }
@@ -154,9 +159,11 @@ impl Map {
             if let Some(size) = begun.size {
                 break size;
             }
-            begun = self.link.run(|link| link.filled())?;
+            let refused = std::mem::take(&mut copied.refused);
+            begun = self.link.run(move |link| link.filled(&refused))?;
+            copied.count_again(state, begun.runs());
         };
-        if access == Access::Write && fetch {
+        if stores {
             let runs = state.pages.without_fingerprint(range, self.replica.scan_gap());
             let scan = |runs: &[Run]| self.replica.on_stream(|copies| copies.fingerprints(runs));
             let fingerprints =
@@ -204,6 +211,7 @@ impl Map {
                         state.pages.keep(pages);
                         continue;
                     }
+                    Source::Peer(_) => continue,
                     Source::Window => state.info.bytes_from_snapshots += bytes,
                     Source::Patch => {
                         state.info.pages_patched += pages.len() as u64;

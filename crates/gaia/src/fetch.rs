@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use spinio_pagecache::messages::{Access, Fill, Request, Run, STAGE, Source};
+use spinio_pagecache::messages::{self, Access, Fill, Peers, Request, Run, STAGE, Source};
 
 use crate::Result;
 use crate::link::LinkState;
@@ -31,6 +31,13 @@ pub(crate) struct Fetched {
     /// Bytes of the file, if there are none.
     pub(crate) size: Option<u64>,
     pub(crate) spent: Spent,
+}
+
+impl Fetched {
+    /// All pages of the step.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+        self.staged.iter().copied().chain(self.fills.iter().map(|fill| fill.run))
+    }
 }
 
 /// Nanoseconds, as in [`Info`].
@@ -62,11 +69,12 @@ impl LinkState {
         evicted: &[Run],
         access: Access,
         fetch: bool,
+        peers: Peers,
     ) -> Result<Result<Fetched>> {
         let mut spent = Spent::default();
         timed(&mut spent.flush, || self.flush(part.start, part.len()))?;
         let fetch = fetch && !self.spec.in_place;
-        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch };
+        let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch, peers };
         let fills = timed(&mut spent.plan, || {
             self.drop_evicted(evicted)?;
             self.fill(|out| request.encode(out))
@@ -74,10 +82,13 @@ impl LinkState {
         Ok(fills.and_then(|fills| self.fetch(fills, spent)))
     }
 
-    /// The pages of the last reply are in the replica.
-    pub(crate) fn filled(&mut self) -> Result<Fetched> {
+    /// The pages of the last reply are in the replica, but for these, which another map was to have.
+    pub(crate) fn filled(&mut self, refused: &[Run]) -> Result<Fetched> {
         let mut spent = Spent::default();
-        let fills = timed(&mut spent.confirm, || self.fill(|out| Request::Filled.encode(out)))?;
+        let fills = timed(&mut spent.confirm, || match refused.is_empty() {
+            true => self.fill(|out| Request::Filled.encode(out)),
+            false => self.fill(|out| messages::filled_but(out, refused)),
+        })?;
         self.fetch(fills, spent)
     }
 
@@ -113,7 +124,7 @@ mod tests {
         let with = |other| [singles(3), vec![other]].concat();
         assert!(fit_into_stage(&with(fill(100, SMALL_READ as u32, Source::File))));
         assert!(!fit_into_stage(&with(fill(100, SMALL_READ as u32 + 1, Source::File))));
-        for source in [Source::Window, Source::Patch, Source::Kept] {
+        for source in [Source::Window, Source::Patch, Source::Kept, Source::Peer(0)] {
             assert!(!fit_into_stage(&with(fill(100, 1, source))));
         }
     }

@@ -27,6 +27,8 @@
 //! A map can also be read in place, from the page cache of the Linux kernel, without device memory ([`in_place`]).
 //! Kernels can also read files on demand, without a map: [`reader`].
 //!
+//! Pages that another map of the process has on another device are copied from there ([`peers`]).
+//!
 //! Device memory comes chunk by chunk, when pages are acquired, and goes when others need it ([`chunks`], [`room`]).
 //!
 //! Known flaws: one thread for each map; on a device without chunks a replica is one allocation.
@@ -53,6 +55,7 @@ mod maps;
 mod mounted_file;
 mod owned_fd;
 mod page_states;
+mod peers;
 mod queued_calls;
 mod ranges;
 pub mod reader;

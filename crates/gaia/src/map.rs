@@ -16,6 +16,7 @@ use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
 use crate::page_states::PageStates;
+use crate::peers::{self, NameCell};
 use crate::queued_calls::Queue;
 use crate::replica::Replica;
 use crate::state::{Info, State};
@@ -98,6 +99,8 @@ impl Map {
             current: Current::default(),
             pages: PageStates::new(0),
             info: Info::default(),
+            name: NameCell::default(),
+            inaccessible: Vec::new(),
         };
         attach(&link, reader, &mut state)?;
         let state = Arc::new(Mutex::new(state));
@@ -105,7 +108,7 @@ impl Map {
         let replica = Replica::new(device, spec, &state)?;
         // After the device has: a size that is wrong costs nothing.
         lock(&state).pages = PageStates::new(spec.pages);
-        Ok(Map {
+        let map = Map {
             spec,
             len,
             reader,
@@ -114,7 +117,9 @@ impl Map {
             replica: ManuallyDrop::new(replica),
             link: ManuallyDrop::new(link),
             queue: Arc::default(),
-        })
+        };
+        peers::add(&map);
+        Ok(map)
     }
 
     /// The device address of the first byte.
@@ -191,6 +196,7 @@ impl Drop for Map {
         // A forked child has neither the mapping, nor the thread, nor the device; another mapping may be at the
         // address.
         if self.is_own_process() {
+            peers::remove(self);
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe {
                 ManuallyDrop::drop(&mut self.link);

@@ -111,6 +111,11 @@ impl PageStates {
             || self.reading.runs(wide(range)).any(|(_, reading)| reading)
     }
 
+    /// Whether no page of the range is in an epoch for writing, also one that was lost, and none has lost its memory.
+    pub(crate) fn are_settled(&self, range: Range<usize>) -> bool {
+        self.epochs(range.clone()).all(|(_, epoch)| epoch == Epoch::Closed) && self.evicted(range).is_empty()
+    }
+
     /// The memory of these pages is taken away.
     pub(crate) fn lose_memory(&mut self, range: Range<usize>) {
         self.forget(range.clone());

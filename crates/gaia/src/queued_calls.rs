@@ -79,6 +79,13 @@ impl Queue {
         lock(&self.state).failure.get_or_insert_with(|| Error::new(error.errno, sentence));
     }
 
+    /// Whether all calls that were queued have ended, and none has failed. After one that has, kernels of its stream may
+    /// have stored to pages in no epoch.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let state = lock(&self.state);
+        state.ended == state.queued && state.failure.is_none() && state.reported.is_none()
+    }
+
     /// A call that is queued.
     pub(crate) fn ticket(self: &Arc<Queue>) -> Ticket {
         let mut state = lock(&self.state);

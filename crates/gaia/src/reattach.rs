@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use spinio_host::lock;
 use spinio_pagecache::messages::ReleaseId;
 
 use crate::attach::attach;
@@ -16,6 +17,7 @@ impl Map {
     /// Ends the connection. Epochs are lost; returns whether there was one.
     pub(crate) fn detach(&self, state: &mut State) -> bool {
         state.window = None;
+        *lock(&state.name) = None;
         state.counters = None;
         state.current.forget();
         state.backing = None;

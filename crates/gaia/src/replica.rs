@@ -106,6 +106,14 @@ impl Replica {
         }
     }
 
+    /// The chunks; `None`: the device has no memory in chunks, or the map none.
+    pub(crate) fn chunks(&self) -> Option<&Arc<Chunks>> {
+        match &self.memory {
+            Memory::Chunks(_, chunks, _) => Some(chunks),
+            Memory::Whole | Memory::InPlace(_) => None,
+        }
+    }
+
     /// The chunks that lie wholly in a range of pages. `None`: the device has no memory in chunks.
     pub(crate) fn chunks_inside(&self, pages: &Range<usize>) -> Option<(&Chunks, Range<usize>)> {
         match &self.memory {

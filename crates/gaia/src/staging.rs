@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use spinio_device::{Fingerprint, PAGE_BYTES};
-use spinio_pagecache::messages::{Access, MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
+use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
 use spinio_sys::injection_point;
 
 use crate::Result;
@@ -93,11 +93,11 @@ impl Map {
         state: &mut State,
         window: &Arc<Window>,
         runs: &[Run],
-        access: Access,
+        stores: bool,
     ) -> Result<()> {
         let pages = pages_of(runs);
         self.replica.prepare_stage(window, runs);
-        let begins_epoch = access == Access::Write && are_few(runs, self.replica.scan_gap());
+        let begins_epoch = stores && are_few(runs, self.replica.scan_gap());
         let copied = timed(&mut state.info.copy_ns, || {
             self.replica.on_stream(|copies| {
                 copies.store_staged(runs, window, 0)?;

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use spinio_device::DeviceId;
+
 use crate::counters::Counters;
 use crate::current::Current;
 use crate::file_reader::OpenFile;
 use crate::page_states::PageStates;
+use crate::peers::NameCell;
 use crate::window::Window;
 
 /// What a map has done: `struct spinio_gaia_info`, which only grows at its end.
@@ -51,6 +54,8 @@ pub struct Info {
     pub peer_refused: u64,
     /// Releases, of [`Info::releases`], that handed their device memory over instead of copying pages.
     pub releases_handed_over: u64,
+    /// Bytes that another device had, and that could not be copied from there.
+    pub peer_bytes_refused: u64,
     /// Nanoseconds of acquires: CPU programs' dirty pages were handed to the server.
     pub flush_ns: u64,
     /// The server listed pages.
@@ -90,4 +95,8 @@ pub(crate) struct State {
     pub(crate) current: Current,
     pub(crate) pages: PageStates,
     pub(crate) info: Info,
+    /// What the server calls the map.
+    pub(crate) name: NameCell,
+    /// Devices whose memory this one cannot access.
+    pub(crate) inaccessible: Vec<DeviceId>,
 }

@@ -19,7 +19,7 @@ use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 use spinio_pagecache::messages::{
     self, Access, Fill, MAX_MESSAGE, MAX_RUNS, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
 };
-use spinio_pagecache::{self as pagecache, OwnerId, PAGE};
+use spinio_pagecache::{self as pagecache, OwnerId, PAGE, PeerCopy};
 use spinio_sys::injection_point;
 
 use crate::backing::{Access as Open, reopen};
@@ -37,6 +37,10 @@ const BATCH: u64 = 2048;
 /// buffers. A longer read registers the page cache with the driver, which costs more than it saves where each page is
 /// read once: the first acquire of 1 GiB on an H200 took 44 ms with 64 MiB and 58 to 68 ms with 256 MiB.
 const REPLY: u64 = 16 << 10;
+/// So many pages that are copied from another device count as one of those: they pass no bounce buffers.
+const PEER_PAGES: u64 = 16;
+/// A run of fewer pages is not copied from another device, whose memory has to be mapped for it.
+const LEAST_FROM_PEER: u64 = 256;
 /// Runs of pages, and pages that have changed, that are planned while the lock of the file is held. The server holds two
 /// copies of each of the latter at most.
 const STEP: usize = 1024;
@@ -157,8 +161,10 @@ pub(crate) struct Client<'a> {
     in_place: bool,
     /// What the client must fetch and was not told yet.
     queue: VecDeque<pagecache::Fill>,
-    /// What it was told and has not confirmed.
-    told: Vec<Range<u64>>,
+    /// What it was told and has not confirmed, and what is copied from another map.
+    told: Vec<(Range<u64>, Option<PeerCopy>)>,
+    /// The maps of its program from which it can copy.
+    peers: Vec<OwnerId>,
     pub(crate) release: Option<Draft<'a>>,
     /// A release that the client did not continue in time.
     pub(crate) expired: Option<ReleaseId>,
@@ -195,7 +201,7 @@ impl<'a> Client<'a> {
         file.pages_now().add_owner(owner, pages.clone());
         let (rest, writing) = (0..0, pagecache::Access::Read);
         let (fetch, release, expired) = (true, None, None);
-        let (queue, told) = (VecDeque::new(), Vec::new());
+        let (queue, told, peers) = (VecDeque::new(), Vec::new(), Vec::new());
         Ok(Client {
             all,
             file,
@@ -210,6 +216,7 @@ impl<'a> Client<'a> {
             in_place: false,
             queue,
             told,
+            peers,
             release,
             expired,
             handed_from: None,
@@ -222,7 +229,8 @@ impl<'a> Client<'a> {
 
     fn say_hello(&self, socket: &OwnedFd) -> std::result::Result<(), Errno> {
         let mut out = Vec::new();
-        Reply::Mapped { owner: self.owner.0, size: self.size()? }.encode(&mut out);
+        let server = self.all.content.files().nonce();
+        Reply::Mapped { owner: self.owner.0, size: self.size()?, server }.encode(&mut out);
         let counters = self.file.counters()?.as_fd();
         let descriptors = [self.window.as_fd(), self.backing.as_fd(), counters, self.all.servers.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -249,8 +257,9 @@ impl<'a> Client<'a> {
         }
         match request {
             Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
-            Request::Acquire { first, pages, access, fetch } => {
+            Request::Acquire { first, pages, access, fetch, peers } => {
                 self.acquire(first, pages, access, fetch)?;
+                self.peers = peers.into_iter().filter(|peer| *peer != 0).map(OwnerId).collect();
                 let file = self.file.share();
                 let _settled = self.in_place.then(|| self.settled(&file));
                 self.tell(out).map_err(broken)
@@ -258,7 +267,12 @@ impl<'a> Client<'a> {
             Request::Filled => {
                 let file = self.file.share();
                 let _settled = self.in_place.then(|| self.settled(&file));
-                self.filled().and_then(|()| self.tell(out)).map_err(broken)
+                self.filled(&[]).and_then(|()| self.tell(out)).map_err(broken)
+            }
+            Request::FilledBut { runs } => {
+                let refused = runs.iter().map(|run| self.file_pages(run.first, run.count.into()));
+                let refused = refused.collect::<Result<Vec<_>>>()?;
+                self.filled(&refused).and_then(|()| self.tell(out)).map_err(broken)
             }
             Request::Release { id, first, pages, last, at, total, runs } => {
                 let range = self.file_pages(first, pages.into())?;
@@ -338,24 +352,30 @@ impl<'a> Client<'a> {
         release
     }
 
-    fn filled(&mut self) -> Result<()> {
+    /// The client has what it was told, but for some pages, which were to be copied from another map.
+    fn filled(&mut self, refused: &[Range<u64>]) -> Result<()> {
         let told = std::mem::take(&mut self.told);
-        let all = told.first().map_or(0, |run| run.start)..told.last().map_or(0, |run| run.end);
+        let all = told.first().map_or(0, |(run, _)| run.start)..told.last().map_or(0, |(run, _)| run.end);
         let mut pages = self.file.pages_of(&all);
-        for run in told {
-            let again = pages.filled(self.owner, run);
-            match again {
-                Ok(again) => {
-                    self.queue.extend(again);
-                    injection_point!("server: fill confirmed");
-                }
-                Err(error) => {
-                    drop(pages);
-                    return Err(self.refusal(&error));
-                }
+        let confirmed = told.into_iter().try_for_each(|(run, peer)| {
+            let mut start = run.start;
+            let refused = refused.iter().map(|lost| lost.start.max(run.start)..lost.end.min(run.end));
+            let refused = refused.filter(|lost| peer.is_some() && !lost.is_empty());
+            for lost in refused.chain(std::iter::once(run.end..run.end)) {
+                let had = start..lost.start;
+                let again = match peer {
+                    Some(copy) => pages.filled_from(self.owner, had, copy)?,
+                    None => pages.filled(self.owner, had)?,
+                };
+                self.queue.extend(again);
+                self.queue.extend(pages.not_filled(self.owner, lost.clone())?);
+                injection_point!("server: fill confirmed");
+                start = lost.end;
             }
-        }
-        Ok(())
+            Ok(())
+        });
+        drop(pages);
+        confirmed.map_err(|error| self.refusal(&error))
     }
 
     /// Plans the next pages of the acquire; false if there are none.
@@ -368,7 +388,10 @@ impl<'a> Client<'a> {
             let (mut pages, step) = self.file.pages_for(|pages| rest.start..pages.part(self.owner, rest.clone(), STEP));
             self.rest.start = step.end;
             match self.fetch {
-                true => pages.open(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing),
+                true => {
+                    let peers = pagecache::Peers { owners: &self.peers, least: LEAST_FROM_PEER };
+                    pages.open_from(&FileBacking(self.backing.as_fd()), self.owner, step, self.writing, peers)
+                }
                 false => pages.open_overwritten(self.owner, step),
             }
         };
@@ -397,20 +420,21 @@ impl<'a> Client<'a> {
             if list.last().is_some_and(|Fill { run, .. }| run.first + u64::from(run.count) > first) {
                 break;
             }
-            let part = fill.split_to(REPLY - pages);
+            let weight = if fill.peer.is_some() { PEER_PAGES } else { 1 };
+            let part = fill.split_to((REPLY - pages) * weight);
             if fill.pages.is_empty() {
                 self.queue.pop_front();
             }
             let fill = part;
             let count = (fill.pages.end - fill.pages.start) as u32;
             let source = self.put(first, &fill)?;
-            pages += u64::from(count);
-            in_window += if matches!(source, Source::File | Source::Kept) { 0 } else { u64::from(count) };
+            pages += u64::from(count).div_ceil(weight);
+            in_window += if matches!(source, Source::Window | Source::Patch) { u64::from(count) } else { 0 };
             // A page with a base is open at once, as one that is not fetched: it needs no confirmation.
             if !matches!(source, Source::Patch | Source::Kept) {
                 match self.told.last_mut() {
-                    Some(run) if run.end == fill.pages.start => run.end = fill.pages.end,
-                    _ => self.told.push(fill.pages.clone()),
+                    Some((run, peer)) if run.end == fill.pages.start && *peer == fill.peer => run.end = fill.pages.end,
+                    _ => self.told.push((fill.pages.clone(), fill.peer)),
                 }
             }
             match list.last_mut() {
@@ -432,6 +456,10 @@ impl<'a> Client<'a> {
         }
         if self.in_place {
             return Ok(Source::File);
+        }
+        if let Some(copy) = fill.peer {
+            let peer = self.peers.iter().position(|peer| *peer == copy.owner).ok_or(Failure::Ended)?;
+            return Ok(Source::Peer(peer as u8));
         }
         let mut bytes = [0; PAGE];
         if !fill.source.copy(&mut bytes) {

@@ -129,8 +129,9 @@ fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
     for (owner, peer) in found.iter().flat_map(|found| found.holders().clone()) {
         let Some(range) = found.as_ref().and_then(|found| found.pages_now().pages_of(owner)) else { continue };
         let counted = totals.remove(&owner).unwrap_or_default();
+        let from_peers = found.as_ref().map_or(0, |found| found.pages_now().pages_from_peers(owner));
         let (first, pages) = (range.start, range.end - range.start);
-        let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, ..counted };
+        let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, from_peers, ..counted };
         send(socket, |out| Reply::Holder(holder).encode(out))?;
     }
     Ok(())

@@ -248,6 +248,7 @@ pub(crate) struct Files {
     backing: Arc<Backing>,
     shards: [RwLock<Shard>; SHARDS],
     owners: AtomicU64,
+    nonce: u64,
     times: Times,
 }
 
@@ -295,7 +296,10 @@ impl Files {
     /// A file cannot be opened now: its released pages wait for the next server.
     pub(crate) fn new(slots: Arc<Slots>, recovered: Vec<Recovered>, backing: Arc<Backing>) -> Result<Files, Errno> {
         let shards = std::array::from_fn(|_| RwLock::default());
-        let files = Files { slots, backing, shards, owners: 1.into(), times: Times::default() };
+        let mut nonce = [0; 8];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+        let nonce = u64::from_ne_bytes(nonce);
+        let files = Files { slots, backing, shards, owners: 1.into(), nonce, times: Times::default() };
         for recovered in recovered {
             let node = recovered.file();
             let fd = match files.backing.open_waiting(node, Access::Write) {
@@ -336,6 +340,11 @@ impl Files {
     /// A number that no owner had before.
     pub(crate) fn new_owner(&self) -> OwnerId {
         OwnerId(self.owners.fetch_add(1, SeqCst))
+    }
+
+    /// A number that no other server has: owners are told apart by both.
+    pub(crate) fn nonce(&self) -> u64 {
+        self.nonce
     }
 
     fn shard(&self, node: u64) -> &RwLock<Shard> {

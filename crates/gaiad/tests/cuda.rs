@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
-use spinio_gaia::{Access, Map};
+use spinio_gaia::{Access, Map, PeerRefusal};
 use spinio_sys::cuda::Driver;
 
 use crate::common::TestMount;
@@ -31,11 +31,15 @@ fn server_role() {
 
 /// The device of the context that is now current on this thread.
 fn gpu() -> Option<&'static dyn Device> {
+    gpu_of(0)
+}
+
+fn gpu_of(ordinal: i32) -> Option<&'static dyn Device> {
     let _fake = fake::open()?;
     registry::hint_open(b"/dev/nvidiactl");
     let driver = Driver::loaded().unwrap();
     driver.init().unwrap();
-    let context = driver.primary_retain(0).unwrap();
+    let context = driver.primary_retain(ordinal).unwrap();
     // SAFETY: the fake driver frees no context.
     unsafe { driver.set_current(context) }.unwrap();
     registry::current_device()
@@ -447,4 +451,56 @@ fn scattered_pages_take_a_few_calls_of_the_driver() {
         })
         .collect();
     assert_eq!((&calls[..7], calls[8]), (&[32; 7][..], 1));
+}
+
+/// What a copy from another GPU costs: driver calls for each chunk of the other map, and for each run of pages in it.
+#[test]
+fn pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk() {
+    // In a process of its own: calls are counted.
+    const CHILD: &str = "SPINIO_GAIAD_TEST_PEER";
+    if std::env::var_os(CHILD).is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk";
+        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    const LEN: usize = 8 << 20;
+    const CHUNKS: i32 = 4;
+    let (Some(one), Some(other)) = (gpu_of(0), gpu_of(1)) else { return };
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), vec![1; LEN]).unwrap()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = |access, device| Map::new(file.as_raw_fd(), 0, LEN as u64, access, device).unwrap();
+    let (source, copy) = (map(Access::Write, one), map(Access::Read, other));
+    // Its memory is there.
+    copy.acquire(0, LEN as u64, Access::Read).unwrap();
+    let mut wanted: Vec<u8> = (0..LEN).map(|n| (n * 7 % 253) as u8).collect();
+    file.write_all_at(&wanted, 0).unwrap();
+    source.acquire(0, LEN as u64, Access::Write).unwrap();
+    store(one, &source, LEN / 2, &[77; 100]);
+    wanted[LEN / 2..][..100].fill(77);
+    source.release(0, LEN as u64).unwrap();
+    let fake = fake::open().unwrap();
+    let before = (fake.calls(), fake.vmm_calls());
+    copy.acquire(0, LEN as u64, Access::Read).unwrap();
+    let calls = (fake.calls() - before.0, fake.vmm_calls() - before.1);
+    assert_eq!(copy.info().bytes_from_peer, LEN as u64, "{:?}", copy.info());
+    // One copy for each chunk. Handle, mapping and its end for each; addresses, access and their end once.
+    assert_eq!(calls, (CHUNKS, 3 * CHUNKS + 3));
+    assert!(load(other, &copy, 0, LEN) == wanted);
+    // A driver that does not copy: the file is read, as far as it is needed, and the reason is told.
+    file.write_all_at(&wanted[..LEN / 2], 0).unwrap();
+    file.write_all_at(&[5], 0).unwrap();
+    file.write_all_at(&[5; 2 << 20], 2 << 20).unwrap();
+    wanted[0] = 5;
+    wanted[2 << 20..4 << 20].fill(5);
+    source.acquire(0, LEN as u64, Access::Write).unwrap();
+    source.release(0, LEN as u64).unwrap();
+    fake.fail_copy_within(801);
+    copy.acquire(0, LEN as u64, Access::Read).unwrap();
+    fake.fail_copy_within(0);
+    assert!(load(other, &copy, 0, LEN) == wanted);
+    let info = copy.info();
+    assert_eq!((info.bytes_from_peer, info.peer_bytes_refused), (LEN as u64, 2 << 20));
+    assert_eq!(PeerRefusal::of_number(info.peer_refused), Some(PeerRefusal::Copy));
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use spinio_pagecache::messages::{self, Access, Reply, Request, Run, STAGE};
+use spinio_pagecache::messages::{self, Access, NO_PEERS, Reply, Request, Run, STAGE};
 
 use crate::common::TestMount;
 use crate::common::raw::{self, Raw};
@@ -59,7 +59,7 @@ fn page_that_comes_again_out_of_order_is_confirmed_before_it_counts() {
         file.write_all_at(&[byte], 10).unwrap();
         file.sync_data().unwrap();
     };
-    let acquire = Request::Acquire { first: 0, pages: pairs * 2, access: Access::Write, fetch: true };
+    let acquire = Request::Acquire { first: 0, pages: pairs * 2, access: Access::Write, fetch: true, peers: NO_PEERS };
     let mut seen = client.fills(acquire);
     assert_eq!(seen[0].run, run(0, 1));
     overwrite(1);
@@ -165,7 +165,8 @@ fn pages_past_the_end_are_released_without_a_copy() {
     assert_eq!(client.release(1, run(0, pages), &[run(2000, STAGE.into())]), Ok(2));
     assert_eq!(file.metadata().unwrap().len(), PAGE + 10);
     // What the client has there is not what the file has.
-    let first = client.fills(Request::Acquire { first: 2, pages: 1, access: Access::Read, fetch: true });
+    let first =
+        client.fills(Request::Acquire { first: 2, pages: 1, access: Access::Read, fetch: true, peers: NO_PEERS });
     assert_eq!(first.iter().map(|fill| fill.run).collect::<Vec<_>>(), [run(2, 1)]);
     assert!(peak_memory(&mount) < MODERATE, "{} KiB", peak_memory(&mount));
 }
@@ -275,8 +276,14 @@ fn wrong_messages_end_or_fail_their_own_connection_only() {
     }
     let write = |client: &mut Raw, request| matches!(client.call(request), Some(Reply::Failed { .. }) | None);
     let mut client = Raw::map(&file, Access::Read, 1, 2).unwrap();
-    assert!(write(&mut client, Request::Acquire { first: 0, pages: 3, access: Access::Read, fetch: true }));
-    assert!(write(&mut client, Request::Acquire { first: 0, pages: 2, access: Access::Write, fetch: true }));
+    assert!(write(
+        &mut client,
+        Request::Acquire { first: 0, pages: 3, access: Access::Read, fetch: true, peers: NO_PEERS }
+    ));
+    assert!(write(
+        &mut client,
+        Request::Acquire { first: 0, pages: 2, access: Access::Write, fetch: true, peers: NO_PEERS }
+    ));
     assert!(client.release(1, run(0, 1), &[]).is_err());
     let mut client = Raw::map(&file, Access::Write, 1, 2).unwrap();
     assert!(client.release(1, run(0, 3), &[]).is_err(), "outside the map");
@@ -291,7 +298,7 @@ fn wrong_messages_end_or_fail_their_own_connection_only() {
     client.acquire(0, 2, Access::Write);
     assert_eq!(client.part(1, run(0, 2), 2, false, &[run(0, 1)]), Ok(0));
     let mut waits = Raw::map(&file, Access::Write, 0, 4).unwrap();
-    waits.fills(Request::Acquire { first: 0, pages: 4, access: Access::Write, fetch: true });
+    waits.fills(Request::Acquire { first: 0, pages: 4, access: Access::Write, fetch: true, peers: NO_PEERS });
     good.stage(0, &[9; PAGE as usize]);
     assert_eq!(good.release(7, run(0, 4), &[run(1, 1)]), Ok(1));
     let mut byte = [0];

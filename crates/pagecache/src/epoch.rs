@@ -7,6 +7,7 @@ use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::owner::{Owner, Replica};
+use crate::peers::{PeerCopy, Peers};
 use crate::rules::{Rule, keep};
 use crate::source::{Copied, Source};
 
@@ -34,6 +35,9 @@ pub struct Fill {
     pub base: Option<Source>,
     /// False: the client fetches nothing. The bytes of the replica stay, and all of them are its own stores.
     pub fetch: bool,
+    /// The client copies the pages from this owner's replica, and [`FilePages::filled_from`] checks them. If it does not,
+    /// it says so by [`FilePages::not_filled`]; `source` is of no use.
+    pub peer: Option<PeerCopy>,
 }
 
 impl Fill {
@@ -86,6 +90,18 @@ impl FilePages {
         pages: Range<u64>,
         access: Access,
     ) -> Result<Vec<Fill>> {
+        self.open_from(backing, owner, pages, access, Peers::default())
+    }
+
+    /// [`FilePages::open`]; pages that one of the peers has are fetched from it.
+    pub fn open_from(
+        &mut self,
+        backing: &dyn Backing,
+        owner: OwnerId,
+        pages: Range<u64>,
+        access: Access,
+        peers: Peers<'_>,
+    ) -> Result<Vec<Fill>> {
         let range = self.owners.get(&owner).ok_or(Error::NotOpen)?.pages();
         if pages.start < range.start || pages.end > range.end {
             return Err(Error::NotOpen);
@@ -104,14 +120,14 @@ impl FilePages {
                                 fills.push(fill);
                             }
                         } else {
-                            self.plan_fills(&mut fills, owner, stale, access == Access::Write);
+                            self.plan_fetch(&mut fills, owner, stale, access == Access::Write, peers);
                         }
                     }
                     self.keep_copies(owner, current..run.end, replica, access);
                 }
-                Replica::Absent => self.plan_fills(&mut fills, owner, run, access == Access::Write),
+                Replica::Absent => self.plan_fetch(&mut fills, owner, run, access == Access::Write, peers),
                 Replica::Filling { writing, .. } => {
-                    self.plan_fills(&mut fills, owner, run, writing || access == Access::Write);
+                    self.plan_fetch(&mut fills, owner, run, writing || access == Access::Write, peers);
                 }
             }
         }
@@ -150,7 +166,7 @@ impl FilePages {
         self.set_replicas(owner, pages.clone(), Replica::Open(version));
         match fills.last_mut() {
             Some(last) if last.pages.end == pages.start => last.pages.end = pages.end,
-            _ => fills.push(Fill { pages, version, source: Source::Backing, base: None, fetch: false }),
+            _ => fills.push(Fill { pages, version, source: Source::Backing, base: None, fetch: false, peer: None }),
         }
     }
 
@@ -173,7 +189,7 @@ impl FilePages {
     }
 
     /// Pages of which a copy with this stamp is not head, as runs.
-    fn stale(&self, pages: Range<u64>, stamp: u64) -> Vec<Range<u64>> {
+    pub(crate) fn stale(&self, pages: Range<u64>, stamp: u64) -> Vec<Range<u64>> {
         // A page without an entry has not changed.
         self.where_entries(pages, |entry| entry.version > stamp, |run| run.version > stamp)
     }
@@ -197,7 +213,7 @@ impl FilePages {
     }
 
     /// Plans to fetch pages. Those without an entry are in the backing file.
-    fn plan_fills(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, writing: bool) {
+    pub(crate) fn plan_fills(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, writing: bool) {
         self.divide(pages.clone(), Which::InSlots);
         let in_file: u64 = self.in_runs(pages.clone(), |_| true).into_iter().map(|run| run.end - run.start).sum();
         self.counters.refreshed += in_file;
@@ -225,12 +241,13 @@ impl FilePages {
         match fills.last_mut() {
             Some(last)
                 if backing
+                    && last.peer.is_none()
                     && matches!(last.source, Source::Backing)
                     && (last.pages.end, last.version) == (pages.start, version) =>
             {
                 last.pages.end = pages.end;
             }
-            _ => fills.push(Fill { pages, version, source, base: None, fetch: true }),
+            _ => fills.push(Fill { pages, version, source, base: None, fetch: true, peer: None }),
         }
     }
 
@@ -245,7 +262,7 @@ impl FilePages {
             self.set_replica(owner, page, Replica::Open(version));
             self.tidy(page);
         }
-        Ok(Fill { pages: page..page + 1, version, source, base: Some(base), fetch: true })
+        Ok(Fill { pages: page..page + 1, version, source, base: Some(base), fetch: true, peer: None })
     }
 
     fn in_memory(&self, backing: &dyn Backing, page: u64, source: Source) -> Result<Source> {
@@ -319,12 +336,12 @@ impl FilePages {
     }
 
     /// What the owner has of these pages, now.
-    fn replicas(&self, owner: OwnerId, pages: Range<u64>) -> Vec<(Range<u64>, Replica)> {
+    pub(crate) fn replicas(&self, owner: OwnerId, pages: Range<u64>) -> Vec<(Range<u64>, Replica)> {
         self.owners.get(&owner).map_or_else(Vec::new, |owner| owner.runs(pages).collect())
     }
 
     /// Tidies pages of which an owner has another replica than before. `absent`: it has none now; else their entries stay.
-    fn tidy_all(&mut self, pages: Range<u64>, absent: bool) {
+    pub(crate) fn tidy_all(&mut self, pages: Range<u64>, absent: bool) {
         // Of a release most pages have an entry to which nothing can happen: no search for each.
         let entries = self.entries.range(pages.clone());
         let untidy = entries.filter(|(_, entry)| !entry.old.is_empty() || absent && entry.is_clean());

@@ -105,22 +105,39 @@ pub enum PeerRefusal {
     Import,
     /// The copy failed.
     Copy,
+    /// A call on the other map was under way.
+    Busy,
+    /// The other map had an epoch of the pages, or had lost them.
+    Unavailable,
+    /// The other map may have changed or lost pages while they were copied.
+    Changed,
 }
 
 impl PeerRefusal {
-    /// Its number, from 1 on, as `spinio_gaia_info` has it too.
+    /// Its number, as `spinio_gaia_info` has it too; 5 is none ([`Source::Peer`]).
     pub fn number(self) -> u64 {
         match self {
             PeerRefusal::NoDevice => 1,
             PeerRefusal::NoAccess => 2,
             PeerRefusal::Import => 3,
             PeerRefusal::Copy => 4,
+            PeerRefusal::Busy => 6,
+            PeerRefusal::Unavailable => 7,
+            PeerRefusal::Changed => 8,
         }
     }
 
     /// The refusal of a number.
     pub fn of_number(number: u64) -> Option<PeerRefusal> {
-        let all = [PeerRefusal::NoDevice, PeerRefusal::NoAccess, PeerRefusal::Import, PeerRefusal::Copy];
+        let all = [
+            PeerRefusal::NoDevice,
+            PeerRefusal::NoAccess,
+            PeerRefusal::Import,
+            PeerRefusal::Copy,
+            PeerRefusal::Busy,
+            PeerRefusal::Unavailable,
+            PeerRefusal::Changed,
+        ];
         all.into_iter().find(|refusal| refusal.number() == number)
     }
 
@@ -131,6 +148,9 @@ impl PeerRefusal {
             PeerRefusal::NoAccess => "the devices cannot access each other's memory",
             PeerRefusal::Import => "its memory could not be imported",
             PeerRefusal::Copy => "the copy failed",
+            PeerRefusal::Busy => "a call on the map of the other device was under way",
+            PeerRefusal::Unavailable => "the map of the other device had an epoch of the pages, or had lost them",
+            PeerRefusal::Changed => "the map of the other device had changed or lost pages when they were copied",
         }
     }
 }
@@ -148,7 +168,8 @@ impl Source {
         match number {
             0 => Ok(Source::File),
             5 => Ok(Source::Peer),
-            _ => PeerRefusal::of_number(number).map(Source::Refused).ok_or(BadMessage::Kind),
+            1..=4 => PeerRefusal::of_number(number).map(Source::Refused).ok_or(BadMessage::Kind),
+            _ => Err(BadMessage::Kind),
         }
     }
 }

@@ -44,6 +44,9 @@
 //! but not if head has only moved on: the copy is an exact version, whose bytes are kept as the base
 //! ([`FilePages::filled`]).
 //!
+//! **From another owner**: a replica's pages are copied to another replica where the first has head, and are checked
+//! afterwards (`peers`).
+//!
 //! **After a crash** of the server everything that was committed is in the slots or in the backing file, and every
 //! operation that was not answered is sent again by the kernel and gives the same result: the merged bytes are stored
 //! before the twin. Owners, bases and versions of pages without a slot are lost; open epochs fail ([`Error::NotOpen`]),
@@ -95,6 +98,7 @@ mod owner;
 mod page;
 pub mod page_runs;
 mod page_set;
+mod peers;
 mod recover;
 mod rules;
 mod slot_run;
@@ -110,6 +114,7 @@ pub use file::{Backing, Counters, FilePages, KernelPages, OwnerId};
 pub use kernel::{ReadInto, ReadPlan, WriteFrom};
 pub use layout::{SlotMemory, words};
 pub use page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of, page_of};
+pub use peers::{PeerCopy, Peers};
 pub use recover::Recovered;
 pub use slot_run::StagedRun;
 pub use slots::{Release, SlotRef, Slots, StagedPage};

@@ -9,7 +9,7 @@
 //!                       servers (change_counters.rs)
 //!   Acquire ───────────────────────────────────────────────────> which pages are absent or stale?
 //!          <──────────────────────────────────────────────────── Fills: runs of pages, each with its source
-//!   Filled ────────────────────────────────────────────────────> did head advance meanwhile?
+//!   Filled, FilledBut ─────────────────────────────────────────> did head advance meanwhile?
 //!          <──────────────────────────────────────────────────── Fills: those again; an empty list ends the acquire
 //!   Release, a part of it ─────────────────────────────────────> copy the pages
 //!          <──────────────────────────────────────────────────── Staged
@@ -36,7 +36,7 @@
 //! any run.
 
 /// The version of the protocol. Client and server are of one build, or at least of one version.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 8 + 64 + MAX_RUNS * RUN;
@@ -57,6 +57,8 @@ mod bad_message;
 mod hand_over;
 mod holders;
 mod lists;
+mod peers;
+mod source;
 mod status;
 mod ticket;
 
@@ -64,8 +66,12 @@ pub use bad_message::BadMessage;
 pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
 pub use holders::{Holder, RangeState};
 pub use lists::{Fills, Ranges, Runs};
+pub use peers::{MAX_PEERS, NO_PEERS, Peers, filled_but};
+pub use source::Source;
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
 pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
+
+use source::source_of;
 
 const HEADER: usize = 8;
 const RUN: usize = 16;
@@ -86,20 +92,6 @@ pub struct Run {
     pub first: u64,
     /// How many; at least 1.
     pub count: u32,
-}
-
-/// Where a client finds the bytes of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// In the file, through the descriptor that came with [`Reply::Mapped`]; past its end the bytes are zeros.
-    File,
-    /// In the window.
-    Window,
-    /// In the replica: they stay, and are released as new bytes.
-    Kept,
-    /// In the window, its base too: only bytes that differ between the two are stored, because the page has
-    /// unreleased stores of this epoch.
-    Patch,
 }
 
 /// Consecutive pages with one source.
@@ -136,9 +128,16 @@ pub enum Request<'a> {
         /// False, with [`Access::Write`]: the program will overwrite the pages, so they are not fetched. False, with
         /// [`Access::Read`]: the client finds their bytes in the mounted file, once no release is under way.
         fetch: bool,
+        /// Maps of the program on other devices, from which it can copy pages.
+        peers: Peers,
     },
     /// The pages of the last [`Reply::Fills`] are in the replica.
     Filled,
+    /// But for these, which could not be copied from a peer.
+    FilledBut {
+        /// The pages.
+        runs: Runs<'a>,
+    },
     /// Pages that the epoch has changed, or the next of them; their bytes are in the stage, one after the other.
     Release {
         /// The release.
@@ -205,8 +204,10 @@ pub enum Reply<'a> {
         owner: u64,
         /// Bytes of the file.
         size: u64,
+        /// A random number of this server: owners of another one may have the same numbers.
+        server: u64,
     },
-    /// To [`Request::Acquire`] and [`Request::Filled`]; no fill at all: the acquire is complete.
+    /// To [`Request::Acquire`], [`Request::Filled`] and [`Request::FilledBut`]; no fill at all: the acquire is complete.
     Fills {
         /// Bytes of the file.
         size: u64,
@@ -268,6 +269,7 @@ const DROP: u16 = 8;
 const EXPLAIN: u16 = 9;
 const HAND_OVER: u16 = 10;
 const LEND: u16 = 11;
+const FILLED_BUT: u16 = 12;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
 const STAGED: u16 = 0x83;
@@ -291,12 +293,14 @@ impl Request<'_> {
                 out.extend(ticket);
                 numbers(out, &[first, pages, access_number(access)]);
             }
-            Request::Acquire { first, pages, access, fetch } => {
+            Request::Acquire { first, pages, access, fetch, peers } => {
                 start(out, ACQUIRE, 0);
                 let kept = if fetch { 0 } else { KEPT };
                 numbers(out, &[first, pages, access_number(access) | kept]);
+                numbers(out, &peers);
             }
             Request::Filled => start(out, FILLED, 0),
+            Request::FilledBut { runs } => peers::encode_filled_but(out, runs),
             Request::Release { id, first, pages, last, at, total, runs } => {
                 release_head(out, ReleasePart { id, first, pages, last, at, total }, runs.0.len() / RUN);
                 out.extend(runs.0);
@@ -364,7 +368,7 @@ pub fn fills(out: &mut Vec<u8>, size: u64, fills: &[Fill]) {
     start(out, FILLS, fills.len());
     numbers(out, &[size]);
     for fill in fills {
-        encode_run(out, fill.run, fill.source as u32);
+        encode_run(out, fill.run, fill.source.flags());
     }
 }
 
@@ -380,9 +384,9 @@ impl Reply<'_> {
     /// Appends the message to an empty buffer; the lists come from [`fills`] and [`explained`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
-            Reply::Mapped { owner, size } => {
+            Reply::Mapped { owner, size, server } => {
                 start(out, MAPPED, 0);
-                numbers(out, &[owner, size]);
+                numbers(out, &[owner, size, server]);
             }
             Reply::Fills { size, fills } => {
                 start(out, FILLS, fills.0.len() / RUN);
@@ -421,9 +425,9 @@ impl Reply<'_> {
                 start(out, EXPLAINED, ranges.0.len() / RUN);
                 out.extend(ranges.0);
             }
-            Reply::Holder(Holder { pid, user, first, pages, current, stale, open }) => {
+            Reply::Holder(Holder { pid, user, first, pages, current, stale, open, from_peers }) => {
                 start(out, HOLDER, 0);
-                numbers(out, &[pid, user, first, pages, current, stale, open]);
+                numbers(out, &[pid, user, first, pages, current, stale, open, from_peers]);
             }
             Reply::Failed { errno } => {
                 start(out, FAILED, 0);
@@ -449,9 +453,14 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
                 number if number & KEPT != 0 => (access_of(number & !KEPT)?, false),
                 number => (access_of(number)?, true),
             };
-            Request::Acquire { first, pages, access, fetch }
+            let mut peers = NO_PEERS;
+            for peer in &mut peers {
+                *peer = at.number()?;
+            }
+            Request::Acquire { first, pages, access, fetch, peers }
         }
         FILLED => Request::Filled,
+        FILLED_BUT => Request::FilledBut { runs: Runs(at.runs(|flags| flags == 0)?) },
         RELEASE => {
             let (id, first, word, numbers) = (at.number()?, at.number()?, at.number()?, at.number()?);
             let pages = u32::try_from(word >> 1).map_err(|_| BadMessage::Run)?;
@@ -494,7 +503,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
 pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
     let mut at = Cursor::new(bytes)?;
     let reply = match at.kind {
-        MAPPED => Reply::Mapped { owner: at.number()?, size: at.number()? },
+        MAPPED => Reply::Mapped { owner: at.number()?, size: at.number()?, server: at.number()? },
         FILLS => {
             let size = at.number()?;
             Reply::Fills { size, fills: Fills(at.runs(|flags| source_of(flags).is_some())?) }
@@ -534,6 +543,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             current: at.number()?,
             stale: at.number()?,
             open: at.number()?,
+            from_peers: at.number()?,
         }),
         FAILED => Reply::Failed { errno: u32::try_from(at.number()?).map_err(|_| BadMessage::Kind)? },
         _ => return Err(BadMessage::Kind),
@@ -564,10 +574,6 @@ fn parse_run(bytes: &[u8]) -> (Run, u32) {
     let first = bytes.get(..8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     let word = |at: usize| bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
     (Run { first, count: word(8) }, word(12))
-}
-
-fn source_of(flags: u32) -> Option<Source> {
-    [Source::File, Source::Window, Source::Kept, Source::Patch].into_iter().find(|s| *s as u32 == flags)
 }
 
 fn access_number(access: Access) -> u64 {

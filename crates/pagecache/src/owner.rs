@@ -61,11 +61,15 @@ pub(crate) struct Owner {
     pages: Range<u64>,
     /// [`Replica::word`] of its pages, counted from the first.
     words: PageRuns<u64>,
+    /// Times that it lost pages: a page that it has again may then be the same version, and was other bytes meanwhile.
+    losses: u64,
+    /// Pages that it has got from other owners.
+    from_peers: u64,
 }
 
 impl Owner {
     pub(crate) fn new(pages: Range<u64>) -> Owner {
-        Owner { pages, words: PageRuns::new(Replica::Absent.word()) }
+        Owner { pages, words: PageRuns::new(Replica::Absent.word()), losses: 0, from_peers: 0 }
     }
 
     pub(crate) fn pages(&self) -> Range<u64> {
@@ -84,7 +88,20 @@ impl Owner {
     pub(crate) fn set(&mut self, pages: Range<u64>, replica: Replica) {
         debug_assert!(self.pages.start <= pages.start && pages.end <= self.pages.end);
         let start = self.pages.start;
+        self.losses += u64::from(replica == Replica::Absent);
         self.words.set(pages.start - start..pages.end - start, replica.word());
+    }
+
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    pub(crate) fn count_from_peers(&mut self, pages: u64) {
+        self.from_peers += pages;
+    }
+
+    pub(crate) fn copied_from_peers(&self) -> u64 {
+        self.from_peers
     }
 
     /// What it has of the pages of a range that are its own, as runs.

@@ -51,6 +51,15 @@ pub(crate) enum Rule {
     OverwritesNoBase,
     /// Pages that the kernel may have are not committed by runs.
     RunsAreUncached,
+    /// Pages are copied from an owner only if its copy is head.
+    PeerCurrent,
+    /// A copy from an owner counts only if the owner has the same version, without stores, when it is complete.
+    CheckPeer,
+    /// A copy from an owner counts only if the owner has lost no page since it was planned.
+    CountLosses,
+    /// The client copies from an owner that is in no epoch of the pages, and in no call.
+    #[cfg(test)]
+    PeerClosed,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
     #[cfg(test)]
     FingerprintOfHead,
@@ -58,7 +67,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 25] = [
+    pub(crate) const ALL: [Rule; 29] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -83,6 +92,10 @@ impl Rule {
         Rule::CountChanges,
         Rule::OverwritesNoBase,
         Rule::RunsAreUncached,
+        Rule::PeerCurrent,
+        Rule::CheckPeer,
+        Rule::CountLosses,
+        Rule::PeerClosed,
         Rule::FingerprintOfHead,
     ];
 }

@@ -136,7 +136,9 @@ impl GaiaMap {
             ("chunks_evicted", info.chunks_evicted),
             ("bytes_registered", info.bytes_registered),
             ("bytes_from_peer", info.bytes_from_peer),
+            ("peer_refused", info.peer_refused),
             ("releases_handed_over", info.releases_handed_over),
+            ("peer_bytes_refused", info.peer_bytes_refused),
             ("flush_ns", info.flush_ns),
             ("plan_ns", info.plan_ns),
             ("read_ns", info.read_ns),
@@ -149,6 +151,7 @@ impl GaiaMap {
         ] {
             dict.set_item(name, value)?;
         }
+        // In words; the order is that of the C struct.
         dict.set_item("peer_refused", client::gaia::peer_refusal(&info))?;
         Ok(dict)
     }

@@ -60,7 +60,7 @@ fn as_json(path: &Path, explained: &ExplainedFile) -> serde_json::Value {
         json!({
             "pid": holder.pid, "user": holder.user, "offset": holder.first * PAGE, "bytes": holder.pages * PAGE,
             "current_bytes": holder.current * PAGE, "stale_bytes": holder.stale * PAGE,
-            "epoch_bytes": holder.open * PAGE,
+            "epoch_bytes": holder.open * PAGE, "from_other_gpus_bytes": holder.from_peers * PAGE,
         })
     };
     json!({
@@ -98,12 +98,13 @@ fn render(path: &Path, explained: &ExplainedFile, most: usize, paint: &OutputSty
         }
     }
     if !explained.holders.is_empty() {
-        let head = ["process", "user", "offset", "bytes", "current", "stale", "in an epoch", "not fetched"];
+        let head =
+            ["process", "user", "offset", "bytes", "current", "stale", "in an epoch", "not fetched", "from GPUs"];
         let mut maps = table::new(paint, &head);
         for holder in &explained.holders {
             maps.add_row(holder_row(holder).map(Cell::new));
         }
-        table::align_columns(&mut maps, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        table::align_columns(&mut maps, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let _ = writeln!(s, "\n{}", table::text(&maps));
     }
     s
@@ -123,7 +124,7 @@ fn range_row(range: &ExplainedRange) -> [String; 6] {
     ]
 }
 
-fn holder_row(holder: &Holder) -> [String; 8] {
+fn holder_row(holder: &Holder) -> [String; 9] {
     let rest = holder.pages.saturating_sub(holder.current + holder.stale + holder.open);
     let bytes = |pages: u64| format::bytes(pages * PAGE);
     [
@@ -135,6 +136,7 @@ fn holder_row(holder: &Holder) -> [String; 8] {
         bytes(holder.stale),
         bytes(holder.open),
         bytes(rest),
+        bytes(holder.from_peers),
     ]
 }
 
@@ -151,7 +153,16 @@ mod tests {
                 range(8192, 4096, unwritten),
                 range(12288, 100, RangeState { invalidating: true, open: 1, ..RangeState::default() }),
             ],
-            holders: vec![Holder { pid: 42, user: 7, first: 1, pages: 5, current: 1, stale: 1, open: 1 }],
+            holders: vec![Holder {
+                pid: 42,
+                user: 7,
+                first: 1,
+                pages: 5,
+                current: 1,
+                stale: 1,
+                open: 1,
+                from_peers: 3,
+            }],
         }
     }
 
@@ -164,7 +175,7 @@ mod tests {
             &["0", "8", "KiB", "file", "255+", "0", "0"],
             &["8192", "4", "KiB", "memory", "0", "2", "0"],
             &["12288", "100", "B", "file,", "being", "invalidated", "0", "0", "1"],
-            &["42", "7", "4096", "20", "KiB", "4", "KiB", "4", "KiB", "4", "KiB", "8", "KiB"],
+            &["42", "7", "4096", "20", "KiB", "4", "KiB", "4", "KiB", "4", "KiB", "8", "KiB", "12", "KiB"],
         ] {
             assert!(rows.iter().any(|seen| seen == row), "no {row:?} in\n{text}");
         }
@@ -181,5 +192,6 @@ mod tests {
         let json = as_json(Path::new("/m/f"), &explained());
         assert_eq!((&json["ranges"][1]["head"], &json["ranges"][1]["maps_stale"]), (&json!("memory"), &json!(2)));
         assert_eq!((&json["maps"][0]["offset"], &json["maps"][0]["epoch_bytes"]), (&json!(4096), &json!(4096)));
+        assert_eq!(json["maps"][0]["from_other_gpus_bytes"], json!(12288));
     }
 }

@@ -21,7 +21,7 @@ use super::memory::Direction;
 use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
-use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerMemory, StreamId, WaitMode};
+use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerMemory, StreamId, WaitMode};
 
 const READ: u32 = 1;
 
@@ -89,6 +89,15 @@ impl Drop for MappedChunk {
     }
 }
 
+impl Emulated {
+    /// The number of another device of this process, which this one can access.
+    fn accessible(&self, peer: [u8; 16]) -> core::result::Result<u32, PeerError> {
+        self.check().map_err(PeerError::Import)?;
+        let other = ordinal_of(peer).filter(|ordinal| devices::exists(*ordinal)).ok_or(PeerError::NoDevice)?;
+        if other == self.ordinal || !self.config.peer { Err(PeerError::NoAccess) } else { Ok(other) }
+    }
+}
+
 impl PeerMemory for Emulated {
     fn copy_from_peer(
         &self,
@@ -98,11 +107,7 @@ impl PeerMemory for Emulated {
         to: DeviceAddr,
     ) -> core::result::Result<(), PeerError> {
         let import = PeerError::Import;
-        self.check().map_err(import)?;
-        let other = ordinal_of(peer).filter(|ordinal| devices::exists(*ordinal)).ok_or(PeerError::NoDevice)?;
-        if other == self.ordinal || !self.config.peer {
-            return Err(PeerError::NoAccess);
-        }
+        self.accessible(peer)?;
         let (tid, fd) = (linux::gettid(), chunk.as_raw_fd());
         check_chunk(fd, len).map_err(import)?;
         let mapped = self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize));
@@ -116,5 +121,29 @@ impl PeerMemory for Emulated {
             done
         };
         copy().map_err(PeerError::Copy)
+    }
+
+    fn copy_from_chunks(&self, peer: [u8; 16], chunks: &[PeerChunk]) -> core::result::Result<(), PeerError> {
+        const OPERATION: &str = "copy from another device";
+        let other = self.accessible(peer)?;
+        let stream = self.acquire_stream().map_err(PeerError::Copy)?;
+        let queued = chunks.iter().try_for_each(|chunk| {
+            let unknown = PeerError::Import(DeviceError::new(ErrorKind::BadAddress, OPERATION));
+            let owner = devices::owner_of(chunk.at).filter(|owner| owner.ordinal == other).ok_or(unknown)?;
+            let whole = owner.memory.engine_addr(chunk.at, chunk.len as usize, Direction::Load, OPERATION);
+            let whole = whole.map_err(PeerError::Import)?;
+            chunk.pieces.iter().try_for_each(|piece| {
+                if piece.from.checked_add(piece.len as u64).is_none_or(|end| end > chunk.len) {
+                    return Err(unknown);
+                }
+                let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, OPERATION);
+                let copy = |dst| Operation::Peer { dst, src: whole + piece.from, len: piece.len };
+                dst.and_then(|dst| self.engine.submit(stream.0, copy(dst))).map_err(PeerError::Copy)
+            })
+        });
+        // Also after an error: nothing may use the chunks any more.
+        let done = self.synchronize(stream, WaitMode::Block);
+        self.release_stream(stream);
+        queued.and(done.map_err(PeerError::Copy))
     }
 }

@@ -119,7 +119,7 @@ impl Server {
                         if self.take(Fault::SmallWindow) { PAGE as u64 } else { pages * 2 * PAGE as u64 + STAGE_BYTES };
                     let memory = memory_file(&self.window_name(), len);
                     let file = OwnedFd::from(File::open(&self.path).unwrap());
-                    Reply::Mapped { owner: 1, size: file_len(&self.path) }.encode(&mut out);
+                    Reply::Mapped { owner: 1, size: file_len(&self.path), server: 1 }.encode(&mut out);
                     let counters = memory_file(&self.window_name(), PAGE as u64);
                     // The second word: a program may have it open for writing.
                     let writers = u64::from(!self.state.lock().unwrap().no_writers);
@@ -162,7 +162,7 @@ impl Server {
                     }
                     fills(&mut out, file_len(&self.path), &list);
                 }
-                Request::Filled => fills(&mut out, file_len(&self.path), &[]),
+                Request::Filled | Request::FilledBut { .. } => fills(&mut out, file_len(&self.path), &[]),
                 Request::Release { id, last, runs, first, pages: count, at, .. } => {
                     let mut from = file_len_of(window.as_ref()?) - STAGE_BYTES + u64::from(at) * PAGE as u64;
                     for page in runs.iter().flat_map(|run| run.first..run.first + u64::from(run.count)) {

@@ -11,7 +11,8 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY, TicketReply,
+    self, Access, Fill, MAX_MESSAGE, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY,
+    TicketReply,
 };
 
 const PAGE: u64 = 4096;
@@ -21,6 +22,7 @@ pub struct Raw {
     socket: OwnedFd,
     pub window: File,
     pub backing: File,
+    pub owner: u64,
     buffer: Vec<u8>,
 }
 
@@ -67,15 +69,15 @@ impl Raw {
             _ => None,
         });
         let mut descriptors = descriptors.flatten();
-        match messages::parse_reply(&buffer[..got.bytes]) {
-            Ok(Reply::Mapped { .. }) => {}
+        let owner = match messages::parse_reply(&buffer[..got.bytes]) {
+            Ok(Reply::Mapped { owner, .. }) => owner,
             Ok(Reply::Failed { errno }) => return Err(errno),
             Ok(other) => panic!("{other:?}"),
             Err(_) => return Err(0),
-        }
+        };
         let (window, backing) = (descriptors.next().unwrap(), descriptors.next().unwrap());
         drop(descriptors);
-        Ok(Raw { socket, window, backing, buffer })
+        Ok(Raw { socket, window, backing, owner, buffer })
     }
 
     /// Sends bytes; false if the server has closed the connection.
@@ -129,9 +131,20 @@ impl Raw {
         }
     }
 
+    /// The pages of the last fills, but for these, were fetched: what to fetch next.
+    pub fn filled_but(&mut self, refused: &[Run]) -> Vec<Fill> {
+        let mut out = Vec::new();
+        messages::filled_but(&mut out, refused);
+        assert!(self.send(&out));
+        match self.receive() {
+            Some(Reply::Fills { fills, .. }) => fills.iter().collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// A whole acquire, of which no page is fetched.
     pub fn acquire(&mut self, first: u64, pages: u64, access: Access) {
-        let mut fills = self.fills(Request::Acquire { first, pages, access, fetch: true });
+        let mut fills = self.fills(Request::Acquire { first, pages, access, fetch: true, peers: NO_PEERS });
         while !fills.is_empty() {
             fills = self.fills(Request::Filled);
         }

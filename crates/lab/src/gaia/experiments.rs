@@ -292,6 +292,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Method::new("limit", "the limit: cudaMemcpyPeer of as many bytes"),
             Method::new("pread", "spinio_pread of the file, which the host has cached"),
             Method::new("map", "an acquire of a map of the leased file"),
+            Method::new("mounted", "an acquire of a map of the mounted file"),
         ],
         small: &[at("4 MiB", 0.0, &[("size", 4 * MIB)])],
         full: &[at("2 GiB", 0.0, &[("size", 2 * GIB)])],

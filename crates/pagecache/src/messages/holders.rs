@@ -17,6 +17,8 @@ pub struct Holder {
     pub stale: u64,
     /// Pages in an epoch for writing.
     pub open: u64,
+    /// Pages that it has got from other maps, since it was made.
+    pub from_peers: u64,
 }
 
 /// How a range of pages is.

@@ -16,9 +16,9 @@ const HAND_OVER: HandOver = HandOver {
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 15];
+    let mut all = vec![Vec::new(); 17];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
-    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true }.encode(&mut all[1]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true, peers: NO_PEERS }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
     release(&mut all[3], ReleasePart { id: ID, first: 0, pages: 100, last: true, at: 1900, total: 7 }, &runs);
     Request::Was { id: ID }.encode(&mut all[4]);
@@ -28,18 +28,22 @@ fn requests() -> Vec<Vec<u8>> {
     Request::Drop { first: 1, pages: u32::MAX, open: true }.encode(&mut all[8]);
     Request::Drop { first: 1, pages: 1, open: false }.encode(&mut all[9]);
     Request::Explain { ticket: TICKET }.encode(&mut all[10]);
-    Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false }.encode(&mut all[11]);
-    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false }.encode(&mut all[12]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: false, peers: NO_PEERS }.encode(&mut all[11]);
+    Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: false, peers: NO_PEERS }.encode(&mut all[12]);
     hand_over(&mut all[13], HAND_OVER, &runs);
     Request::Lend { first: 1, pages: 2, bytes: 1 << 21, device: TICKET }.encode(&mut all[14]);
+    let peers = [1, 2, 3, u64::MAX, 0, 0, 0, 8];
+    Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: true, peers }.encode(&mut all[15]);
+    filled_but(&mut all[16], &runs);
     all
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
-    let list = [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch)];
+    let list =
+        [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch), run(10, 7, Source::Peer(7))];
     let mut all = vec![Vec::new(); 13];
-    Reply::Mapped { owner: 1, size: 2 }.encode(&mut all[0]);
+    Reply::Mapped { owner: 1, size: 2, server: 3 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
     Reply::Was { committed: true }.encode(&mut all[3]);
@@ -53,7 +57,7 @@ fn replies() -> Vec<Vec<u8>> {
     Reply::Dropped.encode(&mut all[8]);
     let state = RangeState { unwritten: true, invalidating: true, current: 255, stale: 2, open: 3 };
     explained(&mut all[9], &[(Run { first: 0, count: 7 }, state), (Run { first: 7, count: 1 }, RangeState::default())]);
-    let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7 };
+    let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7, from_peers: 8 };
     Reply::Holder(holder).encode(&mut all[10]);
     Reply::Staged.encode(&mut all[11]);
     Reply::Lent.encode(&mut all[12]);
@@ -109,7 +113,23 @@ fn replies_survive_encoding() {
     let states: Vec<_> = ranges.iter().map(|(run, state)| (run.count, state.current, state.unwritten)).collect();
     assert_eq!(states, [(7, 255, true), (1, 0, false)]);
     let sources: Vec<_> = fills.iter().map(|f| f.source).collect();
-    assert_eq!(sources, [Source::File, Source::Window, Source::Patch]);
+    assert_eq!(sources, [Source::File, Source::Window, Source::Patch, Source::Peer(7)]);
+}
+
+#[test]
+fn source_that_is_none_is_refused() {
+    for (source, is_good) in [(Source::Peer(7), true), (Source::Peer(8), false), (Source::Peer(255), false)] {
+        let mut bytes = Vec::new();
+        fills(&mut bytes, 1, &[Fill { run: Run { first: 0, count: 1 }, source }]);
+        assert_eq!(parse_reply(&bytes).is_ok(), is_good, "{source:?}");
+    }
+    for flags in [5, 1 << 8, 4 | 1 << 16, 4 | 1 << 24] {
+        let mut bytes = Vec::new();
+        start(&mut bytes, FILLS, 1);
+        numbers(&mut bytes, &[1]);
+        encode_run(&mut bytes, Run { first: 0, count: 1 }, flags);
+        assert_eq!(parse_reply(&bytes), Err(BadMessage::Kind), "{flags:#x}");
+    }
 }
 
 #[test]
@@ -178,7 +198,7 @@ fn lists_out_of_order_or_bounds_are_refused() {
     assert_eq!(parse_at(u32::MAX, &[run(1, 1)]), Err(BadMessage::Run));
     for (first, pages) in [(0, 0), (1, MAX_PAGES), (u64::MAX, 2)] {
         let mut bytes = Vec::new();
-        Request::Acquire { first, pages, access: Access::Read, fetch: true }.encode(&mut bytes);
+        Request::Acquire { first, pages, access: Access::Read, fetch: true, peers: NO_PEERS }.encode(&mut bytes);
         assert_eq!(parse_request(&bytes), Err(BadMessage::Run));
     }
     for (first, pages) in [(0, 0), (MAX_PAGES, 1), (u64::MAX, 2)] {

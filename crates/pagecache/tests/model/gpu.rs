@@ -10,7 +10,9 @@ use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Inval, Reply, World, note};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge};
 use crate::rules::{Rule, keep};
-use crate::{Access, Backing, Commit, Ended, Error, FilePages, Fill, OwnerId, Source, StagedPages, StagedRun};
+use crate::{
+    Access, Backing, Commit, Ended, Error, FilePages, Fill, OwnerId, PeerCopy, Peers, Source, StagedPages, StagedRun,
+};
 
 enum State {
     Ready,
@@ -24,6 +26,7 @@ enum State {
     },
     Fetching {
         fetch: VecDeque<Fetch>,
+        peers: Copied,
         range: Range<u64>,
         access: Access,
         begin: u64,
@@ -36,6 +39,15 @@ struct Fetch {
     page: usize,
     half: usize,
     source: Source,
+    /// Instead of half a page, and of the source.
+    peer: Option<PeerCopy>,
+}
+
+/// Pages of an acquire that other GPUs had: copied, and those that could not be.
+#[derive(Default)]
+struct Copied {
+    copied: Vec<(u64, PeerCopy)>,
+    refused: Vec<u64>,
 }
 
 /// Pages whose copies were head while these were so: until one of them changes they are.
@@ -102,6 +114,15 @@ impl World {
             State::Fetching { .. } => return self.fetch(gpu),
             State::Releasing => return self.below(30) == 0 && self.die(gpu),
         }
+        if self.bias.gpus {
+            return match self.below(16) {
+                0..=4 => self.acquire(gpu),
+                5..=8 => self.gpu_store(gpu),
+                9..=10 => self.gpu_load(gpu),
+                11..=13 => self.release(gpu),
+                _ => self.below(3) == 0 && self.drop_pages(gpu),
+            };
+        }
         match self.below(16) {
             0..=3 => self.acquire(gpu),
             4..=10 => self.gpu_store(gpu),
@@ -119,9 +140,10 @@ impl World {
 
     fn acquire(&mut self, gpu: usize) -> bool {
         let first = self.page();
-        let range = first as u64..(first + 1 + self.below(PAGES - first)) as u64;
-        let access = if self.below(5) == 0 { Access::Read } else { Access::Write };
-        let overwrite = access == Access::Write && self.below(5) == 0;
+        let most = if self.bias.gpus { 1 } else { PAGES - first };
+        let range = first as u64..(first + 1 + self.below(most)) as u64;
+        let access = if self.below(if self.bias.gpus { 2 } else { 5 }) == 0 { Access::Read } else { Access::Write };
+        let overwrite = access == Access::Write && !self.bias.gpus && self.below(5) == 0;
         note!(self, "gpu {gpu}: acquire {range:?} {access:?}, overwrite: {overwrite}");
         let (changes, stores) = (self.server().pages.changes(), self.kernel.stores);
         let is_current = |current: &Current| {
@@ -166,10 +188,16 @@ impl World {
         if overwrite {
             return self.open_overwritten(gpu, range, begin);
         }
-        let Some(fills) = self.call(|home, disk| home.open(disk, owner, asked, access).unwrap()) else { return true };
+        let peers: Vec<OwnerId> = self.gpus.iter().map(|other| other.owner).filter(|other| *other != owner).collect();
+        let peers = if self.bias.gpus || self.below(2) == 0 { &peers[..] } else { &[] };
+        let least = if self.bias.gpus { 1 } else { 1 + self.below(2) as u64 };
+        let open = |home: &mut FilePages, disk: &dyn Backing| {
+            home.open_from(disk, owner, asked, access, Peers { owners: peers, least }).unwrap()
+        };
+        let Some(fills) = self.call(open) else { return true };
         note!(self, "gpu {gpu}: open {range:?}: {fills:?}");
         let fetch = self.take(gpu, fills);
-        self.gpus[gpu].state = State::Fetching { fetch, range, access, begin };
+        self.gpus[gpu].state = State::Fetching { fetch, peers: Copied::default(), range, access, begin };
         true
     }
 
@@ -208,7 +236,12 @@ impl World {
             let page = fill.pages.start as usize;
             let Some(base) = fill.base else {
                 for page in fill.pages {
-                    let half = |half| Fetch { page: page as usize, half, source: fill.source.clone() };
+                    if fill.peer.is_some() {
+                        let (page, source) = (page as usize, fill.source.clone());
+                        fetch.push_back(Fetch { page, half: 0, source, peer: fill.peer });
+                        continue;
+                    }
+                    let half = |half| Fetch { page: page as usize, half, source: fill.source.clone(), peer: None };
                     fetch.extend([half(0), half(1)]);
                 }
                 continue;
@@ -224,14 +257,35 @@ impl World {
     }
 
     fn fetch(&mut self, gpu: usize) -> bool {
-        let State::Fetching { fetch, range, access, begin } = &mut self.gpus[gpu].state else { return false };
+        let State::Fetching { fetch, peers, range, access, begin } = &mut self.gpus[gpu].state else { return false };
+        // What the other GPU does between the steps of a copy is of interest.
+        let copies = !peers.copied.is_empty() || fetch.front().is_some_and(|fetch| fetch.peer.is_some());
+        if self.bias.gpus && copies && self.random.below(6) != 0 {
+            return false;
+        }
         if let Some(fetch) = fetch.pop_front() {
-            self.fetch_half(gpu, &fetch);
+            match fetch.peer {
+                Some(copy) => self.copy_from_peer(gpu, fetch.page, copy),
+                None => self.fetch_half(gpu, &fetch),
+            }
             return true;
         }
-        let (range, access, begin, owner) = (range.clone(), *access, *begin, self.gpus[gpu].owner);
-        let asked = range.clone();
-        let Some(again) = self.call(|home, _| home.filled(owner, asked).unwrap()) else { return true };
+        let (range, access, begin, peers) = (range.clone(), *access, *begin, std::mem::take(peers));
+        let (owner, asked) = (self.gpus[gpu].owner, range.clone());
+        let confirm = |home: &mut FilePages, _: &dyn Backing| {
+            let mut again = Vec::new();
+            for page in asked {
+                let run = page..page + 1;
+                let copied = peers.copied.iter().find(|(copied, _)| *copied == page);
+                again.extend(match copied {
+                    Some((_, copy)) => home.filled_from(owner, run, *copy).unwrap(),
+                    None if peers.refused.contains(&page) => home.not_filled(owner, run).unwrap(),
+                    None => home.filled(owner, run).unwrap(),
+                });
+            }
+            again
+        };
+        let Some(again) = self.call(confirm) else { return true };
         note!(self, "gpu {gpu}: filled {range:?}, again {again:?}");
         let again = self.take(gpu, again);
         if again.is_empty() {
@@ -239,7 +293,8 @@ impl World {
             self.gpus[gpu].current = self.gpus[gpu].asked.take();
             self.gpus[gpu].state = State::Ready;
         } else {
-            self.gpus[gpu].state = State::Fetching { fetch: again, range, access, begin };
+            let peers = Copied::default();
+            self.gpus[gpu].state = State::Fetching { fetch: again, peers, range, access, begin };
         }
         true
     }
@@ -262,6 +317,26 @@ impl World {
         self.gpus[gpu].prints[fetch.page] = self.gpus[gpu].replica[fetch.page];
     }
 
+    /// A copy from another GPU, which runs no call meanwhile and begins none; or not, for any reason.
+    fn copy_from_peer(&mut self, gpu: usize, page: usize, copy: PeerCopy) {
+        let is_free =
+            |other: &Gpu| matches!(other.state, State::Ready) && other.epoch[page].is_none_or(|(_, writing)| !writing);
+        let source = self.gpus.iter().find(|other| other.owner == copy.owner);
+        let source = source.filter(|other| is_free(other) || !keep(Rule::PeerClosed));
+        let bytes = source.map(|other| other.replica[page]).filter(|_| self.random.below(8) != 0);
+        note!(self, "gpu {gpu}: page {page} from {copy:?}, copied: {}", bytes.is_some());
+        let of = &mut self.gpus[gpu];
+        let State::Fetching { peers, .. } = &mut of.state else { return };
+        match bytes {
+            Some(bytes) => {
+                peers.copied.push((page as u64, copy));
+                of.replica[page] = bytes;
+                of.prints[page] = bytes;
+            }
+            None => peers.refused.push(page as u64),
+        }
+    }
+
     fn gpu_load(&mut self, gpu: usize) -> bool {
         let (page, position) = (self.page(), self.position());
         let byte = byte(page, position);
@@ -278,7 +353,9 @@ impl World {
     fn gpu_store(&mut self, gpu: usize) -> bool {
         let (page, position) = (self.page(), self.position());
         let Some((begin, true)) = self.gpus[gpu].epoch[page] else { return false };
-        let value = self.value();
+        let before = self.gpus[gpu].prints[page][POSITIONS[position]];
+        // As a kernel that undoes what it did.
+        let value = if self.bias.gpus && self.below(2) == 0 { before } else { self.value() };
         let old = std::mem::replace(&mut self.gpus[gpu].replica[page][POSITIONS[position]], value);
         note!(self, "gpu {gpu}: page {page} byte {position}: {old} -> {value}");
         let id = self.oracle.store(byte(page, position), Agent::Gpu(gpu), begin, self.now, value, Some(old));
@@ -364,7 +441,7 @@ impl World {
 
     /// Drops the stores of the epoch, or the copies outside of it.
     fn drop_pages(&mut self, gpu: usize) -> bool {
-        let (range, open) = (self.below(PAGES) as u64..PAGES as u64, self.below(2) == 0);
+        let (range, open) = (self.page() as u64..PAGES as u64, self.below(2) == 0);
         self.gpus[gpu].current = None;
         let owner = self.gpus[gpu].owner;
         note!(self, "gpu {gpu}: drop {range:?}, open: {open}");

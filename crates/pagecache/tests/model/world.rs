@@ -48,6 +48,8 @@ pub(super) struct Bias {
     kills: usize,
     /// Invalidations take long.
     slow_inval: bool,
+    /// GPUs do most of it, on one byte, and take pages from each other whenever they can.
+    pub(super) gpus: bool,
     /// How often the file is cut, extended, punched and written directly.
     pub(super) changes: Changes,
 }
@@ -63,11 +65,17 @@ pub(super) enum Changes {
 
 impl Bias {
     fn new(random: &mut Random) -> Bias {
+        let gpus = random.below(6) == 0;
+        if gpus {
+            let (page, changes) = (Some(0), Changes::None);
+            return Bias { page, positions: 1, kills: usize::MAX, slow_inval: false, gpus, changes };
+        }
         Bias {
             page: (random.below(3) == 0).then(|| random.below(PAGES)),
             positions: [1, 2, BYTES_OF_PAGE, BYTES_OF_PAGE][random.below(4)],
             kills: [usize::MAX, 60, 60, 16][random.below(4)],
             slow_inval: random.below(3) == 0,
+            gpus,
             changes: [Changes::None, Changes::Some, Changes::Often, Changes::Growth][random.below(4)],
         }
     }
@@ -121,7 +129,7 @@ impl World {
         let pages = FilePages::new(Arc::clone(&slots), FILE, KernelPages::None, size);
         let vague = random.below(4) == 0;
         let mut world = World {
-            unique: random.below(2) == 0,
+            unique: random.below(2) == 0 && !bias.gpus,
             random,
             now: 1,
             machine,
@@ -160,13 +168,14 @@ impl World {
             }
         }
         for _ in 0..8 {
-            let acted = match self.below(10) {
+            let actor = if self.bias.gpus && self.below(16) != 0 { 7 + self.below(2) } else { self.below(10) };
+            let acted = match actor {
                 0..=4 => self.kernel_step(),
                 5..=7 => {
                     let gpu = self.below(self.gpus.len());
                     self.gpu_step(gpu)
                 }
-                8 if self.below(3) == 0 => self.drop_step(),
+                8 if !self.bias.gpus && self.below(3) == 0 => self.drop_step(),
                 8 => (!self.bias.slow_inval || self.below(6) == 0) && self.inval_step(),
                 _ => self.below(3) == 0 && self.write_out(),
             };

@@ -104,6 +104,7 @@ class _GaiaInfo(TypedDict):
     bytes_from_peer: int
     peer_refused: str | None
     releases_handed_over: int
+    peer_bytes_refused: int
     flush_ns: int
     plan_ns: int
     read_ns: int

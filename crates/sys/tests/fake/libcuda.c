@@ -107,6 +107,9 @@ void fake_fail_module(int code) { fail_module = code; }
 void fake_hang(int on) { hang = on; }
 void fake_no_stream_wait(int on) { no_stream_wait = on; }
 int fake_queries(void) { return queries; }
+static int vmm_calls;
+int fake_vmm_calls(void) { return __atomic_load_n(&vmm_calls, __ATOMIC_RELAXED); }
+static void count_vmm(void) { __atomic_add_fetch(&vmm_calls, 1, __ATOMIC_RELAXED); }
 static int calls;
 int fake_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
 void fake_schedule(int flags) { sched = flags; }
@@ -340,9 +343,11 @@ int cuMemFreeHost(void *p) { int e = cuMemHostUnregister(p); free(p); return e; 
 int cuMemcpyHtoD_v2(uint64_t d, const void *p, size_t n) { return cuMemcpyHtoDAsync_v2(d, p, n, NULL); }
 int cuMemcpyDtoH_v2(void *p, uint64_t d, size_t n) { return cuMemcpyDtoHAsync_v2(p, d, n, NULL); }
 int cuMemcpy(uint64_t d, uint64_t from, size_t n) { int e = copy(d, NULL); if (e) return e; if (!covered(d, n)) return INVALID; memmove(at(d), at(from), n); return OK; }
+static int fail_copy_within;
+void fake_fail_copy_within(int code) { fail_copy_within = code; }
 int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t from, size_t n, handle *s) {
     int e = copy(d, s);
-    if (e) return e;
+    if (e || fail_copy_within) return e ? e : fail_copy_within;
     if (!covered(d, n) || !covered(from, n)) return INVALID;
     memmove(at(d), at(from), n);
     return OK;
@@ -398,6 +403,7 @@ int cuStreamWaitValue32_v2(handle *s, uint64_t a, uint32_t value, unsigned flags
 int cuDeviceGetUuid_v2(char *uuid, int d) { memcpy(uuid, "fake GPU number ", 16); uuid[15] = (char)('0' + d); return OK; }
 int cuMemGetAllocationGranularity(size_t *n, const void *prop, int which) { (void)prop, (void)which; *n = 2 << 20; return OK; }
 int cuMemAddressReserve(uint64_t *a, size_t n, size_t align, uint64_t hint, unsigned long long f) {
+    count_vmm();
     (void)align, (void)hint, (void)f;
     if (!n || n % (2 << 20)) return INVALID;
     pthread_mutex_lock(&lock);
@@ -410,6 +416,7 @@ int cuMemAddressReserve(uint64_t *a, size_t n, size_t align, uint64_t hint, unsi
     return *a ? OK : NOMEM;
 }
 int cuMemAddressFree(uint64_t a, size_t n) {
+    count_vmm();
     int e = INVALID;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < 256; i++) if (ranges[i].len && ranges[i].start >= a && ranges[i].start < a + n) die("a reservation freed with memory in it");
@@ -450,12 +457,14 @@ int cuMemImportFromShareableHandle(unsigned long long *h, void *os, int type) {
     return new_chunk(h, fd, s.st_size);
 }
 int cuMemRetainAllocationHandle(unsigned long long *h, void *a) {
+    count_vmm();
     at_home();
     range *r = find((uint64_t)a);
     if (!r || r->start != (uint64_t)a || !r->chunk) return INVALID;
     return new_chunk(h, dup(r->chunk - 1), r->len);
 }
 int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned long long f) {
+    count_vmm();
     at_home();
     no_stop("cuMemMap");
     live(h);
@@ -470,6 +479,7 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
     return OK;
 }
 int cuMemUnmap(uint64_t a, size_t n) {
+    count_vmm();
     at_home();
     no_stop("cuMemUnmap");
     while (n) {
@@ -482,6 +492,7 @@ int cuMemUnmap(uint64_t a, size_t n) {
     return OK;
 }
 int cuMemSetAccess(uint64_t a, size_t n, const int *access, size_t count) {
+    count_vmm();
     at_home();
     no_stop("cuMemSetAccess");
     for (size_t i = 0; i < count; i++) if (access[3 * i] != 1 || access[3 * i + 2] != access[2]) return INVALID;

@@ -66,6 +66,8 @@ controls! {
     fn fail_register(code: c_int);
     /// Copies fail with this code from now on.
     fn fail_copy(code: c_int);
+    /// Copies between device addresses fail with this code from now on.
+    fn fail_copy_within(code: c_int);
     /// Code cannot be loaded from now on, with this code.
     fn fail_module(code: c_int);
     /// Streams never come to host functions from now on.
@@ -76,6 +78,8 @@ controls! {
     fn queries() -> c_int;
     /// Copies and launches so far.
     fn calls() -> c_int;
+    /// Calls of virtual memory management so far, but for handles made and released.
+    fn vmm_calls() -> c_int;
     /// How contexts wait.
     fn schedule(flags: c_int);
     /// Registrations alive.

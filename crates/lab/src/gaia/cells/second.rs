@@ -1,4 +1,4 @@
-//! A second GPU gets a leased file that the first one has.
+//! A second GPU gets a leased or a mounted file that the first one has.
 
 use super::group::{Group, Work};
 use super::leased::Daemon;
@@ -11,10 +11,10 @@ struct Second {
     daemon: Option<Daemon>,
 }
 
-/// One process has both devices. The file is beside the mount.
+/// One process has both devices. The file is beside the mount, or in it.
 pub fn second(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Result<Box<dyn Cell>> {
     anyhow::ensure!(stage.devices > 1, "there is only one GPU here");
-    let file = stage.constant_words(false, "model", setting.get("size")?)?;
+    let file = stage.constant_words(method.name == "mounted", "model", setting.get("size")?)?;
     let daemon = (method.name == "map").then(|| Daemon::start(stage)).transpose()?;
     let worker = Work::new("second", method, &file).with_all_devices().start(stage, 0)?;
     Ok(Box::new(Second { group: Group { workers: vec![worker] }, daemon }))
