@@ -13,11 +13,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use spinio_pagecache::{self as pagecache, Backing as _, WriteFrom};
-
 use crate::arriving::Arriving;
-use crate::file_backing::FileBacking;
-use crate::files::File;
 
 /// Pages of a file that are overwritten now.
 #[derive(Debug, Default)]
@@ -27,7 +23,7 @@ pub(crate) struct Overwrites {
 }
 
 /// A WRITE without the lock, until this is dropped.
-struct Overwrite<'a>(&'a Arriving, u64);
+pub(crate) struct Overwrite<'a>(&'a Arriving, u64);
 
 impl Overwrites {
     /// Whether one of these pages is being overwritten.
@@ -40,8 +36,19 @@ impl Overwrites {
         self.pages.wait(pages);
     }
 
+    /// Whether something waits.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.pages.is_waited_for()
+    }
+
+    /// Those that were begun so far.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> u64 {
+        self.numbers.load(Relaxed)
+    }
+
     /// With the lock of the file's pages.
-    fn begin(&self, pages: &Range<u64>) -> Overwrite<'_> {
+    pub(crate) fn begin(&self, pages: &Range<u64>) -> Overwrite<'_> {
         let number = self.numbers.fetch_add(1, Relaxed);
         self.pages.begin(number, pages.clone());
         Overwrite(&self.pages, number)
@@ -51,79 +58,5 @@ impl Overwrites {
 impl Drop for Overwrite<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
-    }
-}
-
-impl File {
-    /// A WRITE of these pages.
-    pub(crate) fn write(
-        &self,
-        backing: FileBacking<'_>,
-        pages: &Range<u64>,
-        offset: u64,
-        bytes: &[u8],
-        from: WriteFrom,
-    ) -> pagecache::Result<()> {
-        let mut table = self.pages_to_change(pages);
-        if self.overwrites().pages.is_waited_for() || !table.begin_overwrite(offset, bytes.len()) {
-            return table.write(&backing, offset, bytes, from);
-        }
-        let _overwrite = self.overwrites().begin(pages);
-        drop(table);
-        Ok(backing.write(offset, bytes)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-    use std::sync::{Arc, mpsc};
-
-    use spinio_fuse::Negotiated;
-    use spinio_pagecache::{FilePages, KernelPages, PAGE, Slots};
-
-    use super::*;
-    use crate::slot_memory::PageSlots;
-    use crate::state::StateMemory;
-
-    #[test]
-    fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
-        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
-        let memory = PageSlots::new(Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap()));
-        let slots = Slots::format(Arc::new(memory)).unwrap();
-        let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, 8 * PAGE as u64));
-        let below = tempfile::tempfile().unwrap();
-        let write = |page: u64, byte| {
-            let (at, bytes) = (page * PAGE as u64, [byte; PAGE]);
-            file.write(FileBacking(below.as_fd()), &(page..page + 1), at, &bytes, WriteFrom::PageCache).unwrap();
-        };
-        let without_lock = || file.overwrites().numbers.load(Relaxed);
-        write(1, 1);
-        assert_eq!(without_lock(), 1);
-        let overwrite = file.overwrites().begin(&(2..3));
-        // These do not wait.
-        drop(file.pages_of(&(0..2)));
-        drop(file.pages_of(&(3..8)));
-        std::thread::scope(|scope| {
-            let (done, is_done) = mpsc::channel();
-            let file = &file;
-            scope.spawn(move || {
-                drop(file.pages_of(&(0..4)));
-                done.send(()).unwrap();
-            });
-            spinio_testkit::eventually("a thread waits", || file.overwrites().pages.is_waited_for());
-            write(5, 2);
-            assert_eq!(without_lock(), 2, "the lock was kept");
-            assert!(is_done.try_recv().is_err());
-            drop(overwrite);
-            is_done.recv().unwrap();
-        });
-        write(5, 3);
-        assert_eq!(without_lock(), 3);
-        let mut read = [0; 2];
-        for (byte, page) in read.iter_mut().zip([1, 5]) {
-            rustix::io::pread(&below, std::slice::from_mut(byte), page * PAGE as u64 + 7).unwrap();
-        }
-        assert_eq!(read, [1, 3]);
     }
 }
