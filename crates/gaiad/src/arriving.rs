@@ -21,6 +21,7 @@ pub(crate) struct Arriving {
     count: AtomicUsize,
     parts: Mutex<Vec<(u64, Range<u64>)>>,
     changed: Condvar,
+    waiting: AtomicUsize,
 }
 
 impl Arriving {
@@ -36,7 +37,10 @@ impl Arriving {
         let mut parts = lock(&self.parts);
         parts.retain(|(other, _)| *other != number);
         self.count.store(parts.len(), SeqCst);
-        self.changed.notify_all();
+        // What is counted later finds the part gone. To notify is a system call, whether or not something waits.
+        if self.is_waited_for() {
+            self.changed.notify_all();
+        }
     }
 
     /// Whether there is a part.
@@ -51,10 +55,17 @@ impl Arriving {
 
     /// Returns when there is none. With no lock that the end of a part needs, nor one that others need meanwhile.
     pub(crate) fn wait(&self, pages: &Range<u64>) {
+        self.waiting.fetch_add(1, SeqCst);
         let mut parts = lock(&self.parts);
         while overlaps(&parts, pages) {
             parts = self.changed.wait(parts).unwrap_or_else(PoisonError::into_inner);
         }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether something waits for a part.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
     }
 }
 

@@ -158,9 +158,7 @@ impl Content {
         let changed = pages_of(offset, bytes.len() as u64);
         let held = self.files.hold(node, &changed);
         self.files.times().keep(node, file, || match held.file() {
-            Some(found) => {
-                found.pages_to_change(&changed).write(&FileBacking(file), offset, bytes, from).map_err(|e| errno(&e))
-            }
+            Some(found) => write_pages(found, FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e)),
             None => file_backing::write(file, offset, bytes),
         })?;
         Ok(bytes.len())
@@ -333,7 +331,77 @@ fn read_pages(
     file.pages_of(&wanted).read(&backing, offset, buffer, into)
 }
 
+/// A WRITE of a file with a page table: of whole pages that need no look without the lock ([`crate::overwrites`]).
+fn write_pages(
+    file: &File,
+    backing: FileBacking<'_>,
+    pages: &Range<u64>,
+    offset: u64,
+    bytes: &[u8],
+    from: WriteFrom,
+) -> spinio_pagecache::Result<()> {
+    let mut table = file.pages_to_change(pages);
+    if file.overwrites().is_waited_for() || !table.begin_overwrite(offset, bytes.len()) {
+        return table.write(&backing, offset, bytes, from);
+    }
+    let _overwrite = file.overwrites().begin(pages);
+    drop(table);
+    Ok(backing.write(offset, bytes)?)
+}
+
 /// The pages of a range of bytes.
 fn pages_of(offset: u64, len: u64) -> Range<u64> {
     offset / PAGE as u64..offset.saturating_add(len).div_ceil(PAGE as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use spinio_fuse::Negotiated;
+    use spinio_pagecache::{FilePages, KernelPages};
+
+    use super::*;
+
+    #[test]
+    fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
+        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
+        let memory = PageSlots::new(Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap()));
+        let slots = Slots::format(Arc::new(memory)).unwrap();
+        let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, 8 * PAGE as u64));
+        let below = tempfile::tempfile().unwrap();
+        let write = |page: u64, byte| {
+            let (at, bytes) = (page * PAGE as u64, [byte; PAGE]);
+            let pages = page..page + 1;
+            write_pages(&file, FileBacking(below.as_fd()), &pages, at, &bytes, WriteFrom::PageCache).unwrap();
+        };
+        let without_lock = || file.overwrites().count();
+        write(1, 1);
+        assert_eq!(without_lock(), 1);
+        let overwrite = file.overwrites().begin(&(2..3));
+        // These do not wait.
+        drop(file.pages_of(&(0..2)));
+        drop(file.pages_of(&(3..8)));
+        std::thread::scope(|scope| {
+            let (done, is_done) = mpsc::channel();
+            let file = &file;
+            scope.spawn(move || {
+                drop(file.pages_of(&(0..4)));
+                done.send(()).unwrap();
+            });
+            spinio_testkit::eventually("a thread waits", || file.overwrites().is_waited_for());
+            write(5, 2);
+            assert_eq!(without_lock(), 2, "the lock was kept");
+            assert!(is_done.try_recv().is_err());
+            drop(overwrite);
+            is_done.recv().unwrap();
+        });
+        write(5, 3);
+        assert_eq!(without_lock(), 3);
+        let mut read = [0; 2];
+        for (byte, page) in read.iter_mut().zip([1, 5]) {
+            rustix::io::pread(&below, std::slice::from_mut(byte), page * PAGE as u64 + 7).unwrap();
+        }
+        assert_eq!(read, [1, 3]);
+    }
 }

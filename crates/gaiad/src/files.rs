@@ -25,6 +25,7 @@ use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
 use crate::lent::chunks::LentChunks;
 use crate::lock::lock;
+use crate::overwrites::Overwrites;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::times::Times;
@@ -70,6 +71,7 @@ pub(crate) struct File {
     /// Such bytes were lost, which the next fsync reports.
     lost: AtomicBool,
     lent: LentChunks,
+    overwrites: Overwrites,
 }
 
 /// The page table while it is locked. Clients are told of changes before the lock is released.
@@ -104,7 +106,7 @@ impl Drop for Pages<'_> {
 }
 
 impl File {
-    fn new(node: u64, pages: FilePages) -> File {
+    pub(crate) fn new(node: u64, pages: FilePages) -> File {
         File {
             node,
             release: Mutex::default(),
@@ -118,6 +120,7 @@ impl File {
             arriving: Arriving::default(),
             lost: AtomicBool::new(false),
             lent: LentChunks::default(),
+            overwrites: Overwrites::default(),
         }
     }
 
@@ -136,11 +139,13 @@ impl File {
         loop {
             let table = self.pages_now();
             let pages = which(&table);
-            if !self.arriving.has(&pages) {
+            let (arriving, overwritten) = (self.arriving.has(&pages), self.overwrites.has(&pages));
+            if !arriving && !overwritten {
                 return (table, pages);
             }
             drop(table);
             self.arriving.wait(&pages);
+            self.overwrites.wait(&pages);
         }
     }
 
@@ -163,6 +168,11 @@ impl File {
     /// Whether bytes were lost since this was asked last.
     pub(crate) fn take_lost(&self) -> bool {
         self.lost.swap(false, SeqCst)
+    }
+
+    /// WRITEs that go on without the lock.
+    pub(crate) fn overwrites(&self) -> &Overwrites {
+        &self.overwrites
     }
 
     /// The page table, also while bytes are on their way: for what looks at none.

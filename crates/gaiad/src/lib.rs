@@ -87,6 +87,7 @@ mod link;
 mod lock;
 mod nodes;
 mod other_mounts;
+mod overwrites;
 mod privileges;
 mod quotas;
 mod release;

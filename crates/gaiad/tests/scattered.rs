@@ -1,8 +1,10 @@
-//! Acquires after CPU programs changed single pages all over a file.
+//! Acquires after CPU programs changed single pages all over a file, and while they do.
 
 mod common;
 
-use std::os::unix::fs::FileExt;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::common::TestMount;
 use crate::common::gpu::{Gpu, PAGE, open};
@@ -43,4 +45,52 @@ fn changed_pages_are_fetched_and_later_stores_to_them_are_found_without_a_scan()
     assert_eq!(after.pages_committed - before.pages_committed, 3 * 3, "pages without a store are not released");
     assert_eq!(after.bytes_from_file - before.bytes_from_file, (3 * PAGES / STEP * PAGE) as u64);
     assert_eq!(after.scan_ns, before.scan_ns, "the device looks at no page");
+}
+
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+/// Whole pages are written to the file without the lock of its pages.
+#[test]
+fn acquired_page_is_one_of_those_that_were_written_whole() {
+    const WRITERS: usize = 4;
+    const WRITES: u64 = 200;
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), vec![0; 8 * PAGE]).unwrap()) else {
+        return;
+    };
+    let path = mount.dir.join("file");
+    let gpu = Gpu::new(&open(&path), 8);
+    let (begun, done): ([AtomicU64; WRITERS], [AtomicU64; WRITERS]) = Default::default();
+    std::thread::scope(|scope| {
+        for page in 0..WRITERS {
+            let file = OpenOptions::new().write(true).custom_flags(0o40000).open(&path).unwrap();
+            let (begun, done) = (&begun[page], &done[page]);
+            scope.spawn(move || {
+                for n in 1..=WRITES {
+                    begun.store(n, SeqCst);
+                    assert_eq!(file.write_at(&Page([n as u8; PAGE]).0, (page * PAGE) as u64).unwrap(), PAGE);
+                    done.store(n, SeqCst);
+                }
+            });
+        }
+        loop {
+            let before = [0, 1, 2, 3].map(|page: usize| done[page].load(SeqCst));
+            gpu.acquire();
+            for page in 0..WRITERS {
+                let bytes = [0, 1, 2047, 4000, 4095].map(|at| gpu.load(page * PAGE + at));
+                let after = begun[page].load(SeqCst);
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page}: {bytes:?}");
+                let is_new = (before[page]..=after).contains(&u64::from(bytes[0]));
+                assert!(is_new, "page {page}: {} of {before:?} to {after}", bytes[0]);
+            }
+            gpu.release();
+            if before == [WRITES; WRITERS] {
+                break;
+            }
+        }
+    });
+    drop(gpu);
+    let (dir, _kept) = mount.unmount();
+    let below = std::fs::read(dir.join("file")).unwrap();
+    assert!(below[..WRITERS * PAGE].iter().all(|byte| u64::from(*byte) == WRITES));
 }

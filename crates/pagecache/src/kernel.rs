@@ -164,14 +164,47 @@ impl FilePages {
         Ok(())
     }
 
+    /// Begins a WRITE of whole pages whose bytes the caller then writes to the backing file itself; false, and nothing is
+    /// done, if a page has to be looked at: the kernel has a twin of it, or the bytes before are a base.
+    ///
+    /// Until they are written the caller lets nothing use these pages but what looks at no bytes, as after
+    /// [`FilePages::commit_unseen`].
+    pub fn begin_overwrite(&mut self, offset: u64, len: usize) -> bool {
+        let pages = offset / PAGE as u64..offset.saturating_add(len as u64) / PAGE as u64;
+        let are_whole = offset_of(pages.start) == offset && offset_of(pages.end - pages.start) == len as u64;
+        if !are_whole || pages.is_empty() || !pages.clone().all(|page| self.is_plain_head(page)) {
+            return false;
+        }
+        self.cached(pages.clone());
+        if self.has_copies(&pages) || self.entries.range(pages.clone()).next().is_some() || self.run_in(&pages) {
+            self.divide(pages.clone(), Which::All);
+            pages.for_each(|page| self.now_in_backing(page, true, None));
+        }
+        true
+    }
+
+    fn run_in(&self, pages: &Range<u64>) -> bool {
+        self.runs_at(pages.clone()).next().is_some()
+    }
+
+    /// Whether nothing needs the bytes of a page that is overwritten, which are in the backing file: no twin, no base.
+    fn is_plain_head(&self, page: u64) -> bool {
+        let in_file = |source: &Source| matches!(source, Source::Backing);
+        let entry = self.entries.get(&page);
+        let is_plain = entry.is_none_or(|entry| {
+            entry.twin.is_none() && in_file(&entry.head) && !entry.old.iter().any(|(_, source)| in_file(source))
+        });
+        is_plain
+            && self.run_of(page).is_none_or(|run| run.head.is_none())
+            && !(self.is_base(page, self.version(page)..u64::MAX) && keep(Rule::OverwritesNoBase))
+    }
+
     fn write_page(&mut self, backing: &dyn Backing, page: u64, at: usize, bytes: &[u8], from: WriteFrom) -> Result<()> {
-        let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
-        if twin.is_none() && bytes.len() == PAGE && !self.is_base(page, self.version(page)..u64::MAX) {
+        if bytes.len() == PAGE && self.is_plain_head(page) {
             // Most pages of a write-back are such. To look whether one differs from head takes as long as to write it, while
             // others wait for the lock; the few that do not are fetched again.
-            let saved = self.save_bases(backing, page)?;
             backing.write(offset_of(page), bytes)?;
-            self.now_in_backing(page, true, saved);
+            self.now_in_backing(page, true, None);
             return Ok(());
         }
         let region = at..at + bytes.len();

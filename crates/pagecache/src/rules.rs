@@ -47,6 +47,8 @@ pub(crate) enum Rule {
     FetchAbandoned,
     /// An acquire that asks the server nothing knows of every change since the last one.
     CountChanges,
+    /// A page that is overwritten without a look at it is no base.
+    OverwritesNoBase,
     /// Pages that the kernel may have are not committed by runs.
     RunsAreUncached,
     /// The client takes the fingerprint of head for a page that it patched, not of the page.
@@ -56,7 +58,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 24] = [
+    pub(crate) const ALL: [Rule; 25] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -79,6 +81,7 @@ impl Rule {
         Rule::DropKeepsGiven,
         Rule::FetchAbandoned,
         Rule::CountChanges,
+        Rule::OverwritesNoBase,
         Rule::RunsAreUncached,
         Rule::FingerprintOfHead,
     ];

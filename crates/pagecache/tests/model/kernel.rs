@@ -346,7 +346,12 @@ impl World {
         let bytes = write.bytes[..write.len].to_vec();
         note!(self, "WRITE {page}, {} bytes", bytes.len());
         let offset = Kernel::start(page);
-        let done = self.call(|home, disk| home.write(disk, offset, &bytes, WriteFrom::PageCache).unwrap());
+        let unseen = self.below(2) == 0;
+        let done = self.call(|home, disk| match unseen && home.begin_overwrite(offset, bytes.len()) {
+            // Nothing looks at the page in between.
+            true => disk.write(offset, &bytes).unwrap(),
+            false => home.write(disk, offset, &bytes, WriteFrom::PageCache).unwrap(),
+        });
         if let Some(write) = &mut self.kernel.pages[page].write {
             write.done |= done.is_some();
         }
