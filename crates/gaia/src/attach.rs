@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::file_reader::FileReader;
 use crate::link::{Attached, Link, LinkState};
-use crate::peers::Name;
+use crate::owner_name::Name;
 use crate::state::State;
 use crate::window::Window;
 

@@ -9,7 +9,7 @@ use spinio_pagecache::messages::{self, MAX_MESSAGE, Reply, Request, TicketReply}
 use spinio_sys::{Errno, injection_point};
 
 use crate::owned_fd::OwnedFd;
-use crate::peers::Name;
+use crate::owner_name::Name;
 use crate::socket::Socket;
 use crate::{Error, Result};
 

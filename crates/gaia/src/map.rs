@@ -15,10 +15,11 @@ use crate::current::Current;
 use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
+use crate::owner_name::NameCell;
 use crate::page_states::PageStates;
-use crate::peers::{self, NameCell};
 use crate::queued_calls::Queue;
 use crate::replica::Replica;
+use crate::sources;
 use crate::state::{Info, State};
 use crate::{Error, Result};
 
@@ -118,7 +119,7 @@ impl Map {
             link: ManuallyDrop::new(link),
             queue: Arc::default(),
         };
-        peers::add(&map);
+        sources::add(&map.state, &map.queue, &map.replica, spec.first, spec.pages);
         Ok(map)
     }
 
@@ -196,7 +197,7 @@ impl Drop for Map {
         // A forked child has neither the mapping, nor the thread, nor the device; another mapping may be at the
         // address.
         if self.is_own_process() {
-            peers::remove(self);
+            sources::remove(&self.state);
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe {
                 ManuallyDrop::drop(&mut self.link);

@@ -8,8 +8,8 @@ use spinio_device::DeviceId;
 use crate::counters::Counters;
 use crate::current::Current;
 use crate::file_reader::OpenFile;
+use crate::owner_name::NameCell;
 use crate::page_states::PageStates;
-use crate::peers::NameCell;
 use crate::window::Window;
 
 /// What a map has done: `struct spinio_gaia_info`, which only grows at its end.

@@ -229,7 +229,8 @@ fn begin_acquire(gpu: Gpu) -> JoinHandle<Gpu> {
     thread
 }
 
-/// What happens to the first map while the second one copies from it; whether it may wait for the copy.
+/// What happens to the first map while the second one copies from it; whether it may wait for the copy. The caller drops
+/// the mount last.
 fn in_the_middle(
     wait: bool,
     happens: impl FnOnce(&TestMount, Gpu) -> Option<Gpu> + Send,
@@ -261,15 +262,17 @@ fn in_the_middle(
 
 #[test]
 fn source_is_unmapped_in_the_middle() {
-    in_the_middle(true, |_, _first| None);
+    let unmapped = in_the_middle(true, |_, _first| None);
+    let Some((_mount, _file, _second)) = unmapped else { return };
 }
 
 #[test]
 fn source_is_dropped_and_evicted_in_the_middle() {
-    in_the_middle(true, |_, first| {
+    let dropped = in_the_middle(true, |_, first| {
         first.1.advise(0, first.1.len(), Advice::DontNeed).unwrap();
         Some(first)
     });
+    let Some((_mount, _file, _second)) = dropped else { return };
 }
 
 #[test]

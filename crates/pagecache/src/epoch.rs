@@ -7,7 +7,7 @@ use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::owner::{Owner, Replica};
-use crate::peers::{PeerCopy, Peers};
+use crate::peer_copy::{PeerCopy, Peers};
 use crate::rules::{Rule, keep};
 use crate::source::{Copied, Source};
 

@@ -66,8 +66,8 @@ pub use bad_message::BadMessage;
 pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
 pub use holders::{Holder, RangeState};
 pub use lists::{Fills, Ranges, Runs};
-pub use peers::{MAX_PEERS, NO_PEERS, Peers, filled_but};
-pub use source::Source;
+pub use peers::filled_but;
+pub use source::{MAX_PEERS, NO_PEERS, Peers, Source};
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
 pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 

@@ -19,27 +19,9 @@ use crate::epoch::Fill;
 use crate::error::{Error, Result};
 use crate::file::{FilePages, OwnerId};
 use crate::owner::{Owner, Replica};
+use crate::peer_copy::{PeerCopy, Peers};
 use crate::rules::{Rule, keep};
 use crate::source::Source;
-
-/// The copy of another owner that a fill is made from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PeerCopy {
-    /// Whose.
-    pub owner: OwnerId,
-    /// The version counter then.
-    planned: u64,
-    losses: u64,
-}
-
-/// The owners that an acquire may get pages from.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Peers<'a> {
-    /// The best first.
-    pub owners: &'a [OwnerId],
-    /// Runs of fewer pages are not worth a copy.
-    pub least: u64,
-}
 
 impl FilePages {
     /// Plans to fetch pages, from one of the peers where it has them.

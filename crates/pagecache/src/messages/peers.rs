@@ -10,15 +10,6 @@
 
 use super::{FILLED_BUT, RUN, Run, Runs, encode_run, start};
 
-/// Owners in one request.
-pub const MAX_PEERS: usize = 8;
-
-/// Owners that pages may be copied from, the best first; 0 is none.
-pub type Peers = [u64; MAX_PEERS];
-
-/// No owner.
-pub const NO_PEERS: Peers = [0; MAX_PEERS];
-
 /// Appends a [`Request::FilledBut`](super::Request::FilledBut) to an empty buffer.
 pub fn filled_but(out: &mut Vec<u8>, runs: &[Run]) {
     start(out, FILLED_BUT, runs.len());

@@ -1,6 +1,13 @@
 //! Where the pages of a fill are, and its encoding.
 
-use super::MAX_PEERS;
+/// Owners in one request.
+pub const MAX_PEERS: usize = 8;
+
+/// Owners that pages may be copied from, the best first; 0 is none.
+pub type Peers = [u64; MAX_PEERS];
+
+/// No owner.
+pub const NO_PEERS: Peers = [0; MAX_PEERS];
 
 /// Where a client finds the bytes of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
