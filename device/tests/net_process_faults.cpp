@@ -2,7 +2,7 @@
 // address, network namespaces, a process that is stopped for seconds, several nets at once, forks and device calls meanwhile. In
 // each: right bytes or a true error, and nothing left: no descriptor, no proxy, no port.
 //
-//   net_process_faults [MIB]        of a transfer each way; by default 16
+//   net_process_faults [MIB [SECONDS]]      of a transfer each way, by default 16; for which a process is stopped, by default 2
 #include "net_process.h"
 
 #include <atomic>
@@ -271,7 +271,7 @@ static void serve_for_parent(int connections)
 }
 
 // Connections of before and from meanwhile go on once the process does.
-static void process_that_is_stopped_for_seconds_goes_on()
+static void process_that_is_stopped_for_seconds_goes_on(unsigned seconds)
 {
     NothingLeft nothing(__func__);
     Child child({"--serve", "2"});
@@ -285,7 +285,7 @@ static void process_that_is_stopped_for_seconds_goes_on()
     CHECK(send(before, text, sizeof text, MSG_NOSIGNAL) == sizeof text);
     int meanwhile = connect_to(address);
     CHECK(send(meanwhile, text, sizeof text, MSG_NOSIGNAL) == sizeof text);
-    sleep(2);
+    sleep(seconds);
     CHECK(recv(before, back, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
     CHECK(!kill(child.pid, SIGCONT));
     CHECK(recv(before, back, sizeof back, MSG_WAITALL) == sizeof back && !std::memcmp(text, back, sizeof back));
@@ -488,7 +488,7 @@ int main(int arguments, char **argument)
         peer_killed_in_a_long_transfer_ends_its_connection_only("unix:@spinio-long-" + std::to_string(getpid()), bytes);
         port_is_shared_with_a_program();
         address_that_another_user_holds_is_in_use();
-        process_that_is_stopped_for_seconds_goes_on();
+        process_that_is_stopped_for_seconds_goes_on(arguments > 2 ? unsigned(std::atoi(argument[2])) : 2);
         nets_of_several_processes_and_two_of_one_work_at_once();
         program_allocates_launches_and_starts_others_meanwhile();
         kernels_of_two_network_namespaces_talk();

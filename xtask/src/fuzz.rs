@@ -39,28 +39,44 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = instrumented(tools::cargo().args(["build", "--manifest-path"]).arg(root.join("fuzz/Cargo.toml")))?;
     instrumented(tools::cargo().args(["build", "-p", "spinio-preload"]))?;
 
-    for target in wanted {
-        let corpus = folder.join("corpus").join(target);
-        std::fs::create_dir_all(&corpus)?;
-        std::fs::create_dir_all(folder.join("failures"))?;
-        let mut fuzzer = tools::command(programs.join(target));
-        fuzzer.env("SPINIO_FUZZ_LIBRARY", programs.join("libspinio.so")).arg(&corpus).args([
-            format!("-max_total_time={}", args.seconds),
-            format!("-artifact_prefix={}/failures/{target}-", folder.display()),
-            "-timeout=60".into(),
-            "-rss_limit_mb=4096".into(),
-            "-print_final_stats=1".into(),
-            "-verbosity=0".into(),
-        ]);
-        let output = fuzzer.output().with_context(|| format!("cannot start {target}"))?;
-        let log = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success() {
-            eprintln!("{log}");
-        }
-        ensure!(output.status.success(), "{target} failed; the input is in {}", folder.join("failures").display());
-        let runs = log.lines().find_map(|l| l.strip_prefix("stat::number_of_executed_units:")).map_or("?", str::trim);
-        println!("{target}: {runs} inputs, no failure");
+    std::fs::create_dir_all(folder.join("failures"))?;
+    // As many at a time as there are processors.
+    let together = std::thread::available_parallelism().map_or(1, usize::from);
+    for some in wanted.chunks(together) {
+        let done = std::thread::scope(|scope| {
+            let (folder, programs) = (&folder, &programs);
+            let mut running = Vec::new();
+            for target in some {
+                running.push(scope.spawn(move || fuzz(target, folder, programs, args.seconds)));
+            }
+            running.into_iter().map(|one| one.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        done.into_iter().collect::<Result<()>>()?;
     }
+    Ok(())
+}
+
+/// Runs a target.
+fn fuzz(target: &str, folder: &Path, programs: &Path, seconds: u64) -> Result<()> {
+    let corpus = folder.join("corpus").join(target);
+    std::fs::create_dir_all(&corpus)?;
+    let mut fuzzer = tools::command(programs.join(target));
+    fuzzer.env("SPINIO_FUZZ_LIBRARY", programs.join("libspinio.so")).arg(&corpus).args([
+        format!("-max_total_time={seconds}"),
+        format!("-artifact_prefix={}/failures/{target}-", folder.display()),
+        "-timeout=60".into(),
+        "-rss_limit_mb=4096".into(),
+        "-print_final_stats=1".into(),
+        "-verbosity=0".into(),
+    ]);
+    let output = fuzzer.output().with_context(|| format!("cannot start {target}"))?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        eprintln!("{log}");
+    }
+    ensure!(output.status.success(), "{target} failed; the input is in {}", folder.join("failures").display());
+    let runs = log.lines().find_map(|l| l.strip_prefix("stat::number_of_executed_units:")).map_or("?", str::trim);
+    println!("{target}: {runs} inputs, no failure");
     Ok(())
 }
 

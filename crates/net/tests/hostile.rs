@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use spinio_device::registry;
-use spinio_net::{Handle, Net, NetAddress, Options};
+use spinio_net::{Handle, Net, NetAddress, Options, Socket, SocketOptions};
 use spinio_ring::datagram::Header;
 use spinio_ring::doorbell::{self, Entry, Op};
 use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header, record};
@@ -243,11 +243,16 @@ fn doorbells_of_stale_and_impossible_sockets_are_ignored() {
     net.close().unwrap();
 }
 
-/// Both ends of a connection inside the net, as the records say.
+/// Both ends of a connection inside the net.
 fn inner_connection(net: &Net, kernel: &Kernel, listener: &NetAddress, accepting: i32, number: u32) -> [i32; 2] {
     let client = net.connect(listener).unwrap();
+    [client, accept(kernel, accepting, number)]
+}
+
+/// A connection that a kernel accepts.
+fn accept(kernel: &Kernel, listener: i32, number: u32) -> i32 {
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
-    let (call, descriptor) = (Ok(Call::Accept), accepting as u32);
+    let (call, descriptor) = (Ok(Call::Accept), listener as u32);
     Request { call, flags: 0, number, descriptor, argument: 0, address: Address::EMPTY }.store(&mailbox[..16]);
     kernel.ring(Op::Control, 0, 0, 0);
     let mut accepted = 0;
@@ -255,7 +260,48 @@ fn inner_connection(net: &Net, kernel: &Kernel, listener: &NetAddress, accepting
         let reply = Reply::load(&mailbox[16..], number);
         reply.inspect(|reply| accepted = reply.result).is_some()
     });
-    [client, accepted]
+    accepted
+}
+
+#[test]
+fn memory_of_a_program_is_used_again_once_kernel_and_program_have_left() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let name = format!("unix:@spinio-hostile-{}", std::process::id());
+    let address = NetAddress::parse(&name).unwrap();
+    let listener = net.listen(&address, 8).unwrap();
+    // The net has memory for four programs.
+    let connect = |number| {
+        let socket = Socket::connect(&address, SocketOptions::default()).unwrap();
+        (socket.transport().0, socket, accept(&kernel, listener, number))
+    };
+    let mut programs: Vec<_> = (1..=4).map(connect).collect();
+    assert!(programs.iter().all(|(transport, ..)| *transport == "shared"));
+    let close = |socket: i32, open| {
+        net.close_socket(socket).unwrap();
+        until("a socket is not closed", || net.stats().open == open);
+    };
+    close(programs[0].2, 4);
+    let (transport, socket, accepted) = connect(5);
+    assert_eq!(transport, "kernel", "the first program has not left");
+    drop(socket);
+    close(accepted, 4);
+    drop(programs.remove(0));
+    let mut number = 6;
+    let (socket, accepted) = loop {
+        let (transport, socket, accepted) = connect(number);
+        number += 1;
+        if transport == "shared" {
+            break (socket, accepted);
+        }
+        // The proxy has not heard yet that the first program has left.
+        close(accepted, 4);
+    };
+    drop(socket);
+    let (transport, ..) = connect(number);
+    assert_eq!(transport, "kernel", "the kernel has not left");
+    close(accepted, 5);
+    net.close().unwrap();
 }
 
 #[test]

@@ -339,6 +339,8 @@ assert kernels.launch_echo(stream.handle, net.handle, listener, 1) == 0
 
 def test_ctrl_c_stops_a_server(kernels):
     process = start(kernels, SERVER + textwrap.dedent("""
+        # A background job of a shell ignores it, and so would all that it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with net:
                 print(net.address(listener))

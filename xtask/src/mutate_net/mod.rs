@@ -15,6 +15,7 @@
 mod checks;
 mod rules;
 mod rules_kernel;
+mod rules_shared;
 
 use std::path::PathBuf;
 
@@ -75,7 +76,7 @@ pub(crate) struct Args {
 
 /// All rules.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    rules::RULES.iter().chain(rules_kernel::RULES)
+    rules::RULES.iter().chain(rules_kernel::RULES).chain(rules_shared::RULES)
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
