@@ -262,6 +262,9 @@ def main():
             with open(directory / "file", "wb") as file:
                 for _ in range(options.size):
                     file.write(os.urandom(MIB))
+                # Else the rows run beside a disk that is written, and may wait for it.
+                file.flush()
+                os.fsync(file)
         # The file below the mount.
         hidden = os.open(below / "file", os.O_RDWR)
         stack.callback(os.close, hidden)
