@@ -8,7 +8,7 @@
 //! The Linux kernel sends a WRITE for each run of dirty pages, up to 64 at a time. With the lock held over each pwrite the
 //! threads that handle them slept and woke one after the other.
 //!
-//! Whoever waits for pages must not wait for ever: as long as something does, WRITEs keep the lock.
+//! What waits for pages must not wait for ever: as long as something does, WRITEs keep the lock.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
