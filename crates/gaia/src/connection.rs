@@ -54,7 +54,7 @@ impl Connection {
         self.post(|out| hello.encode(out))?;
         let mut descriptors = Vec::new();
         let (size, name) = match self.receive(&mut descriptors)? {
-            Reply::Mapped { owner, size, server } => (size, Name { server, owner }),
+            Reply::Mapped { owner, size, file } => (size, Name { file, owner }),
             other => return Err(unexpected(&other)),
         };
         match <[OwnedFd; 4]>::try_from(descriptors) {

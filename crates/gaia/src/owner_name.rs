@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 /// The name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
-    /// The server's number: owners of another one may have the same numbers.
-    pub(crate) server: u64,
+    /// The file at this server: owners of another server may have the same numbers.
+    pub(crate) file: u64,
     pub(crate) owner: u64,
 }
 

@@ -50,7 +50,7 @@ impl Map {
         }
         let first = self.spec.first;
         let pages = first + pages.start as u64..first + pages.end as u64;
-        let mut named = sources::of_server(name.server, self.replica.device_id(), &pages);
+        let mut named = sources::of_file(name.file, self.replica.device_id(), &pages);
         named.retain(|(_, source)| !state.inaccessible.contains(&source.device()));
         named.truncate(MAX_PEERS);
         named
@@ -105,7 +105,8 @@ impl Outcome {
     pub(crate) fn count_again(&self, state: &mut State, fetched: impl Iterator<Item = Run>) {
         let both = |a: &Run, b: &Run| end_of(a).min(end_of(b)).saturating_sub(a.first.max(b.first));
         let again = fetched.map(|fetched| self.copied.iter().map(|run| both(run, &fetched)).sum::<u64>()).sum();
-        state.info.bytes_from_peer -= again * PAGE_BYTES as u64;
+        // A page may be listed twice.
+        state.info.bytes_from_peer = state.info.bytes_from_peer.saturating_sub(again * PAGE_BYTES as u64);
         count_refused(state, again, PeerRefusal::Changed);
     }
 }

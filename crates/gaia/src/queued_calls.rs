@@ -1,6 +1,6 @@
 //! The calls of a map that are queued on streams, and what has failed of them: [`crate::stream_order`].
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use spinio_host::lock;
@@ -79,11 +79,18 @@ impl Queue {
         lock(&self.state).failure.get_or_insert_with(|| Error::new(error.errno, sentence));
     }
 
-    /// Whether all calls that were queued have ended, and none has failed. After one that has, kernels of its stream may
-    /// have stored to pages in no epoch.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// The turn, if no call has it, all that were queued have ended, and none has failed: after one that has, kernels of its
+    /// stream may have stored to pages in no epoch. It is tried: the caller holds the state of the map, for which a call
+    /// with the turn may wait.
+    pub(crate) fn turn_if_quiet(&self) -> Option<Turn<'_>> {
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         let state = lock(&self.state);
-        state.ended == state.queued && state.failure.is_none() && state.reported.is_none()
+        let is_quiet = state.ended == state.queued && state.failure.is_none() && state.reported.is_none();
+        is_quiet.then_some(Turn(Some(turn)))
     }
 
     /// A call that is queued.
@@ -136,5 +143,25 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         lock(&self.queue.state).ended += 1;
         self.queue.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turn_is_given_at_once_or_not_at_all_and_after_a_failure_not_before_a_later_call() {
+        let queue = Arc::new(Queue::default());
+        let turn = queue.turn_if_quiet().unwrap();
+        assert!(queue.turn_if_quiet().is_none(), "another has it");
+        drop(turn);
+        drop(queue.turn(|| false).unwrap());
+        let ticket = queue.ticket();
+        assert!(queue.turn_if_quiet().is_none(), "a call is queued");
+        drop(ticket);
+        assert!(queue.turn_if_quiet().is_some());
+        queue.fail(&Error::new(spinio_sys::Errno::IO, "it failed"), "acquire");
+        assert!(queue.turn_if_quiet().is_none(), "a call has failed");
     }
 }

@@ -68,14 +68,14 @@ pub(crate) fn remove(state: &Arc<Mutex<State>>) {
     }
 }
 
-/// The maps of one server, on other devices than this one, that have some of these pages of the file.
-pub(crate) fn of_server(server: u64, device: DeviceId, pages: &Range<u64>) -> Vec<Named> {
+/// The maps of a file, on other devices than this one, that have some of these pages.
+pub(crate) fn of_file(file: u64, device: DeviceId, pages: &Range<u64>) -> Vec<Named> {
     let is_useful = |source: &&Arc<Source>| {
         source.device != device && source.pages.start < pages.end && pages.start < source.pages.end
     };
     let sources = lock(&SOURCES);
     let named = sources.iter().filter(is_useful).filter_map(|source| {
-        let its = (*lock(&source.name)).filter(|its| its.server == server)?;
+        let its = (*lock(&source.name)).filter(|its| its.file == file)?;
         Some((its, Arc::clone(source)))
     });
     named.collect()
@@ -107,9 +107,9 @@ impl Source {
         let Some(state) = self.state.upgrade() else { return Err(PeerRefusal::Unavailable) };
         let Some(state) = try_lock(&state) else { return Err(PeerRefusal::Busy) };
         let _copying = lock(&self.copying);
-        if !self.queue.is_quiet() {
-            return Err(PeerRefusal::Busy);
-        }
+        // Until the copies are made: a call that is queued meanwhile may stop a stream that they wait for, and wait for the
+        // state.
+        let Some(_turn) = self.queue.turn_if_quiet() else { return Err(PeerRefusal::Busy) };
         if *lock(&self.name) != Some(name) {
             return Err(PeerRefusal::Unavailable);
         }

@@ -55,17 +55,31 @@ impl Arriving {
 
     /// Returns when there is none. With no lock that the end of a part needs, nor one that others need meanwhile.
     pub(crate) fn wait(&self, pages: &Range<u64>) {
-        self.waiting.fetch_add(1, SeqCst);
+        let _waits = self.count_waiting();
         let mut parts = lock(&self.parts);
         while overlaps(&parts, pages) {
             parts = self.changed.wait(parts).unwrap_or_else(PoisonError::into_inner);
         }
-        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Something waits until this is dropped.
+    pub(crate) fn count_waiting(&self) -> Waits<'_> {
+        self.waiting.fetch_add(1, SeqCst);
+        Waits(self)
     }
 
     /// Whether something waits for a part.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.waiting.load(SeqCst) > 0
+    }
+}
+
+/// Something that waits.
+pub(crate) struct Waits<'a>(&'a Arriving);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, SeqCst);
     }
 }
 

@@ -229,8 +229,8 @@ impl<'a> Client<'a> {
 
     fn say_hello(&self, socket: &OwnedFd) -> std::result::Result<(), Errno> {
         let mut out = Vec::new();
-        let server = self.all.content.files().nonce();
-        Reply::Mapped { owner: self.owner.0, size: self.size()?, server }.encode(&mut out);
+        let file = self.all.content.files().nonce().wrapping_add(self.file.node);
+        Reply::Mapped { owner: self.owner.0, size: self.size()?, file }.encode(&mut out);
         let counters = self.file.counters()?.as_fd();
         let descriptors = [self.window.as_fd(), self.backing.as_fd(), counters, self.all.servers.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -259,7 +259,7 @@ impl<'a> Client<'a> {
             Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
             Request::Acquire { first, pages, access, fetch, peers } => {
                 self.acquire(first, pages, access, fetch)?;
-                self.peers = peers.into_iter().filter(|peer| *peer != 0).map(OwnerId).collect();
+                self.peers = self.peers_of(&peers);
                 let file = self.file.share();
                 let _settled = self.in_place.then(|| self.settled(&file));
                 self.tell(out).map_err(broken)
@@ -344,6 +344,19 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
+    /// The owners that a client names as sources: those of its own process, each once; in place of others none, as a fill
+    /// names one by its place.
+    fn peers_of(&self, peers: &[u64]) -> Vec<OwnerId> {
+        let holders = self.file.holders();
+        let own = holders.get(&self.owner);
+        let is_own = |peer: &OwnerId| own.is_some_and(|own| holders.get(peer) == Some(own));
+        let mut named: Vec<OwnerId> = Vec::new();
+        for peer in peers.iter().map(|peer| OwnerId(*peer)) {
+            named.push(if is_own(&peer) && !named.contains(&peer) { peer } else { OwnerId(0) });
+        }
+        named
+    }
+
     /// No release is under way until this is dropped: the kernel has no page that a release has replaced. Else a client
     /// that takes pages from the kernel would take the old one, and the page would count as current.
     fn settled<'f>(&self, file: &'f File) -> MutexGuard<'f, ()> {
@@ -385,7 +398,10 @@ impl<'a> Client<'a> {
         }
         let opened = {
             let rest = self.rest.clone();
-            let (mut pages, step) = self.file.pages_for(|pages| rest.start..pages.part(self.owner, rest.clone(), STEP));
+            let (mut pages, step) = self.file.pages_for(|pages| {
+                let owners = std::iter::once(&self.owner).chain(&self.peers).copied();
+                rest.start..pages.part(owners, rest.clone(), STEP)
+            });
             self.rest.start = step.end;
             match self.fetch {
                 true => {

@@ -40,7 +40,7 @@ const WRITE_OUT: usize = 128;
 const TO_STORAGE: u64 = 2048;
 
 /// The process at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) pid: u32,
     pub(crate) user: u32,
@@ -136,6 +136,8 @@ impl File {
 
     /// The page table, once the bytes of those pages are there that it names itself.
     pub(crate) fn pages_for(&self, which: impl Fn(&FilePages) -> Range<u64>) -> (Pages<'_>, Range<u64>) {
+        // Until this has the lock: WRITEs that began without it meanwhile could go on for ever.
+        let mut waits = None;
         loop {
             let table = self.pages_now();
             let pages = which(&table);
@@ -144,6 +146,7 @@ impl File {
                 return (table, pages);
             }
             drop(table);
+            waits.get_or_insert_with(|| self.overwrites.keep_the_lock());
             self.arriving.wait(&pages);
             self.overwrites.wait(&pages);
         }

@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::arriving::Arriving;
+use crate::arriving::{Arriving, Waits};
 
 /// Pages of a file that are overwritten now.
 #[derive(Debug, Default)]
@@ -34,6 +34,11 @@ impl Overwrites {
     /// Returns when none is. Without the lock of the file's pages.
     pub(crate) fn wait(&self, pages: &Range<u64>) {
         self.pages.wait(pages);
+    }
+
+    /// WRITEs that begin keep the lock until this is dropped.
+    pub(crate) fn keep_the_lock(&self) -> Waits<'_> {
+        self.pages.count_waiting()
     }
 
     /// Whether something waits.

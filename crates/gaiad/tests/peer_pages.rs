@@ -107,6 +107,26 @@ fn whole() -> u64 {
 }
 
 #[test]
+fn maps_of_other_files_are_no_sources_and_take_no_place_of_one() {
+    let Some((mount, file)) = mounted() else { return };
+    let maps: Vec<Gpu> = (0..10)
+        .map(|n| {
+            let path = mount.dir.join(format!("other{n}"));
+            std::fs::write(&path, vec![n; LEN]).unwrap();
+            let map = Gpu::new(&open(&path), 0, Access::Read);
+            map.1.acquire(0, 2 * CHUNK as u64, Access::Read).unwrap();
+            map
+        })
+        .collect();
+    let (first, second) = (Gpu::new(&file, 0, Access::Read), Gpu::new(&file, 1, Access::Read));
+    first.acquire(Access::Read);
+    second.acquire(Access::Read);
+    assert!(second.load() == contents());
+    assert_eq!(second.sources(), (0, 0, whole()));
+    drop(maps);
+}
+
+#[test]
 fn second_device_reads_nothing_of_the_file_and_then_what_was_changed() {
     let Some((_mount, file)) = mounted() else { return };
     let (first, second) = (Gpu::new(&file, 0, Access::Read), Gpu::new(&file, 1, Access::Write));
@@ -338,7 +358,8 @@ fn copy_counts_only_if_the_other_map_has_kept_the_pages() {
     let peers = |owner| -> Peers { std::array::from_fn(|n| if n == 2 { owner } else { 0 }) };
     let from_peer = |client: &mut Raw, owner| client.fills(acquire(Access::Read, peers(owner)));
     let all = |source| [Fill { run: Run { first: 0, count: PAGES as u32 }, source }];
-    let (file_pages, peer_pages) = (all(Source::File), all(Source::Peer(0)));
+    // By its place in the list.
+    let (file_pages, peer_pages) = (all(Source::File), all(Source::Peer(2)));
     // A map that has nothing, itself, and one that there is not.
     for owner in [source.owner, client.owner, u64::MAX] {
         assert_eq!(from_peer(&mut client, owner), file_pages);

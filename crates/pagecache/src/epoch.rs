@@ -170,15 +170,15 @@ impl FilePages {
         }
     }
 
-    /// Where a part of these pages ends whose [`FilePages::open`] takes about `most` steps: runs of pages of which the
-    /// owner has the same, and pages with an entry.
-    pub fn part(&self, owner: OwnerId, pages: Range<u64>, most: usize) -> u64 {
+    /// Where a part of these pages ends whose [`FilePages::open_from`] takes about `most` steps for each owner that is
+    /// looked at: runs of pages of which the owner has the same, and pages with an entry.
+    pub fn part(&self, owners: impl Iterator<Item = OwnerId>, pages: Range<u64>, most: usize) -> u64 {
         let entry = self.entries.range(pages.clone()).nth(most).map_or(pages.end, |(page, _)| *page);
         // They will have an entry each.
         let in_slots = self.in_runs(pages.start..entry, |run| run.head.is_some());
         let entry = in_slots.first().map_or(entry, |run| entry.min(run.start + most as u64));
-        let run = self.owners.get(&owner).and_then(|owner| owner.runs(pages.start..entry).nth(most));
-        run.map_or(entry, |(run, _)| run.start)
+        let end_of = |owner: &Owner| owner.runs(pages.start..entry).nth(most).map_or(entry, |(run, _)| run.start);
+        owners.filter_map(|owner| self.owners.get(&owner)).map(end_of).min().unwrap_or(entry)
     }
 
     /// Copies that are head.

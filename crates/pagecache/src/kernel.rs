@@ -203,9 +203,10 @@ impl FilePages {
         if bytes.len() == PAGE && self.is_plain_head(page) {
             // Most pages of a write-back are such. To look whether one differs from head takes as long as to write it, while
             // others wait for the lock; the few that do not are fetched again.
-            backing.write(offset_of(page), bytes)?;
+            let written = backing.write(offset_of(page), bytes);
+            // After an error too: a part may be written.
             self.now_in_backing(page, true, None);
-            return Ok(());
+            return Ok(written?);
         }
         let region = at..at + bytes.len();
         let (mut head, mut merged) = (ZEROS, ZEROS);
@@ -265,8 +266,10 @@ impl FilePages {
         let inside = if changed && end == PAGE { PAGE } else { bytes_inside(page, backing.size()?) };
         if changed || end > inside {
             let saved = self.save_bases(backing, page)?;
-            backing.write(offset_of(page), &new[..end.max(inside)])?;
+            let written = backing.write(offset_of(page), &new[..end.max(inside)]);
+            // After an error too: a part may be written.
             self.now_in_backing(page, changed, saved);
+            written?;
         }
         Ok(())
     }

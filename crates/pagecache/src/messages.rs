@@ -204,8 +204,8 @@ pub enum Reply<'a> {
         owner: u64,
         /// Bytes of the file.
         size: u64,
-        /// A random number of this server: owners of another one may have the same numbers.
-        server: u64,
+        /// What no other file has, at this server or another one.
+        file: u64,
     },
     /// To [`Request::Acquire`], [`Request::Filled`] and [`Request::FilledBut`]; no fill at all: the acquire is complete.
     Fills {
@@ -384,9 +384,9 @@ impl Reply<'_> {
     /// Appends the message to an empty buffer; the lists come from [`fills`] and [`explained`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
-            Reply::Mapped { owner, size, server } => {
+            Reply::Mapped { owner, size, file } => {
                 start(out, MAPPED, 0);
-                numbers(out, &[owner, size, server]);
+                numbers(out, &[owner, size, file]);
             }
             Reply::Fills { size, fills } => {
                 start(out, FILLS, fills.0.len() / RUN);
@@ -503,7 +503,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
 pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
     let mut at = Cursor::new(bytes)?;
     let reply = match at.kind {
-        MAPPED => Reply::Mapped { owner: at.number()?, size: at.number()?, server: at.number()? },
+        MAPPED => Reply::Mapped { owner: at.number()?, size: at.number()?, file: at.number()? },
         FILLS => {
             let size = at.number()?;
             Reply::Fills { size, fills: Fills(at.runs(|flags| source_of(flags).is_some())?) }

@@ -119,7 +119,7 @@ impl Server {
                         if self.take(Fault::SmallWindow) { PAGE as u64 } else { pages * 2 * PAGE as u64 + STAGE_BYTES };
                     let memory = memory_file(&self.window_name(), len);
                     let file = OwnedFd::from(File::open(&self.path).unwrap());
-                    Reply::Mapped { owner: 1, size: file_len(&self.path), server: 1 }.encode(&mut out);
+                    Reply::Mapped { owner: 1, size: file_len(&self.path), file: 1 }.encode(&mut out);
                     let counters = memory_file(&self.window_name(), PAGE as u64);
                     // The second word: a program may have it open for writing.
                     let writers = u64::from(!self.state.lock().unwrap().no_writers);

@@ -43,7 +43,7 @@ fn replies() -> Vec<Vec<u8>> {
     let list =
         [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch), run(10, 7, Source::Peer(7))];
     let mut all = vec![Vec::new(); 13];
-    Reply::Mapped { owner: 1, size: 2, server: 3 }.encode(&mut all[0]);
+    Reply::Mapped { owner: 1, size: 2, file: 3 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
     Reply::Was { committed: true }.encode(&mut all[3]);
