@@ -8,7 +8,7 @@ use spinio_pagecache::messages::{
 };
 
 /// Kinds of requests and of replies, and one that is none.
-const KINDS: [u16; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 0x8c, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0xff];
+const KINDS: [u16; 23] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 11, 0x8c, 0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0xff];
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
@@ -76,6 +76,13 @@ fn check(bytes: &[u8]) {
                 let mut built = Vec::new();
                 messages::release(&mut built, messages::ReleasePart { id, first, pages, last, at, total }, &list);
                 assert_eq!(built, bytes, "a release that is built in another way");
+            }
+            Request::FilledBut { runs } => {
+                let list: Vec<Run> = runs.iter().collect();
+                ascending(&list);
+                let mut built = Vec::new();
+                messages::filled_but(&mut built, &list);
+                assert_eq!(built, bytes, "pages that were not filled, built in another way");
             }
             Request::HandOver { part, runs } => {
                 inside(part.first, part.pages.into());
