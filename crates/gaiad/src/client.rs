@@ -41,6 +41,8 @@ const REPLY: u64 = 16 << 10;
 const PEER_PAGES: u64 = 16;
 /// A run of fewer pages is not copied from another device, whose memory has to be mapped for it.
 const LEAST_FROM_PEER: u64 = 256;
+/// Owners are counted from 1.
+const NO_OWNER: OwnerId = OwnerId(0);
 /// Runs of pages, and pages that have changed, that are planned while the lock of the file is held. The server holds two
 /// copies of each of the latter at most.
 const STEP: usize = 1024;
@@ -345,15 +347,16 @@ impl<'a> Client<'a> {
     }
 
     /// The owners that a client names as sources: those of its own process, each once; in place of others none, as a fill
-    /// names one by its place.
+    /// names one by its place. No more after the last of them: each is looked up for each run of pages.
     fn peers_of(&self, peers: &[u64]) -> Vec<OwnerId> {
         let holders = self.file.holders();
         let own = holders.get(&self.owner);
         let is_own = |peer: &OwnerId| own.is_some_and(|own| holders.get(peer) == Some(own));
         let mut named: Vec<OwnerId> = Vec::new();
         for peer in peers.iter().map(|peer| OwnerId(*peer)) {
-            named.push(if is_own(&peer) && !named.contains(&peer) { peer } else { OwnerId(0) });
+            named.push(if is_own(&peer) && !named.contains(&peer) { peer } else { NO_OWNER });
         }
+        named.truncate(named.iter().rposition(|peer| *peer != NO_OWNER).map_or(0, |last| last + 1));
         named
     }
 

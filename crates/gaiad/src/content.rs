@@ -358,15 +358,13 @@ fn pages_of(offset: u64, len: u64) -> Range<u64> {
 mod tests {
     use std::sync::mpsc;
 
-    use spinio_fuse::Negotiated;
     use spinio_pagecache::{FilePages, KernelPages};
 
     use super::*;
 
     #[test]
     fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
-        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
-        let memory = PageSlots::new(Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap()));
+        let memory = PageSlots::new(Arc::new(StateMemory::small()));
         let slots = Slots::format(Arc::new(memory)).unwrap();
         let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, 8 * PAGE as u64));
         let below = tempfile::tempfile().unwrap();

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use spinio_pagecache::StagedPages;
 use spinio_pagecache::messages::{self, ReleaseId};
+use spinio_pagecache::{StagedPages, StagedRun};
 
 use crate::release_memory::Reserved;
 
@@ -72,9 +72,9 @@ impl<'a> Draft<'a> {
         self.answered = Instant::now();
     }
 
-    /// The pages of the next run that are inside the file; `None`: it is out of order or outside the release. `size`: that
-    /// of the file, in pages.
-    pub(crate) fn next_run(&mut self, pages: Range<u64>, size: u64) -> Option<Range<u64>> {
+    /// Adds the pages of the next run that are inside the file to runs; `None`: it is out of order or outside the release.
+    /// `size`: that of the file, in pages.
+    pub(crate) fn next_run(&mut self, pages: Range<u64>, size: u64, runs: &mut Vec<Range<u64>>) -> Option<()> {
         if pages.start < self.next || pages.end > self.range.end {
             return None;
         }
@@ -83,6 +83,35 @@ impl<'a> Draft<'a> {
         if inside.end < pages.end {
             self.past = Some(self.past.map_or(size, |past| past.min(size)));
         }
-        Some(inside)
+        match runs.last_mut() {
+            _ if inside.is_empty() => {}
+            Some(last) if last.end == inside.start => last.end = inside.end,
+            _ => runs.push(inside),
+        }
+        Some(())
     }
+}
+
+/// Pages of runs.
+pub(crate) fn count(runs: &[Range<u64>]) -> u64 {
+    runs.iter().map(|run| run.end - run.start).sum()
+}
+
+/// Runs of slots for runs of as many pages: each with its first page.
+pub(crate) fn place(pages: &[Range<u64>], slots: Vec<StagedRun>) -> Vec<(u64, StagedRun)> {
+    let (mut slots, mut placed) = (slots.into_iter(), Vec::new());
+    let mut rest: Option<StagedRun> = None;
+    for run in pages {
+        let mut page = run.start;
+        while page < run.end {
+            let Some(mut staged) = rest.take().or_else(|| slots.next()) else { return placed };
+            let (len, room) = (staged.slots().len() as u64, run.end - page);
+            if room < len {
+                rest = Some(staged.split_off(room as u32));
+            }
+            placed.push((page, staged));
+            page += len.min(room);
+        }
+    }
+    placed
 }

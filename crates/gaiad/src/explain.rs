@@ -127,9 +127,12 @@ fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
         None => send_runs(socket, &[(0..pages, RangeState::default())])?,
     }
     for (owner, peer) in found.iter().flat_map(|found| found.holders().clone()) {
-        let Some(range) = found.as_ref().and_then(|found| found.pages_now().pages_of(owner)) else { continue };
+        let of_map = found.as_ref().and_then(|found| {
+            let table = found.pages_now();
+            Some((table.pages_of(owner)?, table.pages_from_peers(owner)))
+        });
+        let Some((range, from_peers)) = of_map else { continue };
         let counted = totals.remove(&owner).unwrap_or_default();
-        let from_peers = found.as_ref().map_or(0, |found| found.pages_now().pages_from_peers(owner));
         let (first, pages) = (range.start, range.end - range.start);
         let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, from_peers, ..counted };
         send(socket, |out| Reply::Holder(holder).encode(out))?;

@@ -538,7 +538,6 @@ mod tests {
     use std::path::Path;
 
     use rustix::fs::{Mode, OFlags};
-    use spinio_fuse::Negotiated;
     use spinio_pagecache::{Access as Want, PAGE, SlotMemory};
 
     use super::*;
@@ -567,8 +566,7 @@ mod tests {
             return None;
         }
         std::fs::write(dir.join("file"), [1; PAGE]).unwrap();
-        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
-        let state = Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap());
+        let state = Arc::new(StateMemory::small());
         let fd = open(&dir.join("file"), OFlags::RDWR);
         let identity = identity(&fd, &stat(&fd).unwrap()).unwrap();
         let node = Nodes::attach(state.clone()).look_up(&identity).unwrap();

@@ -22,7 +22,7 @@ use crate::arrivals::{Arrival, Part};
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
 use crate::device_process::CopyRange;
-use crate::draft::Draft;
+use crate::draft::{Draft, count, place};
 use crate::file_backing::{FileBacking, errno};
 use crate::files;
 
@@ -93,13 +93,8 @@ impl Client<'_> {
             if run.first < chunks.start || run.first + u64::from(run.count) > chunks.end {
                 return Err(invalid());
             }
-            let inside = self.file_pages(run.first, run.count.into())?;
-            let inside = draft.next_run(inside, size.div_ceil(PAGE as u64)).ok_or_else(invalid)?;
-            match pages.last_mut() {
-                _ if inside.is_empty() => {}
-                Some(last) if last.end == inside.start => last.end = inside.end,
-                _ => pages.push(inside),
-            }
+            let run = self.file_pages(run.first, run.count.into())?;
+            draft.next_run(run, size.div_ceil(PAGE as u64), &mut pages).ok_or_else(invalid)?;
         }
         let most = self.all.content.files().slots().all_slots() as u64;
         if count(&pages) > most {
@@ -152,28 +147,4 @@ impl Client<'_> {
         Reply::Committed { pages: commit.published, merged: 0, bytes }.encode(out);
         Ok(())
     }
-}
-
-/// Pages of runs.
-fn count(runs: &[Range<u64>]) -> u64 {
-    runs.iter().map(|run| run.end - run.start).sum()
-}
-
-/// Runs of slots for runs of as many pages: each with its first page.
-pub(crate) fn place(pages: &[Range<u64>], slots: Vec<StagedRun>) -> Vec<(u64, StagedRun)> {
-    let (mut slots, mut placed) = (slots.into_iter(), Vec::new());
-    let mut rest: Option<StagedRun> = None;
-    for run in pages {
-        let mut page = run.start;
-        while page < run.end {
-            let Some(mut staged) = rest.take().or_else(|| slots.next()) else { return placed };
-            let (len, room) = (staged.slots().len() as u64, run.end - page);
-            if room < len {
-                rest = Some(staged.split_off(room as u32));
-            }
-            placed.push((page, staged));
-            page += len.min(room);
-        }
-    }
-    placed
 }

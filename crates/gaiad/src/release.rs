@@ -2,7 +2,7 @@
 //! a discard.
 //!
 //! ```text
-//!   stage of the window ──preadv──> slots of no page ──commit, with the lock of the file──> new heads
+//!   stage of the window ──pread──> slots of no page ──commit, with the lock of the file──> new heads
 //! ```
 //!
 //! Nothing is copied that was only declared: pages past the end of the file are left out, and a release of more pages
@@ -18,10 +18,9 @@ use spinio_sys::injection_point;
 
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
-use crate::draft::{Draft, Part};
+use crate::draft::{Draft, Part, count, place};
 use crate::file_backing::{FileBacking, errno};
 use crate::files;
-use crate::handoff;
 
 /// Pages whose epoch ends while the lock of the file is held.
 const END: u64 = 1 << 14;
@@ -70,18 +69,14 @@ impl<'a> Client<'a> {
         let mut changed: Vec<Range<u64>> = Vec::new();
         for run in part.runs.iter() {
             let pages = self.file_pages(run.first, run.count.into())?;
-            let inside = draft.next_run(pages, size.div_ceil(PAGE as u64)).ok_or(Failure::Refused(Errno::INVAL))?;
-            match changed.last_mut() {
-                _ if inside.is_empty() => {}
-                Some(last) if last.end == inside.start => last.end = inside.end,
-                _ => changed.push(inside),
-            }
+            let next = draft.next_run(pages, size.div_ceil(PAGE as u64), &mut changed);
+            next.ok_or(Failure::Refused(Errno::INVAL))?;
         }
-        let count: u64 = changed.iter().map(|run| run.end - run.start).sum();
+        let count = count(&changed);
         if draft.pages.count() + count > draft.total {
             return Err(Failure::Refused(Errno::INVAL));
         }
-        let staged = handoff::place(&changed, self.slots(count as usize)?);
+        let staged = place(&changed, self.slots(count as usize)?);
         if let Some(reserved) = &mut draft.reserved {
             reserved.take(count);
         }

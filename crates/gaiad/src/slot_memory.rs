@@ -133,14 +133,11 @@ fn write_part(words: &[AtomicU64], at: usize, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use spinio_fuse::Negotiated;
-
     use super::*;
 
     #[test]
     fn writes_of_every_start_and_length_are_read_back() {
-        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
-        let slots = PageSlots::new(Arc::new(StateMemory::create(negotiated, 1 << 20).unwrap()));
+        let slots = PageSlots::new(Arc::new(StateMemory::small()));
         let (slot, mut expected) = (slots.slots() - 1, [0; PAGE]);
         let mut byte = 0u8;
         for at in (0..20).chain(PAGE - 20..PAGE) {

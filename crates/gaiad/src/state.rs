@@ -56,6 +56,13 @@ pub struct StateMemory {
 }
 
 impl StateMemory {
+    /// For tests of what is in it.
+    #[cfg(test)]
+    pub(crate) fn small() -> StateMemory {
+        let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
+        StateMemory::create(negotiated, 1 << 20).unwrap()
+    }
+
     /// Makes it, with at least `pages_bytes` bytes for the page table.
     ///
     /// # Errors

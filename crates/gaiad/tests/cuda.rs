@@ -23,6 +23,8 @@ use spinio_sys::cuda::Driver;
 use crate::common::TestMount;
 
 const PAGE: usize = 4096;
+/// In the environment of a process that runs one test.
+const ALONE: &str = "SPINIO_GAIAD_TEST_ALONE";
 
 #[test]
 fn server_role() {
@@ -43,6 +45,21 @@ fn gpu_of(ordinal: i32) -> Option<&'static dyn Device> {
     // SAFETY: the fake driver frees no context.
     unsafe { driver.set_current(context) }.unwrap();
     registry::current_device()
+}
+
+/// Runs a test of this program in a process of its own, which has this value of [`ALONE`].
+fn run_alone(name: &str, value: &str) {
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    assert!(test.args(["--exact", name, "--nocapture"]).env(ALONE, value).status().unwrap().success());
+}
+
+/// Whether this process has been started for the test; if not, another one has run it.
+fn runs_alone(name: &str) -> bool {
+    let alone = std::env::var_os(ALONE).is_some();
+    if !alone {
+        run_alone(name, "1");
+    }
+    alone
 }
 
 fn load(device: &dyn Device, map: &Map, offset: usize, len: usize) -> Vec<u8> {
@@ -103,12 +120,7 @@ fn cuda_memory_and_cpu_programs_see_each_other() {
 #[test]
 fn map_of_a_destroyed_context_fails_and_can_be_unmapped() {
     // In a process of its own: the other test uses the context.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_RESET";
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "map_of_a_destroyed_context_fails_and_can_be_unmapped";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("map_of_a_destroyed_context_fails_and_can_be_unmapped") {
         return;
     }
     let Some(device) = gpu() else { return };
@@ -128,12 +140,7 @@ fn map_of_a_destroyed_context_fails_and_can_be_unmapped() {
 #[test]
 fn chunks_of_cuda_memory_are_evicted_and_come_back() {
     // In a process of its own, which has a limit.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_EVICTION";
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "chunks_of_cuda_memory_are_evicted_and_come_back";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("chunks_of_cuda_memory_are_evicted_and_come_back") {
         return;
     }
     const CHUNK: usize = 2 << 20;
@@ -189,12 +196,7 @@ fn chunks_of_cuda_memory_are_evicted_and_come_back() {
 #[test]
 fn stage_is_registered_by_a_large_release_and_unregistered_with_the_map() {
     // In a process of its own: the other tests register memory too.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_STAGE";
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "stage_is_registered_by_a_large_release_and_unregistered_with_the_map";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("stage_is_registered_by_a_large_release_and_unregistered_with_the_map") {
         return;
     }
     const LEN: usize = 12 << 20;
@@ -244,13 +246,9 @@ fn stage_is_registered_by_a_large_release_and_unregistered_with_the_map() {
 #[test]
 fn calls_in_stream_order_run_beside_the_stopped_stream() {
     // In a process of its own: the other tests make and free memory meanwhile.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_STOPS";
-    let Some(waits) = std::env::var_os(CHILD) else {
+    let Some(waits) = std::env::var_os(ALONE) else {
         for waits in ["1", "0"] {
-            let test = std::env::current_exe().unwrap();
-            let name = "calls_in_stream_order_run_beside_the_stopped_stream";
-            let mut command = std::process::Command::new(test);
-            assert!(command.args(["--exact", name, "--nocapture"]).env(CHILD, waits).status().unwrap().success());
+            run_alone("calls_in_stream_order_run_beside_the_stopped_stream", waits);
         }
         return;
     };
@@ -324,13 +322,8 @@ fn calls_in_stream_order_run_beside_the_stopped_stream() {
 #[test]
 fn copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program() {
     // In a process of its own: the other tests copy meanwhile.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_COPIES";
     const PAGES: usize = 40;
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program") {
         return;
     }
     let Some(device) = gpu() else { return };
@@ -383,12 +376,7 @@ fn copies_that_fail_in_an_epoch_publish_nothing_and_harm_no_other_program() {
 #[test]
 fn scattered_pages_take_a_few_calls_of_the_driver() {
     // In a process of its own: calls are counted.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_CALLS";
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "scattered_pages_take_a_few_calls_of_the_driver";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("scattered_pages_take_a_few_calls_of_the_driver") {
         return;
     }
     const PAGES: usize = 2048;
@@ -457,12 +445,7 @@ fn scattered_pages_take_a_few_calls_of_the_driver() {
 #[test]
 fn pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk() {
     // In a process of its own: calls are counted.
-    const CHILD: &str = "SPINIO_GAIAD_TEST_PEER";
-    if std::env::var_os(CHILD).is_none() {
-        let test = std::env::current_exe().unwrap();
-        let name = "pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk";
-        let status = std::process::Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").status();
-        assert!(status.unwrap().success());
+    if !runs_alone("pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk") {
         return;
     }
     const LEN: usize = 8 << 20;

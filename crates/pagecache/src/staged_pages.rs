@@ -27,12 +27,16 @@ pub struct StagedPages {
     pages: Vec<(u64, StagedPage)>,
     /// All of them, as runs.
     all: Vec<Range<u64>>,
+    /// How many they are: asked for with each message of a release.
+    count: u64,
 }
 
 impl StagedPages {
     /// Adds pages after those that are there, before the first attempt.
     pub fn push(&mut self, first: u64, run: StagedRun) {
-        add_run(&mut self.all, first..first + run.slots().len() as u64);
+        let count = run.slots().len() as u64;
+        add_run(&mut self.all, first..first + count);
+        self.count += count;
         self.runs.push((first, run));
     }
 
@@ -43,7 +47,7 @@ impl StagedPages {
 
     /// How many they are.
     pub fn count(&self) -> u64 {
-        self.all.iter().map(|run| run.end - run.start).sum()
+        self.count
     }
 
     /// The pages from the first one to the last one.

@@ -56,6 +56,16 @@ const fn quick(mutant: Mutant) -> Mutant {
     Mutant { quick: true, ..mutant }
 }
 
+/// A unit test of crates/ring.
+const fn unit(name: &'static str) -> Check {
+    Check::Cargo("spinio-ring", &["--lib"], name)
+}
+
+/// A test of hostile kernels and programs.
+const fn hostile(name: &'static str) -> Check {
+    Check::Cargo("spinio-net", &["--test", "hostile"], name)
+}
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rules to take away, by their names; all of them without one

@@ -1,7 +1,7 @@
 //! Rules of crates/ring, which models and the proxy run, and of the proxy (crates/net).
 
 use super::checks::Check::{self, Cargo, KernelRaces, Kernels, Models};
-use super::{Mutant, quick, rule};
+use super::{Mutant, hostile, quick, rule, unit};
 
 const WORD: &str = "crates/ring/src/word.rs";
 const DOORBELL: &str = "crates/ring/src/doorbell.rs";
@@ -12,14 +12,6 @@ const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const PROXY_STREAM: &str = "crates/net/src/proxy/stream.rs";
 const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
 const SOCKETS: &str = "crates/net/src/proxy/sockets.rs";
-
-const fn unit(name: &'static str) -> Check {
-    Cargo("spinio-ring", &["--lib"], name)
-}
-
-const fn hostile(name: &'static str) -> Check {
-    Cargo("spinio-net", &["--test", "hostile"], name)
-}
 
 const fn proxy(name: &'static str) -> Check {
     Cargo("spinio-net", &["--lib"], name)

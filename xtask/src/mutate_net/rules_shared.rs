@@ -1,7 +1,7 @@
 //! Rules of memory that CPU programs share with a net: the words of granules, on both sides, and the packets that agree on it.
 
 use super::checks::Check::{self, Cargo, Kernels, Models};
-use super::{Mutant, quick, rule};
+use super::{Mutant, hostile, quick, rule, unit};
 
 const GRANULE: &str = "crates/ring/src/granule.rs";
 const PEER: &str = "crates/ring/src/peer.rs";
@@ -12,16 +12,8 @@ const SHARED: &str = "crates/net/src/proxy/shared.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
 
-const fn unit(name: &'static str) -> Check {
-    Cargo("spinio-ring", &["--lib"], name)
-}
-
 const fn program(name: &'static str) -> Check {
     Cargo("spinio-net", &["--test", "programs"], name)
-}
-
-const fn hostile(name: &'static str) -> Check {
-    Cargo("spinio-net", &["--test", "hostile"], name)
 }
 
 pub(super) const RULES: &[Mutant] = &[
