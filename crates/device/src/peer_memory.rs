@@ -55,6 +55,13 @@ pub struct PeerChunk {
     pub pieces: Vec<PeerPiece>,
 }
 
+impl PeerChunk {
+    /// Whether a part is inside it.
+    pub(crate) fn contains(&self, piece: &PeerPiece) -> bool {
+        piece.from.checked_add(piece.len as u64).is_some_and(|end| end <= self.len)
+    }
+}
+
 /// A part of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPiece {

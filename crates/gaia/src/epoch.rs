@@ -185,7 +185,7 @@ impl Map {
             return self.copy_to_device(state, window, fills);
         };
         state.info.bytes_registered += registered?;
-        runs.into_iter().for_each(|run| state.pages.forget(pages_of_run(run)));
+        runs.into_iter().for_each(|run| state.pages.forget(run.pages()));
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Map {
         let (mut read_ns, mut all_ns) = (0, 0);
         let copy = |copies: Copies<'_>| {
             for fill in fills {
-                let pages = pages_of_run(fill.run);
+                let pages = fill.run.pages();
                 let bytes = (pages.len() * PAGE_BYTES) as u64;
                 match fill.source {
                     Source::File => {
@@ -277,7 +277,7 @@ impl Map {
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
         let open: Vec<Run> = open.iter().map(|run| Run { first: run.start as u64, count: run.len() as u32 }).collect();
         // Pages that are overwritten are all changed: what gives their memory away needs no look at them.
-        let unseen = hands_over && open.iter().all(|run| state.pages.are_kept(pages_of_run(*run)));
+        let unseen = hands_over && open.iter().all(|run| state.pages.are_kept(run.pages()));
         let mut scan_ns = 0;
         let scan = |copies: Copies<'_>| {
             if unseen {
@@ -312,7 +312,7 @@ impl Map {
         let published = match sent {
             Ok(committed) => {
                 let mut rest = &fingerprints[..];
-                for run in changed.iter().copied().map(pages_of_run) {
+                for run in changed.iter().copied().map(|run| run.pages()) {
                     if unseen {
                         // If they were copied after all, the next acquire scans them.
                         state.pages.forget(run);
@@ -375,10 +375,6 @@ fn release_id() -> Result<ReleaseId> {
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| Error::of(e, "get a random number"))?;
     Ok(u64::from_ne_bytes(random).max(1))
-}
-
-fn pages_of_run(run: Run) -> Range<usize> {
-    run.first as usize..run.first as usize + run.count as usize
 }
 
 fn bytes_of(run: Run) -> u64 {

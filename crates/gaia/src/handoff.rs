@@ -36,11 +36,11 @@ impl Map {
 
     /// Hands the chunks of a release over; `None`: that cannot be done, and nothing has changed.
     pub(crate) fn hand_over(&self, id: ReleaseId, range: Run, changed: &[Run]) -> Result<Option<Committed>> {
-        let pages = range.first as usize..range.first as usize + range.count as usize;
+        let pages = range.pages();
         let Some((memory, chunks)) = self.replica.chunks_inside(&pages) else { return Ok(None) };
         let (first, last) = (memory.pages(chunks.start).start, chunks.end.saturating_sub(1));
         let inside = |run: &Run| {
-            let run = run.first as usize..run.first as usize + run.count as usize;
+            let run = run.pages();
             run.start >= first && run.end <= memory.pages(last).end
         };
         let is_possible = (1..=MAX_CHUNKS).contains(&chunks.len())

@@ -90,8 +90,8 @@ impl InPlace {
         let mut pins = lock(&self.pins);
         let (mut next, mut registered) = (0, 0);
         for run in runs {
-            let first = run.first as usize * PAGE_BYTES / self.chunk;
-            let end = ((run.first as usize + run.count as usize) * PAGE_BYTES).div_ceil(self.chunk);
+            let first = run.pages().start * PAGE_BYTES / self.chunk;
+            let end = (run.pages().end * PAGE_BYTES).div_ceil(self.chunk);
             for (number, pin) in pins.iter_mut().enumerate().take(end).skip(first.max(next)) {
                 if let Some(old) = pin.take() {
                     self.device.unpin(old);

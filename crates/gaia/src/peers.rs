@@ -94,7 +94,7 @@ impl Map {
         outcome.refused = joined(std::mem::take(&mut outcome.refused));
         for run in &outcome.copied {
             state.info.bytes_from_peer += u64::from(run.count) * PAGE_BYTES as u64;
-            state.pages.forget(run.first as usize..run.first as usize + run.count as usize);
+            state.pages.forget(run.pages());
         }
         Ok(outcome)
     }
@@ -103,7 +103,7 @@ impl Map {
 impl Outcome {
     /// Which of the pages that were copied have to be fetched after all.
     pub(crate) fn count_again(&self, state: &mut State, fetched: impl Iterator<Item = Run>) {
-        let both = |a: &Run, b: &Run| end_of(a).min(end_of(b)).saturating_sub(a.first.max(b.first));
+        let both = |a: &Run, b: &Run| a.end().min(b.end()).saturating_sub(a.first.max(b.first));
         let again = fetched.map(|fetched| self.copied.iter().map(|run| both(run, &fetched)).sum::<u64>()).sum();
         // A page may be listed twice.
         state.info.bytes_from_peer = state.info.bytes_from_peer.saturating_sub(again * PAGE_BYTES as u64);
@@ -126,17 +126,13 @@ fn joined(mut runs: Vec<Run>) -> Vec<Run> {
     for run in runs {
         let is_full = joined.len() == MAX_RUNS;
         match joined.last_mut() {
-            Some(last) if end_of(last) == run.first || is_full => {
-                last.count = (end_of(&run) - last.first) as u32;
+            Some(last) if last.end() == run.first || is_full => {
+                last.count = (run.end() - last.first) as u32;
             }
             _ => joined.push(run),
         }
     }
     joined
-}
-
-fn end_of(run: &Run) -> u64 {
-    run.first + u64::from(run.count)
 }
 
 /// The owners, for the server.

@@ -1,9 +1,9 @@
 //! The calls of a map that are queued on streams, and what has failed of them: [`crate::stream_order`].
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use spinio_host::lock;
+use spinio_host::{lock, try_lock};
 
 use crate::{Error, Result};
 
@@ -83,11 +83,7 @@ impl Queue {
     /// stream may have stored to pages in no epoch. It is tried: the caller holds the state of the map, for which a call
     /// with the turn may wait.
     pub(crate) fn turn_if_quiet(&self) -> Option<Turn<'_>> {
-        let turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let turn = try_lock(&self.turn)?;
         let state = lock(&self.state);
         let is_quiet = state.ended == state.queued && state.failure.is_none() && state.reported.is_none();
         is_quiet.then_some(Turn(Some(turn)))

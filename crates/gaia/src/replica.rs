@@ -12,7 +12,7 @@ use spinio_device::{
     WaitMode,
 };
 use spinio_host::lock;
-use spinio_pagecache::messages::{Access, Run};
+use spinio_pagecache::messages::{Access, Run, pages_in};
 use spinio_sys::Errno;
 
 use crate::chunks::{Chunks, Hold};
@@ -169,7 +169,7 @@ impl Replica {
 
     /// These pages will be copied through the stage of the window.
     pub(crate) fn prepare_stage(&self, window: &Arc<Window>, runs: &[Run]) {
-        self.stages.prepare(window, runs.iter().map(|run| run.count as usize).sum(), runs.len());
+        self.stages.prepare(window, pages_in(runs), runs.len());
     }
 
     /// Whose memory it is.
@@ -286,11 +286,9 @@ impl Copies<'_> {
 
     /// Called once before the stream is waited for.
     fn copy_staged(self, into_device: bool, runs: &[Run], window: &Window, mut at: usize) -> Result<()> {
-        let pages: usize = runs.iter().map(|run| run.count as usize).sum();
+        let pages = pages_in(runs);
         if let Some(list) = self.replica.stages.list(window, runs.len(), pages) {
-            let device = runs
-                .iter()
-                .flat_map(|run| (0..run.count as usize).map(|page| self.address(run.first as usize + page, 1)));
+            let device = runs.iter().flat_map(Run::pages).map(|page| self.address(page, 1));
             let pieces =
                 device.zip(at..).map(|(device, at)| Piece { device, host: window.stage(at, 1), len: PAGE_BYTES });
             let pieces: Vec<Piece> = pieces.collect();
@@ -344,7 +342,7 @@ impl Copies<'_> {
 
     /// The fingerprints of pages now, of all runs one after the other.
     pub(crate) fn fingerprints(self, runs: &[Run]) -> Result<Vec<Fingerprint>> {
-        let count = runs.iter().map(|run| run.count as usize).sum();
+        let count = pages_in(runs);
         if let Some(lane) = Lane::current() {
             let mut fingerprints = Vec::with_capacity(count);
             for run in runs {
@@ -357,7 +355,7 @@ impl Copies<'_> {
         let mut fingerprints = vec![Fingerprint::default(); count];
         let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
         let parts = runs.iter().flat_map(|run| {
-            let run = run.first as usize..run.first as usize + run.count as usize;
+            let run = run.pages();
             run.clone().step_by(SCAN).map(move |first| (first, run.end.min(first + SCAN) - first))
         });
         let scanned = parts.into_iter().try_for_each(|(first, count)| {

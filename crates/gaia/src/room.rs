@@ -16,10 +16,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use spinio_device::{Device, ReplicaMemory, SharedMemory};
-use spinio_host::{Settings, lock};
+use spinio_host::{Settings, lock, try_lock};
 use spinio_sys::{Errno, injection_point};
 
 use crate::chunks::{Chunks, Hold};
@@ -223,11 +223,7 @@ pub fn limit_memory(device: &'static dyn Device, limit: Option<u64>) {
 }
 
 fn lock_state(state: &Mutex<State>, wait: bool) -> Option<MutexGuard<'_, State>> {
-    match state.try_lock() {
-        Ok(state) => Some(state),
-        Err(TryLockError::Poisoned(state)) => Some(PoisonError::into_inner(state)),
-        Err(TryLockError::WouldBlock) => wait.then(|| lock(state)),
-    }
+    if wait { Some(lock(state)) } else { try_lock(state) }
 }
 
 /// Takes a chunk out of use, of which no page is.

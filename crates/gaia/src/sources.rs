@@ -6,10 +6,10 @@
 //! ```
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use spinio_device::{DeviceAddr, DeviceId, PAGE_BYTES, PeerChunk, PeerError, PeerMemory, PeerPiece};
-use spinio_host::lock;
+use spinio_host::{lock, try_lock};
 use spinio_pagecache::leased_messages::PeerRefusal;
 use spinio_pagecache::messages::Run;
 
@@ -173,13 +173,5 @@ impl Source {
             (run, chunk, part, piece)
         });
         Some(parts.collect())
-    }
-}
-
-fn try_lock(state: &Mutex<State>) -> Option<MutexGuard<'_, State>> {
-    match state.try_lock() {
-        Ok(state) => Some(state),
-        Err(TryLockError::Poisoned(state)) => Some(PoisonError::into_inner(state)),
-        Err(TryLockError::WouldBlock) => None,
     }
 }

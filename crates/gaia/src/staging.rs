@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use spinio_device::{Fingerprint, PAGE_BYTES};
-use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE};
+use spinio_pagecache::messages::{MAX_RUNS, ReleaseId, ReleasePart, Run, STAGE, pages_in};
 use spinio_sys::injection_point;
 
 use crate::Result;
@@ -39,7 +39,7 @@ impl Map {
         changed: &[Run],
     ) -> Result<Committed> {
         let parts = parts(changed);
-        let (last, total) = (parts.len() - 1, pages_of(changed) as u32);
+        let (last, total) = (parts.len() - 1, pages_in(changed) as u32);
         let mut committed = Committed::default();
         self.replica.prepare_stage(window, changed);
         for (number, part) in parts.into_iter().enumerate() {
@@ -83,7 +83,7 @@ impl Map {
             let copy = || self.replica.on_stream(|copies| copies.store_staged(&part, window, 0));
             timed(&mut state.info.copy_ns, copy)?;
         }
-        window.trim_stage(pages_of(runs));
+        window.trim_stage(pages_in(runs));
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl Map {
         runs: &[Run],
         stores: bool,
     ) -> Result<()> {
-        let pages = pages_of(runs);
+        let pages = pages_in(runs);
         self.replica.prepare_stage(window, runs);
         let begins_epoch = stores && are_few(runs, self.replica.scan_gap());
         let copied = timed(&mut state.info.copy_ns, || {
@@ -109,7 +109,7 @@ impl Map {
         let fingerprints: Vec<Fingerprint> = copied?;
         let mut rest = &fingerprints[..];
         for run in runs {
-            let pages = run.first as usize..run.first as usize + run.count as usize;
+            let pages = run.pages();
             let now = rest.split_off(..pages.len().min(rest.len())).unwrap_or_default();
             match now.is_empty() {
                 true => state.pages.forget(pages),
@@ -122,16 +122,12 @@ impl Map {
     }
 }
 
-fn pages_of(runs: &[Run]) -> usize {
-    runs.iter().map(|run| run.count as usize).sum()
-}
-
 /// Whether the processor computes the fingerprints of these pages sooner than the device, which looks at all pages
 /// between them, or takes a launch of 10 us for each: 0.7 us for a page, in which an H200 looks at 90, and has them copied.
 /// An emulated one is a processor. `gap`: [`Replica::scan_gap`](crate::replica::Replica::scan_gap).
 fn are_few(runs: &[Run], gap: u64) -> bool {
     let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return false };
-    let (pages, between) = (pages_of(runs) as u64, last.first + u64::from(last.count) - first.first);
+    let (pages, between) = (pages_in(runs) as u64, last.first + u64::from(last.count) - first.first);
     pages <= FEW || pages * (gap / FEW) <= between
 }
 

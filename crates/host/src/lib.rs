@@ -34,5 +34,5 @@ pub mod task_scope;
 
 pub use cancel::{CancelPoll, has_cancel_poll, install_cancel_poll, is_cancelled};
 pub use held_signals::HeldSignals;
-pub use lock::lock;
+pub use lock::{lock, try_lock};
 pub use settings::Settings;

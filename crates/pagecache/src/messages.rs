@@ -58,6 +58,7 @@ mod hand_over;
 mod holders;
 mod lists;
 mod peers;
+mod run;
 mod source;
 mod status;
 mod ticket;
@@ -67,6 +68,7 @@ pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
 pub use holders::{Holder, RangeState};
 pub use lists::{Fills, Ranges, Runs};
 pub use peers::filled_but;
+pub use run::{Run, pages_in};
 pub use source::{MAX_PEERS, NO_PEERS, Peers, Source};
 pub use status::{FileStatus, ServerStatus, Stats, Totals};
 pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
@@ -83,15 +85,6 @@ pub enum Access {
     Read,
     /// Load and store, and release.
     Write,
-}
-
-/// Consecutive pages, counted from the first page of the map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// The first page.
-    pub first: u64,
-    /// How many; at least 1.
-    pub count: u32,
 }
 
 /// Consecutive pages with one source.

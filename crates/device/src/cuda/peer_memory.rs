@@ -103,7 +103,7 @@ impl PeerMemory for Cuda {
             let handle = handle.map_err(|e| import(self.driver_error("cuMemRetainAllocationHandle", e)))?;
             allocations.push((handle, chunk.len as usize));
             for piece in &chunk.pieces {
-                if piece.from.checked_add(piece.len as u64).is_none_or(|end| end > chunk.len) {
+                if !chunk.contains(piece) {
                     return Err(PeerError::Copy(DeviceError::new(ErrorKind::BadAddress, "copy from another device")));
                 }
                 pieces.push(PeerPiece { from: start + piece.from, ..*piece });

@@ -133,7 +133,7 @@ impl PeerMemory for Emulated {
             let whole = owner.memory.engine_addr(chunk.at, chunk.len as usize, Direction::Load, OPERATION);
             let whole = whole.map_err(PeerError::Import)?;
             chunk.pieces.iter().try_for_each(|piece| {
-                if piece.from.checked_add(piece.len as u64).is_none_or(|end| end > chunk.len) {
+                if !chunk.contains(piece) {
                     return Err(unknown);
                 }
                 let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, OPERATION);
