@@ -1,5 +1,5 @@
-//! 6.1: reads and writes of a CPU program, 256 KiB each, on a file that maps have copies of; and what the daemon's memory
-//! for these copies is.
+//! 6.1: reads and writes of a CPU program, of 256 or 4 KiB each, on a file that maps have copies of; and what the daemon's
+//! memory for these copies is.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,14 +13,13 @@ use crate::gaia::usage;
 use crate::gaia::worker::Figures;
 use crate::random::SplitMix64;
 
-const BLOCK: usize = 256 << 10;
-
 struct CpuIo {
     /// The maps, if there are any.
     _owners: Option<Group>,
     file: File,
     path: PathBuf,
     size: u64,
+    block: usize,
     passes: u64,
     writes: bool,
     random: bool,
@@ -46,15 +45,19 @@ pub fn cpu_io(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Resu
     let copies = (size / 4096 * owners) as f64;
     let metadata = if owners > 0 { (after - before).max(0.0) / copies } else { 0.0 };
     let (writes, random) = (setting.get("writes")? == 1, setting.get("random")? == 1);
-    let passes = setting.get("passes")?;
-    Ok(Box::new(CpuIo { _owners: group, file, path, size, passes, writes, random, round: 0, gpu, metadata }))
+    let (passes, block) = (setting.get("passes")?, (setting.get("kib")? << 10) as usize);
+    Ok(Box::new(CpuIo { _owners: group, file, path, size, block, passes, writes, random, round: 0, gpu, metadata }))
 }
 
 impl CpuIo {
-    fn block(&self, number: u64) -> Vec<u8> {
+    fn blocks(&self) -> u64 {
+        self.size / self.block as u64
+    }
+
+    fn content(&self, number: u64) -> Vec<u8> {
         let round = if self.writes { self.round } else { 0 };
-        let first = number * (BLOCK as u64 / 8);
-        (first..first + BLOCK as u64 / 8).flat_map(|i| (mix(i) ^ round).to_le_bytes()).collect()
+        let first = number * (self.block as u64 / 8);
+        (first..first + self.block as u64 / 8).flat_map(|i| (mix(i) ^ round).to_le_bytes()).collect()
     }
 }
 
@@ -68,10 +71,10 @@ impl Cell for CpuIo {
     }
 
     fn run(&mut self) -> anyhow::Result<Figures> {
-        let blocks = self.size / BLOCK as u64;
+        let blocks = self.blocks();
         let mut random = SplitMix64::new(self.round, 3);
-        let content: Vec<_> = (0..blocks).map(|number| self.block(number)).collect();
-        let mut buffer = vec![0u8; BLOCK];
+        let content: Vec<_> = (0..blocks).map(|number| self.content(number)).collect();
+        let mut buffer = vec![0u8; self.block];
         let this = std::process::id();
         let (cpu, begun) = (usage::cpu_seconds(&[this]), Instant::now());
         for pass in 0..self.passes {
@@ -79,8 +82,8 @@ impl Cell for CpuIo {
                 // Every block is written at least once.
                 let number = if self.random && pass > 0 { random.below(blocks) } else { i };
                 match self.writes {
-                    true => self.file.write_all_at(&content[number as usize], number * BLOCK as u64)?,
-                    false => self.file.read_exact_at(&mut buffer, number * BLOCK as u64)?,
+                    true => self.file.write_all_at(&content[number as usize], number * self.block as u64)?,
+                    false => self.file.read_exact_at(&mut buffer, number * self.block as u64)?,
                 }
             }
         }
@@ -101,10 +104,10 @@ impl Cell for CpuIo {
             return Ok(0);
         }
         let mut wrong = 0;
-        let mut buffer = vec![0u8; BLOCK];
-        for number in 0..self.size / BLOCK as u64 {
-            self.file.read_exact_at(&mut buffer, number * BLOCK as u64)?;
-            wrong += self.block(number).iter().zip(&buffer).filter(|(a, b)| a != b).count() as u64;
+        let mut buffer = vec![0u8; self.block];
+        for number in 0..self.blocks() {
+            self.file.read_exact_at(&mut buffer, number * self.block as u64)?;
+            wrong += self.content(number).iter().zip(&buffer).filter(|(a, b)| a != b).count() as u64;
         }
         Ok(wrong)
     }
