@@ -176,18 +176,6 @@ __global__ void send_whole(net::Handle handle, int s, size_t bytes, int flags, u
     file::close(g, handle, f);
 }
 
-// Until the peer's buffers are full; returns the bytes that were sent.
-static uint64_t wait_until_it_waits(const Net &net)
-{
-    uint64_t sent = 0;
-    for (int quiet = 0; quiet < 30; usleep(10000)) {
-        uint64_t now = net.stats().bytes_sent;
-        quiet = now == sent && now > 0 ? quiet + 1 : 0;
-        sent = now;
-    }
-    return sent;
-}
-
 static bool is_of_file(const std::vector<unsigned char> &bytes)
 {
     for (size_t i = 0; i < bytes.size(); i++)
@@ -314,6 +302,48 @@ static void call_that_waits_ends(Ending ending, bool inet)
     }
 }
 
+// Inside a net: a block sends the file, another one bytes of its own on the same socket, and a third one receives it all.
+__global__ void send_file_beside_bytes(net::Handle handle, int listening, int s, size_t bytes, int sends, int64_t *out)
+{
+    auto g = net::block();
+    __shared__ char buffer[1024];
+    int64_t result = 0;
+    if (blockIdx.x == 0) {
+        int f = file::open(g, handle, "f", file::RDONLY);
+        result = net::sendfile(g, handle, s, f, 0, bytes);
+    } else if (blockIdx.x == 1) {
+        for (int i = 0; i < sends; i++)
+            result += net::send(g, handle, s, buffer, 1000);
+    } else {
+        int peer = net::accept(g, handle, listening);
+        for (size_t left = bytes + size_t(sends) * 1000; left;) {
+            int64_t got = net::recv(g, handle, peer, buffer, left < sizeof buffer ? left : sizeof buffer);
+            if (got <= 0)
+                break;
+            left -= size_t(got);
+            result += got;
+        }
+        net::close(g, handle, peer);
+    }
+    if (threadIdx.x == 0)
+        out[blockIdx.x] = result;
+}
+
+static void whole_file_goes_beside_other_sends()
+{
+    const size_t bytes = 1 << 20;
+    const int sends = 1000;
+    Folder folder(bytes);
+    Net net = net_of(folder);
+    std::string name;
+    int listening = listener(net, "tcp://127.0.0.1:0", name), s = spinio_net_connect(net.net, name.c_str());
+    CHECK(s > 0);
+    spinio::launch_resident_on(net.stream, send_file_beside_bytes, 3, 32, net.handle, listening, s, bytes, sends, net.words);
+    net.wait();
+    CHECK(net.stats().upgraded == 1);
+    CHECK(net.words[0] == int64_t(bytes) && net.words[1] == sends * 1000 && net.words[2] == net.words[0] + net.words[1]);
+}
+
 // Two blocks send the file on one socket and others send text: no byte of one is inside another.
 __global__ void send_records(net::Handle handle, int s, size_t bytes, int rounds, int64_t *out)
 {
@@ -403,6 +433,7 @@ int main(int count, char **arguments)
     }
     call_that_waits_ends(PEER_RESETS, true);
     calls_of_several_blocks_do_not_mix();
+    whole_file_goes_beside_other_sends();
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

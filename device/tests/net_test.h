@@ -56,6 +56,7 @@ struct NetOptions {
     unsigned connections = 16;
     unsigned sockets = 64;
     unsigned ring_bytes = 4096;
+    unsigned idle_us = 0;
     unsigned fault_seed = 0;
     bool no_upgrade = false;
     const char *files_root = nullptr;
@@ -88,6 +89,7 @@ struct Net {
         options.connections = wanted.connections;
         options.ring_bytes = wanted.ring_bytes;
         options.first_position = (uint64_t(1) << 48) - 1000;
+        options.idle_us = wanted.idle_us;
         options.fault_seed = wanted.fault_seed;
         options.files_root = wanted.files_root;
         options.files_write = wanted.files_write;
@@ -115,6 +117,18 @@ struct Net {
         cudaFreeHost(words);
     }
 };
+
+// Until the peer's buffers are full; returns the bytes that were sent.
+[[maybe_unused]] static uint64_t wait_until_it_waits(const Net &net)
+{
+    uint64_t sent = 0;
+    for (int quiet = 0; quiet < 30; usleep(10000)) {
+        uint64_t now = net.stats().bytes_sent;
+        quiet = now == sent && now > 0 ? quiet + 1 : 0;
+        sent = now;
+    }
+    return sent;
+}
 
 // A connected socket of this program; address as of spinio_net_address().
 [[maybe_unused]] static int connect_to(const std::string &address)

@@ -42,7 +42,7 @@ struct spinio_net_options {
     uint32_t connections;    /* connections at a time: pairs of rings; default 256 */
     uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536 */
     uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
-    uint64_t first_position; /* where streams begin; for tests */
+    uint64_t first_position; /* where streams begin, a multiple of 8; for tests */
     uint32_t fault_seed;     /* faults of the network, from this seed; for tests */
     uint32_t no_upgrade;     /* 1: connections inside the net go through Linux too, as with SPINIO_NET_UPGRADE=off */
     const char *files_root;  /* kernels may open the files below this directory; "/": all that the process may open;
@@ -62,7 +62,7 @@ struct spinio_net_stats {
     uint64_t accepted, connected;
     uint64_t bytes_received, bytes_sent;
     uint64_t doorbells;      /* of kernels */
-    uint64_t calls;          /* that needed an answer: accept, close ... */
+    uint64_t calls;          /* that needed an answer: accept, connect ... */
     uint64_t violations;     /* words of kernels that were refused: their connections were reset */
     uint64_t proxy_ns;       /* processor time of the library's thread */
     uint64_t upgraded;       /* connections inside the net, whose bytes go through device memory */

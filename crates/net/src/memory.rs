@@ -292,7 +292,7 @@ impl Memory {
         CString::new(path).map_err(|_| Errno::INVAL)
     }
 
-    /// Bytes of a ring, for the messages inside lines; `at`: below its size.
+    /// A byte of a ring; `at` is taken modulo its size.
     fn bytes(&self, ring: u64, size: u64, at: u64) -> &AtomicU8 {
         let place = self.ring(ring + (at & (size - 1)), 1);
         // SAFETY: inside the block; kernels may change it meanwhile, and all accesses of Rust code to rings are atomic.

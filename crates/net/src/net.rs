@@ -112,6 +112,10 @@ impl Net {
             let sentence = format!("{} files: kernels of a net have at most {MAX_FILES}", files.count);
             return Err(Error::new(Errno::INVAL, sentence));
         }
+        if !options.first_position.is_multiple_of(8) {
+            let sentence = format!("Streams begin at {}: it has to be a multiple of 8", options.first_position);
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
         let first = Position::of(options.first_position);
         // A connection inside the net has two sockets.
         let inner_pairs = ring_pairs.div_ceil(2).min((INNER_BYTES / (2 * ring_bytes)) as u32);
@@ -186,14 +190,18 @@ impl Net {
     /// `room` of them. It waits a second for what kernels have sent and the network has not taken. No kernel may use it.
     pub fn release(&self, socket: i32, room: usize) -> Result<(linux::Fd, Vec<u8>)> {
         let what = |errno| Error::of(errno, &format!("give the socket {socket} back"));
-        let passage = Passage::new().map_err(what)?;
+        let mut passage = Passage::new().map_err(what)?;
         let place = Place { tid: linux::gettid(), fd: passage.outer };
         let (begun, descriptor) = (linux::monotonic_ns(), Descriptor::of(socket as u32));
         loop {
             let (sender, receiver) = mpsc::sync_channel(1);
             self.send(Command::Release(descriptor, place, room, sender))?;
             match receiver.recv().map_err(|_| ended())? {
-                Ok(unread) => return receive_descriptor(passage.inner).map(|fd| (fd, unread)).map_err(what),
+                Ok(unread) => {
+                    // The number that the socket gets: there may be no other one.
+                    passage.close_outer();
+                    return receive_descriptor(passage.inner).map(|fd| (fd, unread)).map_err(what);
+                }
                 Err(Errno::BUSY) if linux::monotonic_ns() - begun < RELEASE_NS => std::thread::sleep(RELEASE_PAUSE),
                 Err(Errno::BUSY) => {
                     let sentence = "The socket has bytes that its peer does not take, or datagrams that no kernel has \

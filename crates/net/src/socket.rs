@@ -136,9 +136,9 @@ impl Socket {
             return again(|| unsafe { channel::receive_with(self.anchor.0, to, len, flags) });
         };
         let mut consumed = lock(&shared.consumed, flags)?;
-        let (mut done, mut result) = (0, Ok(0));
+        let (mut done, mut result, deadline) = (0, Ok(0), deadline(self.timeouts[0]));
         while done < len {
-            result = self.wait_for_bytes(shared, *consumed, flags);
+            result = self.wait_for_bytes(shared, *consumed, flags, deadline);
             let Ok(there @ 1..) = result else { break };
             let take = there.min(len - done);
             // SAFETY: the range is the caller's, and the bytes are in the ring until `consumed` says otherwise.
@@ -173,9 +173,9 @@ impl Socket {
             return again(|| unsafe { channel::send_with(self.anchor.0, from, len, flags) });
         };
         let mut tail = lock(&shared.tail, flags)?;
-        let (mut done, mut failed) = (0, Errno::AGAIN);
+        let (mut done, mut failed, deadline) = (0, Errno::AGAIN, deadline(self.timeouts[1]));
         while done < len {
-            match self.wait_for_room(shared, *tail, flags) {
+            match self.wait_for_room(shared, *tail, flags, deadline) {
                 // What is sent goes nowhere.
                 Ok(None) => return Ok(len),
                 Ok(Some(room)) => {
@@ -233,8 +233,14 @@ impl Socket {
     }
 
     /// Bytes that can be received, or 0 at the end.
-    fn wait_for_bytes(&self, shared: &Shared, consumed: Position, flags: u32) -> core::result::Result<usize, Errno> {
-        let mut pause = Pause::new(self.timeouts[0], shared.may_spin);
+    fn wait_for_bytes(
+        &self,
+        shared: &Shared,
+        consumed: Position,
+        flags: u32,
+        deadline: Option<u64>,
+    ) -> core::result::Result<usize, Errno> {
+        let mut pause = Pause::new(deadline, shared.may_spin);
         loop {
             let tail = shared.theirs(TAIL);
             let there = tail.position.since(consumed);
@@ -260,8 +266,14 @@ impl Socket {
     }
 
     /// Room in the ring; None: the kernel has closed, and what is sent goes nowhere.
-    fn wait_for_room(&self, shared: &Shared, tail: Position, flags: u32) -> core::result::Result<Option<usize>, Errno> {
-        let mut pause = Pause::new(self.timeouts[1], shared.may_spin);
+    fn wait_for_room(
+        &self,
+        shared: &Shared,
+        tail: Position,
+        flags: u32,
+        deadline: Option<u64>,
+    ) -> core::result::Result<Option<usize>, Errno> {
+        let mut pause = Pause::new(deadline, shared.may_spin);
         let now = linux::monotonic_ns();
         if now.saturating_sub(shared.anchor_seen.load(SeqCst)) > ANCHOR_NS {
             shared.anchor_seen.store(now, SeqCst);
@@ -356,13 +368,17 @@ struct Pause {
     sleep: u64,
 }
 
+/// When a call whose waits have this limit together returns; 0: it has none.
+fn deadline(timeout: u64) -> Option<u64> {
+    (timeout > 0).then(|| linux::monotonic_ns().saturating_add(timeout))
+}
+
 impl Pause {
-    fn new(timeout: u64, may_spin: bool) -> Pause {
-        let now = if timeout > 0 || may_spin { linux::monotonic_ns() } else { 0 };
+    fn new(deadline: Option<u64>, may_spin: bool) -> Pause {
         Pause {
             anchor: Anchor::Connected,
-            deadline: (timeout > 0).then(|| now + timeout),
-            spin_until: if may_spin { now + SPIN_NS } else { 0 },
+            deadline,
+            spin_until: if may_spin { linux::monotonic_ns() + SPIN_NS } else { 0 },
             sleep: FIRST_SLEEP_NS,
         }
     }

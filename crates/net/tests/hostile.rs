@@ -115,10 +115,10 @@ fn wrong_position_resets_its_connection_and_no_other() {
             let Descriptor { index, epoch } = Descriptor::of(socket as u32);
             kernel.ring(Op::Send, 4097, index, epoch);
         },
-        // Backwards.
+        // Backwards, by more than a ring.
         |kernel, socket| {
             let Descriptor { index, epoch } = Descriptor::of(socket as u32);
-            kernel.ring(Op::Send, u64::MAX - 7, index, epoch);
+            kernel.ring(Op::Send, u64::MAX - 4103, index, epoch);
         },
         // Bytes that have not arrived.
         |kernel, socket| {

@@ -126,6 +126,8 @@ impl Net {
             ("kept_by_memory", stats.kept_by_memory),
             ("kept_by_backlog", stats.kept_by_backlog),
             ("kept_by_name", stats.kept_by_name),
+            ("shared", stats.shared),
+            ("kept_by_granules", stats.kept_by_granules),
         ] {
             dict.set_item(name, value)?;
         }

@@ -155,9 +155,16 @@ pub(super) const RULES: &[Mutant] = &[
     ),
     rule(
         "check-position",
-        "a doorbell's position lies within the ring, and does not go back",
+        "a doorbell's position lies within the ring",
         STREAM,
-        ["if in_ring > self.size || in_ring < self.tail.since(self.sent) {", "if in_ring > self.size {"],
+        ["if tail.since(self.sent) > self.size {", "if false {"],
+        &[unit("doorbell_outside_the_ring")],
+    ),
+    rule(
+        "older-position",
+        "a doorbell that is seen late says nothing new",
+        STREAM,
+        ["if self.tail.since(tail) <= self.size {", "if false {"],
         &[unit("doorbell_outside_the_ring")],
     ),
     rule(

@@ -11,21 +11,22 @@
 //! and no kernel has received go to the program, which gets them before those that it receives itself. Datagrams have
 //! boundaries, so a socket with unread ones stays.
 //!
-//! Known flaws: a kernel that still uses a socket which the program takes has no defined result; `release()` of kernels ends
+//! Known flaws: if a process that shares a listening socket clears O_NONBLOCK, and takes the connection between the proxy's look
+//! and its accept, the proxy waits until the next one comes. A kernel that still uses a socket which the program takes has no defined result; `release()` of kernels ends
 //! its use. Where a sandbox refuses `pidfd_getfd`, neither direction works (EPERM, ENOSYS).
 
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::layout::{DOORBELLS, Descriptor, kind_of, record};
+use spinio_ring::layout::{Descriptor, kind_of, record};
 use spinio_ring::line::ERR;
 use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
 use spinio_sys::linux::{self, Fd};
 
+use super::Proxy;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
-use super::{DOORBELLS_A_PASS, Proxy};
 use crate::socket_fd::SocketFd;
 
 const TCP: u32 = 6;
@@ -77,6 +78,9 @@ impl Proxy {
         set_nonblocking(fd, true)?;
         let descriptor = self.add(own.into_fd(), domain, kind, state)?;
         let index = descriptor.index;
+        if let Some(socket) = self.sockets.at(index) {
+            socket.adopted = true;
+        }
         if kind == DGRAM && connected {
             let first = self.first.bits() | kind_of(kind, domain, true);
             self.memory.record(index)[record::FIRST].store_release(first);
@@ -131,7 +135,9 @@ impl Proxy {
                 return Err(Errno::CONNRESET);
             }
             let left = if connected { socket.outgoing.unread() } else { 0 };
-            if connected && socket.incoming.pending() > 0 || left > 0 && !stream {
+            // A file that a worker still sends goes on, also after the net was stopped.
+            let sends = connected && (socket.incoming.pending() > 0 || !socket.transfers.is_empty());
+            if sends || left > 0 && !stream {
                 return Err(Errno::BUSY);
             }
             if left as usize > room {
@@ -158,18 +164,8 @@ impl Proxy {
         Ok(unread)
     }
 
-    /// What a kernel has rung before it gave a socket up, also after entries that others have not written yet.
-    fn take_all_doorbells(&mut self, now: u64) {
-        for _ in 0..DOORBELLS.div_ceil(DOORBELLS_A_PASS) {
-            if !self.take_doorbells(now) {
-                break;
-            }
-        }
-        self.search_doorbells(now);
-    }
-
     /// The send ring, as far as the network takes it.
-    fn send_all(&mut self, index: u32) {
+    pub(super) fn send_all(&mut self, index: u32) {
         while self.pump_out(index) {
             let left = self.sockets.at(index).is_some_and(|socket| socket.writable && socket.incoming.pending() > 0);
             if !left {

@@ -15,7 +15,9 @@ use spinio_ring::line::EOF;
 use spinio_ring::peer::{MOVED, Notice, Place, Told};
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
+use spinio_sys::linux::channel::{Until, wait_socket};
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress};
+use spinio_sys::linux::socket_move::set_nonblocking;
 
 use super::Proxy;
 use super::sockets::{STREAM, State};
@@ -129,7 +131,15 @@ impl Proxy {
     }
 
     pub(super) fn accept_one(&mut self, listener: u32) -> Result<Held, Errno> {
-        let fd = self.sockets.at(listener).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)).ok_or(Errno::BADF)?;
+        let socket = self.sockets.at(listener).ok_or(Errno::BADF)?;
+        let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::BADF)?;
+        if socket.adopted {
+            // Who shares the open socket can clear O_NONBLOCK: the proxy would wait in accept.
+            if !wait_socket(fd, Until::Readable, Some(0))? {
+                return Err(Errno::AGAIN);
+            }
+            set_nonblocking(fd, true)?;
+        }
         let (fd, peer) = socket::accept(fd)?;
         let (fd, mut held_peer) = (SocketFd(fd), peer);
         let place = self.other_end_of(fd.0, &peer).map(|(place, unnamed)| {

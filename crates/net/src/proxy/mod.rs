@@ -45,7 +45,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
-use spinio_ring::layout::{Descriptor, Sizes, header, kind_of, record, ring_place};
+use spinio_ring::layout::{DOORBELLS, Descriptor, Sizes, header, kind_of, record, ring_place};
 use spinio_ring::mailbox::{Reply, Request};
 use spinio_ring::{Position, doorbell};
 use spinio_sys::Errno;
@@ -230,7 +230,10 @@ impl Proxy {
             worked = true;
             match command {
                 Command::Call(request, sender) => self.call(request, Caller::Host(sender), now),
-                Command::Close(descriptor) => self.close(descriptor, now),
+                Command::Close(descriptor) => {
+                    self.take_all_doorbells(now);
+                    self.close(descriptor, now);
+                }
                 Command::Adopt(place, sender) => drop(sender.try_send(self.adopt(place))),
                 Command::Release(descriptor, passage, room, sender) => {
                     let _ = sender.try_send(self.release(descriptor, passage, room, now));
@@ -241,6 +244,8 @@ impl Proxy {
                 }
                 Command::Fail => self.fail(),
                 Command::End => {
+                    // What kernels have sent before they ended is sent.
+                    self.take_all_doorbells(now);
                     self.stop();
                     self.ending = Some(now);
                     for index in self.sockets.indices() {
@@ -266,12 +271,28 @@ impl Proxy {
             self.last_search = now;
             taken += self.search_doorbells(now);
         }
+        self.free_doorbells(taken, now);
+        taken > 0
+    }
+
+    /// What kernels have rung until now, also after entries that others have not written yet.
+    fn take_all_doorbells(&mut self, now: u64) {
+        for _ in 0..DOORBELLS.div_ceil(DOORBELLS_A_PASS) {
+            if !self.take_doorbells(now) {
+                break;
+            }
+        }
+        let taken = self.search_doorbells(now);
+        self.free_doorbells(taken, now);
+    }
+
+    /// The places of doorbells that were taken are free.
+    fn free_doorbells(&mut self, taken: usize, now: u64) {
         if taken > 0 {
-            self.doorbells.publish(&memory.header()[header::DOORBELL_HEAD]);
+            self.doorbells.publish(&self.memory.header()[header::DOORBELL_HEAD]);
             self.counters.doorbells.add(taken as u64);
             self.pace.heard(now);
         }
-        taken > 0
     }
 
     /// Takes doorbells after ones that were claimed and not written, and looks whether these block the queue.

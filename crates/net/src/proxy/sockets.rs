@@ -69,8 +69,12 @@ pub(crate) struct Socket {
     pub(crate) shut: bool,
     /// No more is received, once nothing is left.
     pub(crate) shut_receive: bool,
+    /// The program has given it: others may share the open socket.
+    pub(crate) adopted: bool,
     /// The kernel has closed the descriptor, at this time.
     pub(crate) closing: Option<u64>,
+    /// Then the connection is reset, once all is sent: not all was read.
+    pub(crate) resets: bool,
     /// It is in the list of sockets with something to do.
     pub(crate) hot: bool,
     /// Its event set.
@@ -156,7 +160,9 @@ impl Sockets {
             errno: 0,
             shut: false,
             shut_receive: false,
+            adopted: false,
             closing: None,
+            resets: false,
             hot: false,
             watch: Watch::default(),
             waits: <[SeenWait; 2]>::default(),

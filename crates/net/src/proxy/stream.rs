@@ -200,8 +200,11 @@ impl Proxy {
         socket.errno = errno;
         socket.flags = if errno == 0 { socket.flags & !ERR } else { socket.flags | ERR };
         let line = self.memory.device_line(index);
-        line[1].store_release(socket.incoming.line(errno).word());
-        line[0].store_release(socket.outgoing.line(socket.flags).word());
+        let words = [socket.outgoing.line(socket.flags).word(), socket.incoming.line(errno).word()];
+        // The flag refers to the errno, which is there as long as the flag is.
+        for word in if errno == 0 { [0, 1] } else { [1, 0] } {
+            line[word].store_release(words[word]);
+        }
     }
 
     /// A kernel broke the rules: its connection is reset, and no other.
@@ -233,15 +236,26 @@ impl Proxy {
         socket.closing = Some(now);
         let _ = credit(socket, word);
         if is_inet(socket.domain) && socket.kind == STREAM && socket.outgoing.unread() > 0 {
-            // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read.
-            return self.abandon(index);
+            // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read, after
+            // what was sent.
+            socket.resets = true;
+            self.send_all(index);
         }
+        let Some(socket) = self.sockets.get(descriptor) else { return };
         // The address of a datagram socket is free at once, as for a program.
         if socket.state == State::Connected && (socket.kind == STREAM || socket.incoming.pending() > 0) {
             self.postpone(index);
             self.heat(index);
         } else {
-            self.remove(index);
+            self.end(index);
+        }
+    }
+
+    /// Frees a closed socket that has sent all.
+    fn end(&mut self, index: u32) {
+        match self.sockets.at(index).is_some_and(|socket| socket.resets) {
+            true => self.abandon(index),
+            false => self.remove(index),
         }
     }
 
@@ -252,7 +266,7 @@ impl Proxy {
             return;
         }
         if socket.incoming.pending() == 0 && socket.transfers.is_empty() {
-            self.remove(index);
+            self.end(index);
         } else {
             self.postpone(index);
         }

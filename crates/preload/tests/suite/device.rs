@@ -211,6 +211,11 @@ fn kernels_get_the_results_that_programs_get_from_files() {
 }
 
 #[test]
+fn what_kernels_have_sent_arrives_however_they_end() {
+    passes_with_sockets("net_ends");
+}
+
+#[test]
 fn kernels_send_files_whole_and_in_order() {
     passes_with_sockets("net_sendfile");
 }

@@ -150,6 +150,8 @@ class _NetStats(TypedDict):
     kept_by_memory: int
     kept_by_backlog: int
     kept_by_name: int
+    shared: int
+    kept_by_granules: int
 
 @final
 class Net:

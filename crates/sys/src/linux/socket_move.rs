@@ -96,12 +96,19 @@ impl Passage {
     pub fn new() -> Result<Passage> {
         socket_pair().map(|(inner, outer)| Passage { inner, outer })
     }
+
+    /// Nothing more is sent: frees a number of the table, and what was sent can still be received.
+    pub fn close_outer(&mut self) {
+        if self.outer >= 0 {
+            let _ = close(std::mem::replace(&mut self.outer, -1));
+        }
+    }
 }
 
 impl Drop for Passage {
     fn drop(&mut self) {
         let _ = close(self.inner);
-        let _ = close(self.outer);
+        self.close_outer();
     }
 }
 

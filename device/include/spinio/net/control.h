@@ -215,22 +215,38 @@ __device__ int getpeername(Group group, const Handle &net, int s, Address *addre
     return detail::call_together(group, net, {layout::call_peer_name, s, 0, 0, nullptr}, false, address);
 }
 
+namespace detail {
+
+// On the leader: no group sends any more, and what was sent is in the ring. One that waits for room sees it, and gives the lock
+// back. Whether the socket is one of the proxy.
+__device__ inline bool end_sending(const Handle &net, int s)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (find(net, s) || load_acquire_device(&socket->peer))
+        return false;
+    or_acquire_device(&socket->shut, shut_send);
+    if (!lock(net, s, &socket->send_lock, true))
+        unlock(s, &socket->send_lock);
+    return true;
+}
+
+} // namespace detail
+
 // Ends a direction, SHUT_SEND after what was sent before.
 template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
+    const bool ended = group.leads() && (how == SHUT_SEND || how == SHUT_BOTH) && detail::end_sending(net, s);
     int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr});
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (group.leads() && !result && load_acquire_device(&socket->peer)) {
+    if (ended && result) {
+        // It has no connection yet.
+        store_relaxed_device(&socket->shut, 0);
+    } else if (group.leads() && !result && !detail::find(net, s) && load_acquire_device(&socket->peer)) {
         if (how != SHUT_SEND)
             detail::shutdown_peer(net, s, true);
         if (how != SHUT_RECEIVE)
             detail::shutdown_peer(net, s, false);
-    } else if (group.leads() && !result && how != SHUT_RECEIVE) {
-        if (!detail::lock(net, s, &socket->send_lock, true)) {
-            socket->shut = 1;
-            detail::unlock(s, &socket->send_lock);
-        }
     }
     group.sync();
     return result;

@@ -34,7 +34,8 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), true);
+    uint64_t deadline = 0;
+    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {
@@ -62,7 +63,7 @@ __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t 
     uint64_t record = layout::datagram_header + padded(bytes) + (to ? long_address(to->length) : 0);
     if ((inet && bytes > (four ? layout::longest_udp : layout::longest_udp6)) || bytes > 0xffffffff || record > ring_size(socket->send_ring))
         return -EMSGSIZE;
-    return socket->shut ? -EPIPE : 0;
+    return load_relaxed_device(&socket->shut) & shut_send ? -EPIPE : 0;
 }
 
 template <typename Group>
@@ -120,7 +121,8 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
 __device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t (&header)[4], bool &full)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    int64_t there = wait_for_bytes(net, s, flags, socket->consumed, ring_size(socket->receive_ring), full);
+    uint64_t deadline = 0;
+    int64_t there = wait_for_bytes(net, s, flags, socket->consumed, ring_size(socket->receive_ring), deadline, full);
     if (there <= 0)
         return there;
     for (unsigned i = 0; i < 4; i++)

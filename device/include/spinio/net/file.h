@@ -72,6 +72,17 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
     return file_call(net, request, true);
 }
 
+// 1 once there is room for more, or -errno. Others send meanwhile, so it takes the lock of the direction as they do.
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer_locked(const Handle &net, int s, int flags, uint64_t &deadline)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    if (int failed = lock(net, s, &socket->send_lock, true))
+        return failed;
+    const int64_t room = wait_for_room_of_peer(net, s, flags, deadline);
+    unlock(s, &socket->send_lock);
+    return room < 0 ? room : 1;
+}
+
 // sendfile to a socket whose other end is in this net: Linux has no part in it, so the bytes go through a file buffer, a piece
 // at a time. None is kept while the other end has no room: those who wait for a buffer do not wait for that one.
 template <typename Group>
@@ -83,6 +94,7 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
     const uint64_t end = load_acquire_system(record_of(net, s) + layout::record_receive), ring = uint64_t(1) << (end & 63);
     const size_t most = ring < layout::file_buffer_bytes ? size_t(ring) : layout::file_buffer_bytes;
     size_t done = 0;
+    uint64_t deadline = 0;
     int64_t result = 0;
     while (done < bytes) {
         int64_t buffer = share(group, int64_t(group.leads() ? claim_buffer(net) : 0));
@@ -98,8 +110,7 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
         if (group.leads()) {
             release_buffer(net, int(buffer));
             if (result == -EAGAIN && !(flags & DONTWAIT)) {
-                const int64_t room = wait_for_room_of_peer(net, s, flags);
-                result = room < 0 ? room : 1;
+                result = wait_for_room_of_peer_locked(net, s, flags, deadline);
             } else if (result > 0) {
                 done += size_t(result);
             }

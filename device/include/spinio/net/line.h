@@ -171,14 +171,16 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
         store_published(word, 0);
 }
 
-// A wait of a locked socket: whether to go on with it.
+// A wait of a locked socket: whether to go on with it. All waits of a call have one deadline, which the first one sets; 0: none.
 class Wait {
 public:
-    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout, bool sends = false)
-        : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(timeout ? nanoseconds() + timeout : 0),
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout, uint64_t &deadline, bool sends = false)
+        : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(deadline),
           // One that waits for room is better off if there is more of it: streams were 20 % slower with eager looks.
           waiting(2048, sends ? 0 : 64)
     {
+        if (timeout && !deadline)
+            deadline = nanoseconds() + timeout;
     }
 
     // After a look in vain: 0 to look again, or -errno.
@@ -205,7 +207,7 @@ private:
     const Handle &net;
     int s;
     bool dontwait, sends;
-    uint64_t deadline;
+    uint64_t &deadline;
     unsigned polls = 0;
     Backoff waiting;
 };

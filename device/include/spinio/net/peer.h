@@ -152,11 +152,11 @@ __device__ inline int look_at_line(const Handle &net, int s)
 }
 
 // Bytes that can be received, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags)
+__device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_relaxed_device(&socket->peer));
-    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout));
+    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout), deadline);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
         uint64_t tail = peer.look(&peer.theirs->tail);
@@ -186,11 +186,11 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags)
 constexpr int64_t nowhere = INT64_MAX;
 
 // Bytes for which there is room, or -errno. On the leader.
-__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags)
+__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer(net, load_relaxed_device(&socket->peer));
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), true);
+    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), deadline, true);
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
             return -EPIPE;

@@ -41,10 +41,10 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
 }
 
 // Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, bool &full)
+__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
 {
     uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout));
+    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout), deadline);
     for (;;) {
         uint64_t word = load_acquire_system(line);
         full = word & layout::flag_full;
@@ -59,12 +59,15 @@ __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, ui
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags)
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t size = ring_size(socket->send_ring);
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), true);
+    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
     for (;;) {
+        // A shutdown of another group waits for this one.
+        if (load_acquire_device(&socket->shut) & shut_send)
+            return -EPIPE;
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
             return -int64_t(word >> layout::position_bits);
@@ -81,13 +84,13 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, 
 }
 
 // Bytes for which there is room, or -errno.
-__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags)
+__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);
-    if (load_relaxed_device(&socket->shut))
+    if (load_relaxed_device(&socket->shut) & shut_send)
         return -EPIPE;
     const uint64_t room = ring_size(socket->send_ring) - ((socket->tail - socket->sent) & layout::position_mask);
-    return room ? int64_t(room) : wait_until_sent(net, s, flags);
+    return room ? int64_t(room) : wait_until_sent(net, s, flags, deadline);
 }
 
 // Of the word that says where a ring is: it has a stream, or datagrams. With the bit of a peer it is that of a connection inside
@@ -154,10 +157,10 @@ __device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bo
 }
 
 // Waits for bytes at the position, on the leader: how many become the value.
-__device__ inline Outcome wait_to_receive(const Handle &net, int s, int flags, Outcome there, bool &full)
+__device__ inline Outcome wait_to_receive(const Handle &net, int s, int flags, Outcome there, uint64_t &deadline, bool &full)
 {
-    there.value = there.word & layout::peer_bit ? wait_for_peer(net, s, flags)
-                                                : wait_for_bytes(net, s, flags, there.position, ring_size(there.word), full);
+    there.value = there.word & layout::peer_bit ? wait_for_peer(net, s, flags, deadline)
+                                                : wait_for_bytes(net, s, flags, there.position, ring_size(there.word), deadline, full);
     return there;
 }
 
@@ -167,6 +170,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
 {
     auto to = static_cast<unsigned char *>(buffer);
     size_t done = 0;
+    uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
     do {
         bool full = false;
@@ -174,7 +178,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             if (!there.word)
                 there = lock_direction(net, s, flags, true);
             if (bytes && has_stream(there.word))
-                there = wait_to_receive(net, s, flags, there, full);
+                there = wait_to_receive(net, s, flags, there, deadline, full);
         }
         there = group.share(there);
         if (!there.word)
@@ -222,13 +226,14 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
 {
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     size_t done = 0;
+    uint64_t deadline = 0;
     Outcome room = {0, 0, 0};
     do {
         if (group.leads()) {
             if (!room.word)
                 room = lock_direction(net, s, flags, false);
             if (bytes && has_stream(room.word))
-                room.value = room.word & layout::peer_bit ? wait_for_room_of_peer(net, s, flags) : wait_for_room(net, s, flags);
+                room.value = room.word & layout::peer_bit ? wait_for_room_of_peer(net, s, flags, deadline) : wait_for_room(net, s, flags, deadline);
         }
         room = group.share(room);
         if (!room.word)
@@ -289,7 +294,8 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
     }
 }
 
-// How long later calls of recv and send wait, in nanoseconds, before they return -EAGAIN; 0: without a limit.
+// How long later calls of recv and send wait in all, in nanoseconds, before they return -EAGAIN, or fewer bytes than asked for; 0:
+// without a limit.
 template <typename Group>
 __device__ int set_timeout(Group group, const Handle &net, int s, uint64_t receive_ns, uint64_t send_ns)
 {
