@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Allocation, StreamOrder, Target, WaitMode};
+use spinio_device::{Allocation, StreamId, StreamOrder, Target, WaitMode, thread_stream};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
 
@@ -237,6 +237,14 @@ impl ResolvedBatch {
     fn read_singles(&mut self) {
         let ctx = &self.work.ctx;
         let list = self.work.ops;
+        if thread_stream() == StreamId::PER_THREAD {
+            // The number names another stream on the thread that runs the batch: what the program had queued is waited for.
+            for sink in &self.work.sinks {
+                if let Err(e) = sink.wait_for_order() {
+                    sink.record_failure(e);
+                }
+            }
+        }
         for (i, to) in &self.single_reads {
             let op = list.get(*i as usize);
             let len = usize::try_from(op.len).unwrap_or(usize::MAX);

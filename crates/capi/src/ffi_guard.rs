@@ -12,7 +12,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 use std::thread;
 
-use spinio_io::Error;
+use spinio_io::{Error, deliver_after};
 
 use crate::{errno, fork_guard, last_error};
 
@@ -103,11 +103,13 @@ pub fn run_hint(body: impl FnOnce()) {
 }
 
 fn run_inside<T>(body: impl FnOnce() -> T) -> thread::Result<T> {
-    let was_inside = IN_DEVICE_CALL.replace(true);
-    with_cancel_disabled(|| {
-        let answer = panic::catch_unwind(AssertUnwindSafe(body));
-        IN_DEVICE_CALL.set(was_inside);
-        answer
+    deliver_after(|| {
+        let was_inside = IN_DEVICE_CALL.replace(true);
+        with_cancel_disabled(|| {
+            let answer = panic::catch_unwind(AssertUnwindSafe(body));
+            IN_DEVICE_CALL.set(was_inside);
+            answer
+        })
     })
 }
 

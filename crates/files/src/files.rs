@@ -154,6 +154,12 @@ impl Files {
         is_issued_at_once(file.file_system)
     }
 
+    /// The same of the file that a descriptor refers to: two system calls.
+    pub fn is_descriptor_on_local_disk(&self, fd: Fd) -> bool {
+        let is_block = |fd| self.sys().fstat(fd).is_ok_and(|stat| stat.kind == FileKind::Block);
+        self.sys().file_system(fd).is_ok_and(is_issued_at_once) || is_block(fd)
+    }
+
     /// Why reads of a file's storage would not take the ring; `None`: they would, once it is awake.
     pub fn ring_refusal(&self, file: &FileState) -> Option<NoRing> {
         match is_issued_at_once(file.file_system) {

@@ -10,8 +10,13 @@
 //!
 //! The kernel waits for a disk without looking at signals, but for those that end the process. Where a read can hang (a
 //! server), or a program asked to be polled (cancel.rs), nothing is held.
+//!
+//! A call of the program has more to undo than the read, such as the thread's state of cancellation. So inside
+//! [`deliver_after`] handlers run at its end, where a jump leaves nothing behind. A part of the call that may wait without
+//! bound delivers them first ([`deliver_now`]).
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use spinio_sys::linux::SignalGuard;
@@ -19,23 +24,58 @@ use spinio_sys::linux::SignalGuard;
 /// Between two looks for a signal that ends the process: as soon as a person notices.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// While it lives, handlers of the program do not run on this thread.
+thread_local! {
+    /// Whether the thread is inside `deliver_after`.
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+    /// Signals that are held until its end. Without a destructor, which a signal handler could not register.
+    static KEPT: Cell<Option<ManuallyDrop<SignalGuard>>> = const { Cell::new(None) };
+}
+
+/// Runs a call of the program; handlers of signals that it held run when all that `body` has changed is restored.
+pub fn deliver_after<T>(body: impl FnOnce() -> T) -> T {
+    let was_in_call = IN_CALL.replace(true);
+    let done = body();
+    IN_CALL.set(was_in_call);
+    if !was_in_call {
+        deliver_now();
+    }
+    done
+}
+
+/// Handlers of signals that were held until the end of the call run now: what comes next may wait without bound.
+pub fn deliver_now() {
+    drop(KEPT.take().map(ManuallyDrop::into_inner));
+}
+
+/// While it lives, handlers of the program do not run on this thread; inside [`deliver_after`] until its end.
 pub struct HeldSignals {
-    guard: SignalGuard,
+    /// Always there until it is dropped.
+    guard: Option<SignalGuard>,
     checked: Cell<Instant>,
 }
 
 impl HeldSignals {
     /// Holds them from here on.
     pub fn hold() -> HeldSignals {
-        HeldSignals { guard: SignalGuard::block_asynchronous(), checked: Cell::new(Instant::now()) }
+        let kept = KEPT.take().map(ManuallyDrop::into_inner);
+        let guard = Some(kept.unwrap_or_else(SignalGuard::block_asynchronous));
+        HeldSignals { guard, checked: Cell::new(Instant::now()) }
     }
 
     /// Lets a signal through that has no handler, for a thread that waits or has more to do. Cheap to call often.
     pub fn deliver_defaults(&self) {
         if self.checked.get().elapsed() >= INTERVAL {
             self.checked.set(Instant::now());
-            self.guard.deliver_defaults();
+            self.guard.iter().for_each(SignalGuard::deliver_defaults);
+        }
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        let guard = self.guard.take();
+        if IN_CALL.get() {
+            KEPT.set(guard.map(ManuallyDrop::new));
         }
     }
 }

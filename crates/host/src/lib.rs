@@ -33,6 +33,6 @@ pub mod syscalls;
 pub mod task_scope;
 
 pub use cancel::{CancelPoll, has_cancel_poll, install_cancel_poll, is_cancelled};
-pub use held_signals::HeldSignals;
+pub use held_signals::{HeldSignals, deliver_after, deliver_now};
 pub use lock::{lock, try_lock};
 pub use settings::Settings;

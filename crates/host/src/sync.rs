@@ -28,7 +28,15 @@ mod real {
 
     /// Sleeps until it is woken. The time limit only guards against a wake-up lost to a thread that died.
     pub fn wait_a_while<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        changed.wait_timeout(guard, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0
+        wait_at_most(changed, guard, A_WHILE)
+    }
+
+    /// As long as [`wait_a_while`] sleeps.
+    pub const A_WHILE: Duration = Duration::from_millis(200);
+
+    /// Sleeps until it is woken, but no longer than `limit`.
+    pub fn wait_at_most<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
+        changed.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits for a copy: spins briefly, then sleeps, up to a limit.
@@ -61,6 +69,7 @@ mod real {
 #[cfg(loom)]
 mod model {
     use std::sync::PoisonError;
+    use std::time::Duration;
 
     pub use loom::sync::atomic::AtomicU64;
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -81,6 +90,12 @@ mod model {
     /// Without the limit, so that a lost wake-up is found.
     pub fn wait_a_while<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub const A_WHILE: Duration = Duration::MAX;
+
+    pub fn wait_at_most<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, _: Duration) -> MutexGuard<'a, T> {
+        wait_a_while(changed, guard)
     }
 
     pub struct Backoff;

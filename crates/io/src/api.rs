@@ -28,7 +28,7 @@ use crate::decide::Buffer;
 use crate::explain::Explanation;
 use crate::policy::RoutePolicy;
 use crate::read::WaitBuffers;
-use crate::read::app_fd_calls::{release_offset, reserve_offset};
+use crate::read::app_fd_calls::ReservedOffset;
 use crate::stream::{AsyncResult, StreamTransfers};
 use crate::trial::MeasuredRead;
 use crate::write::Part;
@@ -49,18 +49,23 @@ pub struct Runtime {
 static CURRENT: AtomicPtr<Runtime> = AtomicPtr::new(core::ptr::null_mut());
 
 fn current() -> Option<&'static Runtime> {
+    alive(CURRENT.load(Acquire))
+}
+
+fn alive(stored: *mut Runtime) -> Option<&'static Runtime> {
     // SAFETY: what is stored there was leaked and is never freed.
-    let runtime = unsafe { CURRENT.load(Acquire).as_ref() }?;
+    let runtime = unsafe { stored.as_ref() }?;
     runtime.alive.is_none_or(|word| word.load(Relaxed) == 1).then_some(runtime)
 }
 
 /// The runtime of this process. A forked child makes its own: the parent's threads did not come along, and its locks
 /// may be held by them.
 pub fn runtime() -> &'static Runtime {
-    if let Some(runtime) = current() {
+    // One load: another thread may store a runtime at any time, which must not be replaced.
+    let old = CURRENT.load(Acquire);
+    if let Some(runtime) = alive(old) {
         return runtime;
     }
-    let old = CURRENT.load(Acquire);
     let mut created = Runtime::build(Settings::of_process().clone(), &LinuxSyscalls, true);
     created.alive = linux::wipe_on_fork_word().ok();
     if let Some(word) = created.alive {
@@ -246,14 +251,14 @@ impl Runtime {
         self.reader.read_async(fd, at, to, len, stream)
     }
 
-    /// Moves the offset of a descriptor forward by `len` for a later read; returns the old offset.
-    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        reserve_offset(self.sys(), fd, len)
+    /// Moves the offset of a descriptor forward by `len` for a later read.
+    pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<ReservedOffset, Errno> {
+        ReservedOffset::new(self.sys(), fd, len, &self.sys().fstat(fd)?)
     }
 
-    /// Moves the offset back by what a reserved read did not use.
-    pub fn unreserve(&self, fd: Fd, unused: u64) {
-        release_offset(self.sys(), fd, unused);
+    /// Moves the offset back by what a reserved read did not use, unless the number is another file's by now.
+    pub fn unreserve(&self, fd: Fd, reserved: &ReservedOffset, unused: u64) {
+        reserved.release(self.sys(), fd, unused);
     }
 
     /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says

@@ -35,7 +35,9 @@ pub use spinio_files::prompt_fds::set_changes_counted;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
 pub use spinio_files::{FdChange, FdIdentity, ShadowFile, WriteLease};
 pub use spinio_host::pool::NoRing;
-pub use spinio_host::{CancelPoll, Settings, install_cancel_poll, is_cancelled, settings, syscalls as kernel};
+pub use spinio_host::{
+    CancelPoll, Settings, deliver_after, install_cancel_poll, is_cancelled, settings, syscalls as kernel,
+};
 pub use spinio_pinned::{DeviceMapping, PinError, PinGuard};
 pub use spinio_stats as stats;
 pub use spinio_transfer::{AlignedBuf, Error, ErrorKind};

@@ -32,7 +32,7 @@
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{Relaxed, SeqCst},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ struct PendingUnpin {
     device: &'static dyn Device,
     pin: Pin,
     // Unmapping before the pages are unpinned would leave the driver a dangling range.
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: a pin is an address range and a number; any thread may release it.
@@ -173,7 +173,7 @@ impl DeferredUnpin {
     pub fn defer(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
         self.bytes.fetch_add(pin.len as u64, Relaxed);
         self.last_deferred.store(self.created.elapsed().as_micros() as u64 + 1, Relaxed);
-        lock(&self.pending).push(PendingUnpin { device, pin, _mapping: mapping });
+        lock(&self.pending).push(PendingUnpin { device, pin, mapping });
     }
 
     /// Whether unpinning has waited for the program's own work, more than once.
@@ -207,7 +207,7 @@ impl DeferredUnpin {
 
     /// Whether no pin is pending.
     pub fn is_empty(&self) -> bool {
-        self.bytes.load(Relaxed) == 0
+        self.bytes.load(Acquire) == 0
     }
 
     /// Bytes that are pinned and wait to be unpinned.
@@ -249,9 +249,13 @@ impl DeferredUnpin {
                 std::thread::sleep(YIELD_TIME);
                 next_yield = unpinned + YIELD_EVERY;
             }
-            unpinned += p.pin.len as u64;
-            self.bytes.fetch_sub(p.pin.len as u64, Relaxed);
-            p.device.unpin(p.pin);
+            let PendingUnpin { device, pin, mapping } = p;
+            let len = pin.len as u64;
+            device.unpin(pin);
+            drop(mapping);
+            // Who waits until nothing is left needs the file unmapped, too.
+            self.bytes.fetch_sub(len, Release);
+            unpinned += len;
         }
         if begun.elapsed() > STALL_THRESHOLD + Duration::from_nanos(unpinned / 10) {
             self.stall_count.fetch_add(1, Relaxed);

@@ -178,7 +178,12 @@ impl WorkerPool {
             if !pending && count(&state.closing) == 0 && count(&state.detached) == 0 {
                 return;
             }
+            let wanted = if pending { self.shared.wanted_workers(&state) } else { None };
             drop(state);
+            if let Some(wanted) = wanted {
+                // All of those that run may wait for another server.
+                self.ensure_threads(wanted);
+            }
             if begun.elapsed() > timeout {
                 return;
             }

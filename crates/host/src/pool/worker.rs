@@ -241,6 +241,12 @@ impl Shared {
     pub(super) fn wanted_workers(&self, state: &State) -> Option<usize> {
         let size = self.shared_workers?;
         let mut wanted = Shares::default();
+        // Those of one share are closed together.
+        for close in &state.pending_closes {
+            if wanted.of(close.key) == 0 && state.busy.available(close.key, size) > 0 {
+                wanted.add(close.key, 1);
+            }
+        }
         for (key, entry) in &state.entries {
             let workers = if let QueueEntry::Task(_, workers) = entry { *workers } else { 1 };
             let room = state.busy.available(*key, size).saturating_sub(wanted.of(*key));

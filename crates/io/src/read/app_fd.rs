@@ -10,10 +10,10 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::app_fd_calls::{file_id, read_fd, release_offset};
+use crate::read::app_fd_calls::{file_id, hold_signals, read_fd, release_offset};
 use crate::read::cpu_store;
 use spinio_files::FdIdentity;
-use spinio_host::is_cancelled;
+use spinio_host::{HeldSignals, deliver_now, is_cancelled};
 use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
@@ -45,8 +45,11 @@ impl AppFdRead {
             return self.store(ctx);
         }
         if self.waits {
+            deliver_now();
             return self.blocking(ctx);
         }
+        // Declared first, released last, as in large.rs.
+        let held = hold_signals(ctx, self.fd);
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.stream {
             Some(_) => ctx.bounce.stream(device),
@@ -61,6 +64,7 @@ impl AppFdRead {
         let number = FdIdentity::of(self.fd);
         let file = file_id(ctx, self.fd);
         while done < self.len {
+            held.iter().for_each(HeldSignals::deliver_defaults);
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
             let buffer = match self.stream.map_or(Ok(None), |_| staging.try_acquire(Policy::UpToTwiceLimit)) {

@@ -4,6 +4,7 @@
 
 use spinio_files::FdIdentity;
 use spinio_host::syscalls::Syscalls;
+use spinio_host::{HeldSignals, deliver_now, has_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, Stat};
@@ -39,6 +40,21 @@ pub(super) fn file_id(ctx: &Reader, fd: Fd) -> Option<(u64, u64)> {
     ctx.files.sys().fstat(fd).ok().map(|s| (s.dev, s.ino))
 }
 
+/// Handlers wait until a read of a local disk is over, which never makes the kernel's read end early. They do not wait for
+/// any other file system.
+pub(super) fn hold_signals(ctx: &Reader, fd: Fd) -> Option<HeldSignals> {
+    hold_signals_if(ctx.files.is_descriptor_on_local_disk(fd))
+}
+
+/// The same of a file that is known.
+pub(super) fn hold_signals_if(is_on_local_disk: bool) -> Option<HeldSignals> {
+    if is_on_local_disk && !has_cancel_poll() {
+        return Some(HeldSignals::hold());
+    }
+    deliver_now();
+    None
+}
+
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.
 pub(crate) fn reserve_offset(sys: &dyn Syscalls, fd: Fd, len: u64) -> Result<u64, Errno> {
     Ok(sys.lseek(fd, len as i64, SEEK_CUR)? - len)
@@ -52,9 +68,10 @@ pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
 }
 
 /// A descriptor's own offset, moved forward for a request to come.
-pub(crate) struct ReservedOffset {
+#[derive(Debug)]
+pub struct ReservedOffset {
     /// Where it stood.
-    pub(crate) start: u64,
+    pub start: u64,
     number: FdIdentity,
     file: (u64, u64),
 }

@@ -13,7 +13,7 @@ use spinio_sys::linux::{Fd, FileKind, Stat};
 use crate::ctx::Reader;
 use crate::decide::{Buffer, ByFile, by_descriptor, by_file, p2p_possible, readahead_limit};
 use crate::read::app_fd::AppFdRead;
-use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR};
+use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR, hold_signals_if};
 use crate::read::blocking;
 use crate::read::params::ReadParams;
 use crate::read::request::ReadRequest;
@@ -24,7 +24,7 @@ use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
 use spinio_files::sequential;
-use spinio_host::{HeldSignals, has_cancel_poll, lock};
+use spinio_host::lock;
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -114,8 +114,7 @@ fn read_at(
         ByFile::AppFd(reason) => return app_fd_read(reason, len).read(ctx),
         ByFile::Planned(file, within) => (file, within),
     };
-    // A local disk never makes the kernel's read end early.
-    held = (ctx.files.is_on_local_disk(&file) && !has_cancel_poll()).then(HeldSignals::hold);
+    held = hold_signals_if(ctx.files.is_on_local_disk(&file));
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let _request = ctx.files.unpin().begin_request();

@@ -174,11 +174,11 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
             FilePosition::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
             FilePosition::FileOffset => {
                 // The offset cannot be moved that far, near the largest one: the kernel returns the error.
-                let Ok(start) = runtime().reserve(fd, total as u64) else {
+                let Ok(reserved) = runtime().reserve(fd, total as u64) else {
                     return window(fd, &parts, FILE_OFFSET, flags).map(|w| w.got);
                 };
-                let result = read_at(fd, &parts, start, flags);
-                runtime().unreserve(fd, (total - result.as_ref().copied().unwrap_or(0)) as u64);
+                let result = read_at(fd, &parts, reserved.start, flags);
+                runtime().unreserve(fd, &reserved, (total - result.as_ref().copied().unwrap_or(0)) as u64);
                 result
             }
         }

@@ -1,5 +1,7 @@
 /* Signals during device reads of a file on a local disk. As with the kernel's own read, a handler runs when the read is
- * over: it may read into device memory itself, or leave by longjmp. A signal without a handler ends the process at once. */
+ * over: it may read into device memory itself, or leave by longjmp. A signal without a handler ends the process at once.
+ *
+ * handlers KIB [direct]: the length of a read; below 512 KiB the kernel reads ahead. direct: of an O_DIRECT descriptor. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <glob.h>
@@ -15,8 +17,9 @@
 #include "check.h"
 #include "memory.h"
 
-enum { SIZE = 1 << 20, BLOCKS = 16, ROUNDS = 120 };
-static unsigned char sent[SIZE * BLOCKS], got[SIZE];
+enum { ALL = 16 << 20, ROUNDS = 120 };
+static unsigned char sent[ALL], got[ALL];
+static size_t size;
 static unsigned char *device, *second;
 static sigjmp_buf out;
 static int file;
@@ -30,7 +33,7 @@ static void read_or_jump(int signal)
     handled++;
     if (jumps)
         siglongjmp(out, 1);
-    if (pread(file, second, SIZE, 0) != SIZE)
+    if (pread(file, second, size, 0) != (ssize_t)size)
         _exit(9);
 }
 
@@ -65,10 +68,10 @@ static void *interrupt_reader(void *unused)
     return NULL;
 }
 
-static void check_block(const unsigned char *memory, int block)
+static void check_block(const unsigned char *memory, size_t block)
 {
-    device_get(got, memory, SIZE);
-    CHECK(memcmp(got, sent + (size_t)block * SIZE, SIZE) == 0);
+    device_get(got, memory, size);
+    CHECK(memcmp(got, sent + block * size, size) == 0);
 }
 
 static void reads(void)
@@ -78,12 +81,12 @@ static void reads(void)
     CHECK(pthread_create(&thread, NULL, interrupt_reader, NULL) == 0);
     static volatile int round;
     for (round = 1; round <= ROUNDS; round++) {
-        int block = round % BLOCKS;
-        CHECK(posix_fadvise(file, (off_t)block * SIZE, SIZE, POSIX_FADV_DONTNEED) == 0);
-        device_put(device, sent + (size_t)((block + 1) % BLOCKS) * SIZE, SIZE);
+        size_t block = (size_t)round % (ALL / size);
+        CHECK(posix_fadvise(file, (off_t)(block * size), (off_t)size, POSIX_FADV_DONTNEED) == 0);
+        device_put(device, sent + (block + 1) % (ALL / size) * size, size);
         if (sigsetjmp(out, 1) == 0) {
             begun = round;
-            CHECK(pread(file, device, SIZE, (off_t)block * SIZE) == SIZE);
+            CHECK(pread(file, device, size, (off_t)(block * size)) == (ssize_t)size);
         }
         over = round;
         /* A late signal must not reach the next round: it would jump back here before the read. */
@@ -139,7 +142,7 @@ static void ends_at_once(void)
     if (child == 0) {
         setenv("HANDLERS_LONG", "1", 1);
         dup2(ready[1], 1);
-        execl("/proc/self/exe", "handlers", NULL);
+        execl("/proc/self/exe", "handlers", "1024", NULL);
         _exit(8);
     }
     char byte;
@@ -161,13 +164,16 @@ static void read_for_ever(void)
 {
     write(1, "r", 1);
     for (;;)
-        CHECK(pread(file, device, SIZE * BLOCKS, 0) == SIZE * BLOCKS);
+        CHECK(pread(file, device, ALL, 0) == ALL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    device = device_alloc(SIZE * BLOCKS);
-    second = device_alloc(SIZE);
+    CHECK(argc >= 2);
+    size = strtoul(argv[1], NULL, 10) << 10;
+    int direct = argc == 3 && strcmp(argv[2], "direct") == 0;
+    device = device_alloc(ALL);
+    second = device_alloc(size);
     for (size_t i = 0; i < sizeof sent; i++)
         sent[i] = (unsigned char)(i * 2654435761u >> 15);
     char path[] = "handlers-XXXXXX";
@@ -180,6 +186,12 @@ int main(void)
         return 0;
     }
     CHECK(write(file, sent, sizeof sent) == (ssize_t)sizeof sent && fsync(file) == 0);
+    if (direct) {
+        char name[64];
+        snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+        int other = open(name, O_RDONLY | O_DIRECT);
+        CHECK(other >= 0 && dup2(other, file) == file && close(other) == 0);
+    }
     if (getenv("HANDLERS_LONG"))
         read_for_ever();
     struct sigaction action = {.sa_handler = read_or_jump};
@@ -189,6 +201,9 @@ int main(void)
     reads();
     jumps = 1;
     reads();
+    /* Nothing of a call that a handler has left stays. */
+    int state;
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0 && state == PTHREAD_CANCEL_ENABLE);
     ends_at_once();
     closes_for_good(path);
     device_free(second);

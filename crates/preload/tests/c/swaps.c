@@ -79,6 +79,15 @@ int main(int argc, char **argv)
         memmove(seen + size / 2 + size / 4, seen + size / 2, size / 4);
         memcpy(seen + size / 2, host, size / 4);
         check_one_file("preadv", got, seen);
+
+        /* At the offset, of which a file that the number did not name at the call keeps its own. */
+        enum { START = 2 * MIB };
+        for (int which = 0; which < 2; which++)
+            CHECK(lseek(files[which], START, SEEK_SET) == START);
+        got = readv(number, parts, 3);
+        CHECK(got > 0 || (got == -1 && errno == EBADF));
+        for (int which = 0; which < 2; which++)
+            CHECK(lseek(files[which], 0, SEEK_CUR) >= START);
     }
     over = 1;
     CHECK(pthread_join(thread, NULL) == 0 && mixed == 0 && served > ROUNDS / 4);

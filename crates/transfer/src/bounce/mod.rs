@@ -53,7 +53,9 @@ use spinio_device::{Device, DeviceError, ErrorKind, FenceGuard, PinnedBuffer, St
 use spinio_sys::linux;
 
 use spinio_host::shares::{ShareKey, Shares};
-use spinio_host::sync::{AtomicU64, Backoff, Condvar, Mutex, MutexGuard, cpu_index, lock, wait_a_while};
+use spinio_host::sync::{
+    A_WHILE, AtomicU64, Backoff, Condvar, Mutex, MutexGuard, cpu_index, lock, wait_a_while, wait_at_most,
+};
 
 /// Bytes of a buffer.
 ///
@@ -240,7 +242,9 @@ impl BouncePool {
                     acquired.push(buffer);
                     progress = Instant::now();
                 }
-                Ok(None) if progress.elapsed() < timeout => self.wait_for_release(),
+                Ok(None) if progress.elapsed() < timeout => {
+                    self.wait_for_release_at_most(timeout.saturating_sub(progress.elapsed()));
+                }
                 _ => break,
             }
         }
@@ -318,6 +322,10 @@ impl BouncePool {
 
     /// Waits until a buffer becomes free, whichever copy is done first; up to a limit, and may return without one.
     pub fn wait_for_release(&self) {
+        self.wait_for_release_at_most(A_WHILE);
+    }
+
+    fn wait_for_release_at_most(&self, limit: Duration) {
         let backoff = Backoff::new();
         loop {
             let mut state = lock(&self.state);
@@ -327,7 +335,7 @@ impl BouncePool {
             }
             if state.retired.is_empty() {
                 // Every buffer is being filled by another thread, or is open in a slot.
-                return self.sleep(state);
+                return self.sleep(state, limit);
             }
             drop(state);
             if !backoff.wait() {
@@ -338,14 +346,14 @@ impl BouncePool {
 
     /// Sleeps until something has changed. A thread that changes something before this one sleeps finds it counted: it
     /// is counted before the slots are checked, and `change_seq` is read before that.
-    fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>) {
+    fn sleep<'a>(&'a self, pool: MutexGuard<'a, PoolState>, limit: Duration) {
         let change_seq = pool.change_seq;
         self.waiting.fetch_add(1, SeqCst);
         drop(pool);
         if !self.retire_idle_slots() {
             let pool = lock(&self.state);
             if pool.change_seq == change_seq && pool.free.is_empty() && pool.retired.is_empty() {
-                drop(wait_a_while(&self.freed, pool));
+                drop(wait_at_most(&self.freed, pool, limit));
             }
         }
         self.waiting.fetch_sub(1, SeqCst);
