@@ -99,7 +99,7 @@ impl Script {
     fn play(&self, door: &OwnedFd) -> OwnedFd {
         let channel = packets::accept(door);
         let announced = packets::receive(&channel, DEADLINE).expect("a program announces its socket").0;
-        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce(name)) if name.len() > 3));
+        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce { name, .. }) if name.len() > 3));
         for (bytes, files) in &self.packets {
             let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
             packets::send(&channel, bytes, &files);

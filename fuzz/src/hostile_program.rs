@@ -229,7 +229,7 @@ impl Peer<'_> {
                 let packet = match input.int_in_range(0..=3)? {
                     0 => Packet::Agreed.encode(),
                     1 => Packet::Ring.encode(),
-                    2 => Packet::Announce(input.arbitrary::<[u8; 5]>()?.to_vec()).encode(),
+                    2 => Packet::Announce { name: input.arbitrary::<[u8; 5]>()?.to_vec(), kernel: input.arbitrary()? }.encode(),
                     _ => packets::hostile(input)?,
                 };
                 self.send(input, &packet)?;
@@ -265,7 +265,7 @@ impl Peer<'_> {
             }
             1 => {
                 let own = self.anchor.as_ref().map(packets::own_name).unwrap_or_default();
-                self.tell(&Packet::Announce(own));
+                self.tell(&Packet::Announce { name: own, kernel: false });
                 if self.hear() != Some(Packet::Welcome) {
                     self.channel = None;
                 }

@@ -24,6 +24,8 @@ mod door;
 mod error;
 mod granules;
 mod handshake;
+mod importer;
+mod mapped_granule;
 mod meet;
 mod memory;
 mod net;

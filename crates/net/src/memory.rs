@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
     DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES, MAGIC,
-    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, header,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
@@ -100,12 +100,7 @@ impl Memory {
             let none = || Error::new(Errno::NOMEM, "The device has no memory left for a net");
             return Err(mapped.map_or_else(failed, |_| none()));
         }
-        // The only word of device memory that is not zero at the beginning.
-        let granules = &memory.header()[claims::GRANULES];
-        granules.store_release(memory.granules.as_ref().map_or(0, Granules::device_address));
-        let cleared = memory.clear_device_memory();
-        granules.store_release(0);
-        if let Err(error) = cleared {
+        if let Err(error) = memory.clear_device_memory() {
             let _ = memory.free();
             return Err(failed(error));
         }
@@ -154,6 +149,11 @@ impl Memory {
     /// The words of a granule's ends.
     pub(crate) fn granule(&self, number: u32) -> Option<&[AtomicU64]> {
         self.granules.as_ref().map(|granules| granules.words(number))
+    }
+
+    /// Where kernels see a granule.
+    pub(crate) fn granule_address(&self, number: u32) -> u64 {
+        self.granules.as_ref().map_or(0, |granules| granules.device_address(number))
     }
 
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {

@@ -84,7 +84,7 @@ fn connect(name: &str, file: OwnedFd) -> (Socket, Offered) {
             Packet::decode(&bytes[..len])
         };
         let tell = |packet: Packet, file| send_packet(channel.as_raw_fd(), &packet.encode(), file).unwrap();
-        assert!(matches!(hear(), Some(Packet::Announce(_))));
+        assert!(matches!(hear(), Some(Packet::Announce { .. })));
         tell(Packet::Welcome, None);
         let offer = Packet::Offer { size_log2: 12, generation: GENERATION, first: first() };
         tell(offer, Some(file.as_raw_fd()));

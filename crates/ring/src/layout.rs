@@ -25,7 +25,7 @@ pub const DOORBELL_BYTES: usize = 16;
 /// Bytes of a line, and of a half of a mailbox.
 pub const LINE_BYTES: usize = 128;
 /// Bytes of a record.
-pub const RECORD_BYTES: usize = 32;
+pub const RECORD_BYTES: usize = 64;
 /// Bytes of a mailbox.
 pub const MAILBOX_BYTES: usize = 256;
 /// Bytes of a device socket.
@@ -92,8 +92,6 @@ pub mod claims {
     pub const DOORBELL_HEAD: usize = 1;
     /// Of the file buffers, a word each.
     pub const FILE_BUFFERS: usize = 64;
-    /// Where the granules are, as kernels see them: [`crate::granule`]. Written before kernels run.
-    pub const GRANULES: usize = 80;
 }
 
 /// Words of a record: what a kernel has to know of a socket before its first call.
@@ -106,6 +104,8 @@ pub mod record {
     pub const SEND: usize = 2;
     /// Position at which both directions begin, and what the socket is: [`super::kind_of`].
     pub const FIRST: usize = 3;
+    /// Where its granule is, as kernels see it ([`crate::granule`]); written before a place that says so.
+    pub const GRANULE: usize = 4;
 }
 
 /// Sizes of a net.

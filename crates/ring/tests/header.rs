@@ -37,7 +37,7 @@ int main()
     PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits));
     PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
     PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
-    PRINT(claims_granules); PRINT(shared_bit); PRINT(granule_bytes(8192));
+    PRINT(record_granule); PRINT(shared_bit); PRINT(granule_bytes(8192));
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
         PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
@@ -95,7 +95,7 @@ fn header_and_crate_agree() {
     here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
     here.extend([peer::MOVED.into(), peer::CLOSED, peer::RESET, peer::SHUT]);
     here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12, shared: false }.word());
-    here.extend([claims::GRANULES as u64, peer::SHARED_BIT, granule::bytes(8192)]);
+    here.extend([record::GRANULE as u64, peer::SHARED_BIT, granule::bytes(8192)]);
     for sockets in [1, 2, 64, 1024, 65536] {
         let sizes = Sizes { sockets, mailboxes: 5 };
         let offsets = [

@@ -11,9 +11,10 @@ use spinio_sys::linux::channel::ProcessFd;
 
 use crate::socket_fd::SocketFd;
 
-/// What the epoll data of doors and channels say, where sockets have an epoch.
+/// What the epoll data of doors and channels say, and of the channels of sockets that connect to another net, where sockets have an epoch.
 pub(super) const TAG: u64 = 1 << 62;
 pub(super) const DOOR: u64 = 1 << 61;
+pub(super) const ANNOUNCED: u64 = 1 << 60;
 
 /// Whether the data of an event are of a door or a channel.
 pub(super) const fn is_shared_event(data: u64) -> bool {
@@ -29,6 +30,8 @@ pub(super) struct Granule {
     /// Who uses it.
     pub(super) kernel: bool,
     pub(super) program: bool,
+    /// The other end, a program, rings where it has news. That of another net does not.
+    pub(super) rings: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +49,15 @@ pub(super) struct Channel {
     pub(super) name: Vec<u8>,
     pub(super) since: u64,
     pub(super) stage: Stage,
+    /// It is another net, whose kernel connects.
+    pub(super) other_net: bool,
     /// The kernel's socket, once it is accepted.
     pub(super) socket: Option<Descriptor>,
 }
 
 pub(super) struct Door {
     pub(super) listener: Descriptor,
+    pub(super) name: Vec<u8>,
     pub(super) fd: SocketFd,
 }
 
@@ -66,7 +72,8 @@ pub(super) struct Shared {
 impl Shared {
     /// `files`: descriptors of the granules; without them, the net has no doors.
     pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64) -> Shared {
-        let granule = |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false };
+        let granule =
+            |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false, rings: false };
         let granules = files.into_iter().map(granule).collect();
         Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2: ring_bytes.trailing_zeros() }
     }
@@ -83,6 +90,11 @@ impl Shared {
         own.or_else(unused).map(|(number, _)| *number)
     }
 
+    /// Whether the other end of a granule rings.
+    pub(super) fn rings(&self, place: Place) -> bool {
+        place.second && self.granules.get(place.pair as usize).is_some_and(|granule| granule.rings)
+    }
+
     pub(super) fn channel(&mut self, number: u32) -> Option<&mut Channel> {
         self.channels.get_mut(number as usize)?.as_mut()
     }
@@ -92,6 +104,11 @@ impl Shared {
         self.channels.iter().flatten().any(waits)
     }
 
+    /// Whether a listening socket has the door of this name.
+    pub(super) fn has_door(&self, name: &[u8]) -> bool {
+        self.doors.iter().any(|door| door.name == name)
+    }
+
     /// A listening socket is closed.
     pub(super) fn close_door(&mut self, index: u32) {
         self.doors.retain(|door| door.listener.index != index);
@@ -99,7 +116,8 @@ impl Shared {
 
     /// The socket of a kernel is closed.
     pub(super) fn leave(&mut self, place: Place) {
-        if let Some(granule) = self.granules.get_mut(place.pair as usize)
+        if place.second
+            && let Some(granule) = self.granules.get_mut(place.pair as usize)
             && granule.generation == place.generation
         {
             granule.kernel = false;

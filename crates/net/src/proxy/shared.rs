@@ -1,4 +1,5 @@
-//! Connections over shared memory: what the proxy does for them. [`spinio_ring::granule`] has the steps and the packets.
+//! Connections over shared memory: what the proxy of the net that accepts does for them, and what both sides do once bytes go
+//! through it. [`spinio_ring::granule`] has the steps and the packets, announced.rs the connecting side of another net.
 //!
 //! ```text
 //!   door of a listening socket ── a program of this user ──> channel: Greeting ── ANNOUNCE ──> Announced
@@ -7,7 +8,7 @@
 //!   Running: RING ──> the socket's events        end of the TCP or UNIX connection ──> last words of the program
 //! ```
 //!
-//! The program has the part that a kernel has at the other end of a connection inside the net, so kernels and loopback.rs do
+//! A program, or the kernel of another net, has the part that a kernel has at the other end of a connection inside the net, so kernels and loopback.rs do
 //! the rest. The channel stays until the program has closed its socket: only then, and once the kernel has closed its own, is
 //! the granule used again, by the same process, or by another one after that has ended. A process that ends without a word
 //! (kill -9) leaves its socket to Linux, which closes it: then the proxy writes what a close would have written.
@@ -17,9 +18,10 @@
 //! often, but not longer.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use spinio_ring::Word;
-use spinio_ring::granule::{Look, PACKET_BYTES, Packet, Refusal, watch_for};
+use spinio_ring::granule::{self, Look, PACKET_BYTES, Packet, Refusal, watch_for};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{CONSUMED, Place, TAIL, next_generation};
 use spinio_sys::Errno;
@@ -28,11 +30,13 @@ use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, Soc
 use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
-use super::channels::{Channel, DOOR, Door, Stage, TAG};
+use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
 use super::sockets::State;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
+use crate::mapped_granule::MappedGranule;
 use crate::meet::Held;
+use crate::memory::Memory;
 use crate::socket_fd::SocketFd;
 
 /// Channels at a time.
@@ -49,17 +53,21 @@ impl Proxy {
             return;
         }
         let Ok(fd) = socket::new_socket(AF_UNIX, SEQPACKET).map(SocketFd) else { return };
-        let opened = socket::bind(fd.0, &door::name(&NetAddress::of(name)))
+        let name = door::name(&NetAddress::of(name));
+        let opened = socket::bind(fd.0, &name)
             .and_then(|()| socket::listen(fd.0, 64))
             .and_then(|()| socket::epoll_add(self.epoll.0, fd.0, EPOLLIN | EPOLLET, TAG | DOOR | u64::from(index)));
         if opened.is_ok() {
-            self.shared.doors.push(Door { listener, fd });
+            self.shared.doors.push(Door { listener, name, fd });
         }
     }
 
     /// An event of a door or a channel.
     pub(super) fn take_shared_event(&mut self, data: u64, now: u64) {
         let number = data as u32;
+        if data & ANNOUNCED != 0 {
+            return self.take_answers(number, now);
+        }
         if data & DOOR == 0 {
             return self.take_packets(number);
         }
@@ -83,7 +91,8 @@ impl Proxy {
             channels.push(None);
         }
         let (name, stage) = (Vec::new(), Stage::Greeting);
-        channels[number] = Some(Channel { fd, process, listener, name, since: now, stage, socket: None });
+        let channel = Channel { fd, process, listener, name, since: now, stage, other_net: false, socket: None };
+        channels[number] = Some(channel);
     }
 
     fn take_packets(&mut self, number: u32) {
@@ -127,8 +136,9 @@ impl Proxy {
         let Some(channel) = self.shared.channel(number) else { return true };
         let (fd, process, listener, socket) = (channel.fd.0, channel.process, channel.listener, channel.socket);
         match (channel.stage, packet) {
-            (Stage::Greeting, Some(Packet::Announce(name))) if name.len() > 3 => {
+            (Stage::Greeting, Some(Packet::Announce { name, kernel })) if name.len() > 3 => {
                 channel.name = name;
+                channel.other_net = kernel;
                 channel.stage = Stage::Announced;
                 let refusal = if self.shared.free_for(process).is_none() {
                     self.counters.kept_by_granules.add(1);
@@ -238,7 +248,7 @@ impl Proxy {
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
         let channel = self.shared.channel(number)?;
-        let (fd, process) = (channel.fd.0, channel.process);
+        let (fd, process, rings) = (channel.fd.0, channel.process, !channel.other_net);
         let offered = self.shared.free_for(process).and_then(|at| {
             let granule = &mut self.shared.granules[at];
             let owner = ProcessFd::open(process).ok()?;
@@ -251,7 +261,7 @@ impl Proxy {
             // From now on the process may map it.
             granule.owner = Some((process, owner));
             send_packet(fd, &offer.encode(), Some(granule.fd.0)).ok()?;
-            (granule.kernel, granule.program) = (true, true);
+            (granule.kernel, granule.program, granule.rings) = (true, true, rings);
             Some(at as u32)
         });
         match (offered, self.shared.channel(number)) {
@@ -279,14 +289,20 @@ impl Proxy {
 
     /// What the socket's set is to be told now.
     pub(super) fn events_of_granule(&mut self, index: u32, place: Place) -> Option<u16> {
-        let memory = Arc::clone(&self.memory);
-        let (first, words) = (self.first, memory.granule(place.pair)?);
+        let (memory, import) = (Arc::clone(&self.memory), self.import_of(place));
+        let (first, words) = (self.first, words_of(&memory, import.as_deref(), place)?);
         let socket = self.sockets.at(index)?;
         let (watch, is_unix) = (socket.watch, socket.domain == AF_UNIX);
-        let level = || Look::at(words, place.generation, first).level(1 << place.size_log2, is_unix);
+        let level = || Look::at(words, place.second, place.generation, first).level(1 << place.size_log2, is_unix);
         let due = watch.due(level());
         if due.is_some() || !watch.is_armed() {
             return due;
+        }
+        if !self.shared.rings(place) {
+            if !self.looked_at.contains(&index) {
+                self.looked_at.push_back(index);
+            }
+            return None;
         }
         watch_for(words, watch.events | spinio_ring::event::ERR | spinio_ring::event::HUP);
         watch.due(level())
@@ -294,13 +310,37 @@ impl Proxy {
 
     /// They were told: the program need not ring.
     pub(super) fn told_of_granule(&mut self, place: Place) {
-        if let Some(words) = self.memory.granule(place.pair) {
+        if self.shared.rings(place)
+            && let Some(words) = self.memory.granule(place.pair)
+        {
             watch_for(words, 0);
         }
     }
 
-    /// Looks whether the program's socket is closed.
-    pub(super) fn look_at_program(&mut self, index: u32, fd: Fd, place: Place) {
+    /// Looks at the granules of armed sockets whose other end is a kernel of another net, which rings nobody: whether one was
+    /// due.
+    pub(super) fn look_at_granules(&mut self) -> bool {
+        let count = self.looked_at.len();
+        for _ in 0..count {
+            if let Some(index) = self.looked_at.pop_front() {
+                self.notify(index);
+            }
+        }
+        self.looked_at.len() < count
+    }
+
+    /// Where kernels see a granule.
+    pub(super) fn granule_address(&self, place: Place) -> u64 {
+        if place.second { self.memory.granule_address(place.pair) } else { self.imports.address(place.pair) }
+    }
+
+    /// A granule of another net, to which this one has connected.
+    fn import_of(&self, place: Place) -> Option<Arc<MappedGranule>> {
+        if place.second { None } else { self.imports.granule(place.pair) }
+    }
+
+    /// Looks whether the socket of the other process is closed.
+    pub(super) fn look_at_other_process(&mut self, index: u32, fd: Fd, place: Place) {
         match channel::look(fd) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             // It may not send here.
@@ -316,20 +356,28 @@ impl Proxy {
         }
     }
 
-    /// What a process has not written that has ended: its granule is the proxy's now.
+    /// What a process has not written that has ended: its words are the proxy's now.
     fn write_last_words(&self, place: Place) {
-        let Some(words) = self.memory.granule(place.pair) else { return };
-        if let Some([sent, taken]) = Look::at(words, place.generation, self.first).last_words(place.generation) {
-            words[TAIL].store_release(sent);
-            words[CONSUMED].store_release(taken);
+        let import = self.import_of(place);
+        let Some(words) = words_of(&self.memory, import.as_deref(), place) else { return };
+        let look = Look::at(words, place.second, place.generation, self.first);
+        if let Some([sent, taken]) = look.last_words(place.generation) {
+            let theirs = granule::end(!place.second);
+            words[theirs + TAIL].store_release(sent);
+            words[theirs + CONSUMED].store_release(taken);
         }
     }
 
-    /// Whether a socket is at a program, over a granule.
+    /// Whether a socket is an end of a granule.
     pub(super) fn granule_of(&mut self, index: u32) -> Option<Place> {
         let socket = self.sockets.at(index).filter(|socket| socket.state == State::Upgraded)?;
         socket.meeting.end.as_ref().map(|end| end.place).filter(|place| place.shared)
     }
+}
+
+/// The words of the ends of a granule.
+fn words_of<'a>(memory: &'a Memory, import: Option<&'a MappedGranule>, place: Place) -> Option<&'a [AtomicU64]> {
+    if place.second { memory.granule(place.pair) } else { import.map(MappedGranule::words) }
 }
 
 const _: () = assert!(linux::PAGE == spinio_ring::layout::PAGE);

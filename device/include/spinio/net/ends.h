@@ -1,4 +1,4 @@
-// ends.h: the two ends of a connection inside a net, or to a program over shared memory: where they are and what their words
+// ends.h: the two ends of a connection inside a net, or over shared memory: where they are and what their words
 // say. crates/ring/src/peer.rs explains the words, peer.h has what sockets do with them.
 #ifndef SPINIO_NET_ENDS_H
 #define SPINIO_NET_ENDS_H
@@ -12,10 +12,11 @@ struct Peer {
     layout::PeerEnd *mine, *theirs;
     unsigned char *receive_ring, *send_ring;
     uint64_t size, generation, first;
-    // The other end is a program: all is in a granule, in pinned memory.
+    // The other end is outside the net: all is in a granule, in pinned memory.
     bool shared;
 
-    __device__ Peer(const Handle &net, uint64_t word)
+    // `granule`: of the device socket.
+    __device__ Peer(const Handle &net, uint64_t word, uint64_t granule)
     {
         uint64_t pair = uint32_t(word >> layout::peer_pair_bit), side = word >> layout::peer_side_bit & 1;
         auto ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(net.device) + layout::device_ends(net.sockets, net.mailboxes)) + pair * 2;
@@ -23,9 +24,8 @@ struct Peer {
         size = uint64_t(1) << (word & 0xff);
         shared = word & layout::shared_bit;
         if (shared) {
-            uintptr_t granule = uintptr_t(device_words(net, 0)[layout::claims_granules]) + pair * layout::granule_bytes(size);
-            ends = reinterpret_cast<layout::PeerEnd *>(granule);
-            rings = reinterpret_cast<unsigned char *>(granule + layout::page);
+            ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(granule));
+            rings = reinterpret_cast<unsigned char *>(uintptr_t(granule)) + layout::page;
         }
         mine = ends + side;
         theirs = ends + (side ^ 1);
@@ -59,7 +59,7 @@ struct Peer {
     // Begins to use the watch of this end, which wants nothing yet.
     __device__ void open_watch() const
     {
-        // The bus has no read-modify-write: the proxy has opened the watch of a granule.
+        // The bus has no read-modify-write: the proxy has the watch of a granule.
         if (shared)
             return;
         uint64_t old = load_relaxed_device(&mine->watch);

@@ -28,7 +28,7 @@ __device__ inline int count_true(Block, bool yes) { return __syncthreads_count(y
 // Of an end of a connection inside the net. The line of one that is not ready says what the proxy knows of the connection.
 __device__ inline bool look_at_end(const Handle &net, Poll &poll, uint64_t word, bool line)
 {
-    PeerState state = look_at_peer(device_socket(net, poll.s), Peer(net, word));
+    PeerState state = look_at_peer(device_socket(net, poll.s), peer_of(net, poll.s, word));
     poll.in = unsigned(state.in);
     poll.out = unsigned(state.out);
     poll.ready = state.events & (poll.events | ERR | HUP);
