@@ -191,6 +191,11 @@ fn programs_share_memory_with_kernels() {
 }
 
 #[test]
+fn kernels_of_two_nets_share_memory() {
+    passes_with_sockets("net_nets");
+}
+
+#[test]
 fn sockets_of_kernels_and_blocks_that_wait_are_published() {
     passes_with_sockets("net_status");
 }
