@@ -504,7 +504,7 @@ __global__ void receive_until_end(net::Handle handle, int s, int64_t *out)
 // A net that leaves, offers what is none, or says what may not come: the connection goes through Linux, and no byte is lost.
 static void kernel_does_not_trust_the_holder_of_a_door()
 {
-    for (int what = 0; what < 8; what++) {
+    for (int what = 0; what < 9; what++) {
         Net connects;
         RawNet net;
         std::thread holder([&] {
@@ -513,12 +513,11 @@ static void kernel_does_not_trust_the_holder_of_a_door()
                 net.goes(what);
             } else {
                 net.goes(what == 3 ? 0 : 1);
-                int file = what == 4 || what == 5 ? memfd_create("x", MFD_ALLOW_SEALING) : -1;
-                if (what == 4)
-                    CHECK(!ftruncate(file, 4096 * 3));
-                if (what == 5)
-                    CHECK(!ftruncate(file, 4096) && !fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK));
-                const std::string bytes = what == 3 ? packet(3, 2) : what < 7 ? packet(4, 12 | 1 << 8, (uint64_t(1) << 48) - 1000) : packet(6);
+                // Memory that can shrink, that is too short, whose positions begin elsewhere; none.
+                int file = what >= 4 && what <= 6 ? memfd_create("x", MFD_ALLOW_SEALING) : -1;
+                if (file >= 0)
+                    CHECK(!ftruncate(file, what == 5 ? 4096 : 4096 * 3) && (what == 4 || !fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)));
+                const std::string bytes = what == 3 ? packet(3, 2) : what < 8 ? packet(4, 12 | 1 << 8, (uint64_t(1) << 48) - (what == 6 ? 999 : 1000)) : packet(6);
                 give_packet(net.channel, bytes, file);
                 if (file >= 0)
                     close(file);
@@ -556,6 +555,23 @@ static void kernel_does_not_wait_for_the_holder_of_a_door()
     });
     CHECK(spinio_net_connect(connects.net, net.address.c_str()) > 0 && connects.stats().kept_by_time == 1);
     holder.join();
+}
+
+// One memory for two connections: the second one goes through Linux.
+static void memory_is_for_one_connection()
+{
+    Net connects;
+    RawNet one, two;
+    std::thread holder([&] {
+        one.goes(3);
+        two.goes(1);
+        two.anchor = accept(two.listening, nullptr, nullptr);
+        give_packet(two.channel, packet(4, 12 | 2 << 8, (uint64_t(1) << 48) - 1000), one.memory);
+        CHECK(take_packet(two.channel).empty());
+    });
+    CHECK(spinio_net_connect(connects.net, one.address.c_str()) > 0 && spinio_net_connect(connects.net, two.address.c_str()) > 0);
+    holder.join();
+    CHECK(connects.stats().shared == 1 && connects.stats().connected == 2 && connects.stats().kept_by_time == 1);
 }
 
 static void net_that_breaks_the_rules_ends_its_own_connection_only()
@@ -633,6 +649,7 @@ int main(int count, char **arguments)
         }
     kernel_does_not_trust_the_holder_of_a_door();
     kernel_does_not_wait_for_the_holder_of_a_door();
+    memory_is_for_one_connection();
     net_that_breaks_the_rules_ends_its_own_connection_only();
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);
     {

@@ -6,9 +6,13 @@ use super::{Mutant, hostile, quick, rule, unit};
 const GRANULE: &str = "crates/ring/src/granule.rs";
 const PEER: &str = "crates/ring/src/peer.rs";
 const SOCKET: &str = "crates/net/src/socket.rs";
-const HANDSHAKE: &str = "crates/net/src/handshake.rs";
+const MAPPED: &str = "crates/net/src/mapped_granule.rs";
 const CHANNELS: &str = "crates/net/src/proxy/channels.rs";
 const SHARED: &str = "crates/net/src/proxy/shared.rs";
+const ANNOUNCED: &str = "crates/net/src/proxy/announced.rs";
+const IMPORTS: &str = "crates/net/src/proxy/imports.rs";
+const CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
 
@@ -49,21 +53,21 @@ pub(super) const RULES: &[Mutant] = &[
         "program-tail",
         "what the kernel has sent fits the ring, or it is EPROTO",
         SOCKET,
-        ["if there > shared.memory.size {", "if false {"],
+        ["if there > shared.memory.size() {", "if false {"],
         &[program("impossible_words_of_a_net")],
     ),
     rule(
         "program-consumed",
         "what the kernel has received fits the ring, or it is EPROTO",
         SOCKET,
-        ["if used > shared.memory.size {", "if false {"],
+        ["if used > shared.memory.size() {", "if false {"],
         &[program("impossible_words_of_a_net")],
     ),
     rule(
         "program-room",
         "a program sends only where the kernel has taken the last bytes",
         SOCKET,
-        ["Ok(Some((shared.memory.size - used) as usize))", "Ok(Some(shared.memory.size as usize))"],
+        ["Ok(Some((shared.memory.size() - used) as usize))", "Ok(Some(shared.memory.size() as usize))"],
         &[program("program_sends_only_where")],
     ),
     rule(
@@ -75,16 +79,16 @@ pub(super) const RULES: &[Mutant] = &[
     ),
     rule(
         "program-seal",
-        "a program maps only memory that cannot shrink",
-        HANDSHAKE,
-        ["|| !linux::cannot_shrink(file.0)", "|| false"],
+        "a program or a net maps only memory that cannot shrink",
+        MAPPED,
+        ["|| !linux::cannot_shrink(file)", "|| false"],
         &[program("memory_that_can_shrink")],
     ),
     rule(
         "program-length",
-        "a program maps only memory that is as long as it should be",
-        HANDSHAKE,
-        ["size < bytes as _", "size < 0"],
+        "a program or a net maps only memory that is as long as it should be",
+        MAPPED,
+        ["size < bytes {", "size < 0 {"],
         &[program("memory_that_can_shrink")],
     ),
     rule(
@@ -131,6 +135,70 @@ pub(super) const RULES: &[Mutant] = &[
         SHARED,
         ["                self.write_last_words(place);\n", ""],
         &[Kernels("net_shared")],
+    ),
+    // Kernels of two nets.
+    rule(
+        "nets-go",
+        "a kernel that connects to another net moves no byte before both have agreed",
+        CONTROL,
+        ["if errno == 0 && self.waits_for_go(index) {", "if false {"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-withdraw",
+        "a net that leaves ends the wait for it",
+        ANNOUNCED,
+        ["            self.heat(index);\n        } else {\n            self.connect_again", "        } else {\n            self.connect_again"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-first",
+        "streams of two nets begin at one position, or they share no memory",
+        ANNOUNCED,
+        ["file.filter(|_| first == self.first)", "file"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-one-connection",
+        "memory of another net is for one connection at a time",
+        IMPORTS,
+        ["!import.used && import", "import"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-packet",
+        "a packet of another net that may not come breaks the connection",
+        ANNOUNCED,
+        ["(Stage::Running(_), _) => self.violation(index),", "(Stage::Running(_), _) => {}"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-leave",
+        "a socket that is closed tells the other net that it uses the memory no more",
+        PROXY,
+        ["            self.drop_announced(number);\n", ""],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-last-words",
+        "the words of a process that was killed are written into its own end",
+        SHARED,
+        ["let theirs = granule::end(!place.second);", "let theirs = granule::end(place.second);"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-look",
+        "an armed socket that nobody rings is looked at until it is due",
+        SHARED,
+        ["                self.looked_at.push_back(index);\n", ""],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-renew",
+        "a name that was chosen for one address is not used for another one",
+        CONTROL,
+        ["            self.forget_announced(index);\n", "            self.end_announced(index);\n"],
+        &[Kernels("net_nets")],
     ),
     // Streams whose other end is a socket of the same net, or a program over shared memory.
     rule(
