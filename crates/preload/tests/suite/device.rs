@@ -249,6 +249,7 @@ fn benchmark_of_sockets_runs_every_row() {
         "idle",
         "many",
         "shared",
+        "peer",
     ] {
         assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }
