@@ -148,7 +148,10 @@ pub(super) const RULES: &[Mutant] = &[
         "nets-withdraw",
         "a net that leaves ends the wait for it",
         ANNOUNCED,
-        ["            self.heat(index);\n        } else {\n            self.connect_again", "        } else {\n            self.connect_again"],
+        [
+            "            self.heat(index);\n        } else {\n            self.connect_again",
+            "        } else {\n            self.connect_again",
+        ],
         &[Kernels("net_nets")],
     ),
     rule(
