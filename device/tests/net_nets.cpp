@@ -212,6 +212,54 @@ static void event_sets_hear_of_other_nets(const char *where)
     accepts.wait();
 }
 
+// Block 0 connects, block 1 polls the same socket meanwhile, which no call of it has found to be connected.
+__global__ void connect_and_poll(net::Handle handle, net::Address to, uint64_t *turn, int64_t *out)
+{
+    auto g = net::block();
+    __shared__ net::Poll poll;
+    if (blockIdx.x == 0) {
+        int s = net::socket(g, handle, to.bytes[0], net::STREAM, 0);
+        pass_and_wait(turn, uint64_t(s));
+        int64_t failed = net::connect(g, handle, s, to);
+        if (g.leads())
+            out[0] = failed;
+        return;
+    }
+    spinio::Backoff waiting;
+    while (!spinio::load_acquire_system(turn))
+        waiting.pause();
+    int64_t ready = 0;
+    for (bool told = false; ready == 0;) {
+        if (g.leads())
+            poll = {int(spinio::load_acquire_system(turn)), net::OUT, 0, 0, 0};
+        __syncthreads();
+        ready = net::poll(g, handle, &poll, 1, 0);
+        if (!told && g.leads())
+            spinio::store_release_system(turn + 1, ~uint64_t(0) >> 1);
+        told = true;
+        // An unconnected socket has an error.
+        ready = ready == 1 && poll.ready & net::OUT && !(poll.ready & net::ERR) ? 1 : 0;
+        __syncthreads();
+        if (g.leads())
+            spinio::wait_hint();
+    }
+    if (g.leads())
+        out[1] = poll.out;
+}
+
+static void poll_sees_a_connection_that_no_call_has_found()
+{
+    for (int round = 0; round < 10; round++) {
+        Net accepts, connects;
+        std::string address;
+        listener(accepts, "tcp://127.0.0.1:0", address);
+        spinio::launch_resident_on(connects.stream, connect_and_poll, 2, 32, connects.handle, address_of(address), reinterpret_cast<uint64_t *>(connects.words + 100),
+                                   connects.words);
+        connects.wait();
+        CHECK(connects.words[0] == 0 && connects.words[1] == 4096 && connects.stats().shared == 1);
+    }
+}
+
 // --- names, and calls that such sockets do not have ---
 
 __global__ void names(net::Handle handle, int s, net::Address *out, int64_t *results)
@@ -638,6 +686,7 @@ int main(int count, char **arguments)
     }
     for (const char *where : {"tcp://127.0.0.1:0", name.c_str()})
         event_sets_hear_of_other_nets(where);
+    poll_sees_a_connection_that_no_call_has_found();
     names_are_those_of_the_connection("tcp://127.0.0.1:0");
     names_are_those_of_the_connection(path.c_str());
     reasons_are_counted();

@@ -39,6 +39,11 @@ __device__ inline layout::DeviceSocket *device_socket(const Handle &net, int s)
     return sockets + index_of(s);
 }
 
+__device__ inline uint64_t *record_of(const Handle &net, int s)
+{
+    return pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
+}
+
 // The ends of a socket that is one; `word` is its own.
 __device__ inline Peer peer_of(const Handle &net, int s, uint64_t word)
 {
@@ -48,14 +53,17 @@ __device__ inline Peer peer_of(const Handle &net, int s, uint64_t word)
 // The same, as the device socket has it.
 __device__ inline Peer attached_peer(const Handle &net, int s) { return peer_of(net, s, load_acquire_device(&device_socket(net, s)->peer)); }
 
+// The same as its record says, of a socket that no call has attached yet.
+__device__ inline Peer recorded_peer(const Handle &net, int s)
+{
+    const uint64_t *record = record_of(net, s);
+    const uint64_t word = load_acquire_system(record + layout::record_receive);
+    return Peer(net, word, load_acquire_system(record + layout::record_granule));
+}
+
 __device__ inline uint64_t *device_line(const Handle &net, int s)
 {
     return pinned_words(net, layout::device_lines(net.sockets) + index_of(s) * layout::line_bytes);
-}
-
-__device__ inline uint64_t *record_of(const Handle &net, int s)
-{
-    return pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
 }
 
 __device__ inline uint64_t *host_line(const Handle &net, int s)
