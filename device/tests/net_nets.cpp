@@ -1,6 +1,6 @@
 // Kernels of two nets, of one process or of two, on one device or on two: their bytes go through memory that both nets map.
-// Groups, event sets, names, reasons, processes that are killed, peers that break the rules. The same results as through Linux:
-// net_scripts.cpp. Prints each failure and exits with 1.
+// Groups, event sets, names, reasons, processes that are killed. Peers that break the rules: net_doors.cpp. The same results as
+// through Linux: net_scripts.cpp. Prints each failure and exits with 1.
 #include "net_granule.h"
 #include "net_process.h"
 
@@ -44,6 +44,8 @@ static void close_in_a_kernel(Net &net, int s)
     spinio::launch_resident_on(net.stream, close_socket, 1, 32, net.handle, s);
     net.wait();
 }
+
+static uint64_t joined(const Net &net) { return net.stats().shared + net.stats().peer; }
 
 // --- all groups ---
 
@@ -109,10 +111,11 @@ __global__ void ask_all(net::Handle handle, net::Address to, int64_t *out)
         out[blockIdx.x] = right;
 }
 
-// `ordinal`: of the device of the net that connects, -1: the same one.
-static void all_groups_exchange_bytes(const char *where, int ordinal = -1)
+// `ordinal`: of the device of the net that connects, -1: the same one. Rings that do not fit into device memory for others are in
+// pinned memory.
+static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsigned ring_bytes = 4096)
 {
-    Net accepts;
+    Net accepts({.ring_bytes = ring_bytes});
     std::string address;
     int s = listener(accepts, where, address);
     if (ordinal >= 0) {
@@ -121,7 +124,7 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1)
         CHECK(cudaMalloc(&in_use, 4096) == cudaSuccess);
     }
     {
-        Net connects({.device = ordinal < 0 ? "emulated" : nullptr});
+        Net connects({.ring_bytes = ring_bytes, .device = ordinal < 0 ? "emulated" : nullptr});
         for (int again = 0; again < 3; again++) {
             spinio::launch_resident_on(accepts.stream, echo, 3, 64, accepts.handle, s);
             spinio::launch_resident_on(connects.stream, ask_all, 3, 64, connects.handle, address_of(address), connects.words);
@@ -132,7 +135,7 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1)
             waits_for_open(accepts, 1);
         }
         for (const Net *net : {&accepts, &connects})
-            CHECK(net->stats().shared == 9 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
+            CHECK((ring_bytes > 1 << 20 ? net->stats().shared : net->stats().peer) == 9 && joined(*net) == 9 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
     }
     if (ordinal >= 0)
         CHECK(cudaSetDevice(0) == cudaSuccess);
@@ -207,7 +210,7 @@ static void event_sets_hear_of_other_nets(const char *where)
         CHECK(connects.words[0] == 13);
     }
     waits_for_open(accepts, 1);
-    CHECK(connects.stats().shared == 2 && accepts.stats().shared == 2);
+    CHECK(connects.stats().peer == 2 && accepts.stats().peer == 2);
     CHECK(!spinio_net_stop(accepts.net));
     accepts.wait();
 }
@@ -256,7 +259,7 @@ static void poll_sees_a_connection_that_no_call_has_found()
         spinio::launch_resident_on(connects.stream, connect_and_poll, 2, 32, connects.handle, address_of(address), reinterpret_cast<uint64_t *>(connects.words + 100),
                                    connects.words);
         connects.wait();
-        CHECK(connects.words[0] == 0 && connects.words[1] == 4096 && connects.stats().shared == 1);
+        CHECK(connects.words[0] == 0 && connects.words[1] == 4096 && connects.stats().peer == 1);
     }
 }
 
@@ -291,7 +294,7 @@ static void names_are_those_of_the_connection(const char *where)
         std::memset(static_cast<void *>(out), 0, 6 * sizeof *out);
         spinio::launch_resident_on(accepts.stream, accept_one, 1, 32, accepts.handle, s, out, accepts.words);
         accepts.wait();
-        CHECK(connects.stats().shared == !no_upgrade);
+        CHECK(connects.stats().peer == !no_upgrade);
         spinio::launch_resident_on(accepts.stream, names, 1, 32, accepts.handle, int(accepts.words[3]), out, accepts.words);
         spinio::launch_resident_on(connects.stream, names, 1, 32, connects.handle, client, out + 3, connects.words);
         accepts.wait();
@@ -321,7 +324,7 @@ static void reasons_are_counted()
     std::vector<int> sockets;
     for (int i = 0; i < 5; i++)
         sockets.push_back(spinio_net_connect(connects.net, address.c_str()));
-    CHECK(connects.stats().shared == 4 && connects.stats().kept_by_granules == 1 && accepts.stats().kept_by_granules == 1);
+    CHECK(connects.stats().peer == 4 && connects.stats().kept_by_granules == 1 && accepts.stats().kept_by_granules == 1);
     CHECK(connects.stats().connected == 5 && connects.stats().violations == 0);
     for (int each : sockets)
         close_in_a_kernel(connects, each);
@@ -330,8 +333,8 @@ static void reasons_are_counted()
     spinio::launch_resident_on(accepts.stream, echo, 1, 32, accepts.handle, s);
     accepts.wait();
     // A net that shares nothing, and a client of one.
-    CHECK(spinio_net_connect(connects.net, other.c_str()) > 0 && connects.stats().shared == 4);
-    CHECK(spinio_net_connect(off.net, address.c_str()) > 0 && off.stats().shared == 0);
+    CHECK(spinio_net_connect(connects.net, other.c_str()) > 0 && joined(connects) == 4);
+    CHECK(spinio_net_connect(off.net, address.c_str()) > 0 && joined(off) == 0);
 }
 
 __global__ void connect_twice(net::Handle handle, net::Address bound, net::Address first, net::Address second, int64_t *out)
@@ -363,11 +366,11 @@ static void bound_and_refused_sockets_connect_as_others_do()
     };
     // The path is not known to be of one socket; the port is.
     CHECK((connect(address_of(mine), {}, address_of(path)) == std::vector<int64_t>{0, 0, 0}));
-    CHECK(connects.stats().kept_by_name == 1 && connects.stats().shared == 0);
+    CHECK(connects.stats().kept_by_name == 1 && joined(connects) == 0);
     CHECK((connect(net::Address::inet(127, 0, 0, 1, 0), {}, address_of(address)) == std::vector<int64_t>{0, 0, 0}));
-    CHECK(connects.stats().shared == 1);
+    CHECK(connects.stats().peer == 1);
     CHECK((connect(net::Address::inet(0, 0, 0, 0, 0), {}, address_of(address)) == std::vector<int64_t>{0, 0, 0}));
-    CHECK(connects.stats().kept_by_name == 2 && connects.stats().shared == 1);
+    CHECK(connects.stats().kept_by_name == 2 && joined(connects) == 1);
     // A door where nothing listens any more: the next address may be anywhere.
     int door = door_socket("tcp://127.0.0.2:9", true), listening = socket(AF_INET, SOCK_STREAM, 0);
     std::thread holder([&] {
@@ -465,7 +468,7 @@ static void other_side_is_killed(const std::string &where, bool accepts, bool no
     CHECK(!kill(child.pid, SIGKILL));
     child.ends();
     net.wait();
-    CHECK(net.stats().shared == !no_upgrade);
+    CHECK(net.stats().peer == !no_upgrade);
     const int64_t receiving = net.words[0], sending = net.words[3];
     if ((receiving != 0 && receiving != -ECONNRESET) || (sending != -EPIPE && sending != -ECONNRESET) || net.words[2]) {
         std::printf("%s %d %d: recv returns %lld and send %lld after the kill, %lld blocks wrong\n", where.c_str(), accepts, no_upgrade, (long long)receiving,
@@ -477,192 +480,10 @@ static void other_side_is_killed(const std::string &where, bool accepts, bool no
     if (!accepts) {
         // The memory of the dead process is free for others.
         Net other({.no_upgrade = no_upgrade});
-        CHECK(spinio_net_connect(other.net, address.c_str()) > 0 && other.stats().shared == !no_upgrade);
+        CHECK(spinio_net_connect(other.net, address.c_str()) > 0 && other.stats().peer == !no_upgrade);
     }
     if (where[0] == 'u')
         unlink(where.c_str() + 7);
-}
-
-// --- peers that break the rules ---
-
-// A process that listens, with a door, and goes as many steps as it wants as a net would.
-struct RawNet {
-    int listening, door, channel = -1, anchor = -1, memory = -1;
-    volatile uint64_t *words = nullptr;
-    std::string address;
-
-    RawNet()
-    {
-        sockaddr_in at = {};
-        at.sin_family = AF_INET;
-        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t length = sizeof at;
-        listening = socket(AF_INET, SOCK_STREAM, 0);
-        CHECK(!bind(listening, reinterpret_cast<sockaddr *>(&at), length) && !listen(listening, 8));
-        CHECK(!getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
-        address = "tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port));
-        door = door_socket(address, true);
-    }
-
-    // 0: closes, 1: answers, 2: offers, 3: says go.
-    void goes(int steps)
-    {
-        channel = accept(door, nullptr, nullptr);
-        std::string announced = take_packet(channel);
-        CHECK(announced.size() > 24 && announced[8] == 1);
-        if (steps > 0)
-            give_packet(channel, packet(2));
-        if (steps > 1) {
-            anchor = accept(listening, nullptr, nullptr);
-            memory = memfd_create("spinio-raw", MFD_ALLOW_SEALING);
-            CHECK(!ftruncate(memory, 4096 * 3) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK));
-            words = static_cast<uint64_t *>(mmap(nullptr, 4096 * 3, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
-            give_packet(channel, packet(4, 12 | 1 << 8, (uint64_t(1) << 48) - 1000), memory);
-        }
-        if (steps > 2) {
-            CHECK(take_packet(channel) == packet(5));
-            give_packet(channel, packet(6));
-        }
-    }
-
-    ~RawNet()
-    {
-        if (words)
-            munmap(const_cast<uint64_t *>(words), 4096 * 3);
-        for (int fd : {listening, door, channel, anchor, memory})
-            if (fd >= 0)
-                close(fd);
-    }
-};
-
-__global__ void receive_until_end(net::Handle handle, int s, int64_t *out)
-{
-    __shared__ char buffer[300];
-    int64_t got, total = 0;
-    while ((got = net::recv(net::block(), handle, s, buffer, sizeof buffer)) > 0)
-        total += got;
-    int64_t sent = 0;
-    for (int tries = 0; sent >= 0 && tries < 1000; tries++)
-        sent = net::send(net::block(), handle, s, buffer, sizeof buffer, net::DONTWAIT);
-    net::close(net::block(), handle, s);
-    if (threadIdx.x == 0)
-        out[0] = total, out[1] = got, out[2] = sent;
-}
-
-// A net that leaves, offers what is none, or says what may not come: the connection goes through Linux, and no byte is lost.
-static void kernel_does_not_trust_the_holder_of_a_door()
-{
-    for (int what = 0; what < 9; what++) {
-        Net connects;
-        RawNet net;
-        std::thread holder([&] {
-            if (what < 3) {
-                // It ends after each step but the last one.
-                net.goes(what);
-            } else {
-                net.goes(what == 3 ? 0 : 1);
-                // Memory that can shrink, that is too short, whose positions begin elsewhere; none.
-                int file = what >= 4 && what <= 6 ? memfd_create("x", MFD_ALLOW_SEALING) : -1;
-                if (file >= 0)
-                    CHECK(!ftruncate(file, what == 5 ? 4096 : 4096 * 3) && (what == 4 || !fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)));
-                const std::string bytes = what == 3 ? packet(3, 2) : what < 8 ? packet(4, 12 | 1 << 8, (uint64_t(1) << 48) - (what == 6 ? 999 : 1000)) : packet(6);
-                give_packet(net.channel, bytes, file);
-                if (file >= 0)
-                    close(file);
-                // Until the other one has left.
-                take_packet(net.channel);
-            }
-            close(net.channel);
-            net.channel = -1;
-        });
-        int s = spinio_net_connect(connects.net, net.address.c_str());
-        holder.join();
-        CHECK(s > 0 && connects.stats().shared == 0 && connects.stats().connected == 1);
-        CHECK(connects.stats().kept_by_time + connects.stats().kept_by_backlog == 1);
-        if (net.anchor < 0)
-            net.anchor = accept(net.listening, nullptr, nullptr);
-        CHECK(send(net.anchor, "hello", 5, MSG_NOSIGNAL) == 5 && !shutdown(net.anchor, SHUT_WR));
-        spinio::launch_resident_on(connects.stream, receive_until_end, 1, 32, connects.handle, s, connects.words);
-        for (char bytes[300]; recv(net.anchor, bytes, sizeof bytes, 0) > 0;) {
-        }
-        connects.wait();
-        CHECK(connects.words[0] == 5 && connects.words[1] == 0);
-    }
-}
-
-// A holder that never answers, and one that goes on after the connecting side has left: bounded, and the two agree.
-static void kernel_does_not_wait_for_the_holder_of_a_door()
-{
-    Net connects;
-    RawNet net;
-    std::thread holder([&] {
-        net.channel = accept(net.door, nullptr, nullptr);
-        // Announced, and then the end.
-        take_packet(net.channel);
-        CHECK(take_packet(net.channel).empty());
-    });
-    CHECK(spinio_net_connect(connects.net, net.address.c_str()) > 0 && connects.stats().kept_by_time == 1);
-    holder.join();
-}
-
-// One memory for two connections: the second one goes through Linux.
-static void memory_is_for_one_connection()
-{
-    Net connects;
-    RawNet one, two;
-    std::thread holder([&] {
-        one.goes(3);
-        two.goes(1);
-        two.anchor = accept(two.listening, nullptr, nullptr);
-        give_packet(two.channel, packet(4, 12 | 2 << 8, (uint64_t(1) << 48) - 1000), one.memory);
-        CHECK(take_packet(two.channel).empty());
-    });
-    CHECK(spinio_net_connect(connects.net, one.address.c_str()) > 0 && spinio_net_connect(connects.net, two.address.c_str()) > 0);
-    holder.join();
-    CHECK(connects.stats().shared == 1 && connects.stats().connected == 2 && connects.stats().kept_by_time == 1);
-}
-
-static void net_that_breaks_the_rules_ends_its_own_connection_only()
-{
-    Net accepts, connects;
-    std::string address;
-    int s = listener(accepts, "tcp://127.0.0.1:0", address);
-    int honest = spinio_net_connect(connects.net, address.c_str());
-    CHECK(honest > 0 && connects.stats().shared == 1);
-    for (int what = 0; what < 4; what++) {
-        RawNet net;
-        std::thread holder([&] { net.goes(3); });
-        int broken = spinio_net_connect(connects.net, net.address.c_str());
-        holder.join();
-        CHECK(broken > 0 && connects.stats().shared == uint64_t(what) + 2);
-        const uint64_t first = (uint64_t(1) << 48) - 1000, mask = (uint64_t(1) << 48) - 1, use = uint64_t(1) << 48;
-        spinio::launch_resident_on(connects.stream, receive_until_end, 1, 32, connects.handle, broken, connects.words);
-        if (what == 0)
-            // More than the ring has.
-            net.words[16] = ((first + 4097) & mask) | use;
-        else if (what == 1)
-            // Bytes where none may come.
-            CHECK(send(net.anchor, "x", 1, MSG_NOSIGNAL) == 1);
-        else if (what == 2)
-            // A packet that may not come.
-            give_packet(net.channel, packet(5));
-        else
-            // It is gone, with 100 bytes sent.
-            net.words[16] = ((first + 100) & mask) | use, close(net.channel), close(net.anchor), net.channel = net.anchor = -1;
-        connects.wait();
-        const int64_t want = what == 0 ? -EPROTO : what == 3 ? 0 : -ECONNRESET;
-        if (connects.words[1] != want || connects.words[0] != (what == 3 ? 100 : 0) || (what == 3 && connects.words[2] != -EPIPE)) {
-            std::printf("rule %d: %lld bytes, recv %lld, send %lld\n", what, (long long)connects.words[0], (long long)connects.words[1], (long long)connects.words[2]);
-            failures++;
-        }
-        waits_for_open(connects, 1);
-    }
-    CHECK(connects.stats().violations == 2 && accepts.stats().violations == 0);
-    // The honest one has lived through all this.
-    spinio::launch_resident_on(accepts.stream, echo, 1, 32, accepts.handle, s);
-    close_in_a_kernel(connects, honest);
-    accepts.wait();
-    waits_for_open(accepts, 1);
 }
 
 int main(int count, char **arguments)
@@ -684,6 +505,7 @@ int main(int count, char **arguments)
         if (where[0] == 'u')
             unlink(where + 7);
     }
+    all_groups_exchange_bytes("tcp://127.0.0.1:0", -1, 2 << 20);
     for (const char *where : {"tcp://127.0.0.1:0", name.c_str()})
         event_sets_hear_of_other_nets(where);
     poll_sees_a_connection_that_no_call_has_found();
@@ -696,10 +518,6 @@ int main(int count, char **arguments)
             other_side_is_killed(path, accepts, no_upgrade);
             other_side_is_killed(accepts ? "tcp://127.0.0.1:7917" : "tcp://127.0.0.1:0", accepts, no_upgrade);
         }
-    kernel_does_not_trust_the_holder_of_a_door();
-    kernel_does_not_wait_for_the_holder_of_a_door();
-    memory_is_for_one_connection();
-    net_that_breaks_the_rules_ends_its_own_connection_only();
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);
     {
         Child child({"two-devices"}, "SPINIO_EMULATED=devices=2");

@@ -400,7 +400,7 @@ static void two_kernels_get_the_same_results(const char *where, unsigned first, 
             spinio::launch_resident_on(other.stream, scripts_of_the_client, 1, 48, other.handle, to, (const Step *)steps, count, results + most_steps * count);
             net.wait();
             other.wait();
-            CHECK(net.stats().shared == upgraded && other.stats().shared == upgraded && net.stats().upgraded == 0);
+            CHECK(net.stats().peer == upgraded && other.stats().peer == upgraded && net.stats().upgraded == 0);
         } else {
             spinio::launch_resident_on(net.stream, scripts_between_blocks, 2, 48, net.handle, s, to, (const Step *)steps, count, results,
                                        results + most_steps * count);

@@ -76,6 +76,7 @@ struct spinio_net_stats {
     /* Connections of kernels to other nets that go through Linux, beside those above: */
     uint64_t kept_by_user;    /* the other net is of another user */
     uint64_t kept_by_time;    /* it did not answer in time or broke off, or another socket took the connection */
+    uint64_t peer;            /* connections to kernels of other nets, whose bytes go into device memory of the reader */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated

@@ -43,6 +43,8 @@ pub struct Stats {
     pub kept_by_user: u64,
     /// Connections of kernels to another net that did not answer in time or broke off, or another socket took the connection.
     pub kept_by_time: u64,
+    /// Connections to kernels of other nets whose bytes go through device memory of the reader.
+    pub peer: u64,
 }
 
 /// The same while it changes. Only the proxy writes it.
@@ -66,6 +68,7 @@ pub(crate) struct Counters {
     pub(crate) kept_by_granules: Counter,
     pub(crate) kept_by_user: Counter,
     pub(crate) kept_by_time: Counter,
+    pub(crate) peer: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +109,7 @@ impl Counters {
             kept_by_granules: self.kept_by_granules.get(),
             kept_by_user: self.kept_by_user.get(),
             kept_by_time: self.kept_by_time.get(),
+            peer: self.peer.get(),
         }
     }
 }

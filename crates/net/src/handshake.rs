@@ -44,7 +44,7 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     }
     let name = socket::getsockname(anchor).map_err(|_| "the socket has no name")?;
     let announced = Announced { channel };
-    announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false })?;
+    announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None })?;
     match announced.receive() {
         (Some(Packet::Welcome), _) => Ok(announced),
         (Some(Packet::Refused(Refusal::Memory)), _) => Err("the net has no memory left for programs"),
@@ -116,7 +116,7 @@ impl Announced {
     /// After the socket is connected: the memory through which the bytes go, or the reason why they go through Linux.
     pub(crate) fn agree(self) -> Result<Memory, &'static str> {
         let (offer, file) = self.receive();
-        let (Some(Packet::Offer { size_log2, generation, first }), Some(file)) = (offer, file) else {
+        let (Some(Packet::Offer { size_log2, generation, first, peer: false }), Some(file)) = (offer, file) else {
             return Err(LATE);
         };
         let granule = MappedGranule::map(file.0, size_log2).ok_or("the memory cannot be mapped")?;
@@ -127,7 +127,7 @@ impl Announced {
             let _ = socket::shutdown(self.channel.0, 2);
             go = self.take().ok().and_then(|(packet, _)| packet);
         }
-        if go != Some(Packet::Go) {
+        if go != Some(Packet::Go { peer: false }) {
             return Err(LATE);
         }
         Ok(Memory { granule, generation, first, channel: Some(self.channel) })

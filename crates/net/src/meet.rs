@@ -108,6 +108,7 @@ impl Pairs {
             generation: pair.generation,
             size_log2: self.size_log2,
             shared: false,
+            remote: None,
         })
     }
 

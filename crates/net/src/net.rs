@@ -23,7 +23,8 @@ use spinio_sys::linux::{self, FdTableRoot};
 use crate::counters::Counters;
 use crate::importer;
 use crate::memory::{Memory, Plan};
-use crate::proxy::{Command, FileSetup, Place, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, Proxy, Setup};
+use crate::socket_fd::Place;
 use crate::watch::{Failure, Watcher};
 use crate::{Error, NetAddress, Result, Stats};
 
@@ -132,7 +133,11 @@ impl Net {
         let memory = Arc::new(memory);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
-        let importer = device.shared_memory().filter(|_| upgrades).and_then(|d| importer::start(d, commands.clone()));
+        let answers = commands.clone();
+        // It fails, once the proxy has ended.
+        let tell = move |answer| drop(answers.send(Command::Import(answer)));
+        let importer = device.shared_memory().filter(|_| upgrades);
+        let importer = importer.and_then(|device| importer::start(device, memory.window(), tell));
         let (importer, imports_ended) = importer.unzip();
         let setup = Setup {
             memory: Arc::clone(&memory),
@@ -143,6 +148,7 @@ impl Net {
             ring_bytes,
             inner_pairs,
             importer,
+            has_window: memory.window().is_some(),
             granules: granules.iter().map(|file| Place { tid: linux::gettid(), fd: file.0 }).collect(),
             first,
             fault_seed: options.fault_seed,

@@ -128,6 +128,8 @@ pub enum Packet {
         name: Vec<u8>,
         /// It is one of a kernel.
         kernel: bool,
+        /// The kernel can store into device memory of others: the last use of the memory that it offers for this.
+        peer: Option<u16>,
     },
     /// The proxy will offer memory.
     Welcome,
@@ -141,11 +143,23 @@ pub enum Packet {
         generation: u16,
         /// At which both directions begin.
         first: Position,
+        /// MEMORY follows.
+        peer: bool,
+    },
+    /// With the descriptor of device memory, into which the other end's kernel stores.
+    Memory {
+        /// Of the net.
+        net: u64,
+        /// Of this memory in it.
+        number: u16,
     },
     /// The program has mapped it.
     Agreed,
     /// Bytes go through it from now on.
-    Go,
+    Go {
+        /// Through the device memory that both have offered.
+        peer: bool,
+    },
     /// The kernel's socket has an event.
     Ring,
 }
@@ -167,15 +181,19 @@ impl Packet {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, words, name): (u64, [u64; 2], &[u8]) = match self {
-            Packet::Announce { name, kernel } => (1, [u64::from(*kernel), 0], name),
+            Packet::Announce { name, kernel, peer } => {
+                (1, [u64::from(*kernel), peer.map_or(0, |last| 1 << 16 | u64::from(last))], name)
+            }
             Packet::Welcome => (2, [0; 2], &[]),
             Packet::Refused(refusal) => (3, [*refusal as u64, 0], &[]),
-            Packet::Offer { size_log2, generation, first } => {
-                (4, [u64::from(*size_log2) | u64::from(*generation) << 8, first.bits()], &[])
+            Packet::Offer { size_log2, generation, first, peer } => {
+                let what = u64::from(*size_log2) | u64::from(*generation) << 8 | u64::from(*peer) << 32;
+                (4, [what, first.bits()], &[])
             }
             Packet::Agreed => (5, [0; 2], &[]),
-            Packet::Go => (6, [0; 2], &[]),
+            Packet::Go { peer } => (6, [u64::from(*peer), 0], &[]),
             Packet::Ring => (7, [0; 2], &[]),
+            Packet::Memory { net, number } => (8, [*net, u64::from(*number)], &[]),
         };
         let mut out = (MAGIC | kind << 56).to_le_bytes().to_vec();
         out.extend(words.iter().flat_map(|word| word.to_le_bytes()));
@@ -191,7 +209,11 @@ impl Packet {
             return None;
         }
         Some(match word(0) >> 56 {
-            1 => Packet::Announce { name: name.to_vec(), kernel: word(1) == 1 },
+            1 => Packet::Announce {
+                name: name.to_vec(),
+                kernel: word(1) == 1,
+                peer: (word(2) >> 16 == 1).then_some(word(2) as u16),
+            },
             2 => Packet::Welcome,
             3 => Packet::Refused(match word(1) {
                 1 => Refusal::Memory,
@@ -202,10 +224,12 @@ impl Packet {
                 size_log2: word(1) as u8,
                 generation: (word(1) >> 8) as u16,
                 first: Position::of(word(2)),
+                peer: word(1) >> 32 == 1,
             },
             5 => Packet::Agreed,
-            6 => Packet::Go,
+            6 => Packet::Go { peer: word(1) == 1 },
             7 => Packet::Ring,
+            8 => Packet::Memory { net: word(1), number: word(2) as u16 },
             _ => return None,
         })
     }
@@ -219,11 +243,15 @@ mod tests {
 
     #[test]
     fn packets_survive_and_garbage_is_none() {
-        let offer = Packet::Offer { size_log2: 12, generation: 0x3fff, first: Position::of(u64::MAX) };
+        let offer = |peer| Packet::Offer { size_log2: 12, generation: 0x3fff, first: Position::of(u64::MAX), peer };
         let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
-        let announced = [false, true].map(|kernel| Packet::Announce { name: vec![7; 112], kernel });
-        let others = [Packet::Welcome, offer, Packet::Agreed, Packet::Go, Packet::Ring];
-        for packet in others.into_iter().chain(announced).chain(refused) {
+        let announced = [None, Some(0), Some(0x3fff)].map(|peer| {
+            let kernel = peer.is_some();
+            [Packet::Announce { name: vec![7; 112], kernel, peer }, offer(kernel), Packet::Go { peer: kernel }]
+        });
+        let memory = Packet::Memory { net: u64::MAX, number: 15 };
+        let others = [Packet::Welcome, Packet::Agreed, Packet::Ring, memory];
+        for packet in others.into_iter().chain(announced.into_iter().flatten()).chain(refused) {
             let bytes = packet.encode();
             assert!(bytes.len() <= PACKET_BYTES);
             assert_eq!(Packet::decode(&bytes), Some(packet));
@@ -232,7 +260,7 @@ mod tests {
             wrong[2] ^= 1;
             assert_eq!(Packet::decode(&wrong), None);
         }
-        let mut unknown = Packet::Go.encode();
+        let mut unknown = Packet::Ring.encode();
         unknown[7] = 99;
         assert_eq!((Packet::decode(&unknown), Packet::decode(&[])), (None, None));
     }

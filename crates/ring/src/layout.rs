@@ -64,6 +64,13 @@ pub const PATH_BYTES: usize = 4095;
 /// Bytes of the words of groups that wait for a socket: receiving, sending.
 pub const WAIT_BYTES: usize = 16;
 
+/// Device memory of one direction of a connection between two devices: a page of words, and a ring.
+pub const PEER_BYTES: u64 = 2 << 20;
+/// Places in a net's window for its own such memory, and after them those for that of other nets.
+pub const OWN_PEERS: u16 = 16;
+/// As above.
+pub const FAR_PEERS: u16 = 64;
+
 /// Words of an event set in pinned memory.
 pub mod event_words {
     /// Written by kernels: how many entries they have taken.
@@ -232,8 +239,8 @@ pub struct Handle {
     pub sockets: u32,
     /// [`Sizes::mailboxes`]
     pub mailboxes: u32,
-    /// 0
-    pub reserved: u64,
+    /// Address of the window in which memory of connections to other devices is mapped, [`PEER_BYTES`] each; 0: there is none.
+    pub peers: u64,
     /// Address of the rings of connections inside the net.
     pub rings: u64,
     /// The position at which streams begin.

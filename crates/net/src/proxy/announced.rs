@@ -14,46 +14,20 @@ use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
-use spinio_ring::peer::Place;
+use spinio_ring::peer::{Place, Remote};
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::{receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLIN, EPOLLRDHUP, is_inet};
 
 use super::Proxy;
+use super::announcement::{Announced, Stage};
 use super::channels::{ANNOUNCED, TAG};
 use super::imports::Found;
+use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::door::{self, PATIENCE_NS};
 use crate::socket_fd::SocketFd;
 use crate::{NetAddress, handshake};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Announced,
-    Welcome,
-    /// Being registered with the device, then agreed to.
-    Registering(Place),
-    Agreed(Place),
-    Running(Place),
-}
-
-impl Stage {
-    /// The granule of another net that it has.
-    const fn granule(self) -> Option<u32> {
-        match self {
-            Stage::Announced | Stage::Welcome => None,
-            Stage::Registering(place) | Stage::Agreed(place) | Stage::Running(place) => Some(place.pair),
-        }
-    }
-}
-
-/// A socket that connects to another net, or is connected to one.
-pub(super) struct Announced {
-    channel: SocketFd,
-    socket: Descriptor,
-    stage: Stage,
-    since: u64,
-}
 
 impl Proxy {
     /// Announces a socket that is about to connect, if another net listens there: it connects once that has answered.
@@ -73,12 +47,12 @@ impl Proxy {
             return false;
         }
         let Ok(channel) = handshake::knock(&to) else { return false };
-        if door::process_of(channel.0).is_none() {
+        let Some(process) = door::process_of(channel.0) else {
             self.counters.kept_by_user.add(1);
             return false;
-        }
+        };
         let Some(name) = self.name_client(index, fd, &to) else { return false };
-        let announce = Packet::Announce { name, kernel: true };
+        let announce = Packet::Announce { name, kernel: true, peer: self.rings.last_generation() };
         let number = self.announced.iter().position(Option::is_none).unwrap_or(self.announced.len());
         let (events, data) = (EPOLLIN | EPOLLRDHUP, TAG | ANNOUNCED | number as u64);
         let done = send_packet(channel.0, &announce.encode(), None)
@@ -90,7 +64,18 @@ impl Proxy {
         if number == self.announced.len() {
             self.announced.push(None);
         }
-        self.announced[number] = Some(Announced { channel, socket: descriptor, stage: Stage::Announced, since: now });
+        self.announced[number] = Some(Announced {
+            channel,
+            socket: descriptor,
+            stage: Stage::Announced,
+            since: now,
+            process,
+            granule_ready: false,
+            expects_memory: false,
+            near: Slot::None,
+            far: Slot::None,
+            is_gone: false,
+        });
         if let Some(socket) = self.sockets.at(index) {
             socket.meeting.announced = Some(number as u32);
         }
@@ -160,9 +145,20 @@ impl Proxy {
 
     /// The same, of a socket that is removed.
     pub(super) fn drop_announced(&mut self, number: u32) {
-        let Some(announced) = self.announced.get_mut(number as usize).and_then(Option::take) else { return };
-        let _ = socket::epoll_remove(self.epoll.0, announced.channel.0);
-        if let Some(granule) = announced.stage.granule() {
+        let Some(Some(announced)) = self.announced.get_mut(number as usize) else { return };
+        let (granule, near) = (announced.stage.granule(), announced.near);
+        if let Stage::Running(Place { remote: Some(_), .. }) = announced.stage
+            && !announced.is_gone
+        {
+            // It answers with the end of the channel, once its kernel has left.
+            announced.stage = Stage::Leaving;
+            let _ = socket::shutdown(announced.channel.0, 1);
+        } else {
+            let _ = socket::epoll_remove(self.epoll.0, announced.channel.0);
+            self.announced[number as usize] = None;
+            self.rings.give_back(near);
+        }
+        if let Some(granule) = granule {
             self.imports.give_back(granule);
         }
     }
@@ -198,15 +194,24 @@ impl Proxy {
                 }
                 self.stay_with_linux(number, now);
             }
-            (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first })) => {
+            (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {
+                announced.expects_memory = peer;
                 let found = match file.filter(|_| first == self.first) {
                     Some(file) => self.imports.take(file.0, size_log2),
                     None => Found::Refused,
                 };
-                let place = |pair| Place { pair, second: false, generation, size_log2: size_log2.into(), shared: true };
+                let place = |pair| Place {
+                    pair,
+                    second: false,
+                    generation,
+                    size_log2: size_log2.into(),
+                    shared: true,
+                    remote: None,
+                };
                 match found {
                     Found::Ready(granule) => {
                         (announced.stage, announced.since) = (Stage::Registering(place(granule)), now);
+                        announced.granule_ready = true;
                         self.agree(number, now);
                     }
                     Found::Soon(granule) => {
@@ -219,7 +224,19 @@ impl Proxy {
                     }
                 }
             }
-            (Stage::Agreed(place), Some(Packet::Go)) => self.go(number, place, now),
+            (Stage::Registering(_), Some(Packet::Memory { net, number: of })) if announced.expects_memory => {
+                announced.expects_memory = false;
+                let of = (announced.process, net, of);
+                if let Some(file) = file {
+                    announced.far = self.rings.take_far(of, &file);
+                }
+                if announced.far != Slot::None {
+                    announced.near = self.rings.take_own(of.0);
+                }
+                self.agree(number, now);
+            }
+            (Stage::Agreed(place), Some(Packet::Go { peer })) => self.go(number, place, peer, now),
+            (Stage::Leaving, _) => {}
             // Nothing more may come.
             (Stage::Running(_), _) => self.violation(index),
             _ => self.withdraw(number, now),
@@ -234,6 +251,9 @@ impl Proxy {
         let number = self.announced.iter().position(|announced| announced.as_ref().is_some_and(waits));
         let Some(number) = number.map(|number| number as u32) else { return };
         if address.is_some() {
+            if let Some(Some(announced)) = self.announced.get_mut(number as usize) {
+                announced.granule_ready = true;
+            }
             self.agree(number, now);
         } else {
             self.counters.kept_by_granules.add(1);
@@ -241,23 +261,58 @@ impl Proxy {
         }
     }
 
+    /// Device memory was made or mapped.
+    pub(super) fn settle_announced(&mut self, place: u16, done: bool, now: u64) {
+        for number in 0..self.announced.len() {
+            let Some(announced) = &mut self.announced[number] else { continue };
+            announced.near.settle(place, done);
+            announced.far.settle(place, done);
+            self.agree(number as u32, now);
+        }
+    }
+
+    /// Agrees, once all is registered and mapped.
     fn agree(&mut self, number: u32, now: u64) {
         let Some(Some(announced)) = self.announced.get_mut(number as usize) else { return };
-        let Stage::Registering(place) = announced.stage else { return };
+        let Stage::Registering(mut place) = announced.stage else { return };
+        let soon = |slot| matches!(slot, Slot::Soon(_));
+        if !announced.granule_ready || announced.expects_memory || soon(announced.near) || soon(announced.far) {
+            return;
+        }
+        let memory = announced.near.ready().zip(announced.far.ready()).and_then(|(near, far)| {
+            // Higher than all uses before, which the other net has seen to, unless another connection was faster.
+            let next = self.rings.next_generation(near, [0, 0]).filter(|next| *next <= place.generation)?;
+            let file = self.rings.give(near, announced.process, place.generation.max(next))?;
+            place.remote = Some(Remote { near, far });
+            Some((Packet::Memory { net: self.rings.net, number: near }, file))
+        });
+        if memory.is_none() {
+            self.rings.give_back(std::mem::take(&mut announced.near));
+        }
         (announced.stage, announced.since) = (Stage::Agreed(place), now);
-        if send_packet(announced.channel.0, &Packet::Agreed.encode(), None).is_err() {
+        let channel = announced.channel.0;
+        let sent = memory.map_or(Ok(()), |(packet, file)| send_packet(channel, &packet.encode(), Some(file)));
+        if sent.and_then(|()| send_packet(channel, &Packet::Agreed.encode(), None)).is_err() {
             self.broken_off(number, now);
         }
     }
 
     /// Both have agreed: the socket is an end.
-    fn go(&mut self, number: u32, place: Place, now: u64) {
+    fn go(&mut self, number: u32, mut place: Place, peer: bool, now: u64) {
         let Some(Some(announced)) = self.announced.get_mut(number as usize) else { return };
-        announced.stage = Stage::Running(place);
         let index = announced.socket.index;
+        if peer && place.remote.is_none() {
+            // It was offered none.
+            return self.violation(index);
+        }
+        if !peer {
+            place.remote = None;
+            self.rings.give_back(std::mem::take(&mut announced.near));
+        }
+        announced.stage = Stage::Running(place);
         self.become_end(index, place);
         self.counters.connected.add(1);
-        self.counters.shared.add(1);
+        (if peer { &self.counters.peer } else { &self.counters.shared }).add(1);
         let Some(socket) = self.sockets.at(index) else { return };
         socket.readable = true;
         if let Some((caller, _)) = socket.connect.take() {
@@ -275,8 +330,9 @@ impl Proxy {
             // From now on it cannot say it.
             let _ = socket::shutdown(announced.channel.0, 2);
             let got = receive_packet(announced.channel.0, &mut bytes);
-            if got.is_ok_and(|(len, _)| Packet::decode(&bytes[..len]) == Some(Packet::Go)) {
-                return self.go(number, place, now);
+            let packet = got.ok().and_then(|(len, _)| Packet::decode(&bytes[..len]));
+            if let Some(Packet::Go { peer }) = packet {
+                return self.go(number, place, peer, now);
             }
         }
         self.counters.kept_by_time.add(1);
@@ -285,8 +341,12 @@ impl Proxy {
 
     /// The other net has closed the channel.
     fn broken_off(&mut self, number: u32, now: u64) {
-        let Some(Some(announced)) = self.announced.get(number as usize) else { return };
+        let Some(Some(announced)) = self.announced.get_mut(number as usize) else { return };
+        if announced.stage == Stage::Leaving {
+            return self.drop_announced(number);
+        }
         if matches!(announced.stage, Stage::Running(_)) {
+            announced.is_gone = true;
             // Its connection ends too, or has ended.
             let index = announced.socket.index;
             let _ = socket::epoll_remove(self.epoll.0, announced.channel.0);
@@ -315,7 +375,8 @@ impl Proxy {
     pub(super) fn end_late_announced(&mut self, now: u64) {
         for number in 0..self.announced.len() {
             let late = |announced: &Announced| {
-                !matches!(announced.stage, Stage::Running(_)) && now.saturating_sub(announced.since) > PATIENCE_NS
+                !matches!(announced.stage, Stage::Running(_) | Stage::Leaving)
+                    && now.saturating_sub(announced.since) > PATIENCE_NS
             };
             if self.announced[number].as_ref().is_some_and(late) {
                 self.withdraw(number as u32, now);

@@ -1,7 +1,7 @@
 //! Granules, doors and channels as the proxy has them. What it does with them: shared.rs.
 //!
 //! ```text
-//!   door (a listening socket) ── program connects ──> channel ── Greeting, Announced, Offered(granule), Running(granule)
+//!   door (a listening socket) ── program connects ──> channel ── Greeting, Preparing, Announced, Offered(granule), Running(granule), Draining(granule)
 //!   granule: kernel and program use it ── both have left ──> free, for the same process, or for any once that has ended
 //! ```
 
@@ -9,6 +9,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::Place;
 use spinio_sys::linux::channel::ProcessFd;
 
+use super::rings::Slot;
 use crate::socket_fd::SocketFd;
 
 /// What the epoll data of doors and channels say, and of the channels of sockets that connect to another net, where sockets have an epoch.
@@ -37,9 +38,13 @@ pub(super) struct Granule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Greeting,
+    /// Device memory is made for it.
+    Preparing,
     Announced,
     Offered(u32),
     Running(u32),
+    /// The other side has left, and the kernel of this net may still store into its memory.
+    Draining(u32),
 }
 
 pub(super) struct Channel {
@@ -51,6 +56,12 @@ pub(super) struct Channel {
     pub(super) stage: Stage,
     /// It is another net, whose kernel connects.
     pub(super) other_net: bool,
+    /// The other net can use device memory: the last use of its own.
+    pub(super) peer: Option<u16>,
+    /// Device memory of this net, and of the other one; and the other one has agreed, but theirs is being mapped.
+    pub(super) near: Slot,
+    pub(super) far: Slot,
+    pub(super) agreed: bool,
     /// The kernel's socket, once it is accepted.
     pub(super) socket: Option<Descriptor>,
 }
@@ -114,8 +125,8 @@ impl Shared {
         self.doors.retain(|door| door.listener.index != index);
     }
 
-    /// The socket of a kernel is closed.
-    pub(super) fn leave(&mut self, place: Place) {
+    /// The socket of a kernel is closed. The channel that waited for that.
+    pub(super) fn leave(&mut self, place: Place) -> Option<u32> {
         if place.second
             && let Some(granule) = self.granules.get_mut(place.pair as usize)
             && granule.generation == place.generation
@@ -125,7 +136,10 @@ impl Shared {
             if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
                 channel.socket = None;
             }
+            let drains = |channel: &Channel| channel.stage == Stage::Draining(place.pair);
+            return self.channels.iter().position(|it| it.as_ref().is_some_and(drains)).map(|number| number as u32);
         }
+        None
     }
 
     pub(super) fn join(&mut self, place: Place, socket: Descriptor) {

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 
 use spinio_sys::linux::{self, Fd};
 
-use crate::importer;
+use crate::importer::Request;
 use crate::mapped_granule::MappedGranule;
 
 /// At a time: as many, and as many bytes.
@@ -43,12 +43,12 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Imports {
     all: Vec<Import>,
-    importer: Option<Sender<importer::Request>>,
+    importer: Option<Sender<Request>>,
 }
 
 impl Imports {
     /// Without an importer, kernels connect to other nets through Linux only.
-    pub(super) fn new(importer: Option<Sender<importer::Request>>) -> Imports {
+    pub(super) fn new(importer: Option<Sender<Request>>) -> Imports {
         Imports { all: Vec::new(), importer }
     }
 
@@ -74,7 +74,8 @@ impl Imports {
         }
         let Some(granule) = MappedGranule::map(file, size_log2).map(Arc::new) else { return Found::Refused };
         let number = self.all.len() as u32;
-        let asked = self.importer.as_ref().map(|importer| importer.send((number, Arc::clone(&granule))));
+        let asked =
+            self.importer.as_ref().map(|importer| importer.send(Request::Register(number, Arc::clone(&granule))));
         if !matches!(asked, Some(Ok(()))) {
             return Found::Full;
         }

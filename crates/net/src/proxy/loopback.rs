@@ -237,7 +237,7 @@ impl Proxy {
     /// An end is used no more.
     pub(super) fn leave(&mut self, place: Place) {
         if place.shared {
-            return self.shared.leave(place);
+            return self.leave_granule(place);
         }
         let other = self.pairs.other(place);
         self.pairs.leave(place);
@@ -253,7 +253,7 @@ impl Proxy {
             self.forget_undecided(number);
         }
         if let Some(place) = held.place.filter(|place| place.shared) {
-            self.shared.leave(place);
+            self.leave_granule(place);
         } else if let Some(place) = held.place {
             let client = self.pairs.other(place);
             self.pairs.leave(place);

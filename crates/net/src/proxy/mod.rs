@@ -19,20 +19,24 @@
 //! net is stopped.
 
 mod announced;
+mod announcement;
 mod caller;
 mod channels;
 mod control;
 mod datagram;
+mod device_memory;
 mod events;
 mod fault;
 mod file_table;
 mod files;
+mod granule_ends;
 mod handover;
 mod imports;
 mod loopback;
 mod pace;
 mod publish;
 mod publisher;
+mod rings;
 mod seen_wait;
 mod sendfile;
 mod sets;
@@ -43,7 +47,7 @@ mod transfers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::mpsc::{Receiver, SyncSender};
 
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
@@ -54,23 +58,23 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
-use self::announced::Announced;
+use self::announcement::Announced;
 use self::caller::Caller;
 use self::channels::{Shared, is_shared_event};
 use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
-pub(crate) use self::handover::Place;
 use self::imports::Imports;
 use self::pace::Pace;
 use self::publisher::Publisher;
+use self::rings::Rings;
 use self::sets::Sets;
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
-use crate::importer;
+use crate::importer::{self, Answer};
 use crate::meet::Pairs;
 use crate::memory::Memory;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{Place, SocketFd};
 
 /// Doorbells of a pass.
 const DOORBELLS_A_PASS: usize = 64;
@@ -97,8 +101,8 @@ pub(crate) enum Command {
     Release(Descriptor, Place, usize, SyncSender<Result<Vec<u8>, Errno>>),
     /// All calls fail from now on.
     Stop(SyncSender<()>),
-    /// A granule of another net is registered with the device, and kernels see it here; or it cannot be.
-    Imported(u32, Option<u64>),
+    /// Memory of connections to other nets is ready, or cannot be.
+    Import(Answer),
     /// The device has failed: no kernel will go on.
     Fail,
     /// The proxy ends.
@@ -117,7 +121,9 @@ pub(crate) struct Setup {
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
     /// Registers those of other nets.
-    pub(crate) importer: Option<Sender<importer::Request>>,
+    pub(crate) importer: Option<importer::Access>,
+    /// Device memory can be mapped for connections to other devices.
+    pub(crate) has_window: bool,
     pub(crate) first: Position,
     pub(crate) fault_seed: u32,
     /// Name of the device, for the tools.
@@ -142,6 +148,8 @@ pub(crate) struct Proxy {
     /// Sockets that are connected to other nets or about to be, and the granules that these have offered.
     announced: Vec<Option<Announced>>,
     imports: Imports,
+    /// Device memory of connections to other nets.
+    rings: Rings,
     /// Armed sockets over shared memory that nobody rings.
     looked_at: VecDeque<u32>,
     listeners: Vec<u32>,
@@ -174,6 +182,10 @@ impl Proxy {
         let sizes = setup.sizes;
         let rings = sizes.rings() as u64;
         let epoll = SocketFd(socket::epoll_create()?);
+        let requests = setup.importer.as_ref().map(|access| access.requests.clone());
+        // Before Linux 6.9 the importer could not take a descriptor out of this table.
+        let window = setup.importer.filter(|_| setup.has_window);
+        let window = window.and_then(|access| Some((access.requests, access.passage.duplicate().ok()?)));
         let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
         Ok(Proxy {
             epoll,
@@ -188,7 +200,8 @@ impl Proxy {
                 setup.ring_bytes,
             ),
             announced: Vec::new(),
-            imports: Imports::new(setup.importer),
+            imports: Imports::new(requests),
+            rings: Rings::new(window, linux::monotonic_ns(), setup.ring_bytes),
             looked_at: VecDeque::new(),
             listeners: Vec::new(),
             clients: Vec::new(),
@@ -260,7 +273,11 @@ impl Proxy {
                     self.stop();
                     let _ = sender.try_send(());
                 }
-                Command::Imported(granule, address) => self.imported(granule, address, now),
+                Command::Import(Answer::Registered(granule, address)) => self.imported(granule, address, now),
+                Command::Import(Answer::Made(place, fd)) => {
+                    self.made(place, fd.and_then(|fd| fd.duplicate().ok()), now);
+                }
+                Command::Import(Answer::Mapped(place, done)) => self.mapped(place, done, now),
                 Command::Fail => self.fail(),
                 Command::End => {
                     // What kernels have sent before they ended is sent.

@@ -196,6 +196,11 @@ fn kernels_of_two_nets_share_memory() {
 }
 
 #[test]
+fn kernels_do_not_trust_the_net_to_which_they_connect() {
+    passes_with_sockets("net_doors");
+}
+
+#[test]
 fn sockets_of_kernels_and_blocks_that_wait_are_published() {
     passes_with_sockets("net_status");
 }

@@ -14,6 +14,8 @@ struct Peer {
     uint64_t size, generation, first;
     // The other end is outside the net: all is in a granule, in pinned memory.
     bool shared;
+    // Or the rings are in device memory, and these are the ends in the granule: what this end writes is there too.
+    layout::PeerEnd *my_copy = nullptr, *their_copy = nullptr;
 
     // `granule`: of the device socket.
     __device__ Peer(const Handle &net, uint64_t word, uint64_t granule)
@@ -31,6 +33,16 @@ struct Peer {
         theirs = ends + (side ^ 1);
         send_ring = rings + side * size;
         receive_ring = rings + (side ^ 1) * size;
+        if (word & layout::remote_bit) {
+            my_copy = mine;
+            their_copy = theirs;
+            // Each end stores into the other one's memory, and loads from its own.
+            const uintptr_t near = uintptr_t(net.peers) + (pair & 0xffff) * layout::peer_bytes, far = uintptr_t(net.peers) + (pair >> 16) * layout::peer_bytes;
+            theirs = reinterpret_cast<layout::PeerEnd *>(near);
+            mine = reinterpret_cast<layout::PeerEnd *>(far);
+            receive_ring = reinterpret_cast<unsigned char *>(near) + layout::page;
+            send_ring = reinterpret_cast<unsigned char *>(far) + layout::page;
+        }
         generation = word >> layout::position_bits & ((1 << layout::generation_bits) - 1);
         first = net.first & layout::position_mask;
     }
@@ -50,10 +62,19 @@ struct Peer {
     __device__ void store(uint64_t *at, uint64_t position, uint64_t flags) const
     {
         const uint64_t word = (position & layout::position_mask) | generation << layout::position_bits | flags;
-        if (shared)
-            store_release_system(at, word);
-        else
-            store_release_device(at, word);
+        if (!shared)
+            return store_release_device(at, word);
+        store_release_system(at, word);
+        // Relaxed: the proxies only learn from it that there is something to look at.
+        if (my_copy)
+            store_published(reinterpret_cast<uint64_t *>(my_copy) + (at - reinterpret_cast<uint64_t *>(mine)), word);
+    }
+
+    // What the other end's process has said at last, or the proxy has said for it, where device memory does not have it.
+    __device__ uint64_t last_tail() const
+    {
+        const uint64_t word = their_copy ? load_acquire_system(&their_copy->tail) : 0;
+        return is_of(word) ? word : 0;
     }
 
     // Begins to use the watch of this end, which wants nothing yet.

@@ -18,7 +18,7 @@ namespace spinio::net {
 struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
-    uint64_t reserved;
+    uint64_t peers; // the window with memory of connections to other devices; 0: there is none
     uint64_t rings; // in device memory: of connections inside the net
     uint64_t first; // the position at which streams begin
     uint64_t files; // where the file buffers are; 0: kernels may open no files
@@ -108,11 +108,15 @@ struct DeviceSocket {
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:
-// logarithm of the ring's size 8 | pair 32 | side 1, and in the high bits the generation 14 and a bit that it is one.
+// logarithm of the ring's size 8 | pair 32 | side 1 | remote 1, and in the high bits the generation 14 and a bit that it is one.
 constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 14;
 constexpr uint64_t peer_bit = lap_bit;
 // The pair is in a granule: crates/ring/src/granule.rs. End 0 has connected, and may be a program or a kernel of another net.
 constexpr uint64_t shared_bit = uint64_t(1) << 62;
+// Its rings are in device memory, each in that of its reader: instead of the pair, two numbers of 16 bits, of places in the window.
+// The words are in both: in a page before the ring that the other end reads, and in the granule, for the proxies.
+constexpr uint64_t remote_bit = uint64_t(1) << 41;
+constexpr size_t peer_bytes = 2 << 20;
 
 // The errno in the line of a socket that has become an end of a connection inside the net.
 constexpr unsigned moved = 0xffff;

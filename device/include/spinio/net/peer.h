@@ -171,7 +171,7 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uin
         if (tail & layout::end_closed)
             return tail & layout::end_reset ? -ECONNRESET : 0;
         if (line)
-            return line < 0 ? line : 0;
+            return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : 0;
         if (load_acquire_device(&socket->shut) & shut_receive)
             return 0;
         // What came before it is received first.
@@ -216,7 +216,7 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
             int line = look_at_line(net, s);
             if (line)
-                return line < 0 ? line : -EPIPE;
+                return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : -EPIPE;
         }
         if (int failed = wait.again())
             return failed;
