@@ -24,8 +24,11 @@ __global__ void echo(net::Handle handle, int listener)
 
 // A process that listens, with a door, and goes as many steps as it wants as a net would.
 struct RawNet {
-    int listening, door, channel = -1, anchor = -1, memory = -1;
+    int listening, door, channel = -1, anchor = -1, memory = -1, own = -1, theirs = -1;
     volatile uint64_t *words = nullptr;
+    // Device memory, emulated: what the kernel stores there, and where this end stores; and the number of that.
+    volatile uint64_t *near = nullptr, *far = nullptr;
+    uint64_t number = 0;
     std::string address;
 
     RawNet()
@@ -62,11 +65,36 @@ struct RawNet {
         }
     }
 
+    // Offers device memory too, `bytes` of it, as number `of` of a net. Without an answer to it: false.
+    bool offers_memory(uint64_t generation, uint64_t of, size_t bytes = 2 << 20)
+    {
+        goes(1);
+        anchor = accept(listening, nullptr, nullptr);
+        memory = memfd_create("spinio-raw", MFD_ALLOW_SEALING);
+        own = memfd_create("spinio-raw", MFD_ALLOW_SEALING);
+        CHECK(!ftruncate(memory, 4096 * 3) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK));
+        CHECK(!ftruncate(own, off_t(bytes)) && !fcntl(own, F_ADD_SEALS, F_SEAL_SHRINK));
+        words = static_cast<uint64_t *>(mmap(nullptr, 4096 * 3, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
+        give_packet(channel, packet(4, 12 | generation << 8 | uint64_t(1) << 32, (uint64_t(1) << 48) - 1000), memory);
+        give_packet(channel, packet(8, uint64_t(getpid()), of), own);
+        std::string answer = take_packet(channel, &theirs);
+        if (answer == packet(5))
+            return false;
+        CHECK(answer.size() == 24 && answer[7] == 8 && theirs >= 0 && take_packet(channel) == packet(5));
+        std::memcpy(&number, answer.data() + 16, 8);
+        near = static_cast<uint64_t *>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0));
+        far = static_cast<uint64_t *>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, theirs, 0));
+        return true;
+    }
+
     ~RawNet()
     {
+        for (auto at : {near, far})
+            if (at)
+                munmap(const_cast<uint64_t *>(at), 8192);
         if (words)
             munmap(const_cast<uint64_t *>(words), 4096 * 3);
-        for (int fd : {listening, door, channel, anchor, memory})
+        for (int fd : {listening, door, channel, anchor, memory, own, theirs})
             if (fd >= 0)
                 close(fd);
     }
@@ -202,6 +230,169 @@ static void net_that_breaks_the_rules_ends_its_own_connection_only()
     waits_for_open(accepts, 1);
 }
 
+// Device memory: bytes and positions in it, and what is said in the granule besides.
+static void kernel_checks_what_is_in_its_device_memory()
+{
+    Net connects;
+    const uint64_t first = (uint64_t(1) << 48) - 1000, mask = (uint64_t(1) << 48) - 1;
+    for (uint64_t what = 0; what < 3; what++) {
+        RawNet net;
+        const uint64_t use = (what + 1) << 48;
+        std::thread holder([&] {
+            CHECK(net.offers_memory(what + 1, what));
+            give_packet(net.channel, packet(6, 1));
+        });
+        int s = spinio_net_connect(connects.net, net.address.c_str());
+        holder.join();
+        CHECK(s > 0 && connects.stats().peer == what + 1);
+        // Bytes that wrap around the end of the ring, then none, or too many; and what a process that has ended leaves unread.
+        auto bytes = reinterpret_cast<volatile unsigned char *>(net.far + 512);
+        for (uint64_t at = first; at < first + 100; at++)
+            bytes[at & 4095] = 7;
+        spinio::store_release_system(const_cast<uint64_t *>(net.far), ((first + (what ? 100 : 4097)) & mask) | use);
+        spinio::launch_resident_on(connects.stream, receive_until_end, 1, 32, connects.handle, s, connects.words);
+        if (what == 1) {
+            spinio::store_release_system(const_cast<uint64_t *>(net.far), ((first + 100) & mask) | use | uint64_t(1) << 62);
+            spinio::store_release_system(const_cast<uint64_t *>(net.far) + 1, (first & mask) | use | uint64_t(1) << 62);
+        } else if (what == 2) {
+            // Only the proxy can say it then, in the granule, where this end's own words are the kernel's copies.
+            while ((spinio::load_acquire_system(const_cast<uint64_t *>(net.near) + 1) & mask) != ((first + 100) & mask))
+                usleep(100);
+            close(net.channel);
+            close(net.anchor);
+            net.channel = net.anchor = -1;
+        }
+        connects.wait();
+        const int64_t ends[] = {-EPROTO, 0, 0};
+        if (connects.words[0] != (what ? 100 : 0) || connects.words[1] != ends[what] || (what && connects.words[2] >= 0)) {
+            std::printf("device memory %d: %lld bytes, recv %lld, send %lld\n", int(what), (long long)connects.words[0], (long long)connects.words[1],
+                        (long long)connects.words[2]);
+            failures++;
+        }
+        waits_for_open(connects, 0);
+    }
+    CHECK(connects.stats().violations == 0);
+}
+
+// What is no device memory is not used, and a net that uses it all the same is reset.
+static void device_memory_that_was_not_offered_is_not_used()
+{
+    for (uint64_t go = 0; go < 2; go++) {
+        Net connects;
+        RawNet net;
+        std::thread holder([&] {
+            CHECK(!net.offers_memory(1, 0, 4096));
+            give_packet(net.channel, packet(6, go));
+        });
+        int s = spinio_net_connect(connects.net, net.address.c_str());
+        CHECK(go ? s == -1 && errno == ECONNRESET : s > 0);
+        holder.join();
+        CHECK(connects.stats().peer == 0 && connects.stats().shared == 1 - go && connects.stats().violations == go);
+    }
+}
+
+// A kernel that has left does not know whether the other one still stores into its memory.
+static void device_memory_is_used_again_once_both_have_left()
+{
+    Net connects;
+    RawNet nets[3];
+    for (uint64_t i = 0; i < 3; i++) {
+        std::thread holder([&] {
+            CHECK(nets[i].offers_memory(i + 1, i));
+            give_packet(nets[i].channel, packet(6, 1));
+        });
+        int s = spinio_net_connect(connects.net, nets[i].address.c_str());
+        holder.join();
+        CHECK(s > 0 && nets[i].number == (i == 1 ? 1 : 0));
+        close_in_a_kernel(connects, s);
+        waits_for_open(connects, 0);
+        CHECK(take_packet(nets[i].channel).empty());
+        if (i == 1) {
+            // The first one leaves, and its memory is free.
+            close(nets[0].channel);
+            nets[0].channel = -1;
+            usleep(50000);
+        }
+    }
+}
+
+// A program that says that it is a net, up to the offer of device memory, and of that the number.
+struct RawClient {
+    int channel, anchor, own = -1;
+    uint64_t number = ~uint64_t(0), generation = 0;
+
+    RawClient(const std::string &address, uint64_t of, bool maps = true)
+    {
+        channel = door_socket(address, false);
+        sockaddr_in name = {}, to = {};
+        name.sin_family = to.sin_family = AF_INET;
+        name.sin_addr.s_addr = to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        to.sin_port = htons(uint16_t(std::atoi(address.c_str() + address.rfind(':') + 1)));
+        socklen_t length = sizeof name;
+        anchor = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&name), length) && !getsockname(anchor, reinterpret_cast<sockaddr *>(&name), &length));
+        give_packet(channel, packet(1, 1, 1 << 16, std::string(reinterpret_cast<char *>(&name), sizeof name)));
+        CHECK(take_packet(channel) == packet(2) && !connect(anchor, reinterpret_cast<sockaddr *>(&to), sizeof to));
+        std::string offer = take_packet(channel), memory = take_packet(channel);
+        CHECK(offer.size() == 24 && offer[12] == 1 && memory.size() == 24 && memory[7] == 8);
+        std::memcpy(&generation, offer.data() + 8, 4);
+        generation >>= 8;
+        std::memcpy(&number, memory.data() + 16, 8);
+        if (maps) {
+            own = memfd_create("spinio-raw", MFD_ALLOW_SEALING);
+            CHECK(!ftruncate(own, 2 << 20) && !fcntl(own, F_ADD_SEALS, F_SEAL_SHRINK));
+            give_packet(channel, packet(8, uint64_t(getpid()), of), own);
+        }
+        give_packet(channel, packet(5));
+        CHECK(take_packet(channel) == packet(6, maps));
+    }
+
+    ~RawClient()
+    {
+        for (int fd : {channel, anchor, own})
+            if (fd >= 0)
+                close(fd);
+    }
+};
+
+__global__ void hold(net::Handle handle, int listener, uint64_t *turn)
+{
+    int s = net::accept(net::block(), handle, listener);
+    pass_and_wait(turn, 1);
+    net::close(net::block(), handle, s);
+}
+
+static void device_memory_is_used_again_once_the_kernel_has_left()
+{
+    Net accepts;
+    std::string address;
+    int s = listener(accepts, "tcp://127.0.0.1:0", address);
+    uint64_t *turn = reinterpret_cast<uint64_t *>(accepts.words + 100);
+    spinio::launch_resident_on(accepts.stream, hold, 1, 32, accepts.handle, s, turn);
+    {
+        RawClient first(address, 0);
+        CHECK(first.number == 0 && first.generation == 1);
+        while (!spinio::load_acquire_system(turn))
+            usleep(100);
+    }
+    usleep(50000);
+    // The kernel has not closed the first one.
+    CHECK(RawClient(address, 1).number == 1);
+    spinio::store_release_system(turn + 1, 1);
+    accepts.wait();
+    usleep(50000);
+    // Its memory comes again, with a generation that it never had.
+    {
+        RawClient third(address, 2);
+        CHECK(third.number == 0 && third.generation > 1);
+    }
+    // One that maps nothing goes through the granule, and so do all.
+    RawClient(address, 3, false);
+    for (int i = 0; i < 60000 && accepts.stats().shared != 1; i++)
+        usleep(1000);
+    CHECK(accepts.stats().peer == 3 && accepts.stats().shared == 1);
+}
+
 int main()
 {
     {
@@ -213,6 +404,10 @@ int main()
     kernel_does_not_wait_for_the_holder_of_a_door();
     memory_is_for_one_connection();
     net_that_breaks_the_rules_ends_its_own_connection_only();
+    kernel_checks_what_is_in_its_device_memory();
+    device_memory_that_was_not_offered_is_not_used();
+    device_memory_is_used_again_once_both_have_left();
+    device_memory_is_used_again_once_the_kernel_has_left();
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -115,7 +115,7 @@ __global__ void ask_all(net::Handle handle, net::Address to, int64_t *out)
 // pinned memory.
 static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsigned ring_bytes = 4096)
 {
-    Net accepts({.ring_bytes = ring_bytes});
+    Net accepts({.connections = 64, .ring_bytes = ring_bytes});
     std::string address;
     int s = listener(accepts, where, address);
     if (ordinal >= 0) {
@@ -125,7 +125,9 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsig
     }
     {
         Net connects({.ring_bytes = ring_bytes, .device = ordinal < 0 ? "emulated" : nullptr});
-        for (int again = 0; again < 3; again++) {
+        // The largest rings have memory for three connections, which may be free a little later.
+        const int rounds = ring_bytes > 1 << 20 ? 1 : 3;
+        for (int again = 0; again < rounds; again++) {
             spinio::launch_resident_on(accepts.stream, echo, 3, 64, accepts.handle, s);
             spinio::launch_resident_on(connects.stream, ask_all, 3, 64, connects.handle, address_of(address), connects.words);
             connects.wait();
@@ -135,7 +137,7 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsig
             waits_for_open(accepts, 1);
         }
         for (const Net *net : {&accepts, &connects})
-            CHECK((ring_bytes > 1 << 20 ? net->stats().shared : net->stats().peer) == 9 && joined(*net) == 9 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
+            CHECK((ring_bytes > 1 << 20 ? net->stats().shared : net->stats().peer) == uint64_t(rounds) * 3 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
     }
     if (ordinal >= 0)
         CHECK(cudaSetDevice(0) == cudaSuccess);

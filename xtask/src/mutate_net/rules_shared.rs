@@ -145,7 +145,7 @@ pub(super) const RULES: &[Mutant] = &[
         "a kernel that connects to another net moves no byte before both have agreed",
         CONTROL,
         ["if errno == 0 && self.waits_for_go(index) {", "if false {"],
-        &[Kernels("net_doors")],
+        &[Kernels("net_doors"), Kernels("net_nets")],
     ),
     rule(
         "nets-withdraw",
@@ -155,7 +155,7 @@ pub(super) const RULES: &[Mutant] = &[
             "            self.heat(index);\n        } else {\n            self.connect_again",
             "        } else {\n            self.connect_again",
         ],
-        &[Kernels("net_doors")],
+        &[Kernels("net_doors"), Kernels("net_nets")],
     ),
     rule(
         "nets-first",
@@ -212,7 +212,7 @@ pub(super) const RULES: &[Mutant] = &[
         "each use of device memory has a generation that no part of it had before",
         RINGS,
         ["(last < LAST_GENERATION).then(|| last + 1)", "(last < LAST_GENERATION).then_some(1)"],
-        &[Kernels("net_nets")],
+        &[Kernels("net_doors")],
     ),
     rule(
         "remote-agreed",
@@ -233,13 +233,6 @@ pub(super) const RULES: &[Mutant] = &[
         "device memory is used again only after the kernel that stores into it has left",
         SHARED,
         ["let drains = ", "let drains = false && "],
-        &[Kernels("net_doors")],
-    ),
-    rule(
-        "remote-process",
-        "device memory of another net is known by the process that has offered it",
-        ANNOUNCED,
-        ["let of = (announced.process, net, of);", "let of = (0, net, of);"],
         &[Kernels("net_doors")],
     ),
     rule(
