@@ -147,6 +147,14 @@ static void end(const Two &two, Net &first, Net &second)
     two.use(0);
 }
 
+// How bytes travel between two nets that have connected.
+static const char *transport(const Net &net)
+{
+    struct spinio_net_stats stats;
+    check(!spinio_net_stats(net.net, &stats, sizeof stats), "stats");
+    return stats.peer ? ", in device memory" : stats.shared ? ", over shared memory" : "";
+}
+
 static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgrade)
 {
     const unsigned rounds = size.small ? 50 : 5000;
@@ -164,7 +172,7 @@ static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgra
     ProxyTime one(connects), other(accepts);
     connects.launch(ask, 1, 64, connects.handle, s, rounds, times, clocks);
     check(cudaStreamSynchronize(connects.stream) == cudaSuccess, "a block that asks");
-    Result("peer", std::string(two.name()) + "two nets, " + family_name(inet) + (no_upgrade ? ", 64 bytes" : ", over shared memory, 64 bytes"))
+    Result("peer", std::string(two.name()) + "two nets, " + family_name(inet) + transport(connects) + ", 64 bytes")
         .times(device_times(times, rounds, *clocks))
         .number("proxy_us_a_round", (one.spent() + other.spent()) * 1e6 / rounds);
     end(two, connects, accepts);
@@ -188,7 +196,7 @@ static void peer_stream(const Size &size, const Two &two, unsigned ring, bool no
     double begun = now();
     takes.launch(take, 1, 512, takes.handle, s, to, bytes, wrong);
     check(cudaStreamSynchronize(takes.stream) == cudaSuccess && *wrong == 0, "a stream with wrong bytes");
-    Result("peer", std::string(two.name()) + "one block to one, UNIX" + (no_upgrade ? "" : ", over shared memory") + ", ring of " + std::to_string(ring >> 10) + " KiB")
+    Result("peer", std::string(two.name()) + "one block to one, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB")
         .number("GB_s", double(bytes) / (now() - begun) * 1e-9);
     end(two, takes, sends);
 }
@@ -232,7 +240,8 @@ static void row_peer(const Size &size)
     for (bool no_upgrade : {true, false})
         for (bool inet : {false, true})
             peer_echo(size, two, inet, no_upgrade);
-    for (unsigned ring : {64u << 10, 1u << 20})
+    // The last one does not fit into device memory for others.
+    for (unsigned ring : {64u << 10, 1u << 20, 2u << 20})
         for (bool no_upgrade : {true, false})
             peer_stream(size, two, ring, no_upgrade);
     peer_limits(size, two);

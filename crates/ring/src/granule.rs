@@ -15,6 +15,10 @@
 //!
 //! The ends are those of [`crate::peer`]: words, generations and rules are the same.
 //!
+//! **Device memory.** Two nets may agree on rings in device memory, each in that of its reader: after OFFER, and before AGREED, each
+//! sends MEMORY with a descriptor of its own, which the other one maps; GO says whether both have. Kernels then store bytes and words
+//! there, and the words also here, for the proxies. The generation is higher than in all earlier uses of the memory.
+//!
 //! **Who owns the bytes.** The packet GO decides: it is in the channel, or it is not. A program that waits no longer ends the
 //! channel, after which the proxy cannot send GO, and then looks whether it is there already. A proxy that waits no longer closes
 //! the channel without it. Before GO neither side moves a byte.

@@ -120,8 +120,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a packet that may not come now breaks the connection",
         SHARED,
         [
-            "            _ => false,\n        }\n    }\n\n    /// The connection of a channel",
-            "            _ => true,\n        }\n    }\n\n    /// The connection of a channel",
+            "            _ => false,\n        }\n    }\n\n    /// The other side may connect.",
+            "            _ => true,\n        }\n    }\n\n    /// The other side may connect.",
         ],
         &[Kernels("net_shared")],
     ),

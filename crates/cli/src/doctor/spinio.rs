@@ -47,7 +47,8 @@ pub fn collect(facts: &mut Vec<Fact>) {
 /// Variables that look like settings and are not: a mistyped name has no effect.
 fn unknown_settings(names: impl Iterator<Item = String>) -> Vec<String> {
     // Variables of the command itself, and of tests, xtask and the virtual machine.
-    const OTHERS: [&str; 6] = ["SPINIO_LIBRARY", "SPINIO_COMMAND", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
+    const OTHERS: [&str; 6] =
+        ["SPINIO_LIBRARY", "SPINIO_COMMAND", "SPINIO_TEST_", "SPINIO_FUZZ_", "SPINIO_VM_", "SPINIO_CI_"];
     let known = |name: &str| settings::row(name).is_some() || OTHERS.iter().any(|other| name.starts_with(other));
     let mut out: Vec<_> = names.filter(|name| name.starts_with("SPINIO_") && !known(name)).collect();
     out.sort();

@@ -4,11 +4,13 @@
 //! ```text
 //!   connect ── a door of this user? ── ANNOUNCE ──> Announced ── WELCOME ──> Welcome: connects, as any program
 //!     OFFER, granule ──> Registering, on another thread ── AGREED ──> Agreed ── GO ──> Running: the socket is end 0
+//!     MEMORY: device memory, mapped by that thread too ── MEMORY, of the own device ──┘        └ closed ──> Leaving
 //!   refused, broken off, late ──> the connection goes, or stays, through Linux
 //! ```
 //!
 //! Until it is decided the call of connect waits, so that no kernel moves a byte. The channel stays until the socket is closed:
-//! its end tells the other net that the granule is used no more. So a process that is killed gives everything back.
+//! its end tells the other net that the granule is used no more. So a process that is killed gives everything back. Where the
+//! other kernel stores into memory of this device, that is used again only once the other net has closed the channel too.
 
 use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
