@@ -1,5 +1,5 @@
-//! Connections over shared memory: what the proxy of the net that accepts does for them, and what both sides do once bytes go
-//! through it. [`spinio_ring::granule`] has the steps and the packets, announced.rs the connecting side of another net.
+//! Connections over shared memory: what the proxy of the net that accepts does for them. [`spinio_ring::granule`] has the steps and
+//! the packets, announced.rs the connecting side of another net, granule_ends.rs what both sides do once bytes go through it.
 //!
 //! ```text
 //!   door of a listening socket ── a program of this user ──> channel: Greeting ── ANNOUNCE ──> Announced
@@ -8,8 +8,8 @@
 //!   Running: RING ──> the socket's events        end of the TCP or UNIX connection ──> last words of the program
 //! ```
 //!
-//! A program, or the kernel of another net, has the part that a kernel has at the other end of a connection inside the net, so kernels and loopback.rs do
-//! the rest. The channel stays until the program has closed its socket: only then, and once the kernel has closed its own, is
+//! A program, or the kernel of another net, has the part that a kernel has at the other end of a connection inside the net, so
+//! kernels and loopback.rs do the rest. The channel stays until the program has closed its socket: only then, and once the kernel has closed its own, is
 //! the granule used again, by the same process, or by another one after that has ended. A process that ends without a word
 //! (kill -9) leaves its socket to Linux, which closes it: then the proxy writes what a close would have written.
 //!
