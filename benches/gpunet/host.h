@@ -255,7 +255,7 @@ struct Net {
         options.sockets = connections + 16;
         options.ring_bytes = ring_bytes;
         options.no_upgrade = no_upgrade;
-        net = spinio_net_open(spinio::emulated ? "emulated" : nullptr, &options);
+        net = spinio_net_open(nullptr, &options);
         check(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)), "open a net");
     }
 

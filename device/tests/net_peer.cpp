@@ -583,7 +583,7 @@ __global__ void break_rules(net::Handle handle, int listener, net::Address to, i
     __shared__ char buffer[16];
     const auto g = net::warp();
     int a = connected(g, handle, to), b = net::accept(g, handle, listener);
-    net::detail::Peer peer(handle, spinio::load_acquire_system(net::detail::record_of(handle, b) + net::layout::record_receive));
+    net::detail::Peer peer(handle, spinio::load_acquire_system(net::detail::record_of(handle, b) + net::layout::record_receive), 0);
     for (int i = 0; i < 3; i++) {
         const uint64_t wrong[] = {4097, 1, uint64_t(1) << 47};
         if (threadIdx.x == 0) {

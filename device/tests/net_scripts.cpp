@@ -1,6 +1,6 @@
 // Random scripts of calls, run by a kernel and by this program, against the same peer: the results are the same, also with
-// faults of the network (short, interrupted and late system calls of the proxy), and between two kernels of a net, with the
-// upgrade of such connections and without it. Prints each difference and exits with 1.
+// faults of the network (short, interrupted and late system calls of the proxy), and between two kernels of a net or of two
+// nets, with the upgrade of such connections and without it. Prints each difference and exits with 1.
 //
 //   net_scripts [FIRST [COUNT]]    1000 scripts from 0 on, those of IPv6 and those between kernels without arguments;
 //                                  the number of a script is its seed
@@ -312,6 +312,17 @@ __global__ void scripts_between_blocks(net::Handle handle, int listener, net::Ad
     }
 }
 
+// The same between two nets: this one connects, and scripts() of the other net accepts.
+__global__ void scripts_of_the_client(net::Handle handle, net::Address to, const Step *steps, int count, int64_t *received)
+{
+    __shared__ char buffer[5000];
+    for (int i = 0; i < count; i++) {
+        int s = net::socket(net::block(), handle, to.bytes[0], net::STREAM, 0);
+        if (net::connect(net::block(), handle, s, to) == 0)
+            run_peer_kernel(handle, s, steps + i * most_steps, buffer, received + i);
+    }
+}
+
 __global__ void scripts_of_the_peer(net::Handle handle, int listener, const Step *steps, int count, int64_t *received)
 {
     __shared__ char buffer[5000];
@@ -362,8 +373,8 @@ static void program_that_shares_memory_gets_the_same_results(const char *where, 
     cudaFreeHost(received);
 }
 
-// Between two blocks of one net, through device memory and through Linux.
-static void two_kernels_get_the_same_results(const char *where, unsigned first, int count)
+// Between two blocks of one net, through device memory and through Linux; or of two nets, through shared memory.
+static void two_kernels_get_the_same_results(const char *where, unsigned first, int count, bool two_nets = false)
 {
     const size_t words = (most_steps + 1) * size_t(count);
     std::vector<int64_t> all[2];
@@ -376,17 +387,28 @@ static void two_kernels_get_the_same_results(const char *where, unsigned first, 
         std::copy(script.begin(), script.end(), steps + i * most_steps);
     }
     for (bool no_upgrade : {false, true}) {
-        Net net({.no_upgrade = no_upgrade});
+        // Memory of one connection may be free a little later.
+        Net net({.connections = two_nets ? 64u : 16u, .no_upgrade = no_upgrade});
         std::string address;
         int s = listener(net, where, address);
         net::Address to = where[0] == 't' ? net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(address.c_str() + address.rfind(':') + 1)))
                                           : net::Address::path(address.c_str() + 7);
         std::memset(results, 0, sizeof(int64_t) * words);
-        spinio::launch_resident_on(net.stream, scripts_between_blocks, 2, 48, net.handle, s, to, (const Step *)steps, count, results,
-                                   results + most_steps * count);
-        net.wait();
+        const uint64_t upgraded = no_upgrade ? 0 : uint64_t(count);
+        if (two_nets) {
+            Net other({.no_upgrade = no_upgrade});
+            spinio::launch_resident_on(net.stream, scripts, 1, 48, net.handle, s, (const Step *)steps, count, results);
+            spinio::launch_resident_on(other.stream, scripts_of_the_client, 1, 48, other.handle, to, (const Step *)steps, count, results + most_steps * count);
+            net.wait();
+            other.wait();
+            CHECK(net.stats().peer == upgraded && other.stats().peer == upgraded && net.stats().upgraded == 0);
+        } else {
+            spinio::launch_resident_on(net.stream, scripts_between_blocks, 2, 48, net.handle, s, to, (const Step *)steps, count, results,
+                                       results + most_steps * count);
+            net.wait();
+            CHECK(net.stats().upgraded == upgraded);
+        }
         all[no_upgrade].assign(results, results + words);
-        CHECK(net.stats().upgraded == (no_upgrade ? 0 : uint64_t(count)));
         if (where[0] == 'u')
             unlink(where + 7);
     }
@@ -452,6 +474,8 @@ int main(int arguments, char **argument)
         }
         two_kernels_get_the_same_results("tcp://127.0.0.1:0", 6001, 150);
         two_kernels_get_the_same_results(path.c_str(), 7001, 150);
+        two_kernels_get_the_same_results("tcp://127.0.0.1:0", 9001, 150, true);
+        two_kernels_get_the_same_results(path.c_str(), 9201, 150, true);
     }
     std::printf("%u scripts from %u on, %d failures\n", done, first, failures);
     return failures != 0;

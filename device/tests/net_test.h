@@ -62,6 +62,7 @@ struct NetOptions {
     const char *files_root = nullptr;
     bool files_write = false;
     unsigned files = 0;
+    const char *device = "emulated";
 };
 
 // Memory that the process has.
@@ -95,7 +96,7 @@ struct Net {
         options.files_write = wanted.files_write;
         options.files = wanted.files;
         options.no_upgrade = wanted.no_upgrade;
-        net = spinio_net_open("emulated", &options);
+        net = spinio_net_open(wanted.device, &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
         CHECK(cudaHostAlloc(&words, 64 * 1024, cudaHostAllocDefault) == cudaSuccess);

@@ -65,12 +65,12 @@ fn words(input: &mut Unstructured<'_>) -> Result<()> {
     let (generation, first) = (input.int_in_range(0..=0x3fff)?, position(input, 0)?);
     let all: Vec<AtomicU64> =
         (0..WORDS).map(|_| Ok(AtomicU64::new(word(input, generation, first)?))).collect::<Result<_>>()?;
-    let look = Look::at(&all, generation, first);
+    let look = Look::at(&all, true, generation, first);
     let _ = (look.level(RING, false), look.level(RING, true));
     if let Some(words) = look.last_words(generation) {
         all[TAIL].store_release(words[0]);
         all[CONSUMED].store_release(words[1]);
-        let look = Look::at(&all, generation, first);
+        let look = Look::at(&all, true, generation, first);
         assert!(look.last_words(generation).is_none() && words.iter().all(|word| Mark::of(*word).flags & CLOSED != 0));
         // The kernel hears of it.
         assert_eq!(look.level(RING, false) & 0x2015, 0x2015, "IN, OUT, HUP, RDHUP");

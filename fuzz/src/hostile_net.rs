@@ -81,9 +81,9 @@ impl Script {
         for _ in 0..input.int_in_range(0..=7_u8)?.saturating_sub(5) {
             files.push(packets::socket(libc::SOCK_STREAM));
         }
-        let offer = Packet::Offer { size_log2, generation, first }.encode();
+        let offer = Packet::Offer { size_log2, generation, first, peer: false }.encode();
         let mut packets =
-            vec![(Packet::Welcome.encode(), Vec::new()), (offer, files), (Packet::Go.encode(), Vec::new())];
+            vec![(Packet::Welcome.encode(), Vec::new()), (offer, files), (Packet::Go { peer: false }.encode(), Vec::new())];
         for _ in 0..input.int_in_range(0..=7_u8)?.saturating_sub(4) {
             let at = input.int_in_range(0..=3)?;
             let files = if input.ratio(1, 4)? { vec![packets::socket(libc::SOCK_STREAM)] } else { Vec::new() };
@@ -99,7 +99,7 @@ impl Script {
     fn play(&self, door: &OwnedFd) -> OwnedFd {
         let channel = packets::accept(door);
         let announced = packets::receive(&channel, DEADLINE).expect("a program announces its socket").0;
-        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce(name)) if name.len() > 3));
+        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce { name, .. }) if name.len() > 3));
         for (bytes, files) in &self.packets {
             let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
             packets::send(&channel, bytes, &files);

@@ -229,7 +229,10 @@ impl Peer<'_> {
                 let packet = match input.int_in_range(0..=3)? {
                     0 => Packet::Agreed.encode(),
                     1 => Packet::Ring.encode(),
-                    2 => Packet::Announce(input.arbitrary::<[u8; 5]>()?.to_vec()).encode(),
+                    2 => {
+                        let (kernel, peer) = (input.arbitrary()?, input.arbitrary()?);
+                        Packet::Announce { name: input.arbitrary::<[u8; 5]>()?.to_vec(), kernel, peer }.encode()
+                    },
                     _ => packets::hostile(input)?,
                 };
                 self.send(input, &packet)?;
@@ -265,14 +268,14 @@ impl Peer<'_> {
             }
             1 => {
                 let own = self.anchor.as_ref().map(packets::own_name).unwrap_or_default();
-                self.tell(&Packet::Announce(own));
+                self.tell(&Packet::Announce { name: own, kernel: false, peer: None });
                 if self.hear() != Some(Packet::Welcome) {
                     self.channel = None;
                 }
             }
             2 => self.connect(),
             3 => match self.hear() {
-                Some(Packet::Offer { size_log2, generation, first }) if self.memory.is_some() => {
+                Some(Packet::Offer { size_log2, generation, first, peer: false }) if self.memory.is_some() => {
                     assert!(1 << size_log2 == RING && generation > 0);
                     self.offer = (generation, first);
                 }
@@ -280,7 +283,7 @@ impl Peer<'_> {
             },
             4 => {
                 self.tell(&Packet::Agreed);
-                if self.hear() != Some(Packet::Go) {
+                if self.hear() != Some(Packet::Go { peer: false }) {
                     self.channel = None;
                 }
             }

@@ -71,8 +71,12 @@ struct spinio_net_stats {
     uint64_t kept_by_memory;  /* no rings left in device memory */
     uint64_t kept_by_backlog; /* the listening socket's backlog is full */
     uint64_t kept_by_name;    /* another socket took it, its address was translated, or the client is bound to a path */
-    uint64_t shared;          /* connections to programs of this machine, whose bytes go through memory that both map */
-    uint64_t kept_by_granules; /* a program asked for such memory, and none was left */
+    uint64_t shared;          /* connections to programs of this machine, and to kernels of other nets, over memory that both map */
+    uint64_t kept_by_granules; /* a program or a net asked for such memory, and none was left */
+    /* Connections of kernels to other nets that go through Linux, beside those above: */
+    uint64_t kept_by_user;    /* the other net is of another user */
+    uint64_t kept_by_time;    /* it did not answer in time or broke off, or another socket took the connection */
+    uint64_t peer;            /* connections to kernels of other nets, whose bytes go into device memory of the reader */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated

@@ -35,10 +35,16 @@ pub struct Stats {
     /// Another socket than the listening one that has this address took the connection, the address was translated, or the
     /// connecting socket has the name of a path.
     pub kept_by_name: u64,
-    /// Connections to programs of this machine whose bytes go through memory that both map.
+    /// Connections to programs of this machine, and to kernels of other nets on it, whose bytes go through memory that both map.
     pub shared: u64,
-    /// Connections to programs that asked for such memory when none was left.
+    /// Connections of those that asked for such memory when none was left, on either side.
     pub kept_by_granules: u64,
+    /// Connections of kernels to nets of other users.
+    pub kept_by_user: u64,
+    /// Connections of kernels to another net that did not answer in time or broke off, or another socket took the connection.
+    pub kept_by_time: u64,
+    /// Connections to kernels of other nets whose bytes go through device memory of the reader.
+    pub peer: u64,
 }
 
 /// The same while it changes. Only the proxy writes it.
@@ -60,6 +66,9 @@ pub(crate) struct Counters {
     pub(crate) kept_by_name: Counter,
     pub(crate) shared: Counter,
     pub(crate) kept_by_granules: Counter,
+    pub(crate) kept_by_user: Counter,
+    pub(crate) kept_by_time: Counter,
+    pub(crate) peer: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -98,6 +107,9 @@ impl Counters {
             kept_by_name: self.kept_by_name.get(),
             shared: self.shared.get(),
             kept_by_granules: self.kept_by_granules.get(),
+            kept_by_user: self.kept_by_user.get(),
+            kept_by_time: self.kept_by_time.get(),
+            peer: self.peer.get(),
         }
     }
 }

@@ -78,9 +78,9 @@ impl Granules {
         Some((granules, files))
     }
 
-    /// As kernels see the first one.
-    pub(crate) fn device_address(&self) -> u64 {
-        self.device_address
+    /// As kernels see it.
+    pub(crate) fn device_address(&self, number: u32) -> u64 {
+        self.device_address + u64::from(number) * self.granule_bytes as u64
     }
 
     /// The words of both ends.

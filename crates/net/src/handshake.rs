@@ -1,29 +1,26 @@
-//! How a program and a net agree on a granule, on the program's side; and the granule as the program maps it.
+//! How a program and a net agree on a granule, on the program's side; and the granule as the program uses it.
 //! [`spinio_ring::granule`] has the steps, `proxy/shared.rs` the other side.
 //!
 //! Each step is bounded. Whatever happens, the packet GO decides alone who has the bytes, so both sides always agree.
 
-#![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
+#![expect(unsafe_code, reason = "copies from and to memory that GPU kernels access at the same time")]
 
 use std::sync::atomic::AtomicU64;
 
 use spinio_host::settings::Settings;
 use spinio_ring::Position;
-use spinio_ring::granule::{self, PACKET_BYTES, Packet, Refusal};
+use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
 use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
-use spinio_sys::linux::{self, Fd, MAP_SHARED, PROT_READ, PROT_WRITE};
+use spinio_sys::linux::{self, Fd};
 
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
+use crate::mapped_granule::MappedGranule;
 use crate::socket_fd::SocketFd;
 
 const SEQPACKET: u16 = 5;
-/// `MADV_DONTFORK`
-const MADV_DONTFORK: u32 = 10;
-/// Logarithms of the sizes that rings have.
-const SIZES: std::ops::RangeInclusive<u8> = 12..=22;
 
 const LATE: &str = "the net did not answer in time, or another socket took the connection";
 
@@ -41,24 +38,13 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     if door::process_of(channel.0).is_none() {
         return Err("a net of another user listens there");
     }
-    // The Linux kernel chooses port or name. A connection inside one machine has the same address at both ends.
-    let mut own = AF_UNIX.to_ne_bytes().to_vec();
-    if is_inet(to.family()) {
-        own = to.bytes().to_vec();
-        own[2..4].fill(0);
-        // To all interfaces means: to this machine.
-        let address = if own.len() == 16 { 4..8 } else { 8..24 };
-        if let Some(address) = own.get_mut(address).filter(|address| address.iter().all(|byte| *byte == 0)) {
-            let last = address.len() - 1;
-            (address[0], address[last]) = (if last == 3 { 127 } else { 0 }, 1);
-        }
-    }
+    let own = own_name(to);
     if socket::bind(anchor, &own).is_err() {
         return Err("the address is not one of this machine");
     }
     let name = socket::getsockname(anchor).map_err(|_| "the socket has no name")?;
     let announced = Announced { channel };
-    announced.send(&Packet::Announce(name.bytes().to_vec()))?;
+    announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None })?;
     match announced.receive() {
         (Some(Packet::Welcome), _) => Ok(announced),
         (Some(Packet::Refused(Refusal::Memory)), _) => Err("the net has no memory left for programs"),
@@ -68,8 +54,25 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     }
 }
 
+/// The name to which a socket is bound that connects there: the Linux kernel chooses port or name. A connection inside one
+/// machine has the same address at both ends.
+pub(crate) fn own_name(to: &NetAddress) -> Vec<u8> {
+    if !is_inet(to.family()) {
+        return AF_UNIX.to_ne_bytes().to_vec();
+    }
+    let mut own = to.bytes().to_vec();
+    own[2..4].fill(0);
+    // To all interfaces means: to this machine.
+    let address = if own.len() == 16 { 4..8 } else { 8..24 };
+    if let Some(address) = own.get_mut(address).filter(|address| address.iter().all(|byte| *byte == 0)) {
+        let last = address.len() - 1;
+        (address[0], address[last]) = (if last == 3 { 127 } else { 0 }, 1);
+    }
+    own
+}
+
 /// A channel to the door of a listening socket.
-fn knock(to: &NetAddress) -> Result<SocketFd, &'static str> {
+pub(crate) fn knock(to: &NetAddress) -> Result<SocketFd, &'static str> {
     for listener in door::candidates(to) {
         let Ok(channel) = socket::new_socket(AF_UNIX, SEQPACKET).map(SocketFd) else {
             return Err("no descriptor is left");
@@ -113,10 +116,10 @@ impl Announced {
     /// After the socket is connected: the memory through which the bytes go, or the reason why they go through Linux.
     pub(crate) fn agree(self) -> Result<Memory, &'static str> {
         let (offer, file) = self.receive();
-        let (Some(Packet::Offer { size_log2, generation, first }), Some(file)) = (offer, file) else {
+        let (Some(Packet::Offer { size_log2, generation, first, peer: false }), Some(file)) = (offer, file) else {
             return Err(LATE);
         };
-        let mut memory = Memory::map(&file, size_log2, generation, first).ok_or("the memory cannot be mapped")?;
+        let granule = MappedGranule::map(file.0, size_log2).ok_or("the memory cannot be mapped")?;
         self.send(&Packet::Agreed)?;
         let mut go = self.receive().0;
         if go.is_none() {
@@ -124,62 +127,39 @@ impl Announced {
             let _ = socket::shutdown(self.channel.0, 2);
             go = self.take().ok().and_then(|(packet, _)| packet);
         }
-        if go != Some(Packet::Go) {
+        if go != Some(Packet::Go { peer: false }) {
             return Err(LATE);
         }
-        memory.channel = Some(self.channel);
-        Ok(memory)
+        Ok(Memory { granule, generation, first, channel: Some(self.channel) })
     }
 }
 
 /// A granule.
 pub(crate) struct Memory {
-    start: *mut u8,
-    bytes: usize,
-    /// Of each ring.
-    pub(crate) size: u64,
+    granule: MappedGranule,
     pub(crate) generation: u16,
     pub(crate) first: Position,
     channel: Option<SocketFd>,
-    pid: u32,
 }
 
-// SAFETY: the memory stays mapped as long as this lives; words are atomics, and rings are used under a lock.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
 impl Memory {
-    fn map(file: &SocketFd, size_log2: u8, generation: u16, first: Position) -> Option<Memory> {
-        if !SIZES.contains(&size_log2) || !linux::cannot_shrink(file.0) {
-            return None;
-        }
-        let size = 1 << size_log2;
-        let bytes = granule::bytes(size);
-        if linux::fstat(file.0).ok()?.size < bytes as _ {
-            return None;
-        }
-        let (bytes, protection) = (bytes as usize, PROT_READ | PROT_WRITE);
-        // SAFETY: the Linux kernel chooses the address.
-        let start = unsafe { linux::mmap(core::ptr::null_mut(), bytes, protection, MAP_SHARED, file.0, 0) }.ok()?;
-        // SAFETY: it destroys nothing.
-        let _ = unsafe { linux::madvise(start, bytes, MADV_DONTFORK) };
-        Some(Memory { start, bytes, size, generation, first, channel: None, pid: linux::getpid() })
+    /// Bytes of each ring.
+    pub(crate) fn size(&self) -> u64 {
+        self.granule.size()
     }
 
     /// The words of both ends.
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped, aligned to a page; all accesses of this process are atomic.
-        unsafe { core::slice::from_raw_parts(self.start.cast::<AtomicU64>(), granule::WORDS) }
+        self.granule.words()
     }
 
     /// The two parts of so many bytes of a ring, from a position on: their places, and the length of the first one.
     fn parts(&self, to_program: bool, position: Position, len: usize) -> ([*mut u8; 2], usize) {
-        assert!(len as u64 <= self.size);
-        let (at, to_end) = position.place(self.size);
-        let ring = granule::ring(self.size, to_program) as usize;
-        // SAFETY: both are inside the mapping, since `at` is less than the size.
-        (unsafe { [self.start.add(ring + at), self.start.add(ring)] }, to_end.min(len))
+        assert!(len as u64 <= self.size());
+        let (at, to_end) = position.place(self.size());
+        let ring = self.granule.ring(to_program);
+        // SAFETY: inside the ring, since `at` is less than its size.
+        (unsafe { [ring.add(at), ring] }, to_end.min(len))
     }
 
     /// Copies received bytes out.
@@ -212,16 +192,6 @@ impl Memory {
     pub(crate) fn ring(&self) {
         if let Some(channel) = &self.channel {
             let _ = send_packet(channel.0, &Packet::Ring.encode(), None);
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // A child of fork does not have the mapping.
-        if linux::getpid() == self.pid {
-            // SAFETY: the mapping of `map`, which nothing uses any more.
-            let _ = unsafe { linux::munmap(self.start, self.bytes) };
         }
     }
 }

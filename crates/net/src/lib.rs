@@ -11,6 +11,9 @@
 //! A [`Net`] is the network stack of one device: its memory, its sockets, its proxy, and a thread that sees if the device fails. All memory is made when it is opened and
 //! given back when it is closed: a driver gives memory back only when no kernel runs.
 //!
+//! Connections to programs of this machine and to other nets may leave Linux's sockets for memory that both map: proxy/shared.rs,
+//! proxy/announced.rs.
+//!
 //! The proxy makes system calls for sockets only. It never calls the device and never reads a file, which workers do, so
 //! nothing that waits for a kernel or a disk stops the sockets. Its descriptors are not in the program's table: the program cannot close them,
 //! and a forked child holds none of its ports.
@@ -24,6 +27,8 @@ mod door;
 mod error;
 mod granules;
 mod handshake;
+mod importer;
+mod mapped_granule;
 mod meet;
 mod memory;
 mod net;

@@ -46,6 +46,10 @@ pub(crate) struct Meeting {
     pub(crate) end: Option<End>,
     /// The name of the client is one that the proxy has chosen.
     pub(crate) unnamed: bool,
+    /// The proxy has given it its name, so that another net knows it.
+    pub(crate) named: bool,
+    /// It connects, or is connected, to another net, with this channel.
+    pub(crate) announced: Option<u32>,
     /// It connects, and waits for the other end since this time.
     pub(crate) since: Option<u64>,
     /// Of a listening socket: its name, its backlog, and what waits there.
@@ -104,6 +108,7 @@ impl Pairs {
             generation: pair.generation,
             size_log2: self.size_log2,
             shared: false,
+            remote: None,
         })
     }
 

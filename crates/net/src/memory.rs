@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use spinio_device::{Device, DeviceAddr, DeviceError, PinnedBuffer, SharedMemory, WaitMode};
 use spinio_ring::layout::{
-    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES, MAGIC,
-    MAILBOX_BYTES, PAGE, PATH_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, header,
+    DOORBELL_BYTES, DOORBELLS, EVENT_WORDS_BYTES, FAR_PEERS, FILE_BUFFER_BYTES, FILE_BUFFERS, Handle, LINE_BYTES,
+    MAGIC, MAILBOX_BYTES, OWN_PEERS, PAGE, PATH_BYTES, PEER_BYTES, RECORD_BYTES, Sizes, WAIT_BYTES, header,
 };
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
@@ -27,6 +27,9 @@ use crate::{Error, Result};
 /// Set where the library is built with ThreadSanitizer (`cargo x net-soak --sanitizer thread`).
 const SANITIZE_THREAD: bool = option_env!("SPINIO_SANITIZE_THREAD").is_some();
 
+/// Addresses for memory of connections to other devices.
+const WINDOW_BYTES: u64 = (OWN_PEERS as u64 + FAR_PEERS as u64) * PEER_BYTES;
+
 /// The memory. It is freed by [`Memory::free`] alone, on a thread that may call the device.
 pub(crate) struct Memory {
     device: &'static dyn SharedMemory,
@@ -40,6 +43,8 @@ pub(crate) struct Memory {
     /// Offset of the file buffers in pinned memory, 0: there are none.
     file_buffers: usize,
     granules: Option<Granules>,
+    /// Addresses at which memory of connections to other devices is mapped as it is needed (importer.rs).
+    window: Option<DeviceAddr>,
 }
 
 /// What kernels have to know of the memory, and how much of it there is for bytes.
@@ -88,24 +93,34 @@ impl Memory {
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
         let (first, device_rings) = (plan.first.bits(), cleared_device as u64);
         let (granules, files) = Granules::new(device, plan.granules, plan.ring_bytes).unzip();
-        let memory =
-            Memory { device, pinned, device_start, device_bytes, sizes, first, device_rings, file_buffers, granules };
+        let window =
+            if granules.is_some() && granularity == PEER_BYTES { device.reserve(WINDOW_BYTES).ok() } else { None };
+        let memory = Memory {
+            device,
+            pinned,
+            device_start,
+            device_bytes,
+            sizes,
+            first,
+            device_rings,
+            file_buffers,
+            granules,
+            window,
+        };
         let mapped = device.map_private_chunks(device_start, &[device_bytes]);
         if !matches!(mapped, Ok(1)) {
             if let Some(granules) = &memory.granules {
                 granules.free(device);
             }
             let _ = device.free_reservation(device_start, device_bytes);
+            if let Some(window) = window {
+                let _ = device.free_reservation(window, WINDOW_BYTES);
+            }
             device.free_pinned(pinned);
             let none = || Error::new(Errno::NOMEM, "The device has no memory left for a net");
             return Err(mapped.map_or_else(failed, |_| none()));
         }
-        // The only word of device memory that is not zero at the beginning.
-        let granules = &memory.header()[claims::GRANULES];
-        granules.store_release(memory.granules.as_ref().map_or(0, Granules::device_address));
-        let cleared = memory.clear_device_memory();
-        granules.store_release(0);
-        if let Err(error) = cleared {
+        if let Err(error) = memory.clear_device_memory() {
             let _ = memory.free();
             return Err(failed(error));
         }
@@ -128,6 +143,9 @@ impl Memory {
         let failed = |e| Error::device(e, "give the memory of a net back");
         self.device.unmap_chunk(self.device_start, self.device_bytes).map_err(failed)?;
         self.device.free_reservation(self.device_start, self.device_bytes).map_err(failed)?;
+        if let Some(window) = self.window {
+            self.device.free_reservation(window, WINDOW_BYTES).map_err(failed)?;
+        }
         self.device.free_pinned(self.pinned);
         if let Some(granules) = &self.granules {
             granules.free(self.device);
@@ -143,7 +161,7 @@ impl Memory {
             device: self.device_start.0,
             sockets: self.sizes.sockets,
             mailboxes: self.sizes.mailboxes,
-            reserved: 0,
+            peers: self.window.map_or(0, |window| window.0),
             rings: self.device_start.0 + self.device_rings,
             first: self.first,
             files: self.file_buffers as u64,
@@ -151,9 +169,19 @@ impl Memory {
         })
     }
 
+    /// Where memory of connections to other devices can be mapped.
+    pub(crate) fn window(&self) -> Option<DeviceAddr> {
+        self.window
+    }
+
     /// The words of a granule's ends.
     pub(crate) fn granule(&self, number: u32) -> Option<&[AtomicU64]> {
         self.granules.as_ref().map(|granules| granules.words(number))
+    }
+
+    /// Where kernels see a granule.
+    pub(crate) fn granule_address(&self, number: u32) -> u64 {
+        self.granules.as_ref().map_or(0, |granules| granules.device_address(number))
     }
 
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {

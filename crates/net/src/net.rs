@@ -21,8 +21,10 @@ use spinio_sys::linux::socket_move::{Passage, receive_descriptor};
 use spinio_sys::linux::{self, FdTableRoot};
 
 use crate::counters::Counters;
+use crate::importer;
 use crate::memory::{Memory, Plan};
-use crate::proxy::{Command, FileSetup, Place, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, Proxy, Setup};
+use crate::socket_fd::Place;
 use crate::watch::{Failure, Watcher};
 use crate::{Error, NetAddress, Result, Stats};
 
@@ -87,6 +89,8 @@ pub struct Net {
     handle: Handle,
     failure: Arc<Failure>,
     watcher: Watcher,
+    /// Disconnected once no granule of another net is registered any more.
+    imports_ended: Option<std::sync::Mutex<Receiver<()>>>,
     pid: u32,
 }
 
@@ -129,6 +133,12 @@ impl Net {
         let memory = Arc::new(memory);
         let counters = Arc::new(Counters::default());
         let (commands, receiver) = mpsc::channel();
+        let answers = commands.clone();
+        // It fails, once the proxy has ended.
+        let tell = move |answer| drop(answers.send(Command::Import(answer)));
+        let importer = device.shared_memory().filter(|_| upgrades);
+        let importer = importer.and_then(|device| importer::start(device, memory.window(), tell));
+        let (importer, imports_ended) = importer.unzip();
         let setup = Setup {
             memory: Arc::clone(&memory),
             counters: Arc::clone(&counters),
@@ -137,6 +147,8 @@ impl Net {
             ring_pairs,
             ring_bytes,
             inner_pairs,
+            importer,
+            has_window: memory.window().is_some(),
             granules: granules.iter().map(|file| Place { tid: linux::gettid(), fd: file.0 }).collect(),
             first,
             fault_seed: options.fault_seed,
@@ -151,7 +163,8 @@ impl Net {
         let failure = Arc::new(Failure::new());
         let watcher = Watcher::start(device, Arc::clone(&failure), commands.clone());
         let (ended, pid) = (std::sync::Mutex::new(ended), linux::getpid());
-        Ok(Net { memory, counters, commands, ended, handle, failure, watcher, pid })
+        let imports_ended = imports_ended.map(std::sync::Mutex::new);
+        Ok(Net { memory, counters, commands, ended, handle, failure, watcher, imports_ended, pid })
     }
 
     /// The argument of kernels.
@@ -262,6 +275,9 @@ impl Net {
         let ended = self.ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         // It fails, once the proxy has dropped its end.
         let _ = ended.recv();
+        if let Some(ended) = self.imports_ended {
+            let _ = ended.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).recv();
+        }
         if Arc::strong_count(&self.memory) > 1 {
             // A worker waits for a file system: what it reads goes there.
             return Err(Error::new(

@@ -149,7 +149,7 @@ impl Socket {
             }
             *consumed = consumed.after(take as u64);
             self.publish_consumed(shared, *consumed);
-            if there - take <= shared.memory.size as usize / 2 {
+            if there - take <= shared.memory.size() as usize / 2 {
                 self.tell(shared, OUT);
             }
             if flags & MSG_WAITALL == 0 {
@@ -180,7 +180,7 @@ impl Socket {
                 Ok(None) => return Ok(len),
                 Ok(Some(room)) => {
                     // Half a ring at most, so that the kernel takes one half while this thread writes the other one.
-                    let take = room.min(len - done).min(shared.memory.size as usize / 2);
+                    let take = room.min(len - done).min(shared.memory.size() as usize / 2);
                     // SAFETY: the range is the caller's, and the kernel reads no byte after `tail`.
                     unsafe { shared.memory.copy_in(*tail, from.add(done), take) };
                     *tail = tail.after(take as u64);
@@ -244,7 +244,7 @@ impl Socket {
         loop {
             let tail = shared.theirs(TAIL);
             let there = tail.position.since(consumed);
-            if there > shared.memory.size {
+            if there > shared.memory.size() {
                 return Err(Errno::PROTO);
             }
             if there > 0 {
@@ -298,7 +298,7 @@ impl Socket {
                 return Err(Errno::PIPE);
             }
             let used = tail.since(consumed.position);
-            if used > shared.memory.size {
+            if used > shared.memory.size() {
                 return Err(Errno::PROTO);
             }
             match pause.anchor {
@@ -306,8 +306,8 @@ impl Socket {
                 Anchor::Ended => return Err(Errno::PIPE),
                 Anchor::Failed(errno) => return Err(errno),
             }
-            if used < shared.memory.size {
-                return Ok(Some((shared.memory.size - used) as usize));
+            if used < shared.memory.size() {
+                return Ok(Some((shared.memory.size() - used) as usize));
             }
             pause.again(self.anchor.0, flags)?;
         }

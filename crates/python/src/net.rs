@@ -128,6 +128,9 @@ impl Net {
             ("kept_by_name", stats.kept_by_name),
             ("shared", stats.shared),
             ("kept_by_granules", stats.kept_by_granules),
+            ("kept_by_user", stats.kept_by_user),
+            ("kept_by_time", stats.kept_by_time),
+            ("peer", stats.peer),
         ] {
             dict.set_item(name, value)?;
         }

@@ -25,7 +25,7 @@ pub const DOORBELL_BYTES: usize = 16;
 /// Bytes of a line, and of a half of a mailbox.
 pub const LINE_BYTES: usize = 128;
 /// Bytes of a record.
-pub const RECORD_BYTES: usize = 32;
+pub const RECORD_BYTES: usize = 64;
 /// Bytes of a mailbox.
 pub const MAILBOX_BYTES: usize = 256;
 /// Bytes of a device socket.
@@ -64,6 +64,13 @@ pub const PATH_BYTES: usize = 4095;
 /// Bytes of the words of groups that wait for a socket: receiving, sending.
 pub const WAIT_BYTES: usize = 16;
 
+/// Device memory of one direction of a connection between two devices: a page of words, and a ring.
+pub const PEER_BYTES: u64 = 2 << 20;
+/// Places in a net's window for its own such memory, and after them those for that of other nets.
+pub const OWN_PEERS: u16 = 16;
+/// As above.
+pub const FAR_PEERS: u16 = 64;
+
 /// Words of an event set in pinned memory.
 pub mod event_words {
     /// Written by kernels: how many entries they have taken.
@@ -92,8 +99,6 @@ pub mod claims {
     pub const DOORBELL_HEAD: usize = 1;
     /// Of the file buffers, a word each.
     pub const FILE_BUFFERS: usize = 64;
-    /// Where the granules are, as kernels see them: [`crate::granule`]. Written before kernels run.
-    pub const GRANULES: usize = 80;
 }
 
 /// Words of a record: what a kernel has to know of a socket before its first call.
@@ -106,6 +111,8 @@ pub mod record {
     pub const SEND: usize = 2;
     /// Position at which both directions begin, and what the socket is: [`super::kind_of`].
     pub const FIRST: usize = 3;
+    /// Where its granule is, as kernels see it ([`crate::granule`]); written before a place that says so.
+    pub const GRANULE: usize = 4;
 }
 
 /// Sizes of a net.
@@ -232,8 +239,8 @@ pub struct Handle {
     pub sockets: u32,
     /// [`Sizes::mailboxes`]
     pub mailboxes: u32,
-    /// 0
-    pub reserved: u64,
+    /// Address of the window in which memory of connections to other devices is mapped, [`PEER_BYTES`] each; 0: there is none.
+    pub peers: u64,
     /// Address of the rings of connections inside the net.
     pub rings: u64,
     /// The position at which streams begin.

@@ -45,6 +45,8 @@ const GENERATIONS: u64 = (1 << 14) - 1;
 const PAIR_SHIFT: u32 = 8;
 const SIDE_SHIFT: u32 = 40;
 const PLACE_BIT: u64 = 1 << 63;
+/// Of a place: the rings are in device memory.
+pub const REMOTE_BIT: u64 = 1 << 41;
 /// Of a place: the pair is a granule.
 pub const SHARED_BIT: u64 = 1 << 62;
 
@@ -64,18 +66,35 @@ pub struct Place {
     pub generation: u16,
     /// The logarithm of the size of each ring.
     pub size_log2: u32,
-    /// The pair is in a granule, whose end 0 is a program: [`crate::granule`].
+    /// The pair is in a granule, and this its number: [`crate::granule`].
     pub shared: bool,
+    /// Its rings are in device memory, each in that of its reader.
+    pub remote: Option<Remote>,
+}
+
+/// Device memory of a connection, as numbers of places in the net's window ([`crate::layout::PEER_BYTES`] each): a page with the
+/// words of the other end, and the ring that it fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Where the other end stores.
+    pub near: u16,
+    /// Where this end stores.
+    pub far: u16,
 }
 
 impl Place {
     /// As a word.
     pub const fn word(self) -> u64 {
+        let (pair, remote) = match self.remote {
+            Some(Remote { near, far }) => (near as u64 | (far as u64) << 16, REMOTE_BIT),
+            None => (self.pair as u64, 0),
+        };
         PLACE_BIT
+            | remote
             | if self.shared { SHARED_BIT } else { 0 }
             | (self.generation as u64) << BITS
             | (self.second as u64) << SIDE_SHIFT
-            | (self.pair as u64) << PAIR_SHIFT
+            | pair << PAIR_SHIFT
             | self.size_log2 as u64
     }
 }

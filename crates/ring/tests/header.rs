@@ -7,8 +7,8 @@ use spinio_ring::doorbell::Op;
 use spinio_ring::layout::{
     ADDRESS_BYTES, CLAIM_BYTES, DEVICE_SET_BYTES, DEVICE_SOCKET_BYTES, DOORBELL_BYTES, DOORBELLS, END_BYTES,
     EVENT_SETS, EVENT_WORDS_BYTES, EVENTS, FILE_BUFFER_BYTES, FILE_BUFFERS, FIRST_FILE, Handle, LINE_BYTES,
-    MAILBOX_BYTES, PAGE, PATH_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, event_words, header,
-    record,
+    MAILBOX_BYTES, PAGE, PATH_BYTES, PEER_BYTES, QUICK_MAILBOXES, RECORD_BYTES, Sizes, WAIT_BYTES, claims, event_words,
+    header, record,
 };
 use spinio_ring::mailbox::Call;
 use spinio_ring::{datagram, granule, line, peer, position};
@@ -33,11 +33,11 @@ int main()
     PRINT(call_open_file); PRINT(call_send_file); PRINT(file_buffers); PRINT(first_file); PRINT(file_buffer_bytes); PRINT(path_bytes);
     PRINT(claims_file_buffers); PRINT(offsetof(Handle, files));
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made); PRINT(event_waits); PRINT(wait_bytes);
-    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, reserved));
+    PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, peers));
     PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits));
     PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
     PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
-    PRINT(claims_granules); PRINT(shared_bit); PRINT(granule_bytes(8192));
+    PRINT(record_granule); PRINT(shared_bit); PRINT(granule_bytes(8192)); PRINT(remote_bit); PRINT(peer_bytes);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
         PRINT(records(sockets)); PRINT(device_lines(sockets)); PRINT(host_lines(sockets)); PRINT(mailboxes(sockets));
         PRINT(device_sockets(sockets)); PRINT(mailbox_claims(sockets));
@@ -94,8 +94,8 @@ fn header_and_crate_agree() {
     here.extend([0, 8, 16, 20, 24, 32, 40, 56]);
     here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
     here.extend([peer::MOVED.into(), peer::CLOSED, peer::RESET, peer::SHUT]);
-    here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12, shared: false }.word());
-    here.extend([claims::GRANULES as u64, peer::SHARED_BIT, granule::bytes(8192)]);
+    here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12, shared: false, remote: None }.word());
+    here.extend([record::GRANULE as u64, peer::SHARED_BIT, granule::bytes(8192), peer::REMOTE_BIT, PEER_BYTES]);
     for sockets in [1, 2, 64, 1024, 65536] {
         let sizes = Sizes { sockets, mailboxes: 5 };
         let offsets = [

@@ -6,9 +6,16 @@ use super::{Mutant, hostile, quick, rule, unit};
 const GRANULE: &str = "crates/ring/src/granule.rs";
 const PEER: &str = "crates/ring/src/peer.rs";
 const SOCKET: &str = "crates/net/src/socket.rs";
-const HANDSHAKE: &str = "crates/net/src/handshake.rs";
+const MAPPED: &str = "crates/net/src/mapped_granule.rs";
 const CHANNELS: &str = "crates/net/src/proxy/channels.rs";
 const SHARED: &str = "crates/net/src/proxy/shared.rs";
+const ENDS: &str = "crates/net/src/proxy/granule_ends.rs";
+const RINGS: &str = "crates/net/src/proxy/rings.rs";
+const DEVICE_MEMORY: &str = "crates/net/src/proxy/device_memory.rs";
+const ANNOUNCED: &str = "crates/net/src/proxy/announced.rs";
+const IMPORTS: &str = "crates/net/src/proxy/imports.rs";
+const CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
 
@@ -49,21 +56,21 @@ pub(super) const RULES: &[Mutant] = &[
         "program-tail",
         "what the kernel has sent fits the ring, or it is EPROTO",
         SOCKET,
-        ["if there > shared.memory.size {", "if false {"],
+        ["if there > shared.memory.size() {", "if false {"],
         &[program("impossible_words_of_a_net")],
     ),
     rule(
         "program-consumed",
         "what the kernel has received fits the ring, or it is EPROTO",
         SOCKET,
-        ["if used > shared.memory.size {", "if false {"],
+        ["if used > shared.memory.size() {", "if false {"],
         &[program("impossible_words_of_a_net")],
     ),
     rule(
         "program-room",
         "a program sends only where the kernel has taken the last bytes",
         SOCKET,
-        ["Ok(Some((shared.memory.size - used) as usize))", "Ok(Some(shared.memory.size as usize))"],
+        ["Ok(Some((shared.memory.size() - used) as usize))", "Ok(Some(shared.memory.size() as usize))"],
         &[program("program_sends_only_where")],
     ),
     rule(
@@ -75,16 +82,16 @@ pub(super) const RULES: &[Mutant] = &[
     ),
     rule(
         "program-seal",
-        "a program maps only memory that cannot shrink",
-        HANDSHAKE,
-        ["|| !linux::cannot_shrink(file.0)", "|| false"],
+        "a program or a net maps only memory that cannot shrink",
+        MAPPED,
+        ["|| !linux::cannot_shrink(file)", "|| false"],
         &[program("memory_that_can_shrink")],
     ),
     rule(
         "program-length",
-        "a program maps only memory that is as long as it should be",
-        HANDSHAKE,
-        ["size < bytes as _", "size < 0"],
+        "a program or a net maps only memory that is as long as it should be",
+        MAPPED,
+        ["size < bytes {", "size < 1 {"],
         &[program("memory_that_can_shrink")],
     ),
     rule(
@@ -113,24 +120,127 @@ pub(super) const RULES: &[Mutant] = &[
         "a packet that may not come now breaks the connection",
         SHARED,
         [
-            "            _ => false,\n        }\n    }\n\n    /// The connection of a channel",
-            "            _ => true,\n        }\n    }\n\n    /// The connection of a channel",
+            "            _ => false,\n        }\n    }\n\n    /// The other side may connect.",
+            "            _ => true,\n        }\n    }\n\n    /// The other side may connect.",
         ],
         &[Kernels("net_shared")],
     ),
     rule(
         "granule-anchor",
         "bytes that come through Linux break a connection over shared memory",
-        SHARED,
+        ENDS,
         ["Ok(1..) => self.violation(index),", "Ok(1..) => {}"],
         &[Kernels("net_shared")],
     ),
     rule(
         "granule-last-words",
         "the proxy says what a process that was killed did not say",
-        SHARED,
+        ENDS,
         ["                self.write_last_words(place);\n", ""],
         &[Kernels("net_shared")],
+    ),
+    // Kernels of two nets.
+    rule(
+        "nets-go",
+        "a kernel that connects to another net moves no byte before both have agreed",
+        CONTROL,
+        ["if errno == 0 && self.waits_for_go(index) {", "if false {"],
+        &[Kernels("net_doors"), Kernels("net_nets")],
+    ),
+    rule(
+        "nets-withdraw",
+        "a net that leaves ends the wait for it",
+        ANNOUNCED,
+        [
+            "            self.heat(index);\n        } else {\n            self.connect_again",
+            "        } else {\n            self.connect_again",
+        ],
+        &[Kernels("net_doors"), Kernels("net_nets")],
+    ),
+    rule(
+        "nets-first",
+        "streams of two nets begin at one position, or they share no memory",
+        ANNOUNCED,
+        ["file.filter(|_| first == self.first)", "file"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "nets-one-connection",
+        "memory of another net is for one connection at a time",
+        IMPORTS,
+        ["!import.used && import", "import"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "nets-packet",
+        "a packet of another net that may not come breaks the connection",
+        ANNOUNCED,
+        ["(Stage::Running(_), _) => self.violation(index),", "(Stage::Running(_), _) => {}"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "nets-leave",
+        "a socket that is closed tells the other net that it uses the memory no more",
+        PROXY,
+        ["            self.drop_announced(number);\n", ""],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-last-words",
+        "the words of a process that was killed are written into its own end",
+        ENDS,
+        ["let theirs = granule::end(!place.second);", "let theirs = granule::end(place.second);"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-look",
+        "an armed socket that nobody rings is looked at until it is due",
+        ENDS,
+        ["                self.looked_at.push_back(index);\n", ""],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "nets-renew",
+        "a name that was chosen for one address is not used for another one",
+        CONTROL,
+        ["            self.forget_announced(index);\n", "            self.end_announced(index);\n"],
+        &[Kernels("net_nets")],
+    ),
+    // Device memory of two nets.
+    rule(
+        "remote-generation",
+        "each use of device memory has a generation that no part of it had before",
+        RINGS,
+        ["(last < LAST_GENERATION).then(|| last + 1)", "(last < LAST_GENERATION).then_some(1)"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "remote-agreed",
+        "bytes go through device memory only if both have mapped it",
+        DEVICE_MEMORY,
+        ["Packet::Go { peer: remote.is_some() }", "Packet::Go { peer: channel.near != Slot::None }"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "remote-not-offered",
+        "a net that uses device memory which it was not offered has broken the connection",
+        ANNOUNCED,
+        ["if peer && place.remote.is_none() {", "if false {"],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "remote-drains",
+        "device memory is used again only after the kernel that stores into it has left",
+        SHARED,
+        ["let drains = ", "let drains = false && "],
+        &[Kernels("net_doors")],
+    ),
+    rule(
+        "remote-copy",
+        "what a kernel stores into device memory of another net is said to the proxies too",
+        KERNEL_ENDS,
+        ["        if (my_copy)\n", "        if (false)\n"],
+        &[Kernels("net_nets")],
     ),
     // Streams whose other end is a socket of the same net, or a program over shared memory.
     rule(

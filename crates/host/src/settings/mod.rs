@@ -110,7 +110,7 @@ pub struct Settings {
     pub gaia_memory: Option<u64>,
     /// `SPINIO_GAIA_SOCKET`: the socket of the daemon of leased files
     pub gaia_socket: Option<String>,
-    /// `SPINIO_NET_UPGRADE`: connections inside one net, or with programs of this machine, leave Linux's sockets
+    /// `SPINIO_NET_UPGRADE`: connections inside one net, or with programs and nets of this machine, leave Linux's sockets
     pub net_upgrade: bool,
     /// XDG_RUNTIME_DIR, where the counters and the socket are without a setting
     pub runtime_dir: Option<String>,

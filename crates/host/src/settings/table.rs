@@ -230,8 +230,8 @@ pub const TABLE: &[Row] = &[
         values: "`on`, `off`",
         default: "`on`",
         doc: "Connections of GPU kernels whose both ends are sockets of the same net exchange their bytes in device \
-              memory, those with CPU programs that use `spinio_socket_connect()` in memory that both map. `off`, in the \
-              process of the net or of the program: they go through Linux, as all others do. `no_upgrade` of \
-              `spinio_net_open()` does that for one net.",
+              memory, those with CPU programs that use `spinio_socket_connect()` and those of two nets of this machine in \
+              memory that both map. `off`, in the process of the net or of the program: they go through Linux, as all \
+              others do. `no_upgrade` of `spinio_net_open()` does that for one net.",
     },
 ];

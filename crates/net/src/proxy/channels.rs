@@ -1,7 +1,7 @@
 //! Granules, doors and channels as the proxy has them. What it does with them: shared.rs.
 //!
 //! ```text
-//!   door (a listening socket) ── program connects ──> channel ── Greeting, Announced, Offered(granule), Running(granule)
+//!   door (a listening socket) ── program connects ──> channel ── Greeting, Preparing, Announced, Offered(granule), Running(granule), Draining(granule)
 //!   granule: kernel and program use it ── both have left ──> free, for the same process, or for any once that has ended
 //! ```
 
@@ -9,11 +9,13 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::Place;
 use spinio_sys::linux::channel::ProcessFd;
 
+use super::rings::Slot;
 use crate::socket_fd::SocketFd;
 
-/// What the epoll data of doors and channels say, where sockets have an epoch.
+/// What the epoll data of doors and channels say, and of the channels of sockets that connect to another net, where sockets have an epoch.
 pub(super) const TAG: u64 = 1 << 62;
 pub(super) const DOOR: u64 = 1 << 61;
+pub(super) const ANNOUNCED: u64 = 1 << 60;
 
 /// Whether the data of an event are of a door or a channel.
 pub(super) const fn is_shared_event(data: u64) -> bool {
@@ -29,14 +31,20 @@ pub(super) struct Granule {
     /// Who uses it.
     pub(super) kernel: bool,
     pub(super) program: bool,
+    /// The other end, a program, rings where it has news. That of another net does not.
+    pub(super) rings: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Greeting,
+    /// Device memory is made for it.
+    Preparing,
     Announced,
     Offered(u32),
     Running(u32),
+    /// The other side has left, and the kernel of this net may still store into its memory.
+    Draining(u32),
 }
 
 pub(super) struct Channel {
@@ -46,12 +54,21 @@ pub(super) struct Channel {
     pub(super) name: Vec<u8>,
     pub(super) since: u64,
     pub(super) stage: Stage,
+    /// It is another net, whose kernel connects.
+    pub(super) other_net: bool,
+    /// The other net can use device memory: the last use of its own.
+    pub(super) peer: Option<u16>,
+    /// Device memory of this net, and of the other one; and the other one has agreed, but theirs is being mapped.
+    pub(super) near: Slot,
+    pub(super) far: Slot,
+    pub(super) agreed: bool,
     /// The kernel's socket, once it is accepted.
     pub(super) socket: Option<Descriptor>,
 }
 
 pub(super) struct Door {
     pub(super) listener: Descriptor,
+    pub(super) name: Vec<u8>,
     pub(super) fd: SocketFd,
 }
 
@@ -66,7 +83,8 @@ pub(super) struct Shared {
 impl Shared {
     /// `files`: descriptors of the granules; without them, the net has no doors.
     pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64) -> Shared {
-        let granule = |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false };
+        let granule =
+            |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false, rings: false };
         let granules = files.into_iter().map(granule).collect();
         Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2: ring_bytes.trailing_zeros() }
     }
@@ -83,6 +101,11 @@ impl Shared {
         own.or_else(unused).map(|(number, _)| *number)
     }
 
+    /// Whether the other end of a granule rings.
+    pub(super) fn rings(&self, place: Place) -> bool {
+        place.second && self.granules.get(place.pair as usize).is_some_and(|granule| granule.rings)
+    }
+
     pub(super) fn channel(&mut self, number: u32) -> Option<&mut Channel> {
         self.channels.get_mut(number as usize)?.as_mut()
     }
@@ -92,14 +115,20 @@ impl Shared {
         self.channels.iter().flatten().any(waits)
     }
 
+    /// Whether a listening socket has the door of this name.
+    pub(super) fn has_door(&self, name: &[u8]) -> bool {
+        self.doors.iter().any(|door| door.name == name)
+    }
+
     /// A listening socket is closed.
     pub(super) fn close_door(&mut self, index: u32) {
         self.doors.retain(|door| door.listener.index != index);
     }
 
-    /// The socket of a kernel is closed.
-    pub(super) fn leave(&mut self, place: Place) {
-        if let Some(granule) = self.granules.get_mut(place.pair as usize)
+    /// The socket of a kernel is closed. The channel that waited for that.
+    pub(super) fn leave(&mut self, place: Place) -> Option<u32> {
+        if place.second
+            && let Some(granule) = self.granules.get_mut(place.pair as usize)
             && granule.generation == place.generation
         {
             granule.kernel = false;
@@ -107,7 +136,10 @@ impl Shared {
             if let Some(channel) = self.channels.iter_mut().flatten().find(of_it) {
                 channel.socket = None;
             }
+            let drains = |channel: &Channel| channel.stage == Stage::Draining(place.pair);
+            return self.channels.iter().position(|it| it.as_ref().is_some_and(drains)).map(|number| number as u32);
         }
+        None
     }
 
     pub(super) fn join(&mut self, place: Place, socket: Descriptor) {

@@ -227,6 +227,9 @@ impl Proxy {
                     socket.connect = Some((caller, bytes[..len].to_vec()));
                     socket.meeting.since = None;
                     self.note_client(descriptor.index);
+                    if self.announce(descriptor.index, now) {
+                        return;
+                    }
                     return self.connect_again(descriptor.index, now);
                 }
             },
@@ -236,6 +239,9 @@ impl Proxy {
 
     /// Begins to connect, or tries once more where a listener's backlog was full.
     pub(super) fn connect_again(&mut self, index: u32, now: u64) {
+        if self.waits_for_welcome(index) {
+            return;
+        }
         let Some(socket) = self.sockets.at(index) else { return };
         let (Some(fd), Some((_, address))) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
         match socket::connect(fd, address) {
@@ -258,8 +264,17 @@ impl Proxy {
     }
 
     fn connected(&mut self, index: u32, errno: i32, now: u64) {
+        if errno == 0 && self.waits_for_go(index) {
+            if let Some(socket) = self.sockets.at(index) {
+                socket.state = State::Connecting;
+            }
+            return;
+        }
         if errno == 0 && self.meet(index, now) {
             return self.pace.gave(now);
+        }
+        if errno != 0 {
+            self.forget_announced(index);
         }
         let Some(socket) = self.sockets.at(index) else { return };
         let caller = socket.connect.take();

@@ -23,29 +23,14 @@ use spinio_ring::line::ERR;
 use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
-use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::Place;
 
 const TCP: u32 = 6;
 const UDP: u32 = 17;
 const MPTCP: u32 = 262;
-
-/// Where a descriptor is: a number in the table of a thread, which waits for the answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) tid: u32,
-    pub(crate) fd: Fd,
-}
-
-impl Place {
-    /// A duplicate in the table of this thread.
-    pub(super) fn duplicate(self) -> Result<SocketFd, Errno> {
-        linux::dup_from_thread(self.tid, self.fd).map(SocketFd)
-    }
-}
 
 impl Proxy {
     /// Puts a socket of the program into the table.

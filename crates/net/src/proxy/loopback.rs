@@ -187,11 +187,11 @@ impl Proxy {
         end.is_some_and(|end| !end.place.shared)
     }
 
-    /// Whether the other end has a name that kernels do not see.
+    /// Whether the other end has a name that kernels do not see: over shared memory, the one that has connected.
     pub(super) fn peer_is_unnamed(&mut self, index: u32) -> bool {
         let place = self.sockets.at(index).and_then(|socket| socket.meeting.end.as_ref()).map(|end| end.place);
-        if place.is_some_and(|place| place.shared) {
-            return true;
+        if let Some(place) = place.filter(|place| place.shared) {
+            return place.second;
         }
         let other = place.and_then(|place| self.pairs.other(place));
         other.and_then(|other| self.sockets.get(other)).is_some_and(|socket| socket.meeting.unnamed)
@@ -203,7 +203,9 @@ impl Proxy {
         socket.state = State::Upgraded;
         socket.meeting.end = Some(End { place, told: Told::default() });
         let events = u64::from(socket.watch.events);
+        let granule = if place.shared { self.granule_address(place) } else { 0 };
         let words = self.memory.record(index);
+        words[record::GRANULE].store_release(granule);
         words[record::SEND].store_release(events);
         words[record::RECEIVE].store_release(place.word());
         self.sockets.free_rings(index);
@@ -235,7 +237,7 @@ impl Proxy {
     /// An end is used no more.
     pub(super) fn leave(&mut self, place: Place) {
         if place.shared {
-            return self.shared.leave(place);
+            return self.leave_granule(place);
         }
         let other = self.pairs.other(place);
         self.pairs.leave(place);
@@ -251,7 +253,7 @@ impl Proxy {
             self.forget_undecided(number);
         }
         if let Some(place) = held.place.filter(|place| place.shared) {
-            self.shared.leave(place);
+            self.leave_granule(place);
         } else if let Some(place) = held.place {
             let client = self.pairs.other(place);
             self.pairs.leave(place);
@@ -269,7 +271,7 @@ impl Proxy {
         }
         let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
         if let Some(place) = self.granule_of(index) {
-            return self.look_at_program(index, fd, place);
+            return self.look_at_other_process(index, fd, place);
         }
         let failed = socket::take_error(fd).unwrap_or(0);
         if failed == 0 {

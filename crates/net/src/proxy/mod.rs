@@ -18,19 +18,25 @@
 //! Known flaw: 4096 doorbells that are claimed and never written, and none after them, look like silence: calls wait until the
 //! net is stopped.
 
+mod announced;
+mod announcement;
 mod caller;
 mod channels;
 mod control;
 mod datagram;
+mod device_memory;
 mod events;
 mod fault;
 mod file_table;
 mod files;
+mod granule_ends;
 mod handover;
+mod imports;
 mod loopback;
 mod pace;
 mod publish;
 mod publisher;
+mod rings;
 mod seen_wait;
 mod sendfile;
 mod sets;
@@ -52,20 +58,23 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 use spinio_sys::linux::{self, Fd};
 
+use self::announcement::Announced;
 use self::caller::Caller;
 use self::channels::{Shared, is_shared_event};
 use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
-pub(crate) use self::handover::Place;
+use self::imports::Imports;
 use self::pace::Pace;
 use self::publisher::Publisher;
+use self::rings::Rings;
 use self::sets::Sets;
 use self::sockets::{DGRAM, Sockets, State};
 use crate::counters::Counters;
+use crate::importer::{self, Answer};
 use crate::meet::Pairs;
 use crate::memory::Memory;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{Place, SocketFd};
 
 /// Doorbells of a pass.
 const DOORBELLS_A_PASS: usize = 64;
@@ -92,6 +101,8 @@ pub(crate) enum Command {
     Release(Descriptor, Place, usize, SyncSender<Result<Vec<u8>, Errno>>),
     /// All calls fail from now on.
     Stop(SyncSender<()>),
+    /// Memory of connections to other nets is ready, or cannot be.
+    Import(Answer),
     /// The device has failed: no kernel will go on.
     Fail,
     /// The proxy ends.
@@ -109,6 +120,10 @@ pub(crate) struct Setup {
     pub(crate) inner_pairs: u32,
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
+    /// Registers those of other nets.
+    pub(crate) importer: Option<importer::Access>,
+    /// Device memory can be mapped for connections to other devices.
+    pub(crate) has_window: bool,
     pub(crate) first: Position,
     pub(crate) fault_seed: u32,
     /// Name of the device, for the tools.
@@ -128,8 +143,15 @@ pub(crate) struct Proxy {
     sets: Sets,
     /// Pairs of rings for connections inside the net, and the sockets that may become ends of one.
     pairs: Pairs,
-    /// Connections to programs over shared memory.
+    /// Connections over shared memory.
     shared: Shared,
+    /// Sockets that are connected to other nets or about to be, and the granules that these have offered.
+    announced: Vec<Option<Announced>>,
+    imports: Imports,
+    /// Device memory of connections to other nets.
+    rings: Rings,
+    /// Armed sockets over shared memory that nobody rings.
+    looked_at: VecDeque<u32>,
     listeners: Vec<u32>,
     clients: Vec<u32>,
     faults: Faults,
@@ -160,6 +182,10 @@ impl Proxy {
         let sizes = setup.sizes;
         let rings = sizes.rings() as u64;
         let epoll = SocketFd(socket::epoll_create()?);
+        let requests = setup.importer.as_ref().map(|access| access.requests.clone());
+        // Before Linux 6.9 the importer could not take a descriptor out of this table.
+        let window = setup.importer.filter(|_| setup.has_window);
+        let window = window.and_then(|access| Some((access.requests, access.passage.duplicate().ok()?)));
         let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
         Ok(Proxy {
             epoll,
@@ -173,6 +199,10 @@ impl Proxy {
                 setup.granules.iter().map_while(|file| file.duplicate().ok()).collect(),
                 setup.ring_bytes,
             ),
+            announced: Vec::new(),
+            imports: Imports::new(requests),
+            rings: Rings::new(window, linux::monotonic_ns(), setup.ring_bytes),
+            looked_at: VecDeque::new(),
             listeners: Vec::new(),
             clients: Vec::new(),
             faults: Faults::new(setup.fault_seed),
@@ -201,6 +231,7 @@ impl Proxy {
             worked |= self.take_doorbells(now);
             worked |= self.take_results(now);
             worked |= self.pump_hot(now);
+            worked |= self.look_at_granules();
             self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
                 self.last_tick = now;
@@ -242,6 +273,11 @@ impl Proxy {
                     self.stop();
                     let _ = sender.try_send(());
                 }
+                Command::Import(Answer::Registered(granule, address)) => self.imported(granule, address, now),
+                Command::Import(Answer::Made(place, fd)) => {
+                    self.made(place, fd.and_then(|fd| fd.duplicate().ok()), now);
+                }
+                Command::Import(Answer::Mapped(place, done)) => self.mapped(place, done, now),
                 Command::Fail => self.fail(),
                 Command::End => {
                     // What kernels have sent before they ended is sent.
@@ -400,6 +436,7 @@ impl Proxy {
         self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
         self.publish(now);
         self.end_late_channels(now);
+        self.end_late_announced(now);
         for index in std::mem::take(&mut self.later) {
             let Some(socket) = self.sockets.at(index) else { continue };
             if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {
@@ -437,9 +474,7 @@ impl Proxy {
             return Err(Errno::NOBUFS);
         };
         let index = descriptor.index;
-        let events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-        let data = u64::from(index) | u64::from(descriptor.epoch) << 32;
-        if let Err(errno) = socket::epoll_add(self.epoll.0, fd, events, data) {
+        if let Err(errno) = self.watch_socket(fd, descriptor) {
             self.sockets.remove(index);
             return Err(errno);
         }
@@ -459,6 +494,13 @@ impl Proxy {
         Ok(descriptor)
     }
 
+    /// Puts a descriptor into the event queue.
+    fn watch_socket(&self, fd: Fd, descriptor: Descriptor) -> Result<(), Errno> {
+        let events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+        let data = u64::from(descriptor.index) | u64::from(descriptor.epoch) << 32;
+        socket::epoll_add(self.epoll.0, fd, events, data)
+    }
+
     /// Removes a socket: its descriptor is closed, and its place is free.
     fn remove(&mut self, index: u32) {
         self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.epoch(index)) << 2);
@@ -469,6 +511,9 @@ impl Proxy {
         self.counters.open.set(self.counters.open.get() - 1);
         if let Some(end) = socket.meeting.end {
             self.leave(end.place);
+        }
+        if let Some(number) = socket.meeting.announced {
+            self.drop_announced(number);
         }
         if socket.state == State::Listening {
             self.shared.close_door(index);

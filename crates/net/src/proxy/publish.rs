@@ -97,6 +97,7 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         quoted(&address(socket::getsockname)),
         quoted(&address(socket::getpeername)),
         match &socket.meeting.end {
+            Some(end) if end.place.remote.is_some() => "peer",
             Some(end) if end.place.shared => "shared",
             Some(_) => "loopback",
             None => "kernel",

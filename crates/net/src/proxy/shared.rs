@@ -1,4 +1,5 @@
-//! Connections over shared memory: what the proxy does for them. [`spinio_ring::granule`] has the steps and the packets.
+//! Connections over shared memory: what the proxy of the net that accepts does for them. [`spinio_ring::granule`] has the steps and
+//! the packets, announced.rs the connecting side of another net, granule_ends.rs what both sides do once bytes go through it.
 //!
 //! ```text
 //!   door of a listening socket ── a program of this user ──> channel: Greeting ── ANNOUNCE ──> Announced
@@ -7,8 +8,8 @@
 //!   Running: RING ──> the socket's events        end of the TCP or UNIX connection ──> last words of the program
 //! ```
 //!
-//! The program has the part that a kernel has at the other end of a connection inside the net, so kernels and loopback.rs do
-//! the rest. The channel stays until the program has closed its socket: only then, and once the kernel has closed its own, is
+//! A program, or the kernel of another net, has the part that a kernel has at the other end of a connection inside the net, so
+//! kernels and loopback.rs do the rest. The channel stays until the program has closed its socket: only then, and once the kernel has closed its own, is
 //! the granule used again, by the same process, or by another one after that has ended. A process that ends without a word
 //! (kill -9) leaves its socket to Linux, which closes it: then the proxy writes what a close would have written.
 //!
@@ -19,17 +20,17 @@
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::granule::{Look, PACKET_BYTES, Packet, Refusal, watch_for};
+use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
-use spinio_ring::peer::{CONSUMED, Place, TAIL, next_generation};
+use spinio_ring::peer::{Place, Remote, next_generation};
 use spinio_sys::Errno;
-use spinio_sys::linux::channel::{self, ProcessFd, receive_packet, send_packet};
+use spinio_sys::linux;
+use spinio_sys::linux::channel::{ProcessFd, receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, SocketAddress};
-use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
-use super::channels::{Channel, DOOR, Door, Stage, TAG};
-use super::sockets::State;
+use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
+use super::rings::Slot;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
 use crate::meet::Held;
@@ -49,17 +50,21 @@ impl Proxy {
             return;
         }
         let Ok(fd) = socket::new_socket(AF_UNIX, SEQPACKET).map(SocketFd) else { return };
-        let opened = socket::bind(fd.0, &door::name(&NetAddress::of(name)))
+        let name = door::name(&NetAddress::of(name));
+        let opened = socket::bind(fd.0, &name)
             .and_then(|()| socket::listen(fd.0, 64))
             .and_then(|()| socket::epoll_add(self.epoll.0, fd.0, EPOLLIN | EPOLLET, TAG | DOOR | u64::from(index)));
         if opened.is_ok() {
-            self.shared.doors.push(Door { listener, fd });
+            self.shared.doors.push(Door { listener, name, fd });
         }
     }
 
     /// An event of a door or a channel.
     pub(super) fn take_shared_event(&mut self, data: u64, now: u64) {
         let number = data as u32;
+        if data & ANNOUNCED != 0 {
+            return self.take_answers(number, now);
+        }
         if data & DOOR == 0 {
             return self.take_packets(number);
         }
@@ -83,7 +88,20 @@ impl Proxy {
             channels.push(None);
         }
         let (name, stage) = (Vec::new(), Stage::Greeting);
-        channels[number] = Some(Channel { fd, process, listener, name, since: now, stage, socket: None });
+        channels[number] = Some(Channel {
+            fd,
+            process,
+            listener,
+            name,
+            since: now,
+            stage,
+            other_net: false,
+            peer: None,
+            near: Slot::None,
+            far: Slot::None,
+            agreed: false,
+            socket: None,
+        });
     }
 
     fn take_packets(&mut self, number: u32) {
@@ -94,9 +112,8 @@ impl Proxy {
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Ok((0, _)) | Err(_) => return self.end_channel(number),
                 Ok((len, descriptor)) => {
-                    // None is asked for.
-                    drop(descriptor.map(SocketFd));
-                    if !self.take_packet(number, Packet::decode(&bytes[..len])) {
+                    let file = descriptor.map(SocketFd);
+                    if !self.take_packet(number, Packet::decode(&bytes[..len]), file) {
                         let socket = self.shared.channel(number).and_then(|channel| channel.socket);
                         match socket.filter(|socket| self.sockets.get(*socket).is_some()) {
                             Some(socket) => self.violation(socket.index),
@@ -123,13 +140,14 @@ impl Proxy {
     }
 
     /// Whether the packet is one that may come now.
-    fn take_packet(&mut self, number: u32, packet: Option<Packet>) -> bool {
+    fn take_packet(&mut self, number: u32, packet: Option<Packet>, file: Option<SocketFd>) -> bool {
         let Some(channel) = self.shared.channel(number) else { return true };
         let (fd, process, listener, socket) = (channel.fd.0, channel.process, channel.listener, channel.socket);
         match (channel.stage, packet) {
-            (Stage::Greeting, Some(Packet::Announce(name))) if name.len() > 3 => {
+            (Stage::Greeting, Some(Packet::Announce { name, kernel, peer })) if name.len() > 3 => {
                 channel.name = name;
-                channel.stage = Stage::Announced;
+                channel.other_net = kernel;
+                channel.peer = peer;
                 let refusal = if self.shared.free_for(process).is_none() {
                     self.counters.kept_by_granules.add(1);
                     Some(Refusal::Memory)
@@ -138,19 +156,32 @@ impl Proxy {
                 } else {
                     None
                 };
-                let answer = refusal.map_or(Packet::Welcome, Packet::Refused);
-                if send_packet(fd, &answer.encode(), None).is_err() || refusal.is_some() {
+                if let Some(refusal) = refusal {
+                    let _ = send_packet(fd, &Packet::Refused(refusal).encode(), None);
                     self.end_channel(number);
+                    return true;
+                }
+                let near = if peer.is_some() { self.rings.take_own(process) } else { Slot::None };
+                if let Some(channel) = self.shared.channel(number) {
+                    (channel.near, channel.stage) = (near, Stage::Preparing);
+                }
+                if !matches!(near, Slot::Soon(_)) {
+                    self.welcome(number);
                 }
                 true
             }
-            (Stage::Offered(granule), Some(Packet::Agreed)) => {
-                if send_packet(fd, &Packet::Go.encode(), None).is_err() {
-                    self.end_channel(number);
-                } else {
-                    channel.stage = Stage::Running(granule);
-                    self.counters.shared.add(1);
-                    self.decide(number, listener.index, Some(granule));
+            (Stage::Offered(_), Some(Packet::Memory { net, number: of }))
+                if channel.near != Slot::None && channel.far == Slot::None =>
+            {
+                if let Some(file) = file {
+                    channel.far = self.rings.take_far((process, net, of), &file);
+                }
+                true
+            }
+            (Stage::Offered(_), Some(Packet::Agreed)) => {
+                channel.agreed = true;
+                if !matches!(channel.far, Slot::Soon(_)) {
+                    self.go_on(number);
                 }
                 true
             }
@@ -164,35 +195,56 @@ impl Proxy {
         }
     }
 
+    /// The other side may connect.
+    pub(super) fn welcome(&mut self, number: u32) {
+        let Some(channel) = self.shared.channel(number) else { return };
+        channel.stage = Stage::Announced;
+        if send_packet(channel.fd.0, &Packet::Welcome.encode(), None).is_err() {
+            self.end_channel(number);
+        }
+    }
+
     /// The connection of a channel goes through a granule, or stays with Linux.
-    fn decide(&mut self, number: u32, listener: u32, granule: Option<u32>) {
+    pub(super) fn decide(&mut self, number: u32, listener: u32, granule: Option<(u32, Option<Remote>)>) {
         let size_log2 = self.shared.size_log2;
-        let generation = granule.map_or(0, |granule| self.shared.granules[granule as usize].generation);
+        let generation = granule.map_or(0, |(granule, _)| self.shared.granules[granule as usize].generation);
         let Some(socket) = self.sockets.at(listener) else { return };
         if let Some(held) = socket.meeting.held.iter_mut().find(|held| held.undecided == Some(number)) {
             held.undecided = None;
-            held.place = granule.map(|pair| Place { pair, second: true, generation, size_log2, shared: true });
+            held.place =
+                granule.map(|(pair, remote)| Place { pair, second: true, generation, size_log2, shared: true, remote });
         }
         self.heat(listener);
     }
 
     /// The program has closed it, or has ended, or broke the rules, or came too late.
-    fn end_channel(&mut self, number: u32) {
+    pub(super) fn end_channel(&mut self, number: u32) {
         let Some(channel) = self.shared.channels.get_mut(number as usize).and_then(Option::take) else { return };
         let _ = socket::epoll_remove(self.epoll.0, channel.fd.0);
         match channel.stage {
-            Stage::Greeting | Stage::Announced => {}
+            Stage::Greeting | Stage::Preparing | Stage::Announced | Stage::Draining(_) => {
+                self.rings.give_back(channel.near);
+            }
             Stage::Offered(granule) => {
+                self.rings.give_back(channel.near);
                 let granule = &mut self.shared.granules[granule as usize];
                 (granule.kernel, granule.program) = (false, false);
                 self.decide(number, channel.listener.index, None);
             }
             Stage::Running(granule) => {
                 self.shared.granules[granule as usize].program = false;
+                let drains = self.shared.granules[granule as usize].kernel && channel.near != Slot::None;
+                if !drains {
+                    self.rings.give_back(channel.near);
+                }
                 if let Some(socket) = channel.socket.and_then(|socket| self.sockets.get(socket)) {
                     // Its connection ends too, or has ended.
                     socket.readable = true;
                     self.heat(channel.socket.map_or(0, |socket| socket.index));
+                }
+                if drains {
+                    self.shared.channels[number as usize] =
+                        Some(Channel { stage: Stage::Draining(granule), ..channel });
                 }
             }
         }
@@ -202,7 +254,8 @@ impl Proxy {
     pub(super) fn end_late_channels(&mut self, now: u64) {
         for number in 0..self.shared.channels.len() as u32 {
             let late = |channel: &mut Channel| {
-                !matches!(channel.stage, Stage::Running(_)) && now.saturating_sub(channel.since) > PATIENCE_NS
+                !matches!(channel.stage, Stage::Running(_) | Stage::Draining(_))
+                    && now.saturating_sub(channel.since) > PATIENCE_NS
             };
             if self.shared.channel(number).is_some_and(late) {
                 self.end_channel(number);
@@ -238,25 +291,35 @@ impl Proxy {
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
         let channel = self.shared.channel(number)?;
-        let (fd, process) = (channel.fd.0, channel.process);
+        let (fd, process, rings) = (channel.fd.0, channel.process, !channel.other_net);
+        let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
+        let mut near = None;
         let offered = self.shared.free_for(process).and_then(|at| {
             let granule = &mut self.shared.granules[at];
             let owner = ProcessFd::open(process).ok()?;
             let words = memory.granule(at as u32)?;
-            granule.generation = next_generation(granule.generation);
+            near = own.and_then(|own| Some((own, self.rings.next_generation(own, [granule.generation, theirs])?)));
+            granule.generation = near.map_or_else(|| next_generation(granule.generation), |(_, generation)| generation);
             // A bus never sees a word of an earlier connection.
             words.iter().for_each(|word| word.store_release(0));
             let (size_log2, generation) = (self.shared.size_log2 as u8, granule.generation);
-            let offer = Packet::Offer { size_log2, generation, first: self.first };
+            let offer = Packet::Offer { size_log2, generation, first: self.first, peer: near.is_some() };
             // From now on the process may map it.
             granule.owner = Some((process, owner));
             send_packet(fd, &offer.encode(), Some(granule.fd.0)).ok()?;
-            (granule.kernel, granule.program) = (true, true);
+            if let Some((near, generation)) = near {
+                let memory = Packet::Memory { net: self.rings.net, number: near };
+                let file = self.rings.give(near, process, generation)?;
+                send_packet(fd, &memory.encode(), Some(file)).ok()?;
+            }
+            (granule.kernel, granule.program, granule.rings) = (true, true, rings);
             Some(at as u32)
         });
         match (offered, self.shared.channel(number)) {
             (Some(granule), Some(channel)) => {
                 channel.stage = Stage::Offered(granule);
+                let unused = if near.is_none() { std::mem::take(&mut channel.near) } else { Slot::None };
+                self.rings.give_back(unused);
                 Some(number)
             }
             _ => {
@@ -275,60 +338,6 @@ impl Proxy {
     /// A kernel's socket is an end of a granule.
     pub(super) fn join_granule(&mut self, place: Place, socket: Descriptor) {
         self.shared.join(place, socket);
-    }
-
-    /// What the socket's set is to be told now.
-    pub(super) fn events_of_granule(&mut self, index: u32, place: Place) -> Option<u16> {
-        let memory = Arc::clone(&self.memory);
-        let (first, words) = (self.first, memory.granule(place.pair)?);
-        let socket = self.sockets.at(index)?;
-        let (watch, is_unix) = (socket.watch, socket.domain == AF_UNIX);
-        let level = || Look::at(words, place.generation, first).level(1 << place.size_log2, is_unix);
-        let due = watch.due(level());
-        if due.is_some() || !watch.is_armed() {
-            return due;
-        }
-        watch_for(words, watch.events | spinio_ring::event::ERR | spinio_ring::event::HUP);
-        watch.due(level())
-    }
-
-    /// They were told: the program need not ring.
-    pub(super) fn told_of_granule(&mut self, place: Place) {
-        if let Some(words) = self.memory.granule(place.pair) {
-            watch_for(words, 0);
-        }
-    }
-
-    /// Looks whether the program's socket is closed.
-    pub(super) fn look_at_program(&mut self, index: u32, fd: Fd, place: Place) {
-        match channel::look(fd) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            // It may not send here.
-            Ok(1..) => self.violation(index),
-            Ok(0) => {
-                self.write_last_words(place);
-                self.end_line(index);
-            }
-            Err(errno) => {
-                let this = Descriptor { index, epoch: self.sockets.epoch(index) };
-                self.fail_end(this, errno);
-            }
-        }
-    }
-
-    /// What a process has not written that has ended: its granule is the proxy's now.
-    fn write_last_words(&self, place: Place) {
-        let Some(words) = self.memory.granule(place.pair) else { return };
-        if let Some([sent, taken]) = Look::at(words, place.generation, self.first).last_words(place.generation) {
-            words[TAIL].store_release(sent);
-            words[CONSUMED].store_release(taken);
-        }
-    }
-
-    /// Whether a socket is at a program, over a granule.
-    pub(super) fn granule_of(&mut self, index: u32) -> Option<Place> {
-        let socket = self.sockets.at(index).filter(|socket| socket.state == State::Upgraded)?;
-        socket.meeting.end.as_ref().map(|end| end.place).filter(|place| place.shared)
     }
 }
 

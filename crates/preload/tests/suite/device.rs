@@ -191,6 +191,16 @@ fn programs_share_memory_with_kernels() {
 }
 
 #[test]
+fn kernels_of_two_nets_share_memory() {
+    passes_with_sockets("net_nets");
+}
+
+#[test]
+fn kernels_do_not_trust_the_net_to_which_they_connect() {
+    passes_with_sockets("net_doors");
+}
+
+#[test]
 fn sockets_of_kernels_and_blocks_that_wait_are_published() {
     passes_with_sockets("net_status");
 }
@@ -244,6 +254,7 @@ fn benchmark_of_sockets_runs_every_row() {
         "idle",
         "many",
         "shared",
+        "peer",
     ] {
         assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }

@@ -152,6 +152,9 @@ class _NetStats(TypedDict):
     kept_by_name: int
     shared: int
     kept_by_granules: int
+    kept_by_user: int
+    kept_by_time: int
+    peer: int
 
 @final
 class Net:

@@ -1,4 +1,4 @@
-// ends.h: the two ends of a connection inside a net, or to a program over shared memory: where they are and what their words
+// ends.h: the two ends of a connection inside a net, or over shared memory: where they are and what their words
 // say. crates/ring/src/peer.rs explains the words, peer.h has what sockets do with them.
 #ifndef SPINIO_NET_ENDS_H
 #define SPINIO_NET_ENDS_H
@@ -12,10 +12,13 @@ struct Peer {
     layout::PeerEnd *mine, *theirs;
     unsigned char *receive_ring, *send_ring;
     uint64_t size, generation, first;
-    // The other end is a program: all is in a granule, in pinned memory.
+    // The other end is outside the net: all is in a granule, in pinned memory.
     bool shared;
+    // Or the rings are in device memory, and these are the ends in the granule: what this end writes is there too.
+    layout::PeerEnd *my_copy = nullptr, *their_copy = nullptr;
 
-    __device__ Peer(const Handle &net, uint64_t word)
+    // `granule`: of the device socket.
+    __device__ Peer(const Handle &net, uint64_t word, uint64_t granule)
     {
         uint64_t pair = uint32_t(word >> layout::peer_pair_bit), side = word >> layout::peer_side_bit & 1;
         auto ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(net.device) + layout::device_ends(net.sockets, net.mailboxes)) + pair * 2;
@@ -23,14 +26,23 @@ struct Peer {
         size = uint64_t(1) << (word & 0xff);
         shared = word & layout::shared_bit;
         if (shared) {
-            uintptr_t granule = uintptr_t(device_words(net, 0)[layout::claims_granules]) + pair * layout::granule_bytes(size);
-            ends = reinterpret_cast<layout::PeerEnd *>(granule);
-            rings = reinterpret_cast<unsigned char *>(granule + layout::page);
+            ends = reinterpret_cast<layout::PeerEnd *>(uintptr_t(granule));
+            rings = reinterpret_cast<unsigned char *>(uintptr_t(granule)) + layout::page;
         }
         mine = ends + side;
         theirs = ends + (side ^ 1);
         send_ring = rings + side * size;
         receive_ring = rings + (side ^ 1) * size;
+        if (word & layout::remote_bit) {
+            my_copy = mine;
+            their_copy = theirs;
+            // Each end stores into the other one's memory, and loads from its own.
+            const uintptr_t near = uintptr_t(net.peers) + (pair & 0xffff) * layout::peer_bytes, far = uintptr_t(net.peers) + (pair >> 16) * layout::peer_bytes;
+            theirs = reinterpret_cast<layout::PeerEnd *>(near);
+            mine = reinterpret_cast<layout::PeerEnd *>(far);
+            receive_ring = reinterpret_cast<unsigned char *>(near) + layout::page;
+            send_ring = reinterpret_cast<unsigned char *>(far) + layout::page;
+        }
         generation = word >> layout::position_bits & ((1 << layout::generation_bits) - 1);
         first = net.first & layout::position_mask;
     }
@@ -50,16 +62,25 @@ struct Peer {
     __device__ void store(uint64_t *at, uint64_t position, uint64_t flags) const
     {
         const uint64_t word = (position & layout::position_mask) | generation << layout::position_bits | flags;
-        if (shared)
-            store_release_system(at, word);
-        else
-            store_release_device(at, word);
+        if (!shared)
+            return store_release_device(at, word);
+        store_release_system(at, word);
+        // Relaxed: the proxies only learn from it that there is something to look at.
+        if (my_copy)
+            store_published(reinterpret_cast<uint64_t *>(my_copy) + (at - reinterpret_cast<uint64_t *>(mine)), word);
+    }
+
+    // What the other end's process has said at last, or the proxy has said for it, where device memory does not have it.
+    __device__ uint64_t last_tail() const
+    {
+        const uint64_t word = their_copy ? load_acquire_system(&their_copy->tail) : 0;
+        return is_of(word) ? word : 0;
     }
 
     // Begins to use the watch of this end, which wants nothing yet.
     __device__ void open_watch() const
     {
-        // The bus has no read-modify-write: the proxy has opened the watch of a granule.
+        // The bus has no read-modify-write: the proxy has the watch of a granule.
         if (shared)
             return;
         uint64_t old = load_relaxed_device(&mine->watch);

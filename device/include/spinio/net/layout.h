@@ -18,7 +18,7 @@ namespace spinio::net {
 struct Handle {
     uint64_t pinned, device;
     uint32_t sockets, mailboxes;
-    uint64_t reserved;
+    uint64_t peers; // the window with memory of connections to other devices; 0: there is none
     uint64_t rings; // in device memory: of connections inside the net
     uint64_t first; // the position at which streams begin
     uint64_t files; // where the file buffers are; 0: kernels may open no files
@@ -29,7 +29,7 @@ namespace layout {
 
 constexpr size_t page = 4096;
 constexpr unsigned doorbells = 4096;
-constexpr size_t doorbell_bytes = 16, record_bytes = 32, line_bytes = 128, mailbox_bytes = 256, claim_bytes = 16;
+constexpr size_t doorbell_bytes = 16, record_bytes = 64, line_bytes = 128, mailbox_bytes = 256, claim_bytes = 16;
 constexpr size_t end_bytes = 128;
 constexpr unsigned quick_mailboxes = 64;
 constexpr unsigned address_bytes = 112;
@@ -50,14 +50,14 @@ constexpr size_t file_buffer_bytes = 128 << 10, path_bytes = 4095;
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
-constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64, claims_granules = 80;
+constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64;
 
 // Records of datagrams: crates/ring/src/datagram.rs explains them.
 constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
 constexpr size_t longest_udp = 65507, longest_udp6 = 65527;
 
 // Words of a record.
-constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3;
+constexpr unsigned record_state = 0, record_receive = 1, record_send = 2, record_first = 3, record_granule = 4;
 
 // Fields of words.
 constexpr unsigned position_bits = 48;
@@ -103,15 +103,20 @@ struct DeviceSocket {
     uint64_t kind;      // type 4 | domain 8
     uint64_t connected; // 1: datagrams need no address
     uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
-    uint64_t reserved[2];
+    uint64_t granule;   // where the granule of such an end is, if it is in one
+    uint64_t reserved;
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:
-// logarithm of the ring's size 8 | pair 32 | side 1, and in the high bits the generation 14 and a bit that it is one.
+// logarithm of the ring's size 8 | pair 32 | side 1 | remote 1, and in the high bits the generation 14 and a bit that it is one.
 constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 14;
 constexpr uint64_t peer_bit = lap_bit;
-// The pair is in a granule, whose end 0 is a program: crates/ring/src/granule.rs.
+// The pair is in a granule: crates/ring/src/granule.rs. End 0 has connected, and may be a program or a kernel of another net.
 constexpr uint64_t shared_bit = uint64_t(1) << 62;
+// Its rings are in device memory, each in that of its reader: instead of the pair, two numbers of 16 bits, of places in the window.
+// The words are in both: in a page before the ring that the other end reads, and in the granule, for the proxies.
+constexpr uint64_t remote_bit = uint64_t(1) << 41;
+constexpr size_t peer_bytes = 2 << 20;
 
 // The errno in the line of a socket that has become an end of a connection inside the net.
 constexpr unsigned moved = 0xffff;

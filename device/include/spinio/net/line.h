@@ -39,14 +39,31 @@ __device__ inline layout::DeviceSocket *device_socket(const Handle &net, int s)
     return sockets + index_of(s);
 }
 
-__device__ inline uint64_t *device_line(const Handle &net, int s)
-{
-    return pinned_words(net, layout::device_lines(net.sockets) + index_of(s) * layout::line_bytes);
-}
-
 __device__ inline uint64_t *record_of(const Handle &net, int s)
 {
     return pinned_words(net, layout::records(net.sockets) + index_of(s) * layout::record_bytes);
+}
+
+// The ends of a socket that is one; `word` is its own.
+__device__ inline Peer peer_of(const Handle &net, int s, uint64_t word)
+{
+    return Peer(net, word, word & layout::shared_bit ? load_relaxed_device(&device_socket(net, s)->granule) : 0);
+}
+
+// The same, as the device socket has it.
+__device__ inline Peer attached_peer(const Handle &net, int s) { return peer_of(net, s, load_acquire_device(&device_socket(net, s)->peer)); }
+
+// The same as its record says, of a socket that no call has attached yet.
+__device__ inline Peer recorded_peer(const Handle &net, int s)
+{
+    const uint64_t *record = record_of(net, s);
+    const uint64_t word = load_acquire_system(record + layout::record_receive);
+    return Peer(net, word, load_acquire_system(record + layout::record_granule));
+}
+
+__device__ inline uint64_t *device_line(const Handle &net, int s)
+{
+    return pinned_words(net, layout::device_lines(net.sockets) + index_of(s) * layout::line_bytes);
 }
 
 __device__ inline uint64_t *host_line(const Handle &net, int s)
@@ -102,8 +119,10 @@ __device__ inline int find(const Handle &net, int s)
         // No room, so that the first send looks at the line, which says whether there is a connection.
         socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
         socket->peer = socket->receive_ring & layout::peer_bit ? socket->receive_ring : 0;
-        if (socket->peer)
-            Peer(net, socket->peer).open_watch();
+        if (socket->peer) {
+            socket->granule = load_acquire_system(record + layout::record_granule);
+            attached_peer(net, s).open_watch();
+        }
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
         store_release_device(&socket->receive_lock, free_lock(s));

@@ -3,8 +3,9 @@
 //   send   leader: room, by the other end's consumed position   all: buffer -> ring   leader: tail; takes the watch
 //   recv   leader: waits for the other end's tail               all: ring -> buffer   leader: consumed position; takes the watch
 //
-// The same serves connections over shared memory, whose other end is a CPU program (crates/ring/src/granule.rs): then the words
-// and rings are in pinned memory, the words go with `.sys` scope, and the proxy has the watch.
+// The same serves connections over shared memory, whose other end is a CPU program or a kernel of another net
+// (crates/ring/src/granule.rs): then the words and rings are in pinned memory, the words go with `.sys` scope, and the proxy has
+// the watch.
 //
 // Everything is in device memory, for groups of one GPU: no proxy on the way of a byte, and no read of host memory but each
 // 64th poll, which looks at the socket's line: there the proxy tells of what happens to the connection itself.
@@ -39,7 +40,7 @@ __device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
 // The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
 __device__ inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
 {
-    // A program looks by itself.
+    // A program, and the proxy of another net, look by themselves.
     if (peer.shared)
         return;
     uint64_t *watch = &peer.theirs->watch, old = load_relaxed_device(watch);
@@ -64,8 +65,10 @@ __device__ inline void attach_peer(const Handle &net, int s)
 {
     uint64_t word = load_acquire_system(record_of(net, s) + layout::record_receive);
     if (word & layout::peer_bit) {
-        Peer(net, word).open_watch();
-        store_release_device(&device_socket(net, s)->peer, word);
+        layout::DeviceSocket *socket = device_socket(net, s);
+        store_relaxed_device(&socket->granule, load_acquire_system(record_of(net, s) + layout::record_granule));
+        peer_of(net, s, word).open_watch();
+        store_release_device(&socket->peer, word);
     }
 }
 
@@ -119,7 +122,7 @@ __device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
     uint64_t word = load_acquire_device(&socket->peer);
     if (!word)
         return 0;
-    Peer peer(net, word);
+    const Peer peer = peer_of(net, s, word);
     // The proxy arms the watch and looks at the words itself.
     if (peer.shared)
         return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), 0);
@@ -155,7 +158,7 @@ __device__ inline int look_at_line(const Handle &net, int s)
 __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_relaxed_device(&socket->peer));
+    const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout), deadline);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
@@ -168,7 +171,7 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uin
         if (tail & layout::end_closed)
             return tail & layout::end_reset ? -ECONNRESET : 0;
         if (line)
-            return line < 0 ? line : 0;
+            return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : 0;
         if (load_acquire_device(&socket->shut) & shut_receive)
             return 0;
         // What came before it is received first.
@@ -189,7 +192,7 @@ constexpr int64_t nowhere = INT64_MAX;
 __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_relaxed_device(&socket->peer));
+    const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), deadline, true);
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
@@ -213,7 +216,7 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
             int line = look_at_line(net, s);
             if (line)
-                return line < 0 ? line : -EPIPE;
+                return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : -EPIPE;
         }
         if (int failed = wait.again())
             return failed;
@@ -224,7 +227,7 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
 __device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t word, uint64_t consumed, uint64_t left)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, word);
+    const Peer peer = peer_of(net, s, word);
     store_relaxed_device(&socket->consumed, consumed);
     peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
     if (left <= peer.size / 2)
@@ -234,7 +237,7 @@ __device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, in
 // Bytes are in the ring of the end `word`.
 __device__ inline void publish_tail(const Handle &net, int s, uint64_t word, uint64_t tail)
 {
-    const Peer peer(net, word);
+    const Peer peer = peer_of(net, s, word);
     store_relaxed_device(&device_socket(net, s)->tail, tail);
     peer.store(&peer.mine->tail, tail, 0);
     tell_peer(net, s, peer, IN);
@@ -244,7 +247,7 @@ __device__ inline void publish_tail(const Handle &net, int s, uint64_t word, uin
 __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s, bool receive)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_acquire_device(&socket->peer));
+    const Peer peer = attached_peer(net, s);
     // A group that waits sees it, and gives the lock back.
     or_acquire_device(&socket->shut, receive ? shut_receive : shut_send);
     uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
@@ -262,7 +265,7 @@ __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s
 __device__ SPINIO_NET_OUTLINE inline void close_peer(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer(net, load_acquire_device(&socket->peer));
+    const Peer peer = attached_peer(net, s);
     bool unread = ((peer.look(&peer.theirs->tail) ^ socket->consumed) & layout::position_mask) != 0;
     // As TCP does: its peer learns that not all was read.
     bool reset = unread && domain_of(socket) != UNIX;

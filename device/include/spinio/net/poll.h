@@ -26,9 +26,9 @@ __device__ inline int count_true(Warp, bool yes) { return __popc(__ballot_sync(0
 __device__ inline int count_true(Block, bool yes) { return __syncthreads_count(yes); }
 
 // Of an end of a connection inside the net. The line of one that is not ready says what the proxy knows of the connection.
-__device__ inline bool look_at_end(const Handle &net, Poll &poll, uint64_t word, bool line)
+__device__ inline bool look_at_end(const Handle &net, Poll &poll, const Peer &peer, bool line)
 {
-    PeerState state = look_at_peer(device_socket(net, poll.s), Peer(net, word));
+    PeerState state = look_at_peer(device_socket(net, poll.s), peer);
     poll.in = unsigned(state.in);
     poll.out = unsigned(state.out);
     poll.ready = state.events & (poll.events | ERR | HUP);
@@ -51,7 +51,7 @@ __device__ inline bool look(const Handle &net, Poll &poll, bool first)
     }
     layout::DeviceSocket *socket = device_socket(net, poll.s);
     if (uint64_t word = load_acquire_device(&socket->peer))
-        return look_at_end(net, poll, word, first);
+        return look_at_end(net, poll, peer_of(net, poll.s, word), first);
     const uint64_t *line = device_line(net, poll.s);
     // The group that receives moves `consumed` only up to what the line has said before: so it is loaded first.
     uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
@@ -59,7 +59,7 @@ __device__ inline bool look(const Handle &net, Poll &poll, bool first)
     bool ended = received & layout::flag_eof, failed = received & layout::flag_err;
     uint64_t size = ring_size(socket->send_ring), errno_of_line = sent >> layout::position_bits;
     if (errno_of_line == layout::moved)
-        return look_at_end(net, poll, load_acquire_system(record_of(net, poll.s) + layout::record_receive), first);
+        return look_at_end(net, poll, recorded_peer(net, poll.s), first);
     uint64_t there = (received - consumed) & layout::position_mask, used = (tail - sent) & layout::position_mask;
     poll.in = unsigned(there < ring_size(socket->receive_ring) ? there : ring_size(socket->receive_ring));
     // Sent bytes may be more than `tail` was: then none wait.

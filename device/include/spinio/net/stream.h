@@ -121,11 +121,11 @@ struct Ring {
     uint64_t size;
 };
 
-__device__ inline Ring ring_at(const Handle &net, uint64_t word, bool receive)
+__device__ inline Ring ring_at(const Handle &net, int s, uint64_t word, bool receive)
 {
     if (!(word & layout::peer_bit))
         return {ring_bytes(net, word & layout::position_mask), ring_size(word)};
-    const Peer peer(net, word);
+    const Peer peer = peer_of(net, s, word);
     return {receive ? peer.receive_ring : peer.send_ring, peer.size};
 }
 
@@ -188,7 +188,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
-        const Ring ring = ring_at(net, there.word, true);
+        const Ring ring = ring_at(net, s, there.word, true);
         copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
         group.sync();
         done += take;
@@ -244,7 +244,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
             break;
-        const Ring ring = ring_at(net, room.word, false);
+        const Ring ring = ring_at(net, s, room.word, false);
         size_t take = bytes - done < size_t(room.value) ? bytes - done : size_t(room.value);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > ring.size / 2)
@@ -259,7 +259,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        // The last act was a compare-and-swap of the doorbells or of a watch; a program over shared memory has neither.
+        // The last act was a compare-and-swap of the doorbells or of a watch; shared memory has neither.
         if (done == bytes && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
             unlock_published(s, &device_socket(net, s)->send_lock);
         else

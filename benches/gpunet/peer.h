@@ -1,0 +1,250 @@
+// peer.h: the row of gpunet.cu that measures kernels of two nets of this program, on two GPUs where there are two. Its limits are
+// words that two kernels write to each other, copies of the driver between the two GPUs, and the stores of one block.
+#ifndef GPUNET_PEER_H
+#define GPUNET_PEER_H
+
+#include "latency.h"
+
+// Asks through a connected socket: ticks of each round trip of 64 bytes.
+__global__ void ask(net::Handle handle, int s, unsigned rounds, unsigned long long *times, Clocks *clocks)
+{
+    __shared__ char buffer[64];
+    auto g = net::block();
+    if (threadIdx.x == 0)
+        clocks->read(0);
+    for (unsigned round = 0; round < rounds; round++) {
+        unsigned long long begun = ticks();
+        if (net::send(g, handle, s, buffer, sizeof buffer) != sizeof buffer || net::recv(g, handle, s, buffer, sizeof buffer, net::WAITALL) != sizeof buffer)
+            break;
+        if (threadIdx.x == 0)
+            times[round] = ticks() - begun;
+    }
+    if (threadIdx.x == 0)
+        clocks->read(1);
+    net::close(g, handle, s);
+}
+
+// Receives so many bytes of source(), and counts those that are wrong.
+__global__ void __launch_bounds__(1024) take(net::Handle handle, int s, unsigned char *buffer, uint64_t bytes, uint64_t *wrong)
+{
+    uint64_t total = 0;
+    while (total < bytes) {
+        int64_t got = net::recv(net::block(), handle, s, buffer, period);
+        if (got <= 0)
+            break;
+        if (threadIdx.x == 0 && buffer[0] != byte_at(total))
+            *wrong += 1;
+        total += uint64_t(got);
+        __syncthreads();
+    }
+    if (threadIdx.x == 0 && total < bytes)
+        *wrong += 1;
+    net::close(net::block(), handle, s);
+}
+
+// The asking side of word_ping_pong(): one thread.
+__global__ void word_ping(const uint64_t *in, uint64_t *out, unsigned rounds, unsigned long long *times, Clocks *clocks)
+{
+    spinio::Backoff waiting;
+    clocks->read(0);
+    for (unsigned round = 0; round < rounds; round++) {
+        unsigned long long begun = ticks();
+        spinio::store_release_system(out, uint64_t(round) + 1);
+        while (look(in, waiting) < uint64_t(round) + 1) {
+        }
+        times[round] = ticks() - begun;
+    }
+    clocks->read(1);
+}
+
+// A load or store of a thread.
+struct alignas(16) Sixteen {
+    uint64_t low, high;
+};
+
+// One block stores a period again and again.
+__global__ void __launch_bounds__(1024) bare_stores(const Sixteen *from, Sixteen *to, size_t bytes, unsigned repeats)
+{
+    for (unsigned repeat = 0; repeat < repeats; repeat++)
+        for (size_t i = threadIdx.x; i < bytes / sizeof(Sixteen); i += blockDim.x)
+            to[i] = from[i];
+}
+
+// The devices of the two nets.
+struct Two {
+    int device[2] = {0, 0};
+    bool can_access = false;
+
+    Two()
+    {
+        int count = 0, possible = 0;
+        check(cudaGetDeviceCount(&count) == cudaSuccess, "no device");
+        device[1] = count > 1 ? 1 : 0;
+        if (count > 1 && cudaDeviceCanAccessPeer(&possible, 0, 1) == cudaSuccess && possible) {
+            can_access = true;
+            for (int side : {0, 1}) {
+                use(side);
+                can_access = can_access && cudaDeviceEnablePeerAccess(device[side ^ 1], 0) == cudaSuccess;
+            }
+            use(0);
+        }
+        for (int side : {1, 0}) {
+            use(side);
+            // A driver that loads a kernel at its first launch waits for those that run.
+            load(echo, ask, source, take, word_ping, word_ping_pong, bare_stores);
+        }
+    }
+    template <typename... Kernels>
+    static void load(Kernels... kernels)
+    {
+        check(((spinio::largest_resident_grid(kernels, 512) > 0) && ...), "load the kernels");
+    }
+    void use(int side) const { check(cudaSetDevice(device[side]) == cudaSuccess, "cudaSetDevice"); }
+    const char *name() const { return device[1] ? "two GPUs, " : "one GPU, "; }
+
+    template <typename T>
+    T *memory(int side, size_t count) const
+    {
+        T *at;
+        use(side);
+        const std::vector<T> zeros(count);
+        check(cudaMalloc(&at, count * sizeof(T)) == cudaSuccess, "cudaMalloc");
+        check(cudaMemcpy(at, zeros.data(), count * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess, "cudaMemcpy");
+        return at;
+    }
+};
+
+static void peer_words(const Size &size, const Two &two)
+{
+    const unsigned rounds = size.small ? 50 : 20000;
+    auto times = pinned<unsigned long long>(rounds);
+    auto clocks = pinned<Clocks>(1);
+    for (bool in_device_memory : {false, true}) {
+        if (in_device_memory && !two.can_access)
+            continue;
+        uint64_t *words[2];
+        for (int side : {0, 1})
+            words[side] = in_device_memory ? two.memory<uint64_t>(side, 16) : pinned<uint64_t>(16);
+        two.use(1);
+        cudaStream_t answers = new_stream();
+        spinio::launch_resident_on(answers, word_ping_pong, 1, 1, (const uint64_t *)words[1], words[0], uint64_t(rounds));
+        two.use(0);
+        cudaStream_t asks = new_stream();
+        spinio::launch_resident_on(asks, word_ping, 1, 1, (const uint64_t *)words[0], words[1], rounds, times, clocks);
+        check(cudaStreamSynchronize(asks) == cudaSuccess && cudaStreamSynchronize(answers) == cudaSuccess, "words");
+        Result("peer", std::string(two.name()) + "bare words, in " + (in_device_memory ? "the reader's device memory" : "pinned memory"))
+            .times(device_times(times, rounds, *clocks));
+    }
+}
+
+// Kernels of both end before memory is given back, which waits for all of a GPU.
+static void end(const Two &two, Net &first, Net &second)
+{
+    check(!spinio_net_stop(second.net) && cudaStreamSynchronize(second.stream) == cudaSuccess, "stop a net");
+    first.end();
+    two.use(1);
+    second.end();
+    two.use(0);
+}
+
+// How bytes travel between two nets that have connected.
+static const char *transport(const Net &net)
+{
+    struct spinio_net_stats stats;
+    check(!spinio_net_stats(net.net, &stats, sizeof stats), "stats");
+    return stats.peer ? ", in device memory" : stats.shared ? ", over shared memory" : "";
+}
+
+static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgrade)
+{
+    const unsigned rounds = size.small ? 50 : 5000;
+    two.use(1);
+    Net accepts(16, 0, no_upgrade);
+    Name name;
+    int listener = accepts.listener(inet, name);
+    accepts.launch(echo, 1, 64, accepts.handle, listener);
+    two.use(0);
+    Net connects(16, 0, no_upgrade);
+    int s = spinio_net_connect(connects.net, name.text().c_str());
+    check(s > 0, "connect to another net");
+    auto times = pinned<unsigned long long>(rounds);
+    auto clocks = pinned<Clocks>(1);
+    ProxyTime one(connects), other(accepts);
+    connects.launch(ask, 1, 64, connects.handle, s, rounds, times, clocks);
+    check(cudaStreamSynchronize(connects.stream) == cudaSuccess, "a block that asks");
+    Result("peer", std::string(two.name()) + "two nets, " + family_name(inet) + transport(connects) + ", 64 bytes")
+        .times(device_times(times, rounds, *clocks))
+        .number("proxy_us_a_round", (one.spent() + other.spent()) * 1e6 / rounds);
+    end(two, connects, accepts);
+}
+
+static void peer_stream(const Size &size, const Two &two, unsigned ring, bool no_upgrade)
+{
+    const uint64_t bytes = size.small ? 1 << 20 : uint64_t(1) << 30;
+    two.use(1);
+    Net sends(16, ring, no_upgrade);
+    Name name;
+    int listener = sends.listener(false, name);
+    unsigned char *from = two.memory<unsigned char>(1, period), *to = two.memory<unsigned char>(0, period);
+    two.use(1);
+    sends.launch(source, 1, 512, sends.handle, listener, from, unsigned(period));
+    two.use(0);
+    Net takes(16, ring, no_upgrade);
+    int s = spinio_net_connect(takes.net, name.text().c_str());
+    check(s > 0, "connect to another net");
+    auto wrong = pinned<uint64_t>(1);
+    double begun = now();
+    takes.launch(take, 1, 512, takes.handle, s, to, bytes, wrong);
+    check(cudaStreamSynchronize(takes.stream) == cudaSuccess && *wrong == 0, "a stream with wrong bytes");
+    Result("peer", std::string(two.name()) + "one block to one, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB")
+        .number("GB_s", double(bytes) / (now() - begun) * 1e-9);
+    end(two, takes, sends);
+}
+
+static void peer_limits(const Size &size, const Two &two)
+{
+    const size_t bytes = size.small ? 1 << 20 : 64 << 20;
+    const unsigned repeats = size.small ? 1 : 20;
+    auto from = two.memory<unsigned char>(0, bytes), to = two.memory<unsigned char>(1, bytes);
+    two.use(0);
+    check(cudaMemcpyPeer(to, two.device[1], from, two.device[0], bytes) == cudaSuccess, "cudaMemcpyPeer");
+    double begun = now();
+    for (unsigned repeat = 0; repeat < repeats; repeat++)
+        check(cudaMemcpyPeer(to, two.device[1], from, two.device[0], bytes) == cudaSuccess, "cudaMemcpyPeer");
+    check(cudaDeviceSynchronize() == cudaSuccess, "a copy");
+    Result("peer", std::string(two.name()) + "cudaMemcpyPeer").number("GB_s", double(bytes) * repeats / (now() - begun) * 1e-9);
+    cudaStream_t stream = new_stream();
+    auto host = pinned<unsigned char>(period);
+    struct {
+        const char *what;
+        unsigned char *from, *to;
+        bool possible;
+    } const all[] = {{"stores of a block to pinned memory", from, host, true},
+                     {"loads of a block from pinned memory", host, from, true},
+                     {"stores of a block to the other GPU", from, to, two.can_access}};
+    for (auto &each : all) {
+        if (!each.possible)
+            continue;
+        const unsigned periods = size.small ? 4 : 4000;
+        begun = now();
+        spinio::launch_resident_on(stream, bare_stores, 1, 512, reinterpret_cast<const Sixteen *>(each.from), reinterpret_cast<Sixteen *>(each.to), period, periods);
+        check(cudaStreamSynchronize(stream) == cudaSuccess, each.what);
+        Result("peer", std::string(two.name()) + each.what).number("GB_s", double(period) * periods / (now() - begun) * 1e-9);
+    }
+}
+
+static void row_peer(const Size &size)
+{
+    const Two two;
+    peer_words(size, two);
+    for (bool no_upgrade : {true, false})
+        for (bool inet : {false, true})
+            peer_echo(size, two, inet, no_upgrade);
+    // The last one does not fit into device memory for others.
+    for (unsigned ring : {64u << 10, 1u << 20, 2u << 20})
+        for (bool no_upgrade : {true, false})
+            peer_stream(size, two, ring, no_upgrade);
+    peer_limits(size, two);
+}
+
+#endif

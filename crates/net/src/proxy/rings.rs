@@ -1,0 +1,174 @@
+//! Device memory for connections between two devices: that of this net, into which kernels of others store, and theirs.
+//!
+//! ```text
+//!   window of kernels:  own 0 .. 15: each for one process        far 16 .. 79: of other nets
+//!     own: made ── offered ── used by a connection until both sides have left ──> free, for the same process, or for any once
+//!                                                                                 that has ended
+//! ```
+//!
+//! Nothing clears the words of such memory. So each use has a generation that is higher than all before, of all memory that the
+//! connection uses; when generations run out, connections go through granules.
+//!
+//! It is made and mapped as it is needed, by importer.rs, and given back when the net is closed.
+
+use std::sync::mpsc::Sender;
+
+use spinio_ring::layout::{FAR_PEERS, OWN_PEERS, PAGE, PEER_BYTES};
+use spinio_sys::linux::channel::ProcessFd;
+use spinio_sys::linux::socket_move::send_descriptor;
+
+use crate::importer::Request;
+use crate::socket_fd::SocketFd;
+
+/// Generations have 14 bits.
+const LAST_GENERATION: u16 = 0x3fff;
+
+#[derive(Debug, Default)]
+struct Own {
+    /// None while it is made, or if it could not be.
+    fd: Option<SocketFd>,
+    generation: u16,
+    /// The only process that may have mapped it.
+    owner: Option<(u32, ProcessFd)>,
+    used: bool,
+}
+
+#[derive(Debug)]
+struct Far {
+    /// The process and the net that have made it, and its number there.
+    of: (u32, u64, u16),
+    ready: bool,
+    failed: bool,
+}
+
+/// A place in the window, or that there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Slot {
+    #[default]
+    None,
+    /// It is made or mapped.
+    Soon(u16),
+    Ready(u16),
+}
+
+impl Slot {
+    pub(super) const fn ready(self) -> Option<u16> {
+        match self {
+            Slot::Ready(place) => Some(place),
+            Slot::None | Slot::Soon(_) => None,
+        }
+    }
+
+    /// What came of it.
+    pub(super) fn settle(&mut self, place: u16, done: bool) {
+        if *self == Slot::Soon(place) {
+            *self = if done { Slot::Ready(place) } else { Slot::None };
+        }
+    }
+}
+
+/// All of it.
+pub(super) struct Rings {
+    own: Vec<Own>,
+    far: Vec<Far>,
+    /// Of this net, for others.
+    pub(super) net: u64,
+    importer: Option<(Sender<Request>, SocketFd)>,
+}
+
+impl Rings {
+    /// `importer`: and the passage to it. None: connections to other devices go through granules.
+    pub(super) fn new(importer: Option<(Sender<Request>, SocketFd)>, net: u64, ring_bytes: u64) -> Rings {
+        let importer = importer.filter(|_| PAGE as u64 + ring_bytes <= PEER_BYTES);
+        Rings { own: Vec::new(), far: Vec::new(), net, importer }
+    }
+
+    /// The last use of all own memory, if this net has any to offer.
+    pub(super) fn last_generation(&self) -> Option<u16> {
+        self.importer.as_ref().map(|_| self.own.iter().map(|own| own.generation).max().unwrap_or(0))
+    }
+
+    /// Own memory for a connection to a process.
+    pub(super) fn take_own(&mut self, process: u32) -> Slot {
+        let Some((importer, _)) = &self.importer else { return Slot::None };
+        let is_of = |own: &Own| own.owner.as_ref().is_some_and(|(of, fd)| *of == process && !fd.has_ended());
+        let is_for_any = |own: &Own| own.owner.as_ref().is_none_or(|(_, fd)| fd.has_ended());
+        let number = |own: &Vec<Own>, fits: &dyn Fn(&Own) -> bool| {
+            own.iter().position(|each| !each.used && each.fd.is_some() && fits(each))
+        };
+        if let Some(at) = number(&self.own, &is_of).or_else(|| number(&self.own, &is_for_any)) {
+            self.own[at].used = true;
+            return Slot::Ready(at as u16);
+        }
+        let place = self.own.len() as u16;
+        if place >= OWN_PEERS || importer.send(Request::Make(place)).is_err() {
+            return Slot::None;
+        }
+        self.own.push(Own { used: true, ..Own::default() });
+        Slot::Soon(place)
+    }
+
+    /// It was made.
+    pub(super) fn made(&mut self, place: u16, fd: Option<SocketFd>) {
+        if let Some(own) = self.own.get_mut(usize::from(place)) {
+            own.fd = fd;
+        }
+    }
+
+    /// A process gets it: the descriptor.
+    pub(super) fn give(&mut self, place: u16, process: u32, generation: u16) -> Option<i32> {
+        let own = self.own.get_mut(usize::from(place))?;
+        let fd = own.fd.as_ref()?.0;
+        if own.owner.as_ref().is_none_or(|(of, fd)| *of != process || fd.has_ended()) {
+            own.owner = Some((process, ProcessFd::open(process).ok()?));
+        }
+        own.generation = generation;
+        Some(fd)
+    }
+
+    /// Memory of another net.
+    pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: &SocketFd) -> Slot {
+        let Some((importer, passage)) = &self.importer else { return Slot::None };
+        if let Some(at) = self.far.iter().position(|far| far.of == of) {
+            let place = OWN_PEERS + at as u16;
+            return match &self.far[at] {
+                Far { failed: true, .. } => Slot::None,
+                Far { ready: true, .. } => Slot::Ready(place),
+                Far { .. } => Slot::Soon(place),
+            };
+        }
+        let place = OWN_PEERS + self.far.len() as u16;
+        if place >= OWN_PEERS + FAR_PEERS
+            || send_descriptor(passage.0, fd.0).is_err()
+            || importer.send(Request::Map(place)).is_err()
+        {
+            return Slot::None;
+        }
+        self.far.push(Far { of, ready: false, failed: false });
+        Slot::Soon(place)
+    }
+
+    /// It was mapped.
+    pub(super) fn mapped(&mut self, place: u16, done: bool) {
+        let at = usize::from(place.saturating_sub(OWN_PEERS));
+        if let Some(far) = self.far.get_mut(at) {
+            (far.ready, far.failed) = (done, !done);
+        }
+    }
+
+    /// The generation of a use of own memory by a connection, the other parts of which had these before. None: there is none.
+    pub(super) fn next_generation(&self, place: u16, others: [u16; 2]) -> Option<u16> {
+        let own = self.own.get(usize::from(place))?.generation;
+        let last = others.into_iter().fold(own, u16::max);
+        (last < LAST_GENERATION).then(|| last + 1)
+    }
+
+    /// Both sides of a connection have left own memory.
+    pub(super) fn give_back(&mut self, slot: Slot) {
+        if let Slot::Ready(place) | Slot::Soon(place) = slot
+            && let Some(own) = self.own.get_mut(usize::from(place))
+        {
+            own.used = false;
+        }
+    }
+}
