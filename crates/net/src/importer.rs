@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   proxy: was offered a granule, has mapped it ──> importer ── registers it ───────────────> proxy: where kernels see it
-//!   proxy: was offered device memory ─────────────> importer ── maps it into the window ────> proxy: kernels may use it
+//!   proxy: was offered device memory ─────────────> importer ── wants its descriptor, maps it into the window ──> proxy
 //!   proxy: offers device memory ──────────────────> importer ── makes it, maps it, exports it ──> proxy: its descriptor
 //!   proxy has ended ──> importer ── takes everything back ──> the net is closed
 //! ```
@@ -33,8 +33,12 @@ pub(crate) enum Request {
     Register(u32, Arc<MappedGranule>),
     /// Memory of this device, at a place of the window.
     Make(u16),
-    /// Memory of another net, at a place of the window. Its descriptor comes through the passage.
+    /// The proxy has its descriptor.
+    Taken(u16),
+    /// Memory of another net is to be mapped at a place of the window: asks for its descriptor.
     Map(u16),
+    /// The descriptor is in the passage.
+    Given(u16),
 }
 
 /// What came of it.
@@ -43,24 +47,20 @@ pub(crate) enum Answer {
     Registered(u32, Option<u64>),
     /// The memory, and its descriptor in the program's table; or there is none.
     Made(u16, Option<Place>),
+    /// Wants the descriptor of this memory, through this passage: before Linux 6.9 it could not take it out of the proxy's table.
+    Wants(u16, Place),
     /// Whether kernels can use the memory.
     Mapped(u16, bool),
-}
-
-/// How the proxy reaches it.
-pub(crate) struct Access {
-    pub(crate) requests: Sender<Request>,
-    /// Its end of the passage, in the program's table.
-    pub(crate) passage: Place,
 }
 
 struct Importer {
     device: &'static dyn SharedMemory,
     window: Option<DeviceAddr>,
-    passage: Passage,
+    /// In the program's table for a moment: descriptors on their way to the proxy, and a way for those that come from it.
+    made: Vec<(u16, OwnedFd)>,
+    passages: Vec<(u16, Passage)>,
     registered: Vec<Arc<MappedGranule>>,
     mapped: Vec<DeviceAddr>,
-    exported: Vec<OwnedFd>,
 }
 
 /// Starts it: where requests go, and what is disconnected once all is given back. Without a thread for it there is none, and
@@ -69,27 +69,34 @@ pub(crate) fn start(
     device: &'static dyn SharedMemory,
     window: Option<DeviceAddr>,
     tell: impl Fn(Answer) + Send + 'static,
-) -> Option<(Access, Receiver<()>)> {
+) -> Option<(Sender<Request>, Receiver<()>)> {
     let (requests, receiver) = mpsc::channel();
-    let passage = Passage::new().ok()?;
-    let outer = Place { tid: linux::gettid(), fd: passage.outer };
     let (alive, ended) = mpsc::sync_channel::<()>(1);
     let body = move || {
         let _alive = alive;
-        let mut importer =
-            Importer { device, window, passage, registered: Vec::new(), mapped: Vec::new(), exported: Vec::new() };
+        let mut importer = Importer {
+            device,
+            window,
+            made: Vec::new(),
+            passages: Vec::new(),
+            registered: Vec::new(),
+            mapped: Vec::new(),
+        };
         while let Ok(request) = receiver.recv() {
-            tell(importer.answer(request));
+            if let Some(answer) = importer.answer(request) {
+                tell(answer);
+            }
         }
         importer.end();
     };
     spawn_signals_blocked("spinio-net-map", STACK_BYTES, body).ok()?;
-    Some((Access { requests, passage: outer }, ended))
+    Some((requests, ended))
 }
 
 impl Importer {
-    fn answer(&mut self, request: Request) -> Answer {
-        match request {
+    fn answer(&mut self, request: Request) -> Option<Answer> {
+        let here = |fd| Place { tid: linux::gettid(), fd };
+        Some(match request {
             Request::Register(number, granule) => {
                 let mut address = None;
                 if granule.register(self.device) {
@@ -98,26 +105,42 @@ impl Importer {
                 }
                 Answer::Registered(number, address)
             }
-            Request::Make(place) => Answer::Made(place, self.make(place).map(|fd| Place { tid: linux::gettid(), fd })),
-            Request::Map(place) => Answer::Mapped(place, self.map(place).is_some()),
-        }
+            Request::Make(place) => {
+                let fd = self.make(place);
+                let answer = Answer::Made(place, fd.as_ref().map(|fd| here(fd.as_raw_fd())));
+                self.made.extend(fd.map(|fd| (place, fd)));
+                answer
+            }
+            Request::Taken(place) => {
+                self.made.retain(|(made, _)| *made != place);
+                return None;
+            }
+            Request::Map(place) => match Passage::new() {
+                Ok(passage) => {
+                    let outer = here(passage.outer);
+                    self.passages.push((place, passage));
+                    Answer::Wants(place, outer)
+                }
+                Err(_) => Answer::Mapped(place, false),
+            },
+            Request::Given(place) => Answer::Mapped(place, self.map(place).is_some()),
+        })
     }
 
     fn address(&self, place: u16) -> Option<DeviceAddr> {
         self.window.map(|window| window.offset(u64::from(place) * PEER_BYTES))
     }
 
-    /// Its descriptor, in the program's table.
-    fn make(&mut self, place: u16) -> Option<linux::Fd> {
+    fn make(&mut self, place: u16) -> Option<OwnedFd> {
         let (chunk, fd) = self.device.create_chunk(PEER_BYTES).ok()?;
         self.put(place, chunk)?;
-        let number = fd.as_raw_fd();
-        self.exported.push(fd);
-        Some(number)
+        Some(fd)
     }
 
     fn map(&mut self, place: u16) -> Option<()> {
-        let fd = receive_descriptor(self.passage.inner).ok()?;
+        let at = self.passages.iter().position(|(of, _)| *of == place)?;
+        let (_, passage) = self.passages.swap_remove(at);
+        let fd = receive_descriptor(passage.inner).ok()?;
         // SAFETY: opened in the line above, and owned by nothing else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let chunk = self.device.import_chunk(fd.as_fd(), PEER_BYTES).ok()?;

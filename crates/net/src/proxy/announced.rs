@@ -230,7 +230,7 @@ impl Proxy {
                 announced.expects_memory = false;
                 let of = (announced.process, net, of);
                 if let Some(file) = file {
-                    announced.far = self.rings.take_far(of, &file);
+                    announced.far = self.rings.take_far(of, file);
                 }
                 if announced.far != Slot::None {
                     announced.near = self.rings.take_own(of.0);

@@ -47,7 +47,7 @@ mod transfers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
 
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
@@ -121,7 +121,7 @@ pub(crate) struct Setup {
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
     /// Registers those of other nets.
-    pub(crate) importer: Option<importer::Access>,
+    pub(crate) importer: Option<Sender<importer::Request>>,
     /// Device memory can be mapped for connections to other devices.
     pub(crate) has_window: bool,
     pub(crate) first: Position,
@@ -182,10 +182,7 @@ impl Proxy {
         let sizes = setup.sizes;
         let rings = sizes.rings() as u64;
         let epoll = SocketFd(socket::epoll_create()?);
-        let requests = setup.importer.as_ref().map(|access| access.requests.clone());
-        // Before Linux 6.9 the importer could not take a descriptor out of this table.
-        let window = setup.importer.filter(|_| setup.has_window);
-        let window = window.and_then(|access| Some((access.requests, access.passage.duplicate().ok()?)));
+        let for_rings = setup.importer.clone().filter(|_| setup.has_window);
         let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
         Ok(Proxy {
             epoll,
@@ -200,8 +197,8 @@ impl Proxy {
                 setup.ring_bytes,
             ),
             announced: Vec::new(),
-            imports: Imports::new(requests),
-            rings: Rings::new(window, linux::monotonic_ns(), setup.ring_bytes),
+            imports: Imports::new(setup.importer),
+            rings: Rings::new(for_rings, linux::monotonic_ns(), setup.ring_bytes),
             looked_at: VecDeque::new(),
             listeners: Vec::new(),
             clients: Vec::new(),
@@ -276,6 +273,9 @@ impl Proxy {
                 Command::Import(Answer::Registered(granule, address)) => self.imported(granule, address, now),
                 Command::Import(Answer::Made(place, fd)) => {
                     self.made(place, fd.and_then(|fd| fd.duplicate().ok()), now);
+                }
+                Command::Import(Answer::Wants(place, passage)) => {
+                    self.rings.give_far(place, passage.duplicate().ok());
                 }
                 Command::Import(Answer::Mapped(place, done)) => self.mapped(place, done, now),
                 Command::Fail => self.fail(),

@@ -37,6 +37,8 @@ struct Own {
 struct Far {
     /// The process and the net that have made it, and its number there.
     of: (u32, u64, u16),
+    /// Until the importer has it.
+    fd: Option<SocketFd>,
     ready: bool,
     failed: bool,
 }
@@ -73,12 +75,12 @@ pub(super) struct Rings {
     far: Vec<Far>,
     /// Of this net, for others.
     pub(super) net: u64,
-    importer: Option<(Sender<Request>, SocketFd)>,
+    importer: Option<Sender<Request>>,
 }
 
 impl Rings {
-    /// `importer`: and the passage to it. None: connections to other devices go through granules.
-    pub(super) fn new(importer: Option<(Sender<Request>, SocketFd)>, net: u64, ring_bytes: u64) -> Rings {
+    /// Without an importer, connections to other devices go through granules.
+    pub(super) fn new(importer: Option<Sender<Request>>, net: u64, ring_bytes: u64) -> Rings {
         let importer = importer.filter(|_| PAGE as u64 + ring_bytes <= PEER_BYTES);
         Rings { own: Vec::new(), far: Vec::new(), net, importer }
     }
@@ -90,7 +92,7 @@ impl Rings {
 
     /// Own memory for a connection to a process.
     pub(super) fn take_own(&mut self, process: u32) -> Slot {
-        let Some((importer, _)) = &self.importer else { return Slot::None };
+        let Some(importer) = &self.importer else { return Slot::None };
         let is_of = |own: &Own| own.owner.as_ref().is_some_and(|(of, fd)| *of == process && !fd.has_ended());
         let is_for_any = |own: &Own| own.owner.as_ref().is_none_or(|(_, fd)| fd.has_ended());
         let number = |own: &Vec<Own>, fits: &dyn Fn(&Own) -> bool| {
@@ -113,6 +115,11 @@ impl Rings {
         if let Some(own) = self.own.get_mut(usize::from(place)) {
             own.fd = fd;
         }
+        self.ask(Request::Taken(place));
+    }
+
+    fn ask(&self, request: Request) -> bool {
+        self.importer.as_ref().is_some_and(|importer| importer.send(request).is_ok())
     }
 
     /// A process gets it: the descriptor.
@@ -127,8 +134,7 @@ impl Rings {
     }
 
     /// Memory of another net.
-    pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: &SocketFd) -> Slot {
-        let Some((importer, passage)) = &self.importer else { return Slot::None };
+    pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: SocketFd) -> Slot {
         if let Some(at) = self.far.iter().position(|far| far.of == of) {
             let place = OWN_PEERS + at as u16;
             return match &self.far[at] {
@@ -138,14 +144,21 @@ impl Rings {
             };
         }
         let place = OWN_PEERS + self.far.len() as u16;
-        if place >= OWN_PEERS + FAR_PEERS
-            || send_descriptor(passage.0, fd.0).is_err()
-            || importer.send(Request::Map(place)).is_err()
-        {
+        if place >= OWN_PEERS + FAR_PEERS || !self.ask(Request::Map(place)) {
             return Slot::None;
         }
-        self.far.push(Far { of, ready: false, failed: false });
+        self.far.push(Far { of, fd: Some(fd), ready: false, failed: false });
         Slot::Soon(place)
+    }
+
+    /// The importer wants its descriptor.
+    pub(super) fn give_far(&mut self, place: u16, passage: Option<SocketFd>) {
+        let far = self.far.get_mut(usize::from(place.saturating_sub(OWN_PEERS)));
+        if let (Some(fd), Some(passage)) = (far.and_then(|far| far.fd.take()), passage) {
+            let _ = send_descriptor(passage.0, fd.0);
+        }
+        // It fails without one.
+        self.ask(Request::Given(place));
     }
 
     /// It was mapped.

@@ -174,7 +174,7 @@ impl Proxy {
                 if channel.near != Slot::None && channel.far == Slot::None =>
             {
                 if let Some(file) = file {
-                    channel.far = self.rings.take_far((process, net, of), &file);
+                    channel.far = self.rings.take_far((process, net, of), file);
                 }
                 true
             }
