@@ -82,8 +82,11 @@ impl Script {
             files.push(packets::socket(libc::SOCK_STREAM));
         }
         let offer = Packet::Offer { size_log2, generation, first, peer: false }.encode();
-        let mut packets =
-            vec![(Packet::Welcome.encode(), Vec::new()), (offer, files), (Packet::Go { peer: false }.encode(), Vec::new())];
+        let mut packets = vec![
+            (Packet::Welcome.encode(), Vec::new()),
+            (offer, files),
+            (Packet::Go { peer: false }.encode(), Vec::new()),
+        ];
         for _ in 0..input.int_in_range(0..=7_u8)?.saturating_sub(4) {
             let at = input.int_in_range(0..=3)?;
             let files = if input.ratio(1, 4)? { vec![packets::socket(libc::SOCK_STREAM)] } else { Vec::new() };

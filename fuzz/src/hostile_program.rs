@@ -232,7 +232,7 @@ impl Peer<'_> {
                     2 => {
                         let (kernel, peer) = (input.arbitrary()?, input.arbitrary()?);
                         Packet::Announce { name: input.arbitrary::<[u8; 5]>()?.to_vec(), kernel, peer }.encode()
-                    },
+                    }
                     _ => packets::hostile(input)?,
                 };
                 self.send(input, &packet)?;
