@@ -183,7 +183,7 @@ pub(super) const RULES: &[Mutant] = &[
         "a socket that is closed tells the other net that it uses the memory no more",
         PROXY,
         ["            self.drop_announced(number);\n", ""],
-        &[Kernels("net_nets")],
+        &[Kernels("net_doors")],
     ),
     rule(
         "nets-last-words",
