@@ -134,8 +134,8 @@ static void kernel_does_not_trust_the_holder_of_a_door()
                 give_packet(net.channel, bytes, file);
                 if (file >= 0)
                     close(file);
-                // Until the other one has left.
-                take_packet(net.channel);
+                // The other one leaves, and does not agree.
+                CHECK(take_packet(net.channel).empty());
             }
             close(net.channel);
             net.channel = -1;

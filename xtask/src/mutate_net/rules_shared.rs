@@ -148,16 +148,6 @@ pub(super) const RULES: &[Mutant] = &[
         &[Kernels("net_doors"), Kernels("net_nets")],
     ),
     rule(
-        "nets-withdraw",
-        "a net that leaves ends the wait for it",
-        ANNOUNCED,
-        [
-            "            self.heat(index);\n        } else {\n            self.connect_again",
-            "        } else {\n            self.connect_again",
-        ],
-        &[Kernels("net_doors"), Kernels("net_nets")],
-    ),
-    rule(
         "nets-first",
         "streams of two nets begin at one position, or they share no memory",
         ANNOUNCED,
@@ -190,7 +180,7 @@ pub(super) const RULES: &[Mutant] = &[
         "the words of a process that was killed are written into its own end",
         ENDS,
         ["let theirs = granule::end(!place.second);", "let theirs = granule::end(place.second);"],
-        &[Kernels("net_nets")],
+        &[Kernels("net_shared")],
     ),
     rule(
         "nets-look",
