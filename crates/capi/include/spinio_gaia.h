@@ -97,6 +97,7 @@ void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
  *    pages past its end are zeros until the next acquire, and stores to them are dropped;
  *  - stores are visible before they are released, also those of a program that dies. A release waits for the thread's
  *    stream and returns 0. SPINIO_GAIA_DISCARD ends the epoch, and fails with ENOTSUP if it was one for writing;
+ *  - in stream order an acquire has its effect when it is called, and a release sets *published to 0;
  *  - files that are below no mount can be mapped for reading, without a daemon: what programs write is seen at once;
  *  - a page that a program cuts off while a kernel uses it ends the process (SIGBUS) or, on a GPU, the context;
  *  - atomic functions fail on pages of files, where the GPU has no atomics on memory of the host (with HMM). */

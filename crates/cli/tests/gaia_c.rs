@@ -185,9 +185,15 @@ fn c_kernel_stores_to_the_page_cache_in_place() {
                 return fail("discard");
             if (spinio_gaia_release(gpu, 4096, SPINIO_GAIA_DISCARD) || spinio_gaia_sync(gpu, 8192))
                 return fail("discard of nothing");
-            if (spinio_gaia_acquire_async(gpu, 8192, SPINIO_GAIA_READ, spinio_emulated_stream()) != -1 || errno != ENOTSUP)
-                return fail("in stream order");
-            if (spinio_gaia_info(gpu, &info, sizeof info) || info.in_place != 2 || info.device_bytes || info.releases != 3)
+            void *stream = spinio_emulated_stream();
+            ssize_t published = 7;
+            if (spinio_gaia_acquire_async(gpu, 8192, SPINIO_GAIA_WRITE, stream))
+                return fail("acquire in stream order");
+            spinio_emulated_launch(kernel, gpu, stream);
+            if (spinio_gaia_release_async(gpu, 8192, 0, stream, &published) || spinio_gaia_sync(gpu, 8192) || published ||
+                pread(fd, &byte, 1, 5000) != 1 || byte != 4)
+                return fail("release in stream order");
+            if (spinio_gaia_info(gpu, &info, sizeof info) || info.in_place != 2 || info.device_bytes || info.releases != 4)
                 return fail("info");
             if (spinio_gaia_map(plain, 0, 4096, SPINIO_GAIA_WRITE | SPINIO_GAIA_IN_PLACE) || errno != ENOTSUP)
                 return fail("without a mount, to write");

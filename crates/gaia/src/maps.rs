@@ -124,7 +124,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.acquire_async(offset, len, access, stream),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
-            FileMap::Coherent(_) => Err(in_place_in_stream_order()),
+            FileMap::Coherent(map) => map.acquire_async(offset, len, access, stream),
         }
     }
 
@@ -133,7 +133,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.overwrite_async(offset, len, stream),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
-            FileMap::Coherent(_) => Err(in_place_in_stream_order()),
+            FileMap::Coherent(map) => map.acquire_async(offset, len, Access::Write, stream),
         }
     }
 
@@ -149,7 +149,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release_async(offset, len, discard, stream, published),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
-            FileMap::Coherent(_) => Err(in_place_in_stream_order()),
+            FileMap::Coherent(map) => map.release_async(offset, len, discard, stream, published),
         }
     }
 
@@ -251,8 +251,10 @@ pub fn unmap(address: u64) -> Result<()> {
     // Before the device has the addresses back.
     ranges::remove(address);
     drop(maps);
-    if let FileMap::Mounted(map) = &*removed {
-        map.wait_for_queued();
+    match &*removed {
+        FileMap::Mounted(map) => map.wait_for_queued(),
+        FileMap::Coherent(map) => map.wait_for_queued(),
+        FileMap::Leased(_) => {}
     }
     drop(removed);
     Ok(())
@@ -273,11 +275,6 @@ pub fn unmap_range(at: u64, len: u64) -> Option<Result<()>> {
 
 fn leased_in_stream_order() -> Error {
     let sentence = "Files that are not below a GAIA mount are not acquired in stream order: use spinio_gaia_acquire";
-    Error::new(Errno::NOTSUP, sentence)
-}
-
-fn in_place_in_stream_order() -> Error {
-    let sentence = "A map in place is not acquired in stream order: use spinio_gaia_acquire";
     Error::new(Errno::NOTSUP, sentence)
 }
 

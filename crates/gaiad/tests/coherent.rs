@@ -448,11 +448,41 @@ fn device_decides_how_a_map_is_in_place() {
         let address = address.unwrap();
         let info = spinio_gaia::with_map(address, |map, _| {
             map.acquire(0, LEN as u64, Access::Read)?;
-            let queued = map.acquire_async(0, LEN as u64, Access::Read, StreamId(0)).unwrap_err();
-            assert_eq!(queued.errno, Errno::NOTSUP, "{queued}");
+            let queued = map.acquire_async(0, LEN as u64, Access::Read, StreamId(0));
+            assert_eq!(queued.is_err_and(|e| e.errno == Errno::NOTSUP), way == InPlaceWay::Registered);
             Ok(map.info())
         });
         assert_eq!(info.unwrap().in_place, way as u64);
         spinio_gaia::unmap(address).unwrap();
     }
+}
+
+#[test]
+fn calls_in_stream_order_return_at_once_and_report_when_the_stream_has_come_to_them() {
+    let Some((_mount, path)) = mounted() else { return };
+    let (file, device, whole) = (open(&path), device(), LEN as u64);
+    let address = spinio_gaia::map_in_place(file.as_raw_fd(), 0, whole, Access::Write, device).unwrap();
+    let stream = device.new_stream().unwrap();
+    let mut work = Work { at: address as *mut u8, len: 1, byte: 9, sleep_ms: 100 };
+    let (tell, told) = std::sync::mpsc::channel();
+    spinio_gaia::with_map(address, |map, _| {
+        map.acquire_async(0, whole, Access::Write, stream)?;
+        // SAFETY: the unmap below waits for the release after it.
+        unsafe { device.launch(stream, store, (&raw mut work).cast()) }.unwrap();
+        let report = move |done: &Result<u64, spinio_gaia::Error>| {
+            // SAFETY: the map stays until the unmap has waited for this.
+            let stored = unsafe { (address as *const u8).read_volatile() };
+            tell.send((done.clone(), stored)).unwrap();
+        };
+        map.release_async(0, whole, false, stream, report)?;
+        let again = map.release_async(0, whole, false, stream, |_| unreachable!()).unwrap_err();
+        assert_eq!(again.errno, Errno::INVAL, "{again}");
+        map.overwrite_async(0, whole, stream)?;
+        let discarded = map.release_async(0, whole, true, stream, |_| unreachable!()).unwrap_err();
+        assert_eq!(discarded.errno, Errno::NOTSUP, "{discarded}");
+        Ok(())
+    })
+    .unwrap();
+    spinio_gaia::unmap(address).unwrap();
+    assert_eq!((told.try_recv().unwrap(), read(&file, 0)), ((Ok(0), 9), 9));
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use spinio_device::{AppStream, Device, PAGE_BYTES, PageableAccess, WaitMode};
 use spinio_host::lock;
@@ -15,6 +15,7 @@ use spinio_sys::linux::{self, Fd};
 use super::mapping::{Mapping, MappingAdvice};
 use super::source::Source;
 use crate::map::{check_descriptor, spec};
+use crate::queued_calls::Queue;
 use crate::state::{InPlaceWay, Info};
 use crate::table_thread::TableThread;
 use crate::{Access, Advice, Error, Result};
@@ -30,6 +31,8 @@ pub struct Map {
     pid: u32,
     state: ManuallyDrop<Mutex<State>>,
     thread: ManuallyDrop<TableThread<Source>>,
+    /// Releases in stream order.
+    pub(super) queue: Arc<Queue>,
 }
 
 /// What changes, under one lock: calls on one map run one after another.
@@ -77,6 +80,7 @@ impl Map {
             pid: linux::getpid(),
             state: ManuallyDrop::new(Mutex::new(state)),
             thread: ManuallyDrop::new(thread),
+            queue: Arc::default(),
         })
     }
 
@@ -113,17 +117,7 @@ impl Map {
     /// Ends the epoch of the pages of a range, after the work that this thread's stream has queued: its stores have been
     /// visible since they were done.
     pub fn release(&self, offset: u64, len: u64) -> Result<()> {
-        let pages = self.pages_of(offset, len)?;
-        let mut state = lock(&self.state);
-        if !state.is_acquired(&pages) {
-            return Err(Error::new(Errno::INVAL, "The range was not acquired"));
-        }
-        if state.has_open(&pages) {
-            self.wait_for_stream()?;
-            state.info.releases += 1;
-        }
-        state.end(pages);
-        Ok(())
+        self.end_after_stream(offset, len, false)
     }
 
     /// Ends the epoch as [`Map::release`] does, but of pages that were not acquired too.
@@ -131,18 +125,32 @@ impl Map {
     /// # Errors
     /// ENOTSUP: a page was in an epoch for writing, whose stores stay.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.end_after_stream(offset, len, true)
+    }
+
+    fn end_after_stream(&self, offset: u64, len: u64, discard: bool) -> Result<()> {
         let pages = self.pages_of(offset, len)?;
-        let mut state = lock(&self.state);
-        let stored = state.has_open(&pages);
-        if stored {
+        if lock(&self.state).has_open(&pages) {
             self.wait_for_stream()?;
         }
+        self.end_epoch(offset, len, discard)
+    }
+
+    /// Ends the epoch, whatever the stream has queued.
+    pub(super) fn end_epoch(&self, offset: u64, len: u64, discard: bool) -> Result<()> {
+        let pages = self.pages_of(offset, len)?;
+        let mut state = lock(&self.state);
+        if !discard && !state.is_acquired(&pages) {
+            return Err(Error::new(Errno::INVAL, "The range was not acquired"));
+        }
+        let stored = state.has_open(&pages);
         state.end(pages);
-        if stored {
+        if stored && discard {
             let sentence =
                 "The stores of the epoch are in the file already: those of a coherent map cannot be discarded";
             return Err(Error::new(Errno::NOTSUP, sentence));
         }
+        state.info.releases += u64::from(stored);
         Ok(())
     }
 
@@ -156,6 +164,7 @@ impl Map {
     /// Returns when all bytes of the file are on storage.
     pub fn sync(&self, offset: u64, len: u64) -> Result<()> {
         self.pages_of(offset, len)?;
+        self.wait_for_queued();
         self.thread.run(Source::sync)
     }
 

@@ -28,5 +28,6 @@
 mod map;
 mod mapping;
 mod source;
+mod stream_order;
 
 pub use map::Map;
