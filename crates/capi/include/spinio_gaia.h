@@ -66,7 +66,7 @@ enum {
     SPINIO_GAIA_READ = 1,    /* load */
     SPINIO_GAIA_WRITE = 2,   /* load and store */
     SPINIO_GAIA_OVERWRITE = 4, /* acquire: store to all of the range; its bytes are not fetched */
-    SPINIO_GAIA_IN_PLACE = 8,  /* map, with READ: kernels load from the page cache, without memory of the device */
+    SPINIO_GAIA_IN_PLACE = 8,  /* map: kernels use the page cache, without memory of the device */
     SPINIO_GAIA_DISCARD = 32, /* release: end the epoch and publish nothing */
     SPINIO_GAIA_HANDOFF = 64 /* release: the memory may be given away, instead of a copy of it */
 };
@@ -88,7 +88,19 @@ void *spinio_gaia_map(int fd, off_t offset, size_t size, unsigned access);
  * write to pages that were acquired may be seen at once. An acquire registers again what has changed otherwise, for which
  * it waits for kernels that run on the device, also those that use other memory. Only of files below a mount; in stream
  * order there is no acquire (ENOTSUP). EINVAL: with WRITE. ENOTSUP also: the device cannot read registered pages. Where a
- * program cuts the file, kernels on the emulated GPU must not load the pages that go, as with any mapping: SIGBUS. */
+ * program cuts the file, kernels on the emulated GPU must not load the pages that go, as with any mapping: SIGBUS.
+ *
+ * Where kernels of the device access all memory of the process (HMM, or the CPU's page tables: in_place in
+ * spinio_gaia_info is 2 or 3) the map is a shared mapping of the file, with WRITE a writable one, and kernels are CPU
+ * programs: loads and stores are coherent with all others at once. Then
+ *  - nothing is registered, and no acquire waits for kernels. It returns the bytes of the range that are in the file; whole
+ *    pages past its end are zeros until the next acquire, and stores to them are dropped;
+ *  - stores are visible before they are released, also those of a program that dies. A release waits for the thread's
+ *    stream and returns 0. SPINIO_GAIA_DISCARD ends the epoch, and fails with ENOTSUP if it was one for writing;
+ *  - in stream order an acquire has its effect when it is called, and a release sets *published to 0;
+ *  - files that are below no mount can be mapped for reading, without a daemon: what programs write is seen at once;
+ *  - a page that a program cuts off while a kernel uses it ends the process (SIGBUS) or, on a GPU, the context;
+ *  - atomic functions fail on pages of files, where the GPU has no atomics on memory of the host (with HMM). */
 
 /* Unmaps; address is that of spinio_gaia_map(). Stores that were not released are dropped. Kernels that use the map
  * must have finished. EINVAL: no map begins at this address, for example because it was unmapped already. */
@@ -220,6 +232,8 @@ struct spinio_gaia_info {
     uint64_t release_scan_ns;      /* fingerprints, to know what kernels have changed */
     uint64_t release_copy_ns;      /* changed pages were copied to the server's memory */
     uint64_t release_commit_ns;    /* they were made visible */
+    uint64_t in_place;             /* how kernels use the page cache: 0, they do not. 1: as registered pages. 2: as any
+                                    * memory of the process, by page faults (HMM). 3: the same, by the CPU's page tables */
 };
 
 /* Returns the counters of the map that contains address in *out. size: sizeof *out, so that programs and libraries of

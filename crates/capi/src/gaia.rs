@@ -114,13 +114,9 @@ fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failu
 }
 
 fn map_in_place(fd: c_int, offset: i64, size: usize, access: c_uint) -> Result<u64, Failure> {
-    if access != IN_PLACE | READ {
-        return Err(invalid(
-            "A map that is read in place is for reading only: SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE",
-        ));
-    }
+    let access = parse_access(access & !IN_PLACE)?;
     let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
-    Ok(spinio_gaia::map_in_place(fd, offset, size as u64, current_device()?)?)
+    Ok(spinio_gaia::map_in_place(fd, offset, size as u64, access, current_device()?)?)
 }
 
 fn current_device() -> Result<&'static dyn Device, Failure> {

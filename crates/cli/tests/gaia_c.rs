@@ -27,7 +27,13 @@ fn build(dir: &Path, name: &str, source: &str) -> Option<PathBuf> {
 }
 
 fn run(program: &Path, dir: &Path, arguments: &[PathBuf]) {
+    run_on(program, dir, arguments, "");
+}
+
+/// The same; `device` describes the emulated one.
+fn run_on(program: &Path, dir: &Path, arguments: &[PathBuf], device: &str) {
     let mut command = Command::new("timeout");
+    command.env("SPINIO_EMULATED", device);
     command.args(["--signal=KILL", "120"]).arg(program).args(arguments).current_dir(dir).env_remove("LD_LIBRARY_PATH");
     let done = command.output().unwrap();
     let text = String::from_utf8_lossy(&done.stderr);
@@ -143,6 +149,66 @@ fn c_kernel_reads_the_page_cache_in_place() {
     let file = mount.dir().join("file");
     std::fs::write(&file, [0; 8192]).unwrap();
     run(&program, dir.path(), &[file]);
+}
+
+/// On a device whose kernels access all memory of the process.
+#[test]
+fn c_kernel_stores_to_the_page_cache_in_place() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let source = r#"
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        #include <spinio.h>
+        #include <spinio_gaia.h>
+        static void kernel(void *gpu) { ((volatile unsigned char *)gpu)[5000]++; }
+        static int fail(const char *what) { return fprintf(stderr, "%s: %s\n", what, spinio_last_error()), 1; }
+        int main(int argc, char **argv)
+        {
+            int fd = argc == 3 && spinio_emulated_stream() ? open(argv[1], O_RDWR) : -1, plain = open(argv[2], O_RDWR);
+            struct spinio_gaia_info info;
+            unsigned char byte = 0;
+            void *gpu = spinio_gaia_map(fd, 0, 8192, SPINIO_GAIA_WRITE | SPINIO_GAIA_IN_PLACE);
+            if (!gpu)
+                return fail("map");
+            for (unsigned char round = 1; round < 4; round++) {
+                if (spinio_gaia_acquire(gpu, 8192, SPINIO_GAIA_WRITE) != 8192)
+                    return fail("acquire");
+                spinio_emulated_launch(kernel, gpu, NULL);
+                if (spinio_gaia_release(gpu, 8192, 0) || pread(fd, &byte, 1, 5000) != 1 || byte != round)
+                    return fail("release");
+            }
+            spinio_gaia_acquire(gpu, 4096, SPINIO_GAIA_OVERWRITE);
+            if (spinio_gaia_release(gpu, 4096, SPINIO_GAIA_DISCARD) != -1 || errno != ENOTSUP)
+                return fail("discard");
+            if (spinio_gaia_release(gpu, 4096, SPINIO_GAIA_DISCARD) || spinio_gaia_sync(gpu, 8192))
+                return fail("discard of nothing");
+            void *stream = spinio_emulated_stream();
+            ssize_t published = 7;
+            if (spinio_gaia_acquire_async(gpu, 8192, SPINIO_GAIA_WRITE, stream))
+                return fail("acquire in stream order");
+            spinio_emulated_launch(kernel, gpu, stream);
+            if (spinio_gaia_release_async(gpu, 8192, 0, stream, &published) || spinio_gaia_sync(gpu, 8192) || published ||
+                pread(fd, &byte, 1, 5000) != 1 || byte != 4)
+                return fail("release in stream order");
+            if (spinio_gaia_info(gpu, &info, sizeof info) || info.in_place != 2 || info.device_bytes || info.releases != 4)
+                return fail("info");
+            if (spinio_gaia_map(plain, 0, 4096, SPINIO_GAIA_WRITE | SPINIO_GAIA_IN_PLACE) || errno != ENOTSUP)
+                return fail("without a mount, to write");
+            void *read = spinio_gaia_map(plain, 0, 4096, SPINIO_GAIA_READ | SPINIO_GAIA_IN_PLACE);
+            byte = 9;
+            if (!read || spinio_gaia_acquire(read, 4096, SPINIO_GAIA_READ) != 4096 || pwrite(plain, &byte, 1, 7) != 1 ||
+                ((volatile unsigned char *)read)[7] != 9 || spinio_gaia_unmap(read))
+                return fail("without a mount");
+            return munmap(gpu, 8192) ? fail("unmap") : 0;
+        }"#;
+    let Some(program) = build(dir.path(), "coherent", source) else { return };
+    let (file, plain) = (mount.dir().join("file"), dir.path().join("plain"));
+    std::fs::write(&file, [0; 8192]).unwrap();
+    std::fs::write(&plain, [0; 4096]).unwrap();
+    run_on(&program, dir.path(), &[file, plain], "hmm=1");
 }
 
 #[test]

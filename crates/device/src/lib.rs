@@ -19,6 +19,7 @@ mod error;
 mod fingerprint;
 mod host_memory;
 pub mod p2pmem;
+mod pageable;
 mod peer_memory;
 mod range_table;
 pub mod registry;
@@ -32,6 +33,7 @@ mod traits;
 
 pub use error::{DeviceError, ErrorKind};
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
+pub use pageable::PageableAccess;
 pub use peer_memory::{PeerChunk, PeerError, PeerMemory, PeerPiece};
 pub use replica_memory::{KernelCopy, Piece, ReplicaMemory};
 pub use shared_memory::{Chunk, SharedMemory};

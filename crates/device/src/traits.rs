@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use crate::{AppStream, DeviceError, PeerMemory, ReplicaMemory, SharedMemory, StreamStop};
+use crate::{AppStream, DeviceError, PageableAccess, PeerMemory, ReplicaMemory, SharedMemory, StreamStop};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -185,6 +185,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
+
+    /// How its kernels access memory of the process that is not registered.
+    fn pageable_access(&self) -> PageableAccess {
+        PageableAccess::None
+    }
 
     /// The allocation that contains `addr`, queried again: `None` if it is not (or no longer) the device's.
     /// Neighbouring mappings that the program sees as one range (CUDA VMM) count as one, as far as `want` bytes reach.

@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fake::Fake;
 use spinio_device::{
-    Allocation, AppStream, DeviceAddr, DeviceKind, ErrorKind, Fingerprint, GatherEntry, KernelStore, StreamId,
-    WaitMode, registry, set_thread_stream,
+    Allocation, AppStream, DeviceAddr, DeviceKind, ErrorKind, Fingerprint, GatherEntry, KernelStore, PageableAccess,
+    StreamId, WaitMode, registry, set_thread_stream,
 };
 use spinio_sys::cuda::{Context, Driver};
 
@@ -107,6 +107,20 @@ fn finds_each_kind_of_memory_to_its_end() {
     let managed = gpu.fake.alloc(2, 8192, 0);
     assert!(find(managed + 1, 1).unwrap().host_mapped);
     gpu.fake.free(managed);
+}
+
+#[test]
+fn pageable_access_is_what_the_driver_says() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let device = find(at, 1).unwrap().device;
+    assert_eq!(device.pageable_access(), PageableAccess::None);
+    for (how, expected) in [(1, PageableAccess::Faults), (2, PageableAccess::HostPageTables), (0, PageableAccess::None)]
+    {
+        gpu.fake.pageable(how);
+        assert_eq!((device.pageable_access(), expected.is_possible()), (expected, how != 0));
+    }
+    gpu.fake.free(at);
 }
 
 #[test]

@@ -12,10 +12,11 @@ use spinio_sys::linux::{self, Fd};
 use spinio_sys::{Errno, injection_point};
 
 use crate::Result;
-use crate::connection::Connection;
+use crate::connection::{Connection, Descriptors};
 use crate::counters::Counters;
 use crate::file_reader::FileReader;
-use crate::link::{Attached, Link, LinkState};
+use crate::link::{Attached, Link, LinkState, Spec};
+use crate::mounted_file::MountedFile;
 use crate::owner_name::Name;
 use crate::state::State;
 use crate::window::Window;
@@ -24,16 +25,31 @@ use crate::window::Window;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// A connection to a server that knows of the map now.
+pub(crate) struct Greeted {
+    pub(crate) connection: Connection,
+    size: u64,
+    name: Name,
+    sent: Descriptors,
+}
+
+/// Says hello to a server.
+pub(crate) fn say_hello(file: &dyn MountedFile, spec: &Spec) -> Result<Greeted> {
+    let ticket = file.ticket()?;
+    injection_point!("client: ticket received");
+    let mut connection = Connection::dial(&ticket)?;
+    injection_point!("client: connected");
+    let Spec { access, first, pages, kind } = *spec;
+    let hello = Request::Hello { ticket: ticket.ticket, access, first, pages: pages as u64, kind };
+    let (size, name, sent) = connection.hello(hello)?;
+    Ok(Greeted { connection, size, name, sent })
+}
+
 impl LinkState {
-    /// Says hello to a server.
+    /// Attaches to a server.
     fn attach(&mut self) -> Result<(Arc<Window>, Counters, u64, Name, Fd)> {
         self.attached = None;
-        let ticket = self.file.ticket()?;
-        injection_point!("client: ticket received");
-        let mut connection = Connection::dial(&ticket)?;
-        injection_point!("client: connected");
-        let (access, first, pages) = (self.spec.access, self.spec.first, self.spec.pages as u64);
-        let (size, name, sent) = connection.hello(Request::Hello { ticket: ticket.ticket, access, first, pages })?;
+        let Greeted { connection, size, name, sent } = say_hello(&*self.file, &self.spec)?;
         let window = Arc::new(Window::map(&sent.window, self.spec.pages)?);
         let [changes, servers] = &sent.counters;
         let counters = Counters::map(changes, servers)?;
@@ -49,18 +65,21 @@ impl LinkState {
 
 /// Attaches, however often servers end meanwhile.
 pub(crate) fn attach(link: &Link, reader: Option<&'static dyn FileReader>, state: &mut State) -> Result<()> {
+    let (window, counters, size, name, backing) = patiently(|| link.run(LinkState::attach))?;
+    *lock(&state.name) = Some(name);
+    state.window = Some(window);
+    state.counters = Some(counters);
+    // A program that has lost the right to open the file has the descriptor, through which the link reads.
+    state.backing = reader.and_then(|reader| reader.open(link.tid(), backing).ok());
+    state.info.file_size = size;
+    Ok(())
+}
+
+/// Repeats an attempt that failed because its server has ended.
+pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let give_up = linux::monotonic_ns() + PATIENCE.as_nanos() as u64;
     loop {
-        match link.run(LinkState::attach) {
-            Ok((window, counters, size, name, backing)) => {
-                *lock(&state.name) = Some(name);
-                state.window = Some(window);
-                state.counters = Some(counters);
-                // A program that has lost the right to open the file has the descriptor, through which the link reads.
-                state.backing = reader.and_then(|reader| reader.open(link.tid(), backing).ok());
-                state.info.file_size = size;
-                return Ok(());
-            }
+        match attempt() {
             // The second: the ticket was of a server that has ended.
             Err(e) if e.is_disconnected() || (e.is_refused() && e.errno == Errno::STALE) => {
                 if linux::monotonic_ns() > give_up {
@@ -68,7 +87,7 @@ pub(crate) fn attach(link: &Link, reader: Option<&'static dyn FileReader>, state
                 }
                 std::thread::sleep(PAUSE);
             }
-            Err(e) => return Err(e),
+            done => return done,
         }
     }
 }

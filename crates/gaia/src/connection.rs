@@ -49,6 +49,11 @@ impl Connection {
         Ok(Connection { socket, sent: Vec::new(), received: vec![0; MAX_MESSAGE + 1], owed: false })
     }
 
+    /// Whether the server has not closed it. No reply is awaited.
+    pub(crate) fn is_open(&self) -> bool {
+        self.socket.is_open()
+    }
+
     /// Sends the first request; the reply has descriptors.
     pub(crate) fn hello(&mut self, hello: Request<'_>) -> Result<(u64, Name, Descriptors)> {
         self.post(|out| hello.encode(out))?;

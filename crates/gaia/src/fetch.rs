@@ -73,7 +73,7 @@ impl LinkState {
     ) -> Result<Result<Fetched>> {
         let mut spent = Spent::default();
         timed(&mut spent.flush, || self.flush(part.start, part.len()))?;
-        let fetch = fetch && !self.spec.in_place;
+        let fetch = fetch && !self.spec.is_in_place();
         let request = Request::Acquire { first: part.start as u64, pages: part.len() as u64, access, fetch, peers };
         let fills = timed(&mut spent.plan, || {
             self.drop_evicted(evicted)?;
@@ -94,7 +94,7 @@ impl LinkState {
 
     fn fetch(&mut self, (mut fills, mut below): (Vec<Fill>, u64), mut spent: Spent) -> Result<Fetched> {
         let mut staged = Vec::new();
-        if !self.spec.in_place && fit_into_stage(&fills) {
+        if !self.spec.is_in_place() && fit_into_stage(&fills) {
             staged.extend(fills.iter().map(|fill| fill.run));
             timed(&mut spent.read, || self.read_into_stage(&staged))?;
             (fills, below) = timed(&mut spent.confirm, || self.fill(|out| Request::Filled.encode(out)))?;

@@ -24,7 +24,8 @@
 //!
 //! Files that are not below a mount are mapped by another way, read-only: [`leased`].
 //!
-//! A map can also be read in place, from the page cache of the Linux kernel, without device memory ([`in_place`]).
+//! A map can also be read in place, from the page cache of the Linux kernel, without device memory ([`in_place`]). On a
+//! device whose kernels access all memory of the process it is read and written there ([`coherent`]).
 //! Kernels can also read files on demand, without a map: [`reader`].
 //!
 //! Pages that another map of the process has on another device are copied from there ([`peers`]).
@@ -36,6 +37,7 @@
 mod advice;
 mod attach;
 mod chunks;
+pub mod coherent;
 mod connection;
 mod counters;
 mod current;
@@ -84,6 +86,6 @@ pub use ranges::touches_map;
 pub use room::limit_memory;
 pub use spinio_pagecache::leased_messages::PeerRefusal;
 pub use spinio_pagecache::messages::{Access, Stats};
-pub use state::Info;
+pub use state::{InPlaceWay, Info};
 
 type Result<T> = core::result::Result<T, Error>;

@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use spinio_device::PAGE_BYTES;
-use spinio_pagecache::messages::{self, Access, Fill, HandOver, ReleaseId, ReleasePart, Reply, Request, Run, Stats};
+use spinio_pagecache::messages::{
+    self, Access, Fill, HandOver, MapKind, ReleaseId, ReleasePart, Reply, Request, Run, Stats,
+};
 use spinio_sys::linux::{self, Advice, Fd};
 use spinio_sys::{Errno, injection_point};
 
@@ -24,8 +26,15 @@ pub(crate) struct Spec {
     /// The first page in the file.
     pub(crate) first: u64,
     pub(crate) pages: usize,
+    /// How kernels load its pages.
+    pub(crate) kind: MapKind,
+}
+
+impl Spec {
     /// Read from the mapping of the file, without a replica.
-    pub(crate) in_place: bool,
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.kind != MapKind::Replica
+    }
 }
 
 /// The thread.

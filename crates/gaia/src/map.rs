@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use spinio_device::{Device, DeviceAddr, PAGE_BYTES};
 use spinio_host::lock;
-use spinio_pagecache::messages::{Access, MAX_PAGES, Stats};
+use spinio_pagecache::messages::{Access, MAX_PAGES, MapKind, Stats};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -20,7 +20,7 @@ use crate::page_states::PageStates;
 use crate::queued_calls::Queue;
 use crate::replica::Replica;
 use crate::sources;
-use crate::state::{Info, State};
+use crate::state::{InPlaceWay, Info, State};
 use crate::{Error, Result};
 
 /// A range of a file in device memory. It is unmapped when dropped; unreleased stores are dropped with it.
@@ -51,26 +51,16 @@ impl Map {
         device: &'static dyn Device,
         reader: Option<&'static dyn FileReader>,
     ) -> Result<Map> {
-        let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
-        let allowed = match access {
-            Access::Read => mode != linux::O_WRONLY,
-            Access::Write => mode == linux::O_RDWR,
-        };
-        if !allowed {
-            return Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access"));
-        }
+        check_descriptor(fd, access)?;
         let tid = linux::gettid();
         Map::with_file(offset, len, access, device, reader, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
     }
 
     /// Maps as [`Map::new`] for reading, without memory of the device: kernels read the Linux kernel's page cache.
     pub fn in_place(fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<Map> {
-        let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
-        if mode == linux::O_WRONLY {
-            return Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access"));
-        }
+        check_descriptor(fd, Access::Read)?;
         let tid = linux::gettid();
-        let spec = spec(offset, len, Access::Read, true)?;
+        let spec = spec(offset, len, Access::Read, MapKind::Registered)?;
         Map::with_spec(spec, len, device, None, move || Ok(Box::new(FuseFile::dup(tid, fd)?)))
     }
 
@@ -82,7 +72,7 @@ impl Map {
         reader: Option<&'static dyn FileReader>,
         open: impl FnOnce() -> Result<Box<dyn MountedFile>> + Send + 'static,
     ) -> Result<Map> {
-        Map::with_spec(spec(offset, len, access, false)?, len, device, reader, open)
+        Map::with_spec(spec(offset, len, access, MapKind::Replica)?, len, device, reader, open)
     }
 
     fn with_spec(
@@ -99,7 +89,7 @@ impl Map {
             counters: None,
             current: Current::default(),
             pages: PageStates::new(0),
-            info: Info::default(),
+            info: Info { in_place: InPlaceWay::of(spec.kind) as u64, ..Info::default() },
             name: NameCell::default(),
             inaccessible: Vec::new(),
         };
@@ -176,7 +166,17 @@ impl Map {
     }
 }
 
-fn spec(offset: u64, len: u64, access: Access, in_place: bool) -> Result<Spec> {
+/// Whether the descriptor allows a map of this access.
+pub(crate) fn check_descriptor(fd: Fd, access: Access) -> Result<()> {
+    let mode = linux::status_flags(fd).map_err(|e| Error::of(e, "query the descriptor"))? as u32 & linux::O_ACCMODE;
+    let allowed = match access {
+        Access::Read => mode != linux::O_WRONLY,
+        Access::Write => mode == linux::O_RDWR,
+    };
+    if allowed { Ok(()) } else { Err(Error::new(Errno::ACCESS, "The descriptor is not open for this access")) }
+}
+
+pub(crate) fn spec(offset: u64, len: u64, access: Access, kind: MapKind) -> Result<Spec> {
     let page = PAGE_BYTES as u64;
     let first = offset / page;
     let pages = len.div_ceil(page);
@@ -188,7 +188,7 @@ fn spec(offset: u64, len: u64, access: Access, in_place: bool) -> Result<Spec> {
     if pages > u64::from(u32::MAX) {
         return Err(Error::new(Errno::NOMEM, "A map has less than 16 TiB"));
     }
-    Ok(Spec { access, first, pages: pages as usize, in_place })
+    Ok(Spec { access, first, pages: pages as usize, kind })
 }
 
 impl Drop for Map {

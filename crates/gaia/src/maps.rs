@@ -9,8 +9,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
 use crate::file_reader::FileReader;
-use crate::leased;
 use crate::{Access, Advice, Error, Info, Map, Result, ranges};
+use crate::{coherent, leased};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -25,6 +25,8 @@ pub enum FileMap {
     Mounted(Arc<Map>),
     /// Of another file, which no process writes.
     Leased(Box<leased::Map>),
+    /// Of either, in place, on a device that accesses all memory of the process.
+    Coherent(Box<coherent::Map>),
 }
 
 impl FileMap {
@@ -50,6 +52,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.replica.device_id(),
             FileMap::Leased(map) => map.device.id(),
+            FileMap::Coherent(map) => map.device.id(),
         }
     }
 
@@ -58,6 +61,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.address(),
             FileMap::Leased(map) => map.address(),
+            FileMap::Coherent(map) => map.address(),
         }
     }
 
@@ -66,6 +70,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.len(),
             FileMap::Leased(map) => map.bytes(),
+            FileMap::Coherent(map) => map.bytes(),
         }
     }
 
@@ -74,6 +79,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.acquire(offset, len, access),
             FileMap::Leased(map) => map.acquire(offset, len, access),
+            FileMap::Coherent(map) => map.acquire(offset, len, access),
         }
     }
 
@@ -82,6 +88,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.overwrite(offset, len),
             FileMap::Leased(map) => map.acquire(offset, len, Access::Write),
+            FileMap::Coherent(map) => map.acquire(offset, len, Access::Write),
         }
     }
 
@@ -90,6 +97,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release(offset, len),
             FileMap::Leased(map) => map.release(offset, len).map(|()| 0),
+            FileMap::Coherent(map) => map.release(offset, len).map(|()| 0),
         }
     }
 
@@ -98,6 +106,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release_handing_over(offset, len),
             FileMap::Leased(map) => map.release(offset, len).map(|()| 0),
+            FileMap::Coherent(map) => map.release(offset, len).map(|()| 0),
         }
     }
 
@@ -106,6 +115,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.end_reading(offset, len),
             FileMap::Leased(map) => map.check_range(offset, len).map(drop),
+            FileMap::Coherent(map) => map.end_reading(offset, len),
         }
     }
 
@@ -114,6 +124,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.acquire_async(offset, len, access, stream),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
+            FileMap::Coherent(map) => map.acquire_async(offset, len, access, stream),
         }
     }
 
@@ -122,6 +133,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.overwrite_async(offset, len, stream),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
+            FileMap::Coherent(map) => map.acquire_async(offset, len, Access::Write, stream),
         }
     }
 
@@ -137,6 +149,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.release_async(offset, len, discard, stream, published),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
+            FileMap::Coherent(map) => map.release_async(offset, len, discard, stream, published),
         }
     }
 
@@ -145,6 +158,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.discard(offset, len),
             FileMap::Leased(map) => map.release(offset, len),
+            FileMap::Coherent(map) => map.discard(offset, len),
         }
     }
 
@@ -153,6 +167,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.sync(offset, len),
             FileMap::Leased(map) => map.check_range(offset, len).map(drop),
+            FileMap::Coherent(map) => map.sync(offset, len),
         }
     }
 
@@ -161,6 +176,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.advise(offset, len, advice),
             FileMap::Leased(map) => map.check_range(offset, len).map(drop),
+            FileMap::Coherent(map) => map.advise(offset, len, advice),
         }
     }
 
@@ -169,6 +185,7 @@ impl FileMap {
         match self {
             FileMap::Mounted(map) => map.info(),
             FileMap::Leased(map) => map.info(),
+            FileMap::Coherent(map) => map.info(),
         }
     }
 }
@@ -185,9 +202,22 @@ pub fn map(
     insert(|| FileMap::new(fd, offset, len, access, device, reader))
 }
 
-/// Maps a range of a file below a mount for reading, without memory of the device: its kernels read the Linux kernel's
-/// page cache. Returns the device address.
-pub fn map_in_place(fd: Fd, offset: u64, len: u64, device: &'static dyn Device) -> Result<u64> {
+/// Maps a range of a file without memory of the device: its kernels use the Linux kernel's page cache. Returns the device
+/// address. A device that accesses all memory of the process gets a coherent map; another one reads registered pages of
+/// a file below a mount.
+pub fn map_in_place(fd: Fd, offset: u64, len: u64, access: Access, device: &'static dyn Device) -> Result<u64> {
+    if device.pageable_access().is_possible() {
+        return insert(|| {
+            coherent::Map::new(fd, offset, len, access, device).map(|map| FileMap::Coherent(Box::new(map)))
+        });
+    }
+    if access == Access::Write {
+        let sentence = format!(
+            "Kernels of {} do not access all memory of the process (HMM): there a map in place is for reading only",
+            device.id()
+        );
+        return Err(Error::new(Errno::INVAL, sentence));
+    }
     insert(|| {
         let file_system = linux::file_system_magic(fd).map_err(|e| Error::of(e, "query the descriptor"))?;
         if file_system != fs_magic::FUSE {
@@ -221,8 +251,10 @@ pub fn unmap(address: u64) -> Result<()> {
     // Before the device has the addresses back.
     ranges::remove(address);
     drop(maps);
-    if let FileMap::Mounted(map) = &*removed {
-        map.wait_for_queued();
+    match &*removed {
+        FileMap::Mounted(map) => map.wait_for_queued(),
+        FileMap::Coherent(map) => map.wait_for_queued(),
+        FileMap::Leased(_) => {}
     }
     drop(removed);
     Ok(())

@@ -45,7 +45,7 @@ impl Map {
     pub(crate) fn peers_of(&self, state: &State, pages: &Range<usize>) -> Vec<Named> {
         let name = *lock(&state.name);
         let (Some(name), None) = (name, Lane::current()) else { return Vec::new() };
-        if self.spec.in_place || self.replica.device().peer_memory().is_none() {
+        if self.spec.is_in_place() || self.replica.device().peer_memory().is_none() {
             return Vec::new();
         }
         let first = self.spec.first;

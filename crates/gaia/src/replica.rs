@@ -58,7 +58,7 @@ impl Replica {
             Error::new(Errno::NOTSUP, sentence)
         })?;
         let pages = spec.pages;
-        if spec.in_place {
+        if spec.is_in_place() {
             let mapping = InPlace::reserve(memory, pages)?;
             let start = DeviceAddr(mapping.start());
             let stages = RegisteredStages::new(memory);

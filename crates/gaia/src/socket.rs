@@ -46,6 +46,12 @@ impl Socket {
         &self.fd
     }
 
+    /// Whether the other end is there, and has sent nothing.
+    pub(crate) fn is_open(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&self.fd, &mut [0; 1], flags), Err(Errno::AGAIN | Errno::INTR))
+    }
+
     /// Sends one message, with at most one descriptor.
     pub(crate) fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.send_all(message, fd.as_slice())

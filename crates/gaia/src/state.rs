@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use spinio_device::DeviceId;
+use spinio_pagecache::messages::MapKind;
 
 use crate::counters::Counters;
 use crate::current::Current;
@@ -74,6 +75,28 @@ pub struct Info {
     pub release_copy_ns: u64,
     /// The server committed them.
     pub release_commit_ns: u64,
+    /// How kernels load the pages in place: an [`InPlaceWay`].
+    pub in_place: u64,
+}
+
+/// How kernels load the pages of a map in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlaceWay {
+    /// They do not: the map has a replica.
+    No = 0,
+    /// As pages of the page cache that are registered with the device; read only.
+    Registered = 1,
+    /// As any memory of the process, by page faults; coherent.
+    Faults = 2,
+    /// As any memory of the process, through its page tables; coherent.
+    HostPageTables = 3,
+}
+
+impl InPlaceWay {
+    /// Of a map that is not coherent.
+    pub(crate) fn of(kind: MapKind) -> InPlaceWay {
+        if kind == MapKind::Replica { InPlaceWay::No } else { InPlaceWay::Registered }
+    }
 }
 
 /// Runs a part of an acquire or release, and adds the time that it took.

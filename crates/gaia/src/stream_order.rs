@@ -44,7 +44,7 @@ impl Map {
     /// [`Map::acquire`] in the order of a stream.
     pub fn acquire_async(self: &Arc<Map>, offset: u64, len: u64, access: Access, stream: StreamId) -> Result<()> {
         let pages = self.pages_of(offset, len)?;
-        if self.spec.in_place {
+        if self.spec.is_in_place() {
             // Unregistering waits for kernels, and the stream for this call.
             let sentence = "A map that is read in place is not acquired in stream order: use spinio_gaia_acquire";
             return Err(Error::new(Errno::NOTSUP, sentence));

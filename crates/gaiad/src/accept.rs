@@ -82,10 +82,10 @@ fn serve(all: &Clients, socket: &OwnedFd) {
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     match receive(socket, &mut buffer).map(messages::parse_request) {
-        Some(Ok(Request::Hello { ticket, access, first, pages })) => {
+        Some(Ok(Request::Hello { ticket, access, first, pages, kind })) => {
             injection_point!("server: hello received");
             let peer = Peer { pid, user };
-            client::serve(all, socket, &Hello { ticket, access, first, pages, peer }, counted);
+            client::serve(all, socket, &Hello { ticket, access, first, pages, kind, peer }, counted);
         }
         Some(Ok(Request::Status)) => status::serve(all, socket),
         Some(Ok(Request::Explain { ticket })) => explain::serve(all, socket, &ticket),

@@ -17,7 +17,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, MAX_RUNS, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
+    self, Access, Fill, MAX_MESSAGE, MAX_RUNS, MapKind, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
 };
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE, PeerCopy};
 use spinio_sys::injection_point;
@@ -72,12 +72,13 @@ pub(crate) struct Hello {
     /// Pages of the file.
     pub(crate) first: u64,
     pub(crate) pages: u64,
+    pub(crate) kind: MapKind,
     pub(crate) peer: Peer,
 }
 
 /// Serves a client until it ends the connection, or sends what no client sends.
 pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted: Counted<'_>) {
-    let Hello { ticket, access, first, pages, peer } = *hello;
+    let Hello { ticket, access, first, pages, kind, peer } = *hello;
     let Some(grant) = all.tickets().take(&ticket) else {
         // Of a server that has ended, or used twice: the client asks for another.
         let _ = send(socket, |out| refuse(out, Errno::STALE));
@@ -90,7 +91,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     } else if !counted.map(pages) {
         Err(Errno::NOMEM)
     } else {
-        Client::new(all, grant.node, access, first..first + pages, peer)
+        Client::new(all, grant.node, access, first..first + pages, (peer, kind))
     };
     let mut client = match client {
         Ok(client) => client,
@@ -189,7 +190,7 @@ impl<'a> Client<'a> {
         node: u64,
         access: Access,
         pages: Range<u64>,
-        peer: Peer,
+        holder: (Peer, MapKind),
     ) -> std::result::Result<Client<'a>, Errno> {
         let window = Arc::new(window(pages.end - pages.start)?);
         // A new open file, because the client may change the flags of what it gets. For the owner's own reads too.
@@ -199,7 +200,7 @@ impl<'a> Client<'a> {
         let (file, owner) = (files.enter(node), files.new_owner());
         file.counters()?;
         all.writers.tell(&file);
-        file.holders().insert(owner, peer);
+        file.holders().insert(owner, holder);
         file.pages_now().add_owner(owner, pages.clone());
         let (rest, writing) = (0..0, pagecache::Access::Read);
         let (fetch, release, expired) = (true, None, None);
@@ -350,8 +351,9 @@ impl<'a> Client<'a> {
     /// names one by its place. No more after the last of them: each is looked up for each run of pages.
     fn peers_of(&self, peers: &[u64]) -> Vec<OwnerId> {
         let holders = self.file.holders();
-        let own = holders.get(&self.owner);
-        let is_own = |peer: &OwnerId| own.is_some_and(|own| holders.get(peer) == Some(own));
+        let process = |owner: &OwnerId| holders.get(owner).map(|(peer, _)| *peer);
+        let own = process(&self.owner);
+        let is_own = |peer: &OwnerId| own.is_some() && process(peer) == own;
         let mut named: Vec<OwnerId> = Vec::new();
         for peer in peers.iter().map(|peer| OwnerId(*peer)) {
             named.push(if is_own(&peer) && !named.contains(&peer) { peer } else { NO_OWNER });

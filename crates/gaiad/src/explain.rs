@@ -126,7 +126,7 @@ fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
         Some(found) => send_ranges(socket, found, pages, &mut totals)?,
         None => send_runs(socket, &[(0..pages, RangeState::default())])?,
     }
-    for (owner, peer) in found.iter().flat_map(|found| found.holders().clone()) {
+    for (owner, (peer, kind)) in found.iter().flat_map(|found| found.holders().clone()) {
         let of_map = found.as_ref().and_then(|found| {
             let table = found.pages_now();
             Some((table.pages_of(owner)?, table.pages_from_peers(owner)))
@@ -134,7 +134,7 @@ fn send_file(all: &Clients, socket: &OwnedFd, node: u64) -> Result<(), Errno> {
         let Some((range, from_peers)) = of_map else { continue };
         let counted = totals.remove(&owner).unwrap_or_default();
         let (first, pages) = (range.start, range.end - range.start);
-        let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, from_peers, ..counted };
+        let holder = Holder { pid: peer.pid.into(), user: peer.user.into(), first, pages, from_peers, kind, ..counted };
         send(socket, |out| Reply::Holder(holder).encode(out))?;
     }
     Ok(())

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use spinio_pagecache::change_counters::{self, FILE_WORDS};
+use spinio_pagecache::messages::MapKind;
 use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots, offset_of};
 use spinio_sys::{injection_point, linux};
 
@@ -57,7 +58,7 @@ pub(crate) struct File {
     pages: Mutex<FilePages>,
     /// Clients that have it mapped.
     users: AtomicUsize,
-    holders: Mutex<HashMap<OwnerId, Peer>>,
+    holders: Mutex<HashMap<OwnerId, (Peer, MapKind)>>,
     /// The kernel has forgotten the node; its number may mean another file.
     gone: AtomicBool,
     /// When the oldest page was released that may not be written out.
@@ -219,8 +220,8 @@ impl File {
         lock(&self.release)
     }
 
-    /// The processes of its owners.
-    pub(crate) fn holders(&self) -> MutexGuard<'_, HashMap<OwnerId, Peer>> {
+    /// The processes of its owners, and how their kernels load the pages.
+    pub(crate) fn holders(&self) -> MutexGuard<'_, HashMap<OwnerId, (Peer, MapKind)>> {
         lock(&self.holders)
     }
 

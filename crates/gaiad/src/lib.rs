@@ -120,7 +120,7 @@ pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain, is_below_mount};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 pub use spinio_pagecache::leased_messages::{PeerRefusal, ROOT_SOCKET, sockets};
-pub use spinio_pagecache::messages::{Holder, RangeState, ServerStatus, Stats, Totals};
+pub use spinio_pagecache::messages::{Holder, MapKind, RangeState, ServerStatus, Stats, Totals};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};
 pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};

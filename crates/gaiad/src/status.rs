@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use spinio_fuse::mount;
-use spinio_pagecache::messages::{self, Reply, Request, ServerStatus, Stats};
+use spinio_pagecache::messages::{self, MapKind, Reply, Request, ServerStatus, Stats};
 
 use crate::backing::{Access, proc_path};
 use crate::channel::{WITHIN, ask, refuse, send};
@@ -36,6 +36,8 @@ pub struct FileStatus {
     pub path: String,
     /// Maps of it.
     pub maps: u64,
+    /// Of these, maps in place.
+    pub in_place: u64,
     /// Processes that have these maps.
     pub owners: u64,
     /// Pages that were released and are not in the file yet.
@@ -89,9 +91,9 @@ fn status_at(path: &Path) -> Result<MountStatus, Errno> {
     ask(path, Request::Status, |reply| {
         match reply {
             Reply::ServerStatus(status) => server = Some(status),
-            Reply::FileStatus(messages::FileStatus { maps, owners, dirty, stats, path }) => {
+            Reply::FileStatus(messages::FileStatus { maps, in_place, owners, dirty, stats, path }) => {
                 let path = String::from_utf8_lossy(path).into_owned();
-                files.push(FileStatus { path, maps, owners, dirty, stats });
+                files.push(FileStatus { path, maps, in_place, owners, dirty, stats });
             }
             _ => return Err(Errno::PROTO),
         }
@@ -142,8 +144,11 @@ fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> 
         let pages = file.pages_now();
         (pages.dirty().count() as u64, file_stats(&pages))
     };
-    let owners = file.holders().values().map(|peer| peer.pid).collect::<HashSet<_>>().len() as u64;
-    let status = messages::FileStatus { maps: file.maps() as u64, owners, dirty, stats, path: &path };
+    let holders = file.holders().clone();
+    let owners = holders.values().map(|(peer, _)| peer.pid).collect::<HashSet<_>>().len() as u64;
+    let in_place = holders.values().filter(|(_, kind)| *kind != MapKind::Replica).count() as u64;
+    let maps = file.maps() as u64;
+    let status = messages::FileStatus { maps, in_place, owners, dirty, stats, path: &path };
     send(socket, |out| Reply::FileStatus(status).encode(out))
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
-use spinio_gaia::{Access, Map, PeerRefusal};
+use spinio_gaia::{Access, InPlaceWay, Map, PeerRefusal};
 use spinio_sys::cuda::Driver;
 
 use crate::common::TestMount;
@@ -487,4 +487,42 @@ fn pages_of_another_gpu_take_a_few_driver_calls_for_each_chunk() {
     // Of the pages that were written with the bytes that they had, too.
     assert_eq!((info.bytes_from_peer, info.peer_bytes_refused), (LEN as u64, LEN as u64 / 2));
     assert_eq!(PeerRefusal::of_number(info.peer_refused), Some(PeerRefusal::Copy));
+}
+
+/// A map in place is a mapping of the file where the driver says that kernels access memory of the process.
+#[test]
+fn map_in_place_is_coherent_where_the_driver_says_so() {
+    if !runs_alone("map_in_place_is_coherent_where_the_driver_says_so") {
+        return;
+    }
+    let Some(device) = gpu() else { return };
+    let fake = fake::open().unwrap();
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGE]).unwrap()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = |access| spinio_gaia::map_in_place(file.as_raw_fd(), 0, PAGE as u64, access, device);
+    for (how, way) in [(0, InPlaceWay::Registered), (1, InPlaceWay::Faults), (2, InPlaceWay::HostPageTables)] {
+        fake.pageable(how);
+        let (address, pins) = (map(Access::Read).unwrap(), fake.live_pins());
+        let info = spinio_gaia::with_map(address, |map, _| {
+            map.acquire(0, PAGE as u64, Access::Read)?;
+            assert_eq!(map.device().kind, DeviceKind::Cuda);
+            Ok(map.info())
+        });
+        assert_eq!((info.unwrap().in_place, fake.live_pins() - pins), (way as u64, i32::from(how == 0)));
+        spinio_gaia::unmap(address).unwrap();
+        assert_eq!(map(Access::Write).map_err(|e| e.errno).err(), (how == 0).then_some(Errno::INVAL));
+    }
+    let address = map(Access::Write).unwrap();
+    let whole = PAGE as u64;
+    spinio_gaia::with_map(address, |map, _| map.acquire(0, whole, Access::Write)).unwrap();
+    // SAFETY: a page of the map, which the driver's kernels access as the CPU does.
+    unsafe { (address as *mut u8).add(7).write_volatile(9) };
+    fake.capture(1);
+    let captured = spinio_gaia::with_map(address, |map, _| map.release(0, whole)).unwrap_err();
+    fake.capture(0);
+    assert_eq!((captured.errno, fake.invalidated()), (Errno::BUSY, 0), "{captured}");
+    assert_eq!(spinio_gaia::with_map(address, |map, _| map.release(0, whole)).unwrap(), 0);
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 7).unwrap();
+    assert_eq!(byte, [9]);
 }

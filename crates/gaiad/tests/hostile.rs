@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use spinio_pagecache::messages::{self, Access, NO_PEERS, Reply, Request, Run, STAGE};
+use spinio_pagecache::messages::{self, Access, MapKind, NO_PEERS, Reply, Request, Run, STAGE};
 
 use crate::common::TestMount;
 use crate::common::raw::{self, Raw};
@@ -237,15 +237,17 @@ fn what_is_no_chunk_is_not_lent() {
 fn tickets_are_used_once_and_not_guessed() {
     let Some((_mount, file)) = mount_with(PAGE) else { return };
     let ticket = raw::ticket(&file);
-    let hello = Request::Hello { ticket: ticket.ticket, access: Access::Write, first: 0, pages: 1 };
+    let hello =
+        Request::Hello { ticket: ticket.ticket, access: Access::Write, first: 0, pages: 1, kind: MapKind::Replica };
     let _client = Raw::hello(&ticket, hello).unwrap();
     assert_eq!(Raw::hello(&ticket, hello).err(), Some(errno(Errno::STALE)));
-    let forged = Request::Hello { ticket: [1; 16], access: Access::Write, first: 0, pages: 1 };
+    let forged = Request::Hello { ticket: [1; 16], access: Access::Write, first: 0, pages: 1, kind: MapKind::Replica };
     assert_eq!(Raw::hello(&ticket, forged).err(), Some(errno(Errno::STALE)));
     // A ticket of a descriptor for reading makes no map for writing, and is gone then.
     let reader = File::open(file_path(&_mount)).unwrap();
     let ticket = raw::ticket(&reader);
-    let hello = Request::Hello { ticket: ticket.ticket, access: Access::Write, first: 0, pages: 1 };
+    let hello =
+        Request::Hello { ticket: ticket.ticket, access: Access::Write, first: 0, pages: 1, kind: MapKind::Replica };
     assert_eq!(Raw::hello(&ticket, hello).err(), Some(errno(Errno::ACCESS)));
     assert_eq!(Raw::hello(&ticket, hello).err(), Some(errno(Errno::STALE)));
 }

@@ -182,6 +182,7 @@ fn misuse_is_refused() {
     assert_eq!(queued.errno, Errno::NOTSUP, "{queued}");
     let other = mount.reference.join("file");
     std::fs::write(&other, [1; PAGE]).unwrap();
-    let refused = spinio_gaia::map_in_place(open(&other).as_raw_fd(), 0, PAGE as u64, device()).unwrap_err();
+    let refused =
+        spinio_gaia::map_in_place(open(&other).as_raw_fd(), 0, PAGE as u64, Access::Read, device()).unwrap_err();
     assert!(refused.errno == Errno::NOTSUP && refused.to_string().contains("spinio_map"), "{refused}");
 }

@@ -65,7 +65,7 @@ mod ticket;
 
 pub use bad_message::BadMessage;
 pub use hand_over::{HandOver, MAX_CHUNKS, hand_over};
-pub use holders::{Holder, RangeState};
+pub use holders::{Holder, MapKind, RangeState};
 pub use lists::{Fills, Ranges, Runs};
 pub use peers::filled_but;
 pub use run::{Run, pages_in};
@@ -109,6 +109,8 @@ pub enum Request<'a> {
         first: u64,
         /// Its length.
         pages: u64,
+        /// How kernels load its pages.
+        kind: MapKind,
     },
     /// Begins or extends an epoch.
     Acquire {
@@ -281,10 +283,10 @@ impl Request<'_> {
     /// Appends the message to an empty buffer; the lists of [`Request::Release`] come from [`release`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
-            Request::Hello { ticket, access, first, pages } => {
+            Request::Hello { ticket, access, first, pages, kind } => {
                 start(out, HELLO, 0);
                 out.extend(ticket);
-                numbers(out, &[first, pages, access_number(access)]);
+                numbers(out, &[first, pages, access_number(access), kind as u64]);
             }
             Request::Acquire { first, pages, access, fetch, peers } => {
                 start(out, ACQUIRE, 0);
@@ -407,20 +409,20 @@ impl Reply<'_> {
                 let Totals { commits, published, merged, invalidations, invalidated, from_devices } = totals;
                 numbers(out, &[commits, published, merged, invalidations, invalidated, from_devices]);
             }
-            Reply::FileStatus(FileStatus { maps, owners, dirty, stats, path }) => {
+            Reply::FileStatus(FileStatus { maps, in_place, owners, dirty, stats, path }) => {
                 let path = &path[..path.len().min(MAX_RUNS)];
                 let Stats { commits, merged, unchanged, twins, published } = stats;
                 start(out, FILE_STATUS, path.len());
-                numbers(out, &[maps, owners, dirty, commits, merged, unchanged, twins, published]);
+                numbers(out, &[maps, in_place, owners, dirty, commits, merged, unchanged, twins, published]);
                 out.extend(path);
             }
             Reply::Explained { ranges } => {
                 start(out, EXPLAINED, ranges.0.len() / RUN);
                 out.extend(ranges.0);
             }
-            Reply::Holder(Holder { pid, user, first, pages, current, stale, open, from_peers }) => {
+            Reply::Holder(Holder { pid, user, first, pages, current, stale, open, from_peers, kind }) => {
                 start(out, HOLDER, 0);
-                numbers(out, &[pid, user, first, pages, current, stale, open, from_peers]);
+                numbers(out, &[pid, user, first, pages, current, stale, open, from_peers, kind as u64]);
             }
             Reply::Failed { errno } => {
                 start(out, FAILED, 0);
@@ -437,7 +439,8 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
         HELLO => {
             let (ticket, first, pages) = (at.take()?, at.number()?, at.number()?);
             check_range(first, pages)?;
-            Request::Hello { ticket, access: at.access()?, first, pages }
+            let (access, kind) = (at.access()?, MapKind::of(at.number()?)?);
+            Request::Hello { ticket, access, first, pages, kind }
         }
         ACQUIRE => {
             let (first, pages) = (at.number()?, at.number()?);
@@ -522,6 +525,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
         }),
         FILE_STATUS => Reply::FileStatus(FileStatus {
             maps: at.number()?,
+            in_place: at.number()?,
             owners: at.number()?,
             dirty: at.number()?,
             stats: at.stats()?,
@@ -537,6 +541,7 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             stale: at.number()?,
             open: at.number()?,
             from_peers: at.number()?,
+            kind: MapKind::of(at.number()?)?,
         }),
         FAILED => Reply::Failed { errno: u32::try_from(at.number()?).map_err(|_| BadMessage::Kind)? },
         _ => return Err(BadMessage::Kind),

@@ -92,6 +92,9 @@ impl Memory {
         let MemoryPlace::Host(address) = buffer.memory_place else {
             return Err(PyBufferError::new_err("The source must be memory of the host"));
         };
+        if self.in_place {
+            return self.put_in_place(from.py(), at, address as *const u8, buffer.bytes);
+        }
         let (_owned, to) = self.range(at, buffer.bytes)?;
         if buffer.bytes == 0 {
             return Ok(());
@@ -160,6 +163,26 @@ impl Memory {
             // byte may be copied.
             unsafe { core::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), bytes) };
             Ok(())
+        })
+    }
+
+    /// Stores bytes into a map that is written in place.
+    fn put_in_place(&self, py: Python<'_>, at: usize, from: *const u8, bytes: usize) -> PyResult<()> {
+        let _owned = self.owned()?;
+        if at.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(PyValueError::new_err(format!("{bytes} bytes from {at} are not in {} bytes", self.bytes)));
+        }
+        let to = (self.addr as usize).wrapping_add(at);
+        // SAFETY: memory of an object that the caller keeps. If another thread changes it meanwhile, either byte may be
+        // stored.
+        let bytes = if bytes == 0 { &[][..] } else { unsafe { core::slice::from_raw_parts(from, bytes) } };
+        // SAFETY: addresses of the map, which `_owned` keeps; other programs may store there at any time.
+        let stored = py.detach(|| unsafe { spinio_sys::linux::store_checked(to as *mut u8, bytes) });
+        stored.map_err(|e| match e {
+            Errno::FAULT => {
+                PyRuntimeError::new_err("There is no memory to store to: the file was cut, or the map is read-only")
+            }
+            e => PyRuntimeError::new_err(format!("Cannot store to a map in place: {}", std::io::Error::from(e))),
         })
     }
 

@@ -148,6 +148,7 @@ impl GaiaMap {
             ("release_scan_ns", info.release_scan_ns),
             ("release_copy_ns", info.release_copy_ns),
             ("release_commit_ns", info.release_commit_ns),
+            ("in_place", info.in_place),
         ] {
             dict.set_item(name, value)?;
         }

@@ -68,6 +68,48 @@ def test_map_in_place_shows_the_page_cache(mount):
             f.map(device="emulated", in_place=True, write=True)
 
 
+COHERENT = """
+import errno, os, sys
+from spinio import gaia
+path, plain = sys.argv[1:]
+with gaia.open(path, "r+") as f, f.map(device="emulated", in_place=True, write=True) as m:
+    assert m.info()["in_place"] == 2 and not m.readonly
+    with m.writing(4096, 4096) as array:
+        os.pwrite(f.fileno(), b"cpu", 5000)
+        assert array.tobytes()[904:907] == b"cpu"
+        array[:3].set(b"gpu")
+        assert os.pread(f.fileno(), 3, 4096) == b"gpu"
+    try:
+        with m.writing() as array:
+            array[:4].set(b"stay")
+            raise KeyError("of the block")
+    except KeyError:
+        pass
+    assert os.pread(f.fileno(), 4, 0) == b"stay"
+    try:
+        m.release()
+    except OSError as error:
+        assert error.errno == errno.EINVAL
+    else:
+        raise AssertionError("the epoch has not ended")
+    m.sync()
+with gaia.open(plain) as f, f.map(device="emulated", in_place=True) as m, m.reading() as array:
+    assert array.tobytes() == b"abc"
+    with open(plain, "r+b") as writer:
+        writer.write(b"x")
+    assert array.tobytes() == b"xbc"
+"""
+
+
+def test_map_in_place_is_coherent_where_kernels_access_all_memory(mount, tmp_path):
+    path = mount.file("coherent", bytes(2 * PAGE))
+    other = tmp_path / "plain"
+    other.write_bytes(b"abc")
+    # A process of its own: the device is started once.
+    environment = dict(os.environ, SPINIO_EMULATED="size=16M,hmm=1")
+    subprocess.run([sys.executable, "-c", COHERENT, path, other], env=environment, check=True, timeout=SECONDS)
+
+
 def test_calls_in_stream_order_need_no_wait(mount, device):
     path = mount.file("stream", bytes(2 * PAGE))
     if device == "cuda":

@@ -92,9 +92,24 @@ fn gpu(facts: &mut Vec<Fact>, driver: &Driver, ordinal: i32) {
     });
     let what = format!("{name} HMM");
     facts.push(if can(attribute::PAGEABLE_MEMORY_ACCESS) {
-        Fact::new(GROUP, what, State::Found, "kernels may read any host memory")
+        let by = match can(attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES) {
+            true => "through the page tables of the CPU",
+            false => "by page faults",
+        };
+        let atomics = match can(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) {
+            true => "",
+            false => "; no atomics on mapped files",
+        };
+        let detail =
+            format!("kernels access any host memory {by}{atomics}; GAIA maps in place are coherent, and writable");
+        Fact::new(GROUP, what, State::Found, detail)
     } else {
-        Fact::new(GROUP, what, State::Absent, "kernels cannot read ordinary host memory; SPIN registers what they need")
+        Fact::new(
+            GROUP,
+            what,
+            State::Absent,
+            "kernels cannot read ordinary host memory; SPIN registers what they need, GAIA maps in place too",
+        )
     });
     facts.push(bar(&name, &pci, memory));
     facts.push(numa(&name, &pci));

@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
-use spinio_gaiad::{ExplainedFile, ExplainedRange, Holder, RangeState};
+use spinio_gaiad::{ExplainedFile, ExplainedRange, Holder, MapKind, RangeState};
 
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
@@ -61,6 +61,7 @@ fn as_json(path: &Path, explained: &ExplainedFile) -> serde_json::Value {
             "pid": holder.pid, "user": holder.user, "offset": holder.first * PAGE, "bytes": holder.pages * PAGE,
             "current_bytes": holder.current * PAGE, "stale_bytes": holder.stale * PAGE,
             "epoch_bytes": holder.open * PAGE, "from_other_gpus_bytes": holder.from_peers * PAGE,
+            "kind": kind(holder.kind),
         })
     };
     json!({
@@ -98,8 +99,18 @@ fn render(path: &Path, explained: &ExplainedFile, most: usize, paint: &OutputSty
         }
     }
     if !explained.holders.is_empty() {
-        let head =
-            ["process", "user", "offset", "bytes", "current", "stale", "in an epoch", "not fetched", "from GPUs"];
+        let head = [
+            "process",
+            "user",
+            "offset",
+            "bytes",
+            "current",
+            "stale",
+            "in an epoch",
+            "not fetched",
+            "from GPUs",
+            "kind",
+        ];
         let mut maps = table::new(paint, &head);
         for holder in &explained.holders {
             maps.add_row(holder_row(holder).map(Cell::new));
@@ -124,7 +135,23 @@ fn range_row(range: &ExplainedRange) -> [String; 6] {
     ]
 }
 
-fn holder_row(holder: &Holder) -> [String; 9] {
+/// How kernels have the pages of a map.
+fn kind(kind: MapKind) -> &'static str {
+    match kind {
+        MapKind::Replica => "replica",
+        MapKind::Registered => "in place, registered",
+        MapKind::Coherent => "in place, coherent",
+    }
+}
+
+fn holder_row(holder: &Holder) -> [String; 10] {
+    if holder.kind == MapKind::Coherent {
+        // It has no pages of its own: nothing to fetch, and nothing that gets old.
+        let none = || "-".to_owned();
+        let (first, pages) = ((holder.first * PAGE).to_string(), format::bytes(holder.pages * PAGE));
+        let (pid, user) = (holder.pid.to_string(), holder.user.to_string());
+        return [pid, user, first, pages, none(), none(), none(), none(), none(), kind(holder.kind).to_owned()];
+    }
     let rest = holder.pages.saturating_sub(holder.current + holder.stale + holder.open);
     let bytes = |pages: u64| format::bytes(pages * PAGE);
     [
@@ -137,6 +164,7 @@ fn holder_row(holder: &Holder) -> [String; 9] {
         bytes(holder.open),
         bytes(rest),
         bytes(holder.from_peers),
+        kind(holder.kind).to_owned(),
     ]
 }
 
@@ -153,16 +181,20 @@ mod tests {
                 range(8192, 4096, unwritten),
                 range(12288, 100, RangeState { invalidating: true, open: 1, ..RangeState::default() }),
             ],
-            holders: vec![Holder {
-                pid: 42,
-                user: 7,
-                first: 1,
-                pages: 5,
-                current: 1,
-                stale: 1,
-                open: 1,
-                from_peers: 3,
-            }],
+            holders: vec![
+                Holder {
+                    pid: 42,
+                    user: 7,
+                    first: 1,
+                    pages: 5,
+                    current: 1,
+                    stale: 1,
+                    open: 1,
+                    from_peers: 3,
+                    kind: MapKind::Registered,
+                },
+                Holder { pid: 43, user: 7, pages: 2, kind: MapKind::Coherent, ..Holder::default() },
+            ],
         }
     }
 
@@ -175,7 +207,27 @@ mod tests {
             &["0", "8", "KiB", "file", "255+", "0", "0"],
             &["8192", "4", "KiB", "memory", "0", "2", "0"],
             &["12288", "100", "B", "file,", "being", "invalidated", "0", "0", "1"],
-            &["42", "7", "4096", "20", "KiB", "4", "KiB", "4", "KiB", "4", "KiB", "8", "KiB", "12", "KiB"],
+            &[
+                "42",
+                "7",
+                "4096",
+                "20",
+                "KiB",
+                "4",
+                "KiB",
+                "4",
+                "KiB",
+                "4",
+                "KiB",
+                "8",
+                "KiB",
+                "12",
+                "KiB",
+                "in",
+                "place,",
+                "registered",
+            ],
+            &["43", "7", "0", "8", "KiB", "-", "-", "-", "-", "-", "in", "place,", "coherent"],
         ] {
             assert!(rows.iter().any(|seen| seen == row), "no {row:?} in\n{text}");
         }
@@ -192,6 +244,7 @@ mod tests {
         let json = as_json(Path::new("/m/f"), &explained());
         assert_eq!((&json["ranges"][1]["head"], &json["ranges"][1]["maps_stale"]), (&json!("memory"), &json!(2)));
         assert_eq!((&json["maps"][0]["offset"], &json["maps"][0]["epoch_bytes"]), (&json!(4096), &json!(4096)));
+        assert_eq!(json["maps"][1]["kind"], "in place, coherent");
         assert_eq!(json["maps"][0]["from_other_gpus_bytes"], json!(12288));
     }
 }

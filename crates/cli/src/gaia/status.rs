@@ -53,7 +53,7 @@ pub fn run(options: &Status) -> anyhow::Result<Exit> {
 fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
     let file = |file: &FileStatus| {
         json!({
-            "path": file.path, "maps": file.maps, "processes": file.owners, "unwritten_bytes": file.dirty * PAGE,
+            "path": file.path, "maps": file.maps, "maps_in_place": file.in_place, "processes": file.owners, "unwritten_bytes": file.dirty * PAGE,
             "releases": file.stats.commits, "pages_released": file.stats.published, "pages_merged": file.stats.merged,
             "pages_unchanged": file.stats.unchanged, "pages_being_invalidated": file.stats.twins,
         })
@@ -162,11 +162,12 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
 }
 
 fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
-    let head = ["maps", "not in the file yet", "releases", "pages merged", "file"];
+    let head = ["maps", "in place", "not in the file yet", "releases", "pages merged", "file"];
     let mut table = table::new(paint, &head);
-    for FileStatus { path, maps, dirty, stats, .. } in files {
+    for FileStatus { path, maps, in_place, dirty, stats, .. } in files {
         let columns = [
             maps.to_string(),
+            in_place.to_string(),
             format::bytes(dirty * PAGE),
             stats.commits.to_string(),
             stats.merged.to_string(),
@@ -174,7 +175,7 @@ fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
         ];
         table.add_row(columns.map(Cell::new));
     }
-    table::align_columns(&mut table, &[0, 1, 2, 3]);
+    table::align_columns(&mut table, &[0, 1, 2, 3, 4]);
     table
 }
 
@@ -196,7 +197,7 @@ mod tests {
             totals: Totals { published: 9, ..Totals::default() },
         };
         let stats = Stats { commits: 5, merged: 1, ..Stats::default() };
-        let file = FileStatus { path: "/graph.bin".into(), maps: 2, owners: 1, dirty: 3, stats };
+        let file = FileStatus { path: "/graph.bin".into(), maps: 2, in_place: 1, owners: 1, dirty: 3, stats };
         vec![("/data".into(), MountStatus { server, files: vec![file] })]
     }
 
@@ -207,7 +208,7 @@ mod tests {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row, ["2", "12", "KiB", "5", "1", "/graph.bin"]);
+        assert_eq!(row, ["2", "1", "12", "KiB", "5", "1", "/graph.bin"]);
     }
 
     #[test]

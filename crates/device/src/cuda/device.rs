@@ -17,8 +17,8 @@ use super::stops::{self, Stops};
 use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop,
-    WaitMode,
+    GatherEntry, KernelStore, PageableAccess, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId,
+    StreamStop, WaitMode,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -166,6 +166,15 @@ impl Device for Cuda {
         let gathers = !self.gather_kernel.has_failed();
         let pins = self.pin_support.is_worth_trying();
         Capabilities { can_pin: pins, has_dma_engine: true, max_pin: MAX_PIN, can_gather: gathers }
+    }
+
+    fn pageable_access(&self) -> PageableAccess {
+        let has = |which| self.driver.device_attribute(self.ordinal, which).unwrap_or(0) != 0;
+        match (has(attribute::PAGEABLE_MEMORY_ACCESS), has(attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)) {
+            (false, _) => PageableAccess::None,
+            (true, false) => PageableAccess::Faults,
+            (true, true) => PageableAccess::HostPageTables,
+        }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, wanted: u64) -> Option<Allocation> {

@@ -22,6 +22,8 @@ pub struct Config {
     pub unpin_latency: Duration,
     /// Memory can be mapped in chunks, as GPUs can that have virtual memory management.
     pub vmm: bool,
+    /// Kernels access memory of the process that is not registered, as on GPUs with HMM.
+    pub hmm: bool,
     /// How many such devices a process has.
     pub devices: u32,
     /// Devices can access each other's memory.
@@ -45,6 +47,7 @@ impl Default for Config {
             pin_latency: pin,
             unpin_latency: unpin,
             vmm: true,
+            hmm: false,
             devices: 1,
             peer: true,
             peer_bandwidth: None,
@@ -89,13 +92,14 @@ impl Config {
                 "pin_us" => config.pin_latency = latency(value).map_err(invalid)?,
                 "unpin_us" => config.unpin_latency = latency(value).map_err(invalid)?,
                 "vmm" => config.vmm = flag(value).map_err(invalid)?,
+                "hmm" => config.hmm = flag(value).map_err(invalid)?,
                 "devices" => config.devices = count(value).map_err(invalid)?,
                 "peer" => config.peer = flag(value).map_err(invalid)?,
                 "peer_gbps" => config.peer_bandwidth = Some(positive(value).map_err(invalid)? * 1e9),
                 _ => {
                     return Err(invalid(
-                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us, unpin_us, vmm, devices, peer \
-                         and peer_gbps",
+                        "unknown; the parts are size, bar, p2p, gbps, latency_us, pin_us, unpin_us, vmm, hmm, devices, \
+                         peer and peer_gbps",
                     ));
                 }
             }
@@ -182,7 +186,7 @@ mod tests {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         assert_eq!(
             Config::parse(
-                "latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7,vmm=0,devices=8,peer=0,peer_gbps=200"
+                "latency_us=10, gbps=12,bar=64M,size=1G,p2p=1,pin_us=6,unpin_us=7,vmm=0,hmm=1,devices=8,peer=0,peer_gbps=200"
             ),
             Ok(Config {
                 size: 1 << 30,
@@ -193,6 +197,7 @@ mod tests {
                 pin_latency: Duration::from_micros(6),
                 unpin_latency: Duration::from_micros(7),
                 vmm: false,
+                hmm: true,
                 devices: 8,
                 peer: false,
                 peer_bandwidth: Some(200e9),

@@ -53,8 +53,8 @@ use self::worker::Worker;
 use crate::host_memory::{HostMemoryPool, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
-    GatherEntry, KernelStore, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId, StreamStop,
-    WaitMode, registry, thread_stream,
+    GatherEntry, KernelStore, PageableAccess, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId,
+    StreamStop, WaitMode, registry, thread_stream,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -246,9 +246,10 @@ impl Device for Emulated {
         let c = &self.config;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let speed = c.bandwidth.map_or("as fast as memory".to_owned(), |b| format!("{} GB/s", b / 1e9));
+        let hmm = if c.hmm { "; kernels access all memory of the process, as with HMM" } else { "" };
         let p2p = if c.p2p { " and P2P-mapped" } else { "" };
         format!(
-            "emulated GPU, {} MiB of memory, {} MiB host-mapped{p2p}; DMA {speed}, latency {} us",
+            "emulated GPU, {} MiB of memory, {} MiB host-mapped{p2p}; DMA {speed}, latency {} us{hmm}",
             mib(c.size),
             mib(c.bar),
             c.latency.as_secs_f64() * 1e6,
@@ -257,6 +258,10 @@ impl Device for Emulated {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { can_pin: true, has_dma_engine: true, max_pin: MAX_PIN as u64, can_gather: true }
+    }
+
+    fn pageable_access(&self) -> PageableAccess {
+        if self.config.hmm { PageableAccess::Faults } else { PageableAccess::None }
     }
 
     fn allocation(&'static self, addr: DeviceAddr, _want: u64) -> Option<Allocation> {

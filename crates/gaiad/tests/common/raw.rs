@@ -11,8 +11,8 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use spinio_pagecache::messages::{
-    self, Access, Fill, MAX_MESSAGE, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL, TICKET_REPLY,
-    TicketReply,
+    self, Access, Fill, MAX_MESSAGE, MapKind, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL,
+    TICKET_REPLY, TicketReply,
 };
 
 const PAGE: u64 = 4096;
@@ -50,7 +50,7 @@ impl Raw {
     /// Makes a map; an errno if the server refuses, 0 if it closes the connection.
     pub fn map(file: &File, access: Access, first: u64, pages: u64) -> Result<Raw, u32> {
         let ticket = ticket(file);
-        Raw::hello(&ticket, Request::Hello { ticket: ticket.ticket, access, first, pages })
+        Raw::hello(&ticket, Request::Hello { ticket: ticket.ticket, access, first, pages, kind: MapKind::Replica })
     }
 
     /// Says hello.

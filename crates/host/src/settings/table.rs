@@ -152,12 +152,13 @@ pub const TABLE: &[Row] = &[
     Row {
         name: "SPINIO_EMULATED",
         old: None,
-        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages; `vmm=0`: no memory in chunks; `devices=2`, `peer_gbps=100`, `peer=0`: several devices",
+        values: "`size=1G,bar=64M,gbps=12,latency_us=10,p2p=1`, each part optional; `pin_us`, `unpin_us`: the time of registering and of unpinning pages; `vmm=0`: no memory in chunks; `hmm=1`: kernels access all memory of the process; `devices=2`, `peer_gbps=100`, `peer=0`: several devices",
         default: "`size=1G,bar=0`, unlimited speed",
         doc: "The emulated GPU: its memory, how much of it is host-mapped, bandwidth (GB/s) and latency of its DMA \
               engine, and whether the host-mapped part counts as P2P-mapped. `devices` (1 to 8) is how many of them a \
               process has, all alike: `emulated:0`, `emulated:1` ... `peer_gbps` is the bandwidth of copies between two \
-              of them, otherwise that of other copies; with `peer=0` they cannot access each other's memory.",
+              of them, otherwise that of other copies; with `peer=0` they cannot access each other's memory. With `hmm=1` \
+              GAIA maps in place are mappings of the file, which kernels also store to.",
     },
     Row {
         name: "SPINIO_NVMMU_STRIPES",

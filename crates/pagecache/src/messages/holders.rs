@@ -1,5 +1,31 @@
 //! Who has copies of the pages of a file, as a server tells people.
 
+use super::BadMessage;
+
+/// How kernels load the pages of a map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MapKind {
+    /// From a copy in device memory.
+    #[default]
+    Replica = 0,
+    /// From pages of the Linux kernel's page cache that are registered with the device.
+    Registered = 1,
+    /// From a mapping of the file, as CPU programs do.
+    Coherent = 2,
+}
+
+impl MapKind {
+    /// The kind of a number in a message.
+    pub(super) fn of(number: u64) -> Result<MapKind, BadMessage> {
+        match number {
+            0 => Ok(MapKind::Replica),
+            1 => Ok(MapKind::Registered),
+            2 => Ok(MapKind::Coherent),
+            _ => Err(BadMessage::Kind),
+        }
+    }
+}
+
 /// A map of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
@@ -19,6 +45,8 @@ pub struct Holder {
     pub open: u64,
     /// Pages that it has got from other maps, since it was made.
     pub from_peers: u64,
+    /// How its kernels load the pages.
+    pub kind: MapKind,
 }
 
 /// How a range of pages is.

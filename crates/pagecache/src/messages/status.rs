@@ -60,6 +60,8 @@ pub struct Totals {
 pub struct FileStatus<'a> {
     /// Maps of it.
     pub maps: u64,
+    /// Of these, maps in place.
+    pub in_place: u64,
     /// Processes that have these maps.
     pub owners: u64,
     /// Pages that were released and not written to the file.

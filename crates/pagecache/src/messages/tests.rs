@@ -17,7 +17,8 @@ const HAND_OVER: HandOver = HandOver {
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
     let mut all = vec![Vec::new(); 17];
-    Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100 }.encode(&mut all[0]);
+    Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100, kind: MapKind::Registered }
+        .encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true, peers: NO_PEERS }.encode(&mut all[1]);
     Request::Filled.encode(&mut all[2]);
     release(&mut all[3], ReleasePart { id: ID, first: 0, pages: 100, last: true, at: 1900, total: 7 }, &runs);
@@ -53,11 +54,22 @@ fn replies() -> Vec<Vec<u8>> {
     let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6, replaced: 7, totals };
     Reply::ServerStatus(status).encode(&mut all[6]);
     let stats = Stats { commits: 1, ..Stats::default() };
-    Reply::FileStatus(FileStatus { maps: 1, owners: 3, dirty: 2, stats, path: b"/a/b" }).encode(&mut all[7]);
+    Reply::FileStatus(FileStatus { maps: 1, in_place: 1, owners: 3, dirty: 2, stats, path: b"/a/b" })
+        .encode(&mut all[7]);
     Reply::Dropped.encode(&mut all[8]);
     let state = RangeState { unwritten: true, invalidating: true, current: 255, stale: 2, open: 3 };
     explained(&mut all[9], &[(Run { first: 0, count: 7 }, state), (Run { first: 7, count: 1 }, RangeState::default())]);
-    let holder = Holder { pid: 1, user: 2, first: 3, pages: 4, current: 5, stale: 6, open: 7, from_peers: 8 };
+    let holder = Holder {
+        pid: 1,
+        user: 2,
+        first: 3,
+        pages: 4,
+        current: 5,
+        stale: 6,
+        open: 7,
+        from_peers: 8,
+        kind: MapKind::Coherent,
+    };
     Reply::Holder(holder).encode(&mut all[10]);
     Reply::Staged.encode(&mut all[11]);
     Reply::Lent.encode(&mut all[12]);

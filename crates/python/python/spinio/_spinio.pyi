@@ -114,6 +114,7 @@ class _GaiaInfo(TypedDict):
     release_scan_ns: int
     release_copy_ns: int
     release_commit_ns: int
+    in_place: int
 
 @final
 class GaiaMap:

@@ -18,6 +18,7 @@ of the user. `acquire` then fails with ETXTBSY while a process has the file open
 from __future__ import annotations
 
 import contextlib
+import errno
 import operator
 import os
 import threading
@@ -51,13 +52,15 @@ class File(_file.File):
 
         offset: a multiple of 4096. Without nbytes, the map extends to the end of the file. device: "emulated", "cuda"
         ...; by default the device in use. write: whether GPU kernels may store; by default whether the file is open for
-        both reading and writing. The map stays when the file is closed. in_place: GPU kernels read the pages of the Linux
-        kernel's page cache over the bus, and the map has no memory of the device; it is for reading only, and only of
-        files below a mount.
+        both reading and writing. The map stays when the file is closed. in_place: GPU kernels use the pages of the Linux
+        kernel's page cache over the bus, and the map has no memory of the device; it is for reading by default. A device
+        whose kernels access all memory of the process (HMM; info()["in_place"] is 2 or 3) gets a mapping of the file:
+        what it and CPU programs store is visible to each other at once, and a file without a mount can be read. Other
+        devices get maps in place for reading only, and only of files below a mount.
 
         Errors are an OSError: EACCES if the file is not open for this access, EINVAL for an offset inside a page, an
-        empty range, or a map in place that is to be written, ENOMEM if the device is full or the server has no memory for the map, ENODEV if no device is in use,
-        EUSERS if the user has too many maps, ENOTSUP if the device cannot map files, or the file is not below a GAIA
+        empty range, or a map in place that is to be written on a device that can only read it, ENOMEM if the device is full
+        or the server has no memory for the map, ENODEV if no device is in use, EUSERS if the user has too many maps, ENOTSUP if the device cannot map files, or the file is not below a GAIA
         mount, and it is to be written or no `spinio gaia serve` runs.
         """
         offset = _number("offset", offset)
@@ -253,16 +256,21 @@ class Map:
 
         overwrite: as of `acquire`; handoff: as of `release`. For checkpoints, both.
 
-        After an exception in the block its stores are discarded; those of a block around it to the same pages too.
+        After an exception in the block its stores are discarded; those of a block around it to the same pages too. Those
+        to a map in place stay, as all programs have seen them.
         """
         offset, nbytes = self._range(offset, nbytes)
         self.acquire(offset, nbytes, write=True, overwrite=overwrite)
         try:
             yield self._array(offset, nbytes, False)
         except BaseException:
-            # ValueError: the block has unmapped.
+            # ValueError: the block has unmapped. ENOTSUP: a map in place, where all see stores at once.
             with contextlib.suppress(ValueError):
-                self.discard(offset, nbytes)
+                try:
+                    self.discard(offset, nbytes)
+                except OSError as error:
+                    if error.errno != errno.ENOTSUP:
+                        raise
             raise
         self.release(offset, nbytes, handoff=handoff)
 

@@ -50,10 +50,7 @@ pub(super) unsafe extern "C" fn map(
         if wanted & GAIA_IN_PLACE == 0 {
             return Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device, &Routes)?);
         }
-        if wanted != GAIA_IN_PLACE | GAIA_READ {
-            return Err(Failure::new(libc::EINVAL, "A map that is read in place is for reading only"));
-        }
-        Ok(spinio_gaia::map_in_place(fd, offset, len, device)?)
+        Ok(spinio_gaia::map_in_place(fd, offset, len, access(wanted & !GAIA_IN_PLACE)?, device)?)
     };
     // SAFETY: the report is the caller's.
     unsafe { answer(report, map) }.unwrap_or(0)

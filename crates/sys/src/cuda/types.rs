@@ -70,9 +70,11 @@ pub mod attribute {
     pub const ASYNC_ENGINE_COUNT: i32 = 40;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
     pub const PAGEABLE_MEMORY_ACCESS: i32 = 88;
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: i32 = 91;
     pub const HOST_REGISTER_SUPPORTED: i32 = 99;
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: i32 = 100;
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
     pub const GPU_DIRECT_RDMA_SUPPORTED: i32 = 116;
     pub const DMA_BUF_SUPPORTED: i32 = 124;

@@ -69,3 +69,20 @@ pub fn is_readable(addr: *const u8, len: usize) -> bool {
     }
     true
 }
+
+/// Stores bytes at an address of this process. EFAULT, where a store would crash; those before it may be stored.
+///
+/// # Safety
+/// The bytes from `addr` on, as far as they may be written, must be memory that the caller may change.
+pub unsafe fn store_checked(addr: *mut u8, bytes: &[u8]) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let (local, remote) =
+            ([bytes.as_ptr() as usize + done, bytes.len() - done], [addr as usize + done, bytes.len() - done]);
+        let vectors = [local.as_ptr() as usize, remote.as_ptr() as usize];
+        // SAFETY: both vectors and the bytes live across the call; the Linux kernel validates the remote address, whose
+        // memory is the caller's.
+        done += unsafe { syscall(k::__NR_process_vm_writev, [getpid() as usize, vectors[0], 1, vectors[1], 1, 0]) }?;
+    }
+    Ok(())
+}

@@ -50,6 +50,7 @@ static int capturing, invalidated, fail_register, fail_copy, fail_module, querie
 static int live_pins, live_streams, live_events;
 static _Atomic int stopped; /* streams that wait for the CPU */
 static int no_stream_wait, hang;
+static int pageable; /* access to memory of the process: 1 by page faults, 2 by its page tables */
 static _Atomic int trap; /* of a kernel: all calls of its context fail with it */
 
 static int descriptor = -1; /* stands for the real driver's descriptor of its kernel module */
@@ -166,7 +167,12 @@ int cuDeviceGet(int *d, int o) { *d = o; return !up ? NOINIT : o < DEVICES ? OK 
 int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "Fake GPU %d", d); return OK; }
 int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:0%d:00.0", d + 1); return OK; }
 int cuDeviceTotalMem_v2(size_t *n, int d) { (void)d; *n = SPAN; return OK; }
-int cuDeviceGetAttribute(int *v, int a, int d) { (void)d; *v = a == 99 || a == 113; return OK; }
+int cuDeviceGetAttribute(int *v, int a, int d) {
+    (void)d;
+    *v = a == 99 || a == 113 || (a == 88 && pageable) || (a == 100 && pageable == 2);
+    return OK;
+}
+void fake_pageable(int how) { pageable = how; }
 
 static int answer(void *to, int which, range *r, pinned *p, uint64_t a) {
     switch (which) {

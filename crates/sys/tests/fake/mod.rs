@@ -74,6 +74,8 @@ controls! {
     fn hang(on: c_int);
     /// Streams cannot wait for words from now on.
     fn no_stream_wait(on: c_int);
+    /// Kernels access memory of the process: 0 not, 1 by page faults, 2 by its page tables.
+    fn pageable(how: c_int);
     /// Pointer queries so far.
     fn queries() -> c_int;
     /// Copies and launches so far.
