@@ -119,13 +119,6 @@ impl ReadRequest {
         }
     }
 
-    /// Unregisters what earlier requests registered of this range. Before anything moves: it waits for what moves.
-    pub(crate) fn unpin_range(&self) {
-        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
-        let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
-    }
-
     /// Queues all of the request to be planned.
     fn queue_ranges(&self) {
         lock(&self.queues).ranges.extend(plan_ranges(self.offset, self.len));
