@@ -42,10 +42,11 @@ impl NoP2pFds {
 mod tests {
     use super::*;
     use crate::FdChange;
+    use crate::fd_identity::TESTS;
 
     #[test]
     fn number_is_known_until_it_is_reassigned() {
-        // Numbers that no other test of this process uses.
+        let _one = spinio_host::lock(&TESTS);
         let fds = NoP2pFds::default();
         assert!(!fds.is_known(50_000));
         fds.add(50_000);

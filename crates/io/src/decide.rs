@@ -65,7 +65,7 @@ pub(crate) fn cache_route(abilities: Capabilities) -> Route {
 const SMALL_P2P_MIN: usize = 16 << 10;
 
 /// Whether a short read may go past the page cache: into P2P-mapped memory, part of no stream that the kernel reads ahead,
-/// and nothing of it is cached. One system call.
+/// and nothing of it is cached. One system call if something is, else two.
 fn may_pass_cache(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> bool {
     // A stream begins at 0.
     let Some(at) = at.filter(|&at| at > 0) else { return false };
@@ -74,6 +74,16 @@ fn may_pass_cache(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> bool {
         && !ctx.files.sequential.follows(fd, at)
         && !ctx.files.no_p2p_fds.is_known(fd)
         && ctx.files.sys().cachestat(fd, at, len as u64).is_ok_and(|pages| pages.cached == 0)
+        && !is_direct(ctx, fd)
+}
+
+/// Whether the program bypasses the page cache itself; remembered.
+fn is_direct(ctx: &Reader, fd: Fd) -> bool {
+    let direct = ctx.files.sys().status_flags(fd).is_ok_and(|flags| flags & O_DIRECT as i32 != 0);
+    if direct {
+        ctx.files.no_p2p_fds.add(fd);
+    }
+    direct
 }
 
 /// Whether a read whose file is known is planned: a short one only to take P2P.
@@ -81,9 +91,9 @@ pub(crate) fn worth_planning(len: u64, p2p: Result<(), Reason>) -> bool {
     len > SMALL_REQUEST_MAX as u64 || p2p.is_ok()
 }
 
-/// Remembers that a descriptor's storage does not reach a device, so that short reads of it are not looked into.
-pub(crate) fn note_no_p2p(ctx: &Reader, fd: Fd, p2p: Result<(), Reason>) {
-    if let Err(Reason::NoDirectIo | Reason::P2pUnreachable) = p2p {
+/// Remembers that a descriptor's file cannot be read peer to peer, so that short reads of it are not looked into again.
+pub(crate) fn note_no_p2p(ctx: &Reader, fd: Fd, why: Reason) {
+    if matches!(why, Reason::NoDirectIo | Reason::P2pUnreachable | Reason::NoShadowFd | Reason::NoWorkers) {
         ctx.files.no_p2p_fds.add(fd);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Barrier;
 
 use spinio_io::{Runtime, Settings};
@@ -129,6 +129,13 @@ fn short_reads_take_p2p_only_at_random_and_absent() {
     assert_eq!(by_p2p(12 * MIB + 8 * kib, 32 * kib), 0, "it continues the last read");
     assert_eq!(by_p2p(12 * MIB, 16 * kib), 0, "its pages are cached by now");
     assert_eq!(by_p2p(0, 16 * kib), 0, "a stream begins at the start of the file");
+    let direct = File::options().read(true).custom_flags(linux::O_DIRECT as i32).open(fixture.file("file")).unwrap();
+    let before = moved(&runtime, Route::P2p);
+    for from in [21 * MIB, 23 * MIB] {
+        // The emulated device's bounce buffers are as aligned as the kernel demands.
+        assert_eq!(read(&runtime, &direct, &buffer, from, 16 * kib), Ok(16 * kib));
+    }
+    assert_eq!(moved(&runtime, Route::P2p), before, "the program bypasses the page cache itself");
     // What explain says is what a read does.
     let explained = |from: u64| {
         let target = spinio_io::Buffer::at(buffer.target(0));

@@ -20,19 +20,18 @@ use spinio_host::own_rings::ThreadRing;
 use spinio_plan::Route;
 
 use super::params::ReadParams;
-use super::plan_range::PlannedRange;
 use super::work::Piece;
 
 /// The piece that is all of the request, if P2P moves it.
-fn only_p2p(request: &ReadParams, planned: &PlannedRange) -> Option<Piece> {
-    let &[piece] = planned.pieces.as_slice() else { return None };
+fn only_p2p(request: &ReadParams, pieces: &[Piece]) -> Option<Piece> {
+    let &[piece] = pieces else { return None };
     let whole = piece.route == Route::P2p && piece.offset == 0 && piece.len == request.len;
     (whole && piece.len <= ThreadRing::MAX_READ as u64).then_some(piece)
 }
 
 /// The bytes of the request, all of them; `None`: nothing came of it, and the request goes the ordinary way.
-pub(crate) fn read(request: &ReadParams, planned: Option<&PlannedRange>, held: Option<&HeldSignals>) -> Option<u64> {
-    let piece = only_p2p(request, planned?)?;
+pub(crate) fn read(request: &ReadParams, pieces: &[Piece], held: Option<&HeldSignals>) -> Option<u64> {
+    let piece = only_p2p(request, pieces)?;
     let held = held?;
     let (ring, slot) = request.ctx.files.thread_slot(&request.file)?;
     let (to, started) = (request.dest.addr.0 as *mut u8, Instant::now());

@@ -114,7 +114,10 @@ fn read_at(
     // Declared first, released last: a handler that jumps out of here then leaves nothing of this read in use.
     let held;
     let (file, within) = match by_file(ctx, fd, &stat, (offset, len as u64), to.allocation.p2p_mapped) {
-        ByFile::AppFd(reason) => return app_fd_read(reason, len).read(ctx),
+        ByFile::AppFd(reason) => {
+            note_no_p2p(ctx, fd, reason);
+            return app_fd_read(reason, len).read(ctx);
+        }
         ByFile::Planned(file, within) => (file, within),
     };
     held = hold_signals_if(ctx.files.is_on_local_disk(&file));
@@ -137,7 +140,7 @@ fn read_at(
     }
     let p2p = check_p2p(ctx, &file, to, offset, within, order.is_none());
     if !worth_planning(within, p2p) {
-        note_no_p2p(ctx, fd, p2p);
+        p2p.err().into_iter().for_each(|why| note_no_p2p(ctx, fd, why));
         return app_fd_read(Reason::Small, len).read(ctx);
     }
     let costs = ctx.files.cost_entry(&file, device);
@@ -173,7 +176,8 @@ fn read_at(
     // What is short enough is planned at once, so that workers find pieces.
     let all = PlanRange { offset: 0, len: within, recheck: false };
     let planned = if within <= PLAN_RANGE { plan_range(&params, Role::Caller, all) } else { None };
-    let by_caller = by_caller::read(&params, planned.as_ref(), held.as_ref());
+    let pieces = planned.as_ref().map_or(&[][..], |planned| &planned.pieces);
+    let by_caller = by_caller::read(&params, pieces, held.as_ref());
     let (got, pages, missed) = match by_caller {
         Some(got) => (Ok(got), Vec::new(), true),
         None => {

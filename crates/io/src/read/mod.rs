@@ -24,7 +24,7 @@
 pub(crate) mod app_fd;
 pub(crate) mod app_fd_calls;
 mod blocking;
-mod by_caller;
+pub(crate) mod by_caller;
 mod cpu_store;
 mod engine;
 pub(crate) mod large;

@@ -78,6 +78,10 @@ impl ReadParams {
 
     /// A mapping of the file. Only a shadow worker can make one.
     pub(crate) fn mapping(&self, role: Role) -> Option<Arc<Mapping>> {
+        // A worker would only find out the same, at every read of a block device.
+        if !self.file.is_mappable() {
+            return None;
+        }
         let (sys, end) = (self.sys(), self.offset + self.len);
         if role == Role::ShadowWorker {
             return self.file.mapping(sys, end);

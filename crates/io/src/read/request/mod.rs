@@ -42,7 +42,7 @@ use crate::read::engine::RingPath;
 use crate::read::params::ReadParams;
 use crate::read::plan_range::{PlannedRange, plan_ranges};
 use crate::read::prefault::Prefault;
-use crate::read::work::{LONG_REQUEST, Outcome, Piece, PlanRange};
+use crate::read::work::{LONG_REQUEST, Outcome, Piece, PlanRange, pieces_of};
 use spinio_files::is_shadow;
 use spinio_host::lock;
 use spinio_host::task_scope::TaskScope;
@@ -126,14 +126,7 @@ impl ReadRequest {
 
     /// Queues segments as they are: a trial reads by a plan of its own.
     pub(crate) fn queue_segments(&self, segments: &[Segment]) {
-        let pieces = segments.iter().map(|s| Piece {
-            offset: s.offset,
-            len: s.len,
-            route: s.route,
-            reason: s.reason,
-            assumed_cached: false,
-        });
-        self.queue_pieces(pieces);
+        self.queue_pieces(pieces_of(segments).into_iter());
     }
 
     fn queue_pieces(&self, pieces: impl Iterator<Item = Piece>) {
