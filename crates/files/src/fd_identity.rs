@@ -128,14 +128,15 @@ fn changes(fd: Fd) -> u64 {
     if is_shadow(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
 }
 
+/// Tests one at a time: a change of all numbers is one of those that another test looks at.
+#[cfg(test)]
+pub(crate) static TESTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::PoisonError;
 
     use super::*;
-
-    /// One at a time: a change of all numbers is one of those that another test looks at.
-    static TESTS: Mutex<()> = Mutex::new(());
 
     #[test]
     fn numbers_are_counted_separately_and_in_ranges() {

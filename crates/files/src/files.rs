@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
+use spinio_host::own_rings::ThreadRing;
 use spinio_host::pool::{IdleTask, NoRing, WorkerPool, Workers};
 use spinio_host::storage_ring::StorageRing;
 use spinio_host::syscalls::Syscalls;
@@ -21,6 +22,7 @@ use spinio_transfer::DeferredUnpin;
 use crate::block_stack::BlockStackCache;
 use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
+use crate::no_p2p_fds::NoP2pFds;
 use crate::p2p_trust::P2pTrustMap;
 use crate::prompt_fds::PromptFds;
 use crate::readahead::ReadaheadCache;
@@ -40,6 +42,8 @@ pub struct Files {
     pub sequential: Arc<SequentialDetector>,
     /// Which descriptors have reads that end by themselves.
     pub prompt_fds: PromptFds,
+    /// Which descriptors have storage that reaches no device.
+    pub no_p2p_fds: NoP2pFds,
     /// Pages that reads added to the page cache.
     pub readahead: Arc<ReadaheadCache>,
     /// What each route costs.
@@ -75,6 +79,7 @@ impl Files {
         Files {
             readahead: ReadaheadCache::new(settings, &ctx, &table, &sequential),
             prompt_fds: PromptFds::default(),
+            no_p2p_fds: NoP2pFds::default(),
             costs: CostModels::new(settings),
             p2p_trust: P2pTrustMap::default(),
             shadow: Arc::new(ShadowFiles {
@@ -147,6 +152,21 @@ impl Files {
             });
         }
         Err(NoRing::NotRegistered)
+    }
+
+    /// The ring of the calling thread and the slot of a file in it, put there at the first call; `None`: only other threads
+    /// can read its storage.
+    pub fn thread_slot(&self, file: &Arc<FileState>) -> Option<(Arc<ThreadRing>, u32)> {
+        if !is_issued_at_once(file.file_system) || file.direct_fd.is_err() {
+            return None;
+        }
+        let ring = self.workers().thread_ring()?;
+        let slot = file.ring_slot.in_thread_ring(&ring).unwrap_or_else(|| {
+            let (state, ring) = (Arc::clone(file), Arc::clone(&ring));
+            let register = move || state.ring_slot.register_with_thread(ring, state.direct_fd.as_ref().ok()?.get());
+            self.shadow_workers()?.for_key(file.storage).run_blocking(register).flatten()
+        })?;
+        Some((ring, slot))
     }
 
     /// Whether a file is on a disk of this machine, whose reads end without a server's help.

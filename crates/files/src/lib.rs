@@ -3,10 +3,11 @@
 //! ```text
 //!   files          all of it, one object per runtime
 //!     state, table   the shadow descriptors, alignment and mapping of a file; which files are remembered
-//!     ring_slot      the slot of a file in the ring that reads storage
+//!     ring_slot      the slots of a file in rings that read storage
 //!     residency      which pages of a range are cached
 //!     sequential     which descriptors read sequentially
 //!     prompt_fds     which descriptors have reads that end by themselves
+//!     no_p2p_fds     which descriptors have storage that reaches no device
 //!     readahead      which pages such reads added to the page cache, and when they are dropped
 //!     block_stack, stripes   the block devices under a file, and its position in an array with parity
 //!     p2p_probe, p2p_trust   whether storage may DMA into a device
@@ -23,6 +24,7 @@ mod ctx;
 mod fd_identity;
 mod files;
 mod lease_watcher;
+mod no_p2p_fds;
 pub mod p2p_probe;
 mod p2p_trust;
 pub mod prefault;
@@ -42,6 +44,7 @@ pub use ctx::FilesCtx;
 pub use fd_identity::{FdChange, FdIdentity};
 pub use files::Files;
 pub use lease_watcher::{LeaseWatch, LeaseWatcher, lease_valid_until};
+pub use no_p2p_fds::NoP2pFds;
 pub use p2p_trust::{P2pTrust, P2pTrustMap};
 pub use residency::ResidencyAccess;
 pub use shadow_file::{ShadowFile, is_shadow};

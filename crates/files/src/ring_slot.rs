@@ -1,7 +1,8 @@
-//! The slot of a file in the ring (host/src/storage_ring.rs), from its first read of storage until it is forgotten.
+//! The slots of a file in rings, from its first read of storage until it is forgotten: in the ring that all threads fill
+//! (host/src/storage_ring.rs), and in those of threads that read it themselves (host/src/own_rings.rs).
 //!
 //! ```text
-//!   first read ──> shadow worker: add_file(shadow descriptor) ──> later reads take the ring
+//!   first read, of a thread ──> shadow worker: add_file(shadow descriptor) ──> later reads take the ring
 //!   file dropped ──> shadow worker: remove_file, then close        no read holds the file any more
 //! ```
 //!
@@ -9,8 +10,10 @@
 //! what the slot reads.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use spinio_host::lock;
+use spinio_host::own_rings::ThreadRing;
 use spinio_host::storage_ring::StorageRing;
 use spinio_sys::linux::Fd;
 use spinio_sys::linux::fs_magic::{EXT4, XFS};
@@ -21,6 +24,13 @@ pub(crate) struct RingSlot {
     /// `None`: there was no room.
     slot: OnceLock<Option<(Arc<StorageRing>, u32)>>,
     asked: AtomicBool,
+    of_threads: Mutex<Vec<ThreadSlot>>,
+}
+
+/// A file in the ring of a thread; `None`: there was no room.
+struct ThreadSlot {
+    ring: Arc<ThreadRing>,
+    slot: Option<u32>,
 }
 
 impl RingSlot {
@@ -40,10 +50,25 @@ impl RingSlot {
         let _ = self.slot.set(slot.map(|slot| (ring, slot)));
     }
 
+    /// The slot in the ring of a thread; the outer `None`: nobody has put it there yet.
+    pub(crate) fn in_thread_ring(&self, ring: &ThreadRing) -> Option<Option<u32>> {
+        lock(&self.of_threads).iter().find(|of| of.ring.number() == ring.number()).map(|of| of.slot)
+    }
+
+    /// Puts a descriptor into the ring of a thread, on a shadow worker while that thread waits.
+    pub(crate) fn register_with_thread(&self, ring: Arc<ThreadRing>, fd: Fd) -> Option<u32> {
+        let slot = ring.add_file(fd);
+        lock(&self.of_threads).push(ThreadSlot { ring, slot });
+        slot
+    }
+
     /// Takes it out again, on a shadow worker, when no request has the file any more.
     pub(crate) fn release(&self) {
         if let Some((ring, slot)) = self.get() {
             ring.remove_file(slot);
+        }
+        for ThreadSlot { ring, slot } in lock(&self.of_threads).drain(..) {
+            slot.into_iter().for_each(|slot| ring.remove_file(slot));
         }
     }
 }

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing,
-    Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing,
+    Ring, SharedRing, Stat,
 };
 
 use spinio_host::is_cancelled;
@@ -230,6 +230,22 @@ impl Syscalls for FdRouter {
 
     fn new_io_uring(&self, entries: u32) -> Result<Ring> {
         self.inner.new_io_uring(entries)
+    }
+
+    fn new_own_ring(&self, slots: u32) -> Result<NewOwnRing> {
+        self.inner.new_own_ring(slots)
+    }
+
+    unsafe fn read_by_own_ring(
+        &self,
+        route: Route,
+        ring: (&OwnRing, u32),
+        to: (*mut u8, usize),
+        offset: u64,
+        on_wait: &mut dyn FnMut(),
+    ) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.read_by_own_ring(route, ring, to, offset, on_wait) }
     }
 
     fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {

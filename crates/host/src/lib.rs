@@ -7,6 +7,7 @@
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
 //!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
+//!   own_rings    reads of storage by a thread of the program itself, with one system call (io_uring)
 //!   processors   how many this process may use, and whether copying threads get them
 //!   parallel     one pass over many items, shared among the workers of a pool
 //!   task_scope   counts the threads at work on a task, and waits for them at its end
@@ -20,6 +21,7 @@
 pub mod cancel;
 mod held_signals;
 mod lock;
+pub mod own_rings;
 pub mod panic_relay;
 pub mod parallel;
 pub mod pool;

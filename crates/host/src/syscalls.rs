@@ -13,8 +13,8 @@ use std::time::Duration;
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing,
-    Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing,
+    Ring, SharedRing, Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -212,6 +212,27 @@ pub trait Syscalls: Send + Sync + 'static {
     /// A ring that all threads of the process fill; its descriptor is in the calling thread's table.
     fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {
         SharedRing::new(entries, slots, idle)
+    }
+
+    /// A ring for reads of the calling thread; its descriptor is in the calling thread's table until it is adopted.
+    fn new_own_ring(&self, slots: u32) -> Result<NewOwnRing> {
+        NewOwnRing::new(slots)
+    }
+
+    /// A read of a file in a slot of the calling thread's ring. `_route`: the route it serves.
+    ///
+    /// # Safety
+    /// As [`OwnRing::read`].
+    unsafe fn read_by_own_ring(
+        &self,
+        _route: Route,
+        (ring, slot): (&OwnRing, u32),
+        (buf, len): (*mut u8, usize),
+        offset: u64,
+        on_wait: &mut dyn FnMut(),
+    ) -> Result<usize> {
+        // SAFETY: passed on to the caller.
+        unsafe { ring.read(slot, buf, len, offset, on_wait) }
     }
 
     /// The result of a read of a ring.

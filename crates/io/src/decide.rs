@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   unsurveyed        up to 64 KiB, or part of a cold sequential stream      one read of the page cache
+//!                     (not: absent and at random, into P2P-mapped memory)
 //!   by_descriptor     pipes, devices, O_DIRECT, files without a size         through the descriptor of the program
 //!   by_file           no shadow descriptor, or little left of the file       the same
 //!                     else ──> pinned pages, or surveyed and planned in ranges:
@@ -59,12 +60,50 @@ pub(crate) fn cache_route(abilities: Capabilities) -> Route {
     if abilities.has_dma_engine { Route::Copy } else { Route::Store }
 }
 
+/// Bytes from which a read of up to [`SMALL_REQUEST_MAX`] may take P2P: what it takes to find that out costs about what a
+/// shorter one gains.
+const SMALL_P2P_MIN: usize = 16 << 10;
+
+/// Whether a short read may go past the page cache: into P2P-mapped memory, part of no stream that the kernel reads ahead,
+/// and nothing of it is cached. One system call if something is, else two.
+fn may_pass_cache(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> bool {
+    // A stream begins at 0.
+    let Some(at) = at.filter(|&at| at > 0) else { return false };
+    len >= SMALL_P2P_MIN
+        && ctx.policy.allows(Route::P2p)
+        && !ctx.files.sequential.follows(fd, at)
+        && !ctx.files.no_p2p_fds.is_known(fd)
+        && ctx.files.sys().cachestat(fd, at, len as u64).is_ok_and(|pages| pages.cached == 0)
+        && !is_direct(ctx, fd)
+}
+
+/// Whether the program bypasses the page cache itself; remembered.
+fn is_direct(ctx: &Reader, fd: Fd) -> bool {
+    let direct = ctx.files.sys().status_flags(fd).is_ok_and(|flags| flags & O_DIRECT as i32 != 0);
+    if direct {
+        ctx.files.no_p2p_fds.add(fd);
+    }
+    direct
+}
+
+/// Whether a read whose file is known is planned: a short one only to take P2P.
+pub(crate) fn worth_planning(len: u64, p2p: Result<(), Reason>) -> bool {
+    len > SMALL_REQUEST_MAX as u64 || p2p.is_ok()
+}
+
+/// Remembers that a descriptor's file cannot be read peer to peer, so that short reads of it are not looked into again.
+pub(crate) fn note_no_p2p(ctx: &Reader, fd: Fd, why: Reason) {
+    if matches!(why, Reason::NoDirectIo | Reason::P2pUnreachable | Reason::NoShadowFd | Reason::NoWorkers) {
+        ctx.files.no_p2p_fds.add(fd);
+    }
+}
+
 /// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream; `None` if it
 /// has to be looked into.
 #[inline]
-pub(crate) fn unsurveyed(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Option<Reason> {
+pub(crate) fn unsurveyed(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize, p2p_mapped: bool) -> Option<Reason> {
     if len <= SMALL_REQUEST_MAX {
-        return Some(Reason::Small);
+        return if p2p_mapped && may_pass_cache(ctx, fd, at, len) { None } else { Some(Reason::Small) };
     }
     let in_stream = len <= BUFFER_SIZE && ctx.files.sequential.uses_kernel_readahead(fd, at, len as u64);
     in_stream.then_some(Reason::ReadAhead)
@@ -123,14 +162,16 @@ pub(crate) enum ByFile {
     Planned(Arc<FileState>, u64),
 }
 
-pub(crate) fn by_file(ctx: &Reader, fd: Fd, stat: &Stat, offset: u64, len: u64) -> ByFile {
+/// `p2p_mapped`: so is the buffer.
+pub(crate) fn by_file(ctx: &Reader, fd: Fd, stat: &Stat, (offset, len): (u64, u64), p2p_mapped: bool) -> ByFile {
     if ctx.files.shadow_workers().is_none() {
         return ByFile::AppFd(Reason::NoWorkers);
     }
     let regular = stat.kind == FileKind::Regular;
     let within = if regular { len.min(stat.size.saturating_sub(offset)) } else { len };
     // Of the end of a file, and of files whose size says nothing (procfs), only a read finds out.
-    if within <= SMALL_REQUEST_MAX as u64 {
+    let small = if p2p_mapped { SMALL_P2P_MIN - 1 } else { SMALL_REQUEST_MAX };
+    if within <= small as u64 {
         return ByFile::AppFd(Reason::Small);
     }
     let file = match ctx.files.get(fd, *stat) {

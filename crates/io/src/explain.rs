@@ -14,7 +14,7 @@ use spinio_sys::linux::{Fd, FileKind, Stat};
 use crate::ctx::Reader;
 use crate::decide::{
     Buffer, ByFile, by_descriptor, by_file, cache_route, constraints, p2p_possible, plan_extents, readahead_limit,
-    unsurveyed, unsurveyed_route,
+    unsurveyed, unsurveyed_route, worth_planning,
 };
 use crate::read::plan_range::{plan_ranges, survey};
 use spinio_files::residency::push_extent;
@@ -57,7 +57,8 @@ impl Reader {
         };
         let within = len.min(size.saturating_sub(offset));
         let whole = |len, route, reason| self.explain_unsurveyed(fd, (offset, len), route, reason);
-        if let Some(reason) = unsurveyed(self, fd, Some(offset), usize::try_from(len).unwrap_or(usize::MAX)) {
+        let wanted = usize::try_from(len).unwrap_or(usize::MAX);
+        if let Some(reason) = unsurveyed(self, fd, Some(offset), wanted, buffer.p2p_mapped) {
             let (route, reason) = unsurveyed_route(buffer.abilities, reason);
             return Ok(whole(within, route, reason).with_advice(&stat));
         }
@@ -65,7 +66,7 @@ impl Reader {
         if let Some(by) = by_descriptor(&stat, flags, Some(offset)) {
             return Ok(by_app_fd(within, by.reason));
         }
-        match by_file(self, fd, &stat, offset, len) {
+        match by_file(self, fd, &stat, (offset, len), buffer.p2p_mapped) {
             ByFile::AppFd(reason) => Ok(by_app_fd(within, reason)),
             ByFile::Planned(file, within) if self.pinned.can_serve(file.key(), stat.size, buffer.device) => {
                 Ok(Explanation {
@@ -105,6 +106,9 @@ impl Reader {
     ) -> Result<Explanation, Reason> {
         let trust = || self.files.p2p_trust.known_refusal(file.storage).map_or(Ok(()), Err);
         let p2p = p2p_possible(self, file, &buffer, offset).and_then(|()| trust());
+        if !worth_planning(len, p2p) {
+            return Err(Reason::Small);
+        }
         let dma = self.policy.may_register(self.files.workers().copy_threads_for(len));
         let costs = self.files.cost_entry(file, buffer.device);
         let model = |storage| costs.model(&self.files.ctx, file, storage);

@@ -16,12 +16,14 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind};
 
 use crate::ctx::Reader;
-use crate::read::large;
 use crate::read::params::ReadParams;
 use crate::read::request::ReadRequest;
+use crate::read::work::pieces_of;
+use crate::read::{by_caller, large};
 use spinio_device::Target;
 use spinio_files::FileState;
 use spinio_files::cost::ModelKey;
+use spinio_host::HeldSignals;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
@@ -140,7 +142,7 @@ impl MeasuredRead<'_> {
         let in_flight = ctx.files.unpin().begin_request();
         let started = Instant::now();
         let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
-        let request = Arc::new(ReadRequest::new(ReadParams {
+        let params = ReadParams {
             span,
             ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),
@@ -155,11 +157,21 @@ impl MeasuredRead<'_> {
             copy_threads: self.threads(),
             readahead_limit: 0,
             costs: self.cost_entry(),
-        }));
-        request.unpin_range();
-        request.queue_segments(segments);
-        request.wake_workers();
-        let got = request.finish(None);
+        };
+        params.unpin_range();
+        let held = ctx.files.is_on_local_disk(&self.file).then(HeldSignals::hold);
+        let by_caller = by_caller::read(&params, &pieces_of(segments), held.as_ref());
+        drop(held);
+        let (got, rerouted) = match by_caller {
+            Some(got) => (Ok(got), false),
+            None => {
+                let request = Arc::new(ReadRequest::new(params));
+                request.queue_segments(segments);
+                request.wake_workers();
+                let got = request.finish(None);
+                (got, request.rerouted.load(Relaxed))
+            }
+        };
         ctx.files.stats().end(&span, &got.as_ref().map(|n| *n as usize).map_err(Error::errno));
         let elapsed = started.elapsed();
         drop(in_flight);
@@ -168,7 +180,7 @@ impl MeasuredRead<'_> {
             return Err(fail(Errno::IO));
         }
         // A piece that fell back to another route was not measured.
-        if request.rerouted.load(Relaxed) { Err(fail(Errno::OPNOTSUPP)) } else { Ok(elapsed) }
+        if rerouted { Err(fail(Errno::OPNOTSUPP)) } else { Ok(elapsed) }
     }
 
     /// Drops the cached pages of a range.

@@ -10,7 +10,8 @@ use spinio_host::syscalls::{LinuxSyscalls, Syscalls};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, Ring, SharedRing, Stat,
+    Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing, Ring,
+    SharedRing, Stat,
 };
 
 use crate::AdviceLog;
@@ -37,6 +38,9 @@ pub enum Call {
     NewShadowTable,
     NewIoUring,
     NewSharedRing,
+    NewOwnRing,
+    /// A read of a thread by its own ring: counted, and made to fail as [`Call::Pread`].
+    OwnRingRead,
     TakeLease,
     HasLease,
     HasWriteLease,
@@ -367,6 +371,26 @@ impl Syscalls for FaultySyscalls {
 
     fn lease_break_time(&self) -> Option<u64> {
         if self.check(Call::LeaseBreakTime).is_ok() { LinuxSyscalls.lease_break_time() } else { Some(0) }
+    }
+
+    fn new_own_ring(&self, slots: u32) -> Result<NewOwnRing> {
+        self.check(Call::NewOwnRing)?;
+        LinuxSyscalls.new_own_ring(slots)
+    }
+
+    unsafe fn read_by_own_ring(
+        &self,
+        route: Route,
+        ring: (&OwnRing, u32),
+        (buf, len): (*mut u8, usize),
+        offset: u64,
+        on_wait: &mut dyn FnMut(),
+    ) -> Result<usize> {
+        self.count(Call::OwnRingRead);
+        // SAFETY: passed on to the caller, for at most `len` bytes.
+        let read = |len| unsafe { LinuxSyscalls.read_by_own_ring(route, ring, (buf, len), offset, on_wait) };
+        // SAFETY: as above.
+        unsafe { self.with_fault(Call::Pread(route), buf, len, read) }
     }
 
     fn new_shared_ring(&self, entries: u32, slots: u32, idle: Duration) -> Result<SharedRing> {

@@ -18,6 +18,7 @@ use spinio_sys::{Errno, linux};
 
 use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::lock::lock;
+use crate::own_rings::{ThreadRing, ThreadRings};
 use crate::processors::{ProcessorWatch, usable};
 use crate::settings::{CpuUse, Settings, StorageEngine};
 use crate::shares::ShareKey;
@@ -142,6 +143,8 @@ pub struct Workers {
     spin: Duration,
     /// Before the pool: a worker closes its descriptor.
     rings: Rings,
+    /// Likewise; `None`: by setting.
+    thread_rings: Option<ThreadRings>,
     shadow: OnceLock<Option<WorkerPool>>,
     shadow_idle: LateIdle,
     copy: OnceLock<Option<WorkerPool>>,
@@ -170,6 +173,7 @@ impl Workers {
             // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
             rings: Rings::new(settings.storage_engine, processors),
+            thread_rings: (settings.storage_engine == StorageEngine::Auto).then(ThreadRings::default),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
             copy: OnceLock::new(),
@@ -271,6 +275,14 @@ impl Workers {
     pub fn ring_reads(&self) -> u64 {
         let made = lock(&self.rings.made);
         made.iter().filter_map(|(_, ring)| ring.get()?.as_ref().ok()).map(|ring| ring.reads()).sum()
+    }
+
+    /// The ring of the calling thread, by which it reads storage itself; made at its first call. `None`: it has none.
+    pub fn thread_ring(&self) -> Option<Arc<ThreadRing>> {
+        if linux::in_shadow_table() {
+            return None;
+        }
+        self.thread_rings.as_ref()?.get(self.sys, &self.shadow()?.for_key(RING))
     }
 
     /// Has a shadow worker wake the kernel thread of the ring, if it sleeps.

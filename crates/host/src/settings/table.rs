@@ -96,8 +96,9 @@ pub const TABLE: &[Row] = &[
               kernel thread polls (SQPOLL), so that a read passes through no other thread of the process; the kernel \
               thread polls for 2 ms after the last read. `workers`: up to 8 threads per file system, each waiting for \
               one command. `auto`: the ring from 4 processors on, for files of ext4 and XFS and for block devices, \
-              where the Linux kernel allows it. Reads of other file systems, and the first after a pause, take the \
-              workers.",
+              where the Linux kernel allows it; and for a read that one peer-to-peer segment moves an io_uring of \
+              the calling thread, on any number of processors. Reads of other file systems, and the first after a \
+              pause, take the workers.",
     },
     Row {
         name: "SPINIO_DMA_MIN",

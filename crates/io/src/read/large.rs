@@ -11,13 +11,16 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
-use crate::decide::{Buffer, ByFile, by_descriptor, by_file, p2p_possible, readahead_limit};
+use crate::decide::{
+    Buffer, ByFile, by_descriptor, by_file, note_no_p2p, p2p_possible, readahead_limit, worth_planning,
+};
 use crate::read::app_fd::AppFdRead;
 use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR, hold_signals_if};
-use crate::read::blocking;
 use crate::read::params::ReadParams;
+use crate::read::plan_range::{PLAN_RANGE, plan_range};
 use crate::read::request::ReadRequest;
-use crate::read::work::LONG_REQUEST;
+use crate::read::work::{LONG_REQUEST, PlanRange, Role};
+use crate::read::{blocking, by_caller};
 use spinio_device::Target;
 use spinio_files::FdIdentity;
 use spinio_files::FileState;
@@ -110,8 +113,11 @@ fn read_at(
     let app_fd_read = |reason, len| AppFdRead { span, fd, at, to, len, done, single_call, reason, stream, waits };
     // Declared first, released last: a handler that jumps out of here then leaves nothing of this read in use.
     let held;
-    let (file, within) = match by_file(ctx, fd, &stat, offset, len as u64) {
-        ByFile::AppFd(reason) => return app_fd_read(reason, len).read(ctx),
+    let (file, within) = match by_file(ctx, fd, &stat, (offset, len as u64), to.allocation.p2p_mapped) {
+        ByFile::AppFd(reason) => {
+            note_no_p2p(ctx, fd, reason);
+            return app_fd_read(reason, len).read(ctx);
+        }
         ByFile::Planned(file, within) => (file, within),
     };
     held = hold_signals_if(ctx.files.is_on_local_disk(&file));
@@ -133,6 +139,10 @@ fn read_at(
         return Ok(within as usize);
     }
     let p2p = check_p2p(ctx, &file, to, offset, within, order.is_none());
+    if !worth_planning(within, p2p) {
+        p2p.err().into_iter().for_each(|why| note_no_p2p(ctx, fd, why));
+        return app_fd_read(Reason::Small, len).read(ctx);
+    }
     let costs = ctx.files.cost_entry(&file, device);
     let follows = ctx.files.sequential.is_next(fd, offset, offset + within);
     let stream_of = (sequential::advice_for(fd, &stat), follows);
@@ -146,7 +156,7 @@ fn read_at(
         prefault::prefault_next(&ctx.files.ctx, &file, offset + within, within);
     }
     let copy_threads = ctx.files.workers().copy_threads_for(within);
-    let request = Arc::new(ReadRequest::new(ReadParams {
+    let params = ReadParams {
         ctx: Arc::clone(ctx),
         span,
         file: Arc::clone(&file),
@@ -161,18 +171,31 @@ fn read_at(
         copy_threads,
         readahead_limit,
         costs,
-    }));
-    request.plan_initial();
-    request.wake_workers();
-    let got = request.finish(held.as_ref());
+    };
+    params.unpin_range();
+    // What is short enough is planned at once, so that workers find pieces.
+    let all = PlanRange { offset: 0, len: within, recheck: false };
+    let planned = if within <= PLAN_RANGE { plan_range(&params, Role::Caller, all) } else { None };
+    let pieces = planned.as_ref().map_or(&[][..], |planned| &planned.pieces);
+    let by_caller = by_caller::read(&params, pieces, held.as_ref());
+    let (got, pages, missed) = match by_caller {
+        Some(got) => (Ok(got), Vec::new(), true),
+        None => {
+            let request = Arc::new(ReadRequest::new(params));
+            request.begin(planned);
+            let got = request.finish(held.as_ref());
+            let pages = std::mem::take(&mut *lock(&request.readahead_pages));
+            (got, pages, request.missed_cache.load(Relaxed))
+        }
+    };
     ctx.files.unpin().watch();
     ctx.files.ctx.home.update_gauges();
     let got = got?;
-    ctx.files.readahead.add_owned(&file, std::mem::take(&mut *lock(&request.readahead_pages)));
+    ctx.files.readahead.add_owned(&file, pages);
     if readahead_limit > 0 && ctx.files.sequential.advance(fd, got) {
         ctx.files.readahead.check_stream(fd, Some(offset + got));
     }
-    file.record_residency(within, !request.missed_cache.load(Relaxed));
+    file.record_residency(within, !missed);
     if got < within || within == len as u64 {
         return Ok(got as usize);
     }

@@ -8,6 +8,7 @@
 //!     │   of these, what may wait unbounded    blocking.rs          into memory of its own (wait_buffer.rs)
 //!     │   of these, host-mapped destinations   cpu_store.rs
 //!     │ the rest                               large.rs
+//!     │   of these, absent and P2P all of it   by_caller.rs         one system call of the caller
 //!     ▼
 //!   params.rs        one large read, as it came
 //!   request/         its state and completion; queue.rs: pieces in, work out; dispatch.rs: loops and wake-ups
@@ -23,6 +24,7 @@
 pub(crate) mod app_fd;
 pub(crate) mod app_fd_calls;
 mod blocking;
+pub(crate) mod by_caller;
 mod cpu_store;
 mod engine;
 pub(crate) mod large;
@@ -61,7 +63,7 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
     let len = len.min(usize::try_from(available).unwrap_or(usize::MAX));
-    match unsurveyed(ctx, fd, at, len) {
+    match unsurveyed(ctx, fd, at, len, to.allocation.p2p_mapped) {
         Some(Reason::ReadAhead) => {
             if let Some(got) = sequential_small::read(ctx, fd, at, to, len) {
                 return got;

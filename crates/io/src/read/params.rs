@@ -51,6 +51,13 @@ impl ReadParams {
         self.ctx.files.sys()
     }
 
+    /// Unregisters what earlier requests registered of this range. Before anything moves: it waits for what moves.
+    pub(crate) fn unpin_range(&self) {
+        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
+        let start = mapping.ptr.wrapping_add(self.offset as usize);
+        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
+    }
+
     /// The device address of a byte of the request.
     pub(crate) fn address(&self, offset: u64) -> DeviceAddr {
         self.dest.addr.offset(offset)
@@ -71,6 +78,10 @@ impl ReadParams {
 
     /// A mapping of the file. Only a shadow worker can make one.
     pub(crate) fn mapping(&self, role: Role) -> Option<Arc<Mapping>> {
+        // A worker would only find out the same, at every read of a block device.
+        if !self.file.is_mappable() {
+            return None;
+        }
         let (sys, end) = (self.sys(), self.offset + self.len);
         if role == Role::ShadowWorker {
             return self.file.mapping(sys, end);

@@ -76,7 +76,8 @@ pub(crate) fn plan_range(request: &ReadParams, role: Role, range: PlanRange) -> 
     if uses_readahead {
         ctx.files.sequential.mark_cold(request.fd, request.readahead_limit);
     }
-    let note_pages = absent && access == ResidencyAccess::Permitted && ctx.files.readahead.is_enabled();
+    let fetches = absent && schedule.segments.iter().any(|s| s.route.from_cache());
+    let note_pages = fetches && access == ResidencyAccess::Permitted && ctx.files.readahead.is_enabled();
     let readahead_pages =
         if note_pages { pages_to_fetch(request, fd, offset, &extents, &schedule.segments) } else { vec![] };
     for segment in &schedule.segments {

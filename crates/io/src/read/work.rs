@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use spinio_plan::{Reason, Route};
+use spinio_plan::{Reason, Route, Segment};
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BounceBuffer;
 
@@ -34,6 +34,15 @@ pub(crate) struct Piece {
     pub(crate) reason: Reason,
     /// Only assumed to be cached: read with RWF_NOWAIT, and survey again where that stops.
     pub(crate) assumed_cached: bool,
+}
+
+/// Segments as they are, a piece each.
+pub(crate) fn pieces_of(segments: &[Segment]) -> Vec<Piece> {
+    let piece = |s: &Segment| {
+        let &Segment { offset, len, route, reason, .. } = s;
+        Piece { offset, len, route, reason, assumed_cached: false }
+    };
+    segments.iter().map(piece).collect()
 }
 
 /// Bytes of the request that are not planned yet.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::ReadRequest;
 use super::queue::WorkQueues;
 use crate::read::engine::{Engine, RingPath};
-use crate::read::plan_range::{PLAN_RANGE, plan_range};
+use crate::read::plan_range::{PlannedRange, plan_range};
 use crate::read::work::{Outcome, PlanRange, Role, Work};
 use spinio_device::DeviceError;
 use spinio_host::pool::{SHADOW_WORKERS, Task};
@@ -39,15 +39,13 @@ const RING_ROOM_WAIT: Duration = Duration::from_millis(50);
 const RING_NAP: Range<Duration> = Duration::from_micros(20)..Duration::from_micros(500);
 
 impl ReadRequest {
-    /// Plans what is short enough to plan at once, so that workers find pieces; queues the rest as ranges.
-    pub(crate) fn plan_initial(self: &Arc<Self>) {
-        self.unpin_range();
-        if self.len <= PLAN_RANGE {
-            let all = PlanRange { offset: 0, len: self.len, recheck: false };
-            self.apply_plan(all, plan_range(self, Role::Caller, all));
-        } else {
-            self.queue_ranges();
+    /// Queues what was planned of the whole request, or all of it to be planned, and wakes workers.
+    pub(crate) fn begin(self: &Arc<Self>, planned: Option<PlannedRange>) {
+        match planned {
+            Some(planned) => self.apply_plan(PlanRange { offset: 0, len: self.len, recheck: false }, Some(planned)),
+            None => self.queue_ranges(),
         }
+        self.wake_workers();
     }
 
     /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed

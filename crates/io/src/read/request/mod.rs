@@ -42,7 +42,7 @@ use crate::read::engine::RingPath;
 use crate::read::params::ReadParams;
 use crate::read::plan_range::{PlannedRange, plan_ranges};
 use crate::read::prefault::Prefault;
-use crate::read::work::{LONG_REQUEST, Outcome, Piece, PlanRange};
+use crate::read::work::{LONG_REQUEST, Outcome, Piece, PlanRange, pieces_of};
 use spinio_files::is_shadow;
 use spinio_host::lock;
 use spinio_host::task_scope::TaskScope;
@@ -119,13 +119,6 @@ impl ReadRequest {
         }
     }
 
-    /// Unregisters what earlier requests registered of this range. Before anything moves: it waits for what moves.
-    pub(crate) fn unpin_range(&self) {
-        let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
-        let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
-    }
-
     /// Queues all of the request to be planned.
     fn queue_ranges(&self) {
         lock(&self.queues).ranges.extend(plan_ranges(self.offset, self.len));
@@ -133,14 +126,7 @@ impl ReadRequest {
 
     /// Queues segments as they are: a trial reads by a plan of its own.
     pub(crate) fn queue_segments(&self, segments: &[Segment]) {
-        let pieces = segments.iter().map(|s| Piece {
-            offset: s.offset,
-            len: s.len,
-            route: s.route,
-            reason: s.reason,
-            assumed_cached: false,
-        });
-        self.queue_pieces(pieces);
+        self.queue_pieces(pieces_of(segments).into_iter());
     }
 
     fn queue_pieces(&self, pieces: impl Iterator<Item = Piece>) {

@@ -32,9 +32,9 @@ use core::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{NR_ENTER, NR_REGISTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, SQE_WORDS, setup, syscall};
+use super::slots::{REGISTER_FILES_UPDATE, SQE_FIXED_FILE, add_slots, checked, register, set_slot};
+use super::{NR_ENTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, SQE_WORDS, setup, syscall};
 use crate::linux::files::{Fd, close};
-use crate::linux::pipe::pipe;
 
 const SETUP_SQPOLL: u32 = 1 << 1;
 /// Starts nothing before REGISTER_ENABLE_RINGS.
@@ -43,9 +43,6 @@ const SETUP_R_DISABLED: u32 = 1 << 6;
 const FEAT_SQPOLL_NONFIXED: u32 = 1 << 7;
 const ENTER_SQ_WAKEUP: usize = 1 << 1;
 const SQ_NEED_WAKEUP: u32 = 1;
-const SQE_FIXED_FILE: u64 = 1 << 8;
-const REGISTER_FILES: usize = 2;
-const REGISTER_FILES_UPDATE: usize = 6;
 const REGISTER_RESTRICTIONS: usize = 11;
 const REGISTER_ENABLE_RINGS: usize = 12;
 const ALLOW_REGISTER: u16 = 0;
@@ -64,14 +61,6 @@ pub struct SharedRing {
 unsafe impl Send for SharedRing {}
 // SAFETY: as above.
 unsafe impl Sync for SharedRing {}
-
-/// `struct io_uring_files_update`.
-#[repr(C)]
-struct FilesUpdate {
-    offset: u32,
-    reserved: u32,
-    fds: u64,
-}
 
 /// `struct io_uring_restriction`.
 #[repr(C)]
@@ -102,33 +91,16 @@ impl SharedRing {
             if params.features & FEAT_SQPOLL_NONFIXED == 0 {
                 return Err(Errno::NOSYS);
             }
-            let empty = vec![-1 as Fd; slots as usize];
-            // SAFETY: an array of as many descriptors as said; the kernel copies it.
-            unsafe { register(fd, REGISTER_FILES, empty.as_ptr() as usize, slots) }?;
+            add_slots(fd, slots)?;
             // SAFETY: an array of as many restrictions as said; the kernel copies it.
             unsafe { register(fd, REGISTER_RESTRICTIONS, RESTRICTIONS.as_ptr() as usize, RESTRICTIONS.len() as u32) }?;
             // SAFETY: no memory is involved.
             unsafe { register(fd, REGISTER_ENABLE_RINGS, 0, 0) }?;
             Ok(SharedRing { fd, memory: RingMemory::map(fd, &params)? })
         };
-        ring().and_then(|ring| if ring.frees_slots() { Ok(ring) } else { Err(Errno::OPNOTSUPP) }).inspect_err(|_| {
+        ring().and_then(|ring| checked(fd, ring)).inspect_err(|_| {
             let _ = close(fd);
         })
-    }
-
-    /// Whether a slot that is emptied closes its file at once. Up to Linux 6.3 it does so a second later, and a file system
-    /// would stay busy after the program closed its last file.
-    fn frees_slots(&self) -> bool {
-        let Ok((out, into)) = pipe() else { return false };
-        let put = self.set_slot(0, Some(out));
-        let _ = close(out);
-        let emptied = put.and_then(|()| self.set_slot(0, None)).is_ok();
-        let mut state = libc::pollfd { fd: into, events: 0, revents: 0 };
-        // SAFETY: one entry, alive across the call. Without a reader a pipe is in error; up to 2 ms for what the kernel does
-        // on the way out of a system call.
-        let closed = emptied && unsafe { libc::poll(&raw mut state, 1, 2) } == 1 && state.revents & libc::POLLERR != 0;
-        let _ = close(into);
-        closed
     }
 
     /// The descriptor, in the table of the thread that made it.
@@ -139,10 +111,7 @@ impl SharedRing {
     /// Puts a file into a slot, or none: then the ring keeps the file open no longer than its reads in flight. On a
     /// thread with the ring's descriptor table.
     pub fn set_slot(&self, slot: u32, file: Option<Fd>) -> Result<()> {
-        let file: Fd = file.unwrap_or(-1);
-        let update = FilesUpdate { offset: slot, reserved: 0, fds: &raw const file as u64 };
-        // SAFETY: `update` and `file` live across the call.
-        unsafe { register(self.fd, REGISTER_FILES_UPDATE, &raw const update as usize, 1) }
+        set_slot(self.fd, slot, file)
     }
 
     /// Adds a read of the file in a slot; false if the ring is full. It begins at once if the kernel thread is awake.
@@ -198,13 +167,6 @@ impl SharedRing {
     }
 }
 
-/// # Safety
-/// `arg` must be what the operation takes, and live across the call.
-unsafe fn register(ring: Fd, operation: usize, arg: usize, count: u32) -> Result<()> {
-    // SAFETY: passed on.
-    unsafe { syscall(NR_REGISTER, [ring as usize, operation, arg, count as usize, 0, 0]) }.map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -213,6 +175,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::memfd_file;
+    use super::super::slots::REGISTER_FILES;
     use super::*;
 
     const SIZE: usize = 256 << 10;
