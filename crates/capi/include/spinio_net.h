@@ -9,8 +9,8 @@
  *     ... launch a kernel with handle and listener, and wait for it ...
  *     spinio_net_close(net);
  *
- * A net belongs to one device of one process. Its memory (with the defaults 32 MiB pinned and 18 MiB of the device) is made
- * by spinio_net_open() and given back by spinio_net_close(): a driver gives memory back only when no kernel runs. While
+ * A net belongs to one device of one process. Its memory (with the defaults 37 MiB pinned, of which 4 are for others that
+ * share memory, 2 MiB more with files_root, and 18 MiB of the device) is made by spinio_net_open() and given back by spinio_net_close(): a driver gives memory back only when no kernel runs. While
  * kernels of a net wait for the network, calls of the program that wait for all kernels (cudaDeviceSynchronize, cudaFree,
  * cudaFreeHost, work on the default stream) wait for them: launch them on a stream made with cudaStreamNonBlocking. Load
  * the module of every kernel before (cudaFuncGetAttributes): loading one waits too.
@@ -44,7 +44,7 @@ struct spinio_net_options {
     uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
     uint64_t first_position; /* where streams begin, a multiple of 8; for tests */
     uint32_t fault_seed;     /* faults of the network, from this seed; for tests */
-    uint32_t no_upgrade;     /* 1: connections inside the net go through Linux too, as with SPINIO_NET_UPGRADE=off */
+    uint32_t no_upgrade;     /* 1: all connections go through Linux, as with SPINIO_NET_UPGRADE=off */
     const char *files_root;  /* kernels may open the files below this directory; "/": all that the process may open;
                                 default NULL: none */
     uint32_t files_write;    /* 1: they may also write, create and cut them */
@@ -110,8 +110,9 @@ int spinio_net_adopt(spinio_net *net, int fd);
  * receives from the descriptor. A ring's size is room enough. What kernels have sent leaves before; if the peer does not take
  * it within a second, or datagrams were not received by a kernel, the call fails with EBUSY and the socket stays as it is.
  * No kernel may use the socket any more: a kernel that calls net::release() has ended its use.
- * EBADF: no such socket. EMSGSIZE: more unread bytes than `size`. EBUSY. EALREADY: it is connecting. EOPNOTSUPP:
- * its other end is in this net. The errno of its error. */
+ * EBADF: no such socket. EMSGSIZE: more unread bytes than `size`. EBUSY: also a listening socket of which
+ * connections wait that were accepted already. EALREADY: it is connecting. EOPNOTSUPP: its bytes do not go through Linux. The
+ * errno of its error. */
 int spinio_net_release(spinio_net *net, int socket, void *unread, size_t size, size_t *count);
 
 /* Makes an event set, for kernels to wait on, and returns its number. A net has at most 16, which live as long as the net.
@@ -128,7 +129,8 @@ int spinio_net_add(spinio_net *net, int set, int socket, int events);
 int spinio_net_stop(spinio_net *net);
 
 /* Stops the net, sends what is left (at most a second), closes the sockets and frees the memory. All kernels that use the
- * net must have ended: stop it and synchronize with their stream before. */
+ * net must have ended: stop it and synchronize with their stream before. EBUSY: a file system does not answer a kernel's read for
+ * a second; the net is closed, and its memory is kept until the process ends. */
 int spinio_net_close(spinio_net *net);
 
 /* Stores what the net has done; size: sizeof *stats. */

@@ -96,9 +96,9 @@ def open(
 
     0 is the default of the numbers. sockets: at a time (1024, at most 65536). connections: pairs of rings (256). ring_bytes: of
     each direction, a power of two from 4096 to 4 MiB (65536). idle_us: the longest sleep of the net's thread in microseconds
-    (5000). upgrade=False: connections inside the net go through Linux too.
+    (5000). upgrade=False: all connections go through Linux.
 
-    All memory is made here: 32 MiB of pinned host memory with the defaults, and 18 MiB of the device. Errors are an OSError:
+    All memory is made here: 37 MiB of pinned host memory with the defaults (2 more with files_root), and 18 MiB of the device. Errors are an OSError:
     EINVAL for options, ENODEV for a device that is not in use, ENOMEM, ENOTSUP if the device has no virtual memory management,
     and those of opening files_root.
     """
@@ -172,7 +172,7 @@ class Net:
         The bytes come before what the Python socket receives. What kernels have sent leaves before; if the peer does not take
         it within a second, or datagrams were not received by a kernel, it fails with EBUSY and the socket stays with the
         kernels. No kernel may use the socket any more: one that calls net::release() has ended its use. EBADF: no such
-        socket. EOPNOTSUPP: its other end is in this net.
+        socket. EOPNOTSUPP: its bytes do not go through Linux.
         """
         fd, unread = self._net.release(operator.index(s), self._ring_bytes)
         return socket.socket(fileno=fd), unread
