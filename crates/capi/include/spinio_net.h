@@ -10,10 +10,11 @@
  *     spinio_net_close(net);
  *
  * A net belongs to one device of one process. Its memory (with the defaults 37 MiB pinned, of which 4 are for others that
- * share memory, 2 MiB more with files_root, and 18 MiB of the device) is made by spinio_net_open() and given back by spinio_net_close(): a driver gives memory back only when no kernel runs. While
- * kernels of a net wait for the network, calls of the program that wait for all kernels (cudaDeviceSynchronize, cudaFree,
- * cudaFreeHost, work on the default stream) wait for them: launch them on a stream made with cudaStreamNonBlocking. Load
- * the module of every kernel before (cudaFuncGetAttributes): loading one waits too.
+ * share memory, 2 MiB more with files_root, and 18 MiB of the device) is made by spinio_net_open() and given back by
+ * spinio_net_close(): a driver gives memory back only when no kernel runs. While kernels of a net wait for the network,
+ * calls of the program that wait for all kernels (cudaDeviceSynchronize, cudaFree, cudaFreeHost, work on the default stream)
+ * wait for them: launch them on a stream made with cudaStreamNonBlocking. Load the module of every kernel before
+ * (cudaFuncGetAttributes): loading one waits too.
  *
  * A thread of the library makes the system calls. It has a descriptor table of its own, so the program's table has no
  * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv6 as tcp://[::1]:80), unix:///PATH and unix:@NAME (abstract). Sockets are numbers

@@ -12,7 +12,7 @@
 //! The number N exists for these few system calls, once in the life of a thread, with close-on-exec, and names a ring:
 //! closing it drops no lock of any file. A child that is forked meanwhile and calls no `exec` keeps it, and has no slot
 //! that a worker has not emptied. A thread that gets N for a file of its own in that time has closed what it did not open:
-//! a ring without the file in the slot refuses the read.
+//! a ring without the file in the slot refuses the read, and such a number is not closed if it names another file by then.
 //!
 //! The index belongs to the thread: the kernel forgets it at the end of the thread, and a forked child has none.
 //!
@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use super::slots::{SQE_FIXED_FILE, add_slots, checked, register, set_slot};
 use super::{NR_ENTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
-use crate::linux::files::{Fd, close};
+use crate::linux::files::{Fd, close, fstat};
 
 const SETUP_COOP_TASKRUN: u32 = 1 << 8;
 const REGISTER_RING_FDS: usize = 20;
@@ -66,6 +66,13 @@ pub struct NewOwnRing {
     fd: Fd,
     index: u32,
     memory: RingMemory,
+    /// What the descriptor names: device and inode.
+    names: Option<(u64, u64)>,
+}
+
+/// What a descriptor names. All rings have the same, which no file has.
+fn named_by(fd: Fd) -> Option<(u64, u64)> {
+    fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
 }
 
 impl NewOwnRing {
@@ -79,7 +86,11 @@ impl NewOwnRing {
             let mut update = RingFdUpdate { index: u32::MAX, reserved: 0, fd: fd as u64 };
             // SAFETY: `update` lives across the call, which writes the index into it.
             let done = unsafe { register(fd, REGISTER_RING_FDS, &raw mut update as usize, 1) }?;
-            if done == 1 { Ok(NewOwnRing { fd, index: update.index, memory }) } else { Err(Errno::NOSPC) }
+            if done == 1 {
+                Ok(NewOwnRing { fd, index: update.index, memory, names: named_by(fd) })
+            } else {
+                Err(Errno::NOSPC)
+            }
         };
         made().inspect_err(|_| {
             let _ = close(fd);
@@ -93,13 +104,20 @@ impl NewOwnRing {
 
     /// Closes this thread's descriptor; `fd`: a duplicate in another table, for slots.
     pub fn adopt(self, fd: Fd) -> OwnRing {
-        let _ = close(self.fd);
+        self.close();
         OwnRing { fd, index: self.index, memory: self.memory }
     }
 
     /// Gives the ring up.
     pub fn discard(self) {
-        let _ = close(self.fd);
+        self.close();
+    }
+
+    /// Not if the program has closed the number, and opened a file as the same one: that is not ours to close.
+    fn close(&self) {
+        if self.names.is_some() && named_by(self.fd) == self.names {
+            let _ = close(self.fd);
+        }
     }
 }
 
