@@ -13,7 +13,7 @@ const CELLS: [(&str, usize); 15] = [
     ("fig1a", 4),
     ("fig1b", 4),
     ("fig1c", 3),
-    ("overhead", 16),
+    ("overhead", 20),
     ("fig5", 0),
     ("fig6a", 14),
     ("fig6b", 3),
