@@ -343,7 +343,7 @@ fn program_that_has_sent_rings_or_the_proxy_sees_the_bytes() {
             })
         };
         granule::watch_for(&words, event::IN);
-        let seen = Granule::at(&words, 1, Position::of(0)).level(8, false) & event::IN != 0;
+        let seen = Granule::at(&words, true, 1, Position::of(0)).level(8, false) & event::IN != 0;
         assert!(program.join().unwrap() || seen, "an event that is told to no group");
     });
 }
