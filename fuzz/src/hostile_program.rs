@@ -50,7 +50,7 @@ fn world() -> &'static World {
             connections: CONNECTIONS,
             ring_bytes: RING as u32,
             idle_us: 100,
-            first_position: u64::MAX - 1000,
+            first_position: (1 << 48) - 1000,
             ..Options::default()
         };
         let net = Net::open(registry::emulated().expect("the emulated device"), options).expect("a net");
