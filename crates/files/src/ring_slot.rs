@@ -50,7 +50,7 @@ impl RingSlot {
         let _ = self.slot.set(slot.map(|slot| (ring, slot)));
     }
 
-    /// The slot in the ring of a thread; the outer `None`: nobody has put it there yet.
+    /// The slot in the ring of a thread; the outer `None`: no thread has put it there yet.
     pub(crate) fn in_thread_ring(&self, ring: &ThreadRing) -> Option<Option<u32>> {
         lock(&self.of_threads).iter().find(|of| of.ring.number() == ring.number()).map(|of| of.slot)
     }

@@ -147,7 +147,7 @@ fn short_reads_take_p2p_only_at_random_and_absent() {
     assert_eq!(explained(0)[0].1, Reason::Small);
 }
 
-/// A write lease is granted only while nobody else has the file open: neither in a descriptor nor in a ring.
+/// A write lease is granted only while no other has the file open: neither in a descriptor nor in a ring.
 #[test]
 fn closed_file_is_free_although_its_reader_lives_on() {
     let fixture = mount_fixture::create("tree").unwrap();

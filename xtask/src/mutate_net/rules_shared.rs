@@ -184,7 +184,7 @@ pub(super) const RULES: &[Mutant] = &[
     ),
     rule(
         "nets-look",
-        "an armed socket that nobody rings is looked at until it is due",
+        "an armed socket that no doorbell tells of is looked at until it is due",
         ENDS,
         ["                self.looked_at.push_back(index);\n", ""],
         &[Kernels("net_nets")],

@@ -62,7 +62,7 @@ impl Proxy {
         }
     }
 
-    /// Looks at the granules of armed sockets whose other end is a kernel of another net, which rings nobody: whether one was
+    /// Looks at the granules of armed sockets whose other end is a kernel of another net, which sends no packet: whether one was
     /// due.
     pub(super) fn look_at_granules(&mut self) -> bool {
         let count = self.looked_at.len();

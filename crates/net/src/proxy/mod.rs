@@ -150,7 +150,7 @@ pub(crate) struct Proxy {
     imports: Imports,
     /// Device memory of connections to other nets.
     rings: Rings,
-    /// Armed sockets over shared memory that nobody rings.
+    /// Armed sockets over shared memory that no doorbell tells of.
     looked_at: VecDeque<u32>,
     listeners: Vec<u32>,
     clients: Vec<u32>,
