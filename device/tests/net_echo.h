@@ -1,4 +1,4 @@
-// net_echo.h: a kernel that gives back what it receives, and a peer that compares it.
+// net_echo.h: kernels that give back what they receive, and a peer that compares it.
 #ifndef NET_ECHO_H
 #define NET_ECHO_H
 
@@ -17,6 +17,25 @@ __global__ void echo_some(net::Handle handle, int listener, int connections, int
         net::close(g, handle, s);
         if (threadIdx.x == 0)
             spinio::store_release_system(reinterpret_cast<uint64_t *>(done), uint64_t(i) + 1);
+    }
+}
+
+// The same for all sockets of an event set, until the net stops.
+__global__ void echo_set(net::Handle handle, int set)
+{
+    __shared__ net::Ready ready;
+    __shared__ char buffer[700];
+    auto g = net::block();
+    while (net::wait(g, handle, set, &ready, 1, -1) > 0) {
+        const int s = ready.s;
+        int64_t got = ready.events & net::NEW ? 1 : net::recv(g, handle, s, buffer, sizeof buffer, net::DONTWAIT);
+        if (!(ready.events & net::NEW) && got > 0)
+            got = net::send(g, handle, s, buffer, size_t(got));
+        if (got > 0 || got == -EAGAIN)
+            net::rearm(g, handle, s);
+        else
+            net::close(g, handle, s);
+        __syncthreads();
     }
 }
 

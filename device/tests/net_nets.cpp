@@ -145,24 +145,6 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsig
 
 // --- event sets ---
 
-__global__ void serve(net::Handle handle, int set)
-{
-    __shared__ net::Ready ready;
-    __shared__ char buffer[700];
-    auto g = net::block();
-    while (net::wait(g, handle, set, &ready, 1, -1) > 0) {
-        const int s = ready.s;
-        int64_t got = ready.events & net::NEW ? 1 : net::recv(g, handle, s, buffer, sizeof buffer, net::DONTWAIT);
-        if (!(ready.events & net::NEW) && got > 0)
-            got = net::send(g, handle, s, buffer, size_t(got));
-        if (got > 0 || got == -EAGAIN)
-            net::rearm(g, handle, s);
-        else
-            net::close(g, handle, s);
-        __syncthreads();
-    }
-}
-
 // Sends and waits in a set for what comes back; `early`: the socket is in the set before it is connected.
 __global__ void ask_with_sets(net::Handle handle, net::Address to, int early, int64_t *out)
 {
@@ -205,7 +187,7 @@ static void event_sets_hear_of_other_nets(const char *where)
     std::string address;
     int s = listener(accepts, where, address), set = spinio_net_set(accepts.net);
     CHECK(!spinio_net_add(accepts.net, set, s, net::IN));
-    spinio::launch_resident_on(accepts.stream, serve, 2, 64, accepts.handle, set);
+    spinio::launch_resident_on(accepts.stream, echo_set, 2, 64, accepts.handle, set);
     for (int early = 0; early < 2; early++) {
         spinio::launch_resident_on(connects.stream, ask_with_sets, 1, 64, connects.handle, address_of(address), early, connects.words);
         connects.wait();

@@ -1,5 +1,6 @@
 // Programs that share memory with kernels (spinio_socket_...): event sets, reasons, the end of processes in each step, peers
 // that break the rules on either side. Prints each failure and exits with 1. The same results as through Linux: net_scripts.cpp.
+#include "net_echo.h"
 #include "net_granule.h"
 
 #include <poll.h>
@@ -45,32 +46,7 @@ static std::string transport(spinio_socket *s)
 
 static bool is_shared(spinio_socket *s) { return transport(s).rfind("shared: ", 0) == 0; }
 
-static void waits_for_open(const Net &net, uint64_t open)
-{
-    for (int i = 0; i < 60000 && net.stats().open != open; i++)
-        usleep(1000);
-    CHECK(net.stats().open == open);
-}
-
 // --- event sets ---
-
-__global__ void serve(net::Handle handle, int set)
-{
-    __shared__ net::Ready ready;
-    __shared__ char buffer[700];
-    auto g = net::block();
-    while (net::wait(g, handle, set, &ready, 1, -1) > 0) {
-        const int s = ready.s;
-        int64_t got = ready.events & net::NEW ? 1 : net::recv(g, handle, s, buffer, sizeof buffer, net::DONTWAIT);
-        if (!(ready.events & net::NEW) && got > 0)
-            got = net::send(g, handle, s, buffer, size_t(got));
-        if (got > 0 || got == -EAGAIN)
-            net::rearm(g, handle, s);
-        else
-            net::close(g, handle, s);
-        __syncthreads();
-    }
-}
 
 static void event_sets_hear_of_programs(const char *where, unsigned clients, int rounds)
 {
@@ -78,7 +54,7 @@ static void event_sets_hear_of_programs(const char *where, unsigned clients, int
     std::string address;
     int s = listener(net, where, address), set = spinio_net_set(net.net);
     CHECK(!spinio_net_add(net.net, set, s, net::IN));
-    spinio::launch_resident_on(net.stream, serve, 2, 64, net.handle, set);
+    spinio::launch_resident_on(net.stream, echo_set, 2, 64, net.handle, set);
     std::vector<std::thread> threads;
     for (unsigned client = 0; client < clients; client++)
         threads.emplace_back([=] {
@@ -243,7 +219,7 @@ static void reasons_are_told()
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address), set = spinio_net_set(net.net);
     CHECK(!spinio_net_add(net.net, set, s, net::IN));
-    spinio::launch_resident_on(net.stream, serve, 1, 32, net.handle, set);
+    spinio::launch_resident_on(net.stream, echo_set, 1, 32, net.handle, set);
     auto works = [](spinio_socket *socket) {
         char back[5];
         CHECK(spinio_socket_send(socket, "hello", 5, 0) == 5 && spinio_socket_recv(socket, back, 5, MSG_WAITALL) == 5 && !std::memcmp(back, "hello", 5));
