@@ -33,14 +33,9 @@ struct RawNet {
 
     RawNet()
     {
-        sockaddr_in at = {};
-        at.sin_family = AF_INET;
-        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t length = sizeof at;
-        listening = socket(AF_INET, SOCK_STREAM, 0);
-        CHECK(!bind(listening, reinterpret_cast<sockaddr *>(&at), length) && !listen(listening, 8));
-        CHECK(!getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
-        address = "tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+        sockaddr_in at;
+        listening = listening_socket(at);
+        address = text_of(at);
         door = door_socket(address, true);
     }
 

@@ -14,22 +14,10 @@ struct Pair {
     explicit Pair(bool inet)
     {
         int ends[2] = {-1, -1}, small = 16384;
-        if (inet) {
-            int waiting = socket(AF_INET, SOCK_STREAM, 0);
-            sockaddr_in any = {};
-            any.sin_family = AF_INET;
-            any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-            socklen_t length = sizeof any;
-            CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&any), sizeof any) && !listen(waiting, 1));
-            CHECK(!getsockname(waiting, reinterpret_cast<sockaddr *>(&any), &length));
-            ends[0] = socket(AF_INET, SOCK_STREAM, 0);
-            setsockopt(ends[0], SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-            CHECK(!connect(ends[0], reinterpret_cast<sockaddr *>(&any), sizeof any));
-            ends[1] = accept(waiting, nullptr, nullptr);
-            close(waiting);
-        } else {
+        if (inet)
+            connect_pair(ends, small);
+        else
             CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
-        }
         setsockopt(ends[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
         timeval limit = {60, 0};
         setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -227,13 +215,8 @@ static void socket_comes_back_into_a_table_with_two_places()
 // Who shares a listening socket that was adopted may clear O_NONBLOCK: the net serves and stops nevertheless.
 static void shared_listening_socket_does_not_stop_the_net()
 {
-    int waiting = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in any = {};
-    any.sin_family = AF_INET;
-    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof any;
-    CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&any), sizeof any) && !listen(waiting, 8));
-    CHECK(!getsockname(waiting, reinterpret_cast<sockaddr *>(&any), &length));
+    sockaddr_in any;
+    int waiting = listening_socket(any);
     Net net;
     int other = dup(waiting), listening = spinio_net_adopt(net.net, waiting);
     CHECK(listening > 0);

@@ -158,14 +158,9 @@ __global__ void calls(net::Handle handle, int s, int other, uint64_t *turn, int6
 static void calls_and_their_errors()
 {
     Net net;
-    int listening = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in name = {};
-    name.sin_family = AF_INET;
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof name;
-    CHECK(!bind(listening, reinterpret_cast<sockaddr *>(&name), length) && !listen(listening, 8));
-    CHECK(!getsockname(listening, reinterpret_cast<sockaddr *>(&name), &length));
-    std::string address = "tcp://127.0.0.1:" + std::to_string(ntohs(name.sin_port));
+    sockaddr_in name;
+    int listening = listening_socket(name);
+    std::string address = text_of(name);
     int s = spinio_net_connect(net.net, address.c_str()), peer = accept(listening, nullptr, nullptr);
     int other = spinio_net_connect(net.net, address.c_str()), other_peer = accept(listening, nullptr, nullptr);
     auto turn = reinterpret_cast<uint64_t *>(net.words + 1000);

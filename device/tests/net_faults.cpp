@@ -95,14 +95,9 @@ static void peer_that_does_not_read_harms_no_other()
     Net net;
     std::string address;
     int s = listener(net, "tcp://127.0.0.1:0", address);
-    int waiting = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in any = {};
-    any.sin_family = AF_INET;
-    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof any;
-    CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&any), sizeof any) && !listen(waiting, 1));
-    CHECK(!getsockname(waiting, reinterpret_cast<sockaddr *>(&any), &length));
-    int full = spinio_net_connect(net.net, ("tcp://127.0.0.1:" + std::to_string(ntohs(any.sin_port))).c_str());
+    sockaddr_in any;
+    int waiting = listening_socket(any, 1);
+    int full = spinio_net_connect(net.net, text_of(any).c_str());
     int silent = accept(waiting, nullptr, nullptr);
     CHECK(full > 0 && silent >= 0);
     cudaStream_t stream;

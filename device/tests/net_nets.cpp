@@ -356,7 +356,8 @@ static void bound_and_refused_sockets_connect_as_others_do()
     CHECK((connect(net::Address::inet(0, 0, 0, 0, 0), {}, address_of(address)) == std::vector<int64_t>{0, 0, 0}));
     CHECK(connects.stats().kept_by_name == 2 && joined(connects) == 1);
     // A door where nothing listens any more: the next address may be anywhere.
-    int door = door_socket("tcp://127.0.0.2:9", true), listening = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in at;
+    int door = door_socket("tcp://127.0.0.2:9", true), listening = listening_socket(at);
     std::thread holder([&] {
         int channel = accept(door, nullptr, nullptr);
         take_packet(channel);
@@ -364,12 +365,7 @@ static void bound_and_refused_sockets_connect_as_others_do()
         take_packet(channel);
         close(channel);
     });
-    sockaddr_in at = {};
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof at;
-    CHECK(!bind(listening, reinterpret_cast<sockaddr *>(&at), length) && !listen(listening, 8));
-    CHECK(!getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
     CHECK((connect({}, net::Address::inet(127, 0, 0, 2, 9), net::Address::inet(127, 0, 0, 1, ntohs(at.sin_port))) == std::vector<int64_t>{0, -ECONNREFUSED, 0}));
     int accepted = accept(listening, reinterpret_cast<sockaddr *>(&at), &length);
     // The address of the second connection is not that of the first one.

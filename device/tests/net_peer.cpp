@@ -562,13 +562,8 @@ static void reasons_say_why_a_connection_stays_with_linux()
     {
         Net net;
         // A listening socket of this program, no socket of the net.
-        int s = socket(AF_INET, SOCK_STREAM, 0);
-        sockaddr_in here = {};
-        here.sin_family = AF_INET;
-        here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t length = sizeof here;
-        CHECK(!bind(s, reinterpret_cast<sockaddr *>(&here), sizeof here) && !listen(s, 8));
-        CHECK(!getsockname(s, reinterpret_cast<sockaddr *>(&here), &length));
+        sockaddr_in here;
+        int s = listening_socket(here);
         auto to = net::Address::inet(127, 0, 0, 1, ntohs(here.sin_port));
         auto stats = connect_and_wait(net, to, 1, [&] { close(accept(s, nullptr, nullptr)); });
         CHECK(stats.upgraded + stats.kept_by_name + stats.kept_by_memory + stats.kept_by_backlog + stats.kept_by_setting == 0);

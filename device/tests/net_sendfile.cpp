@@ -43,26 +43,23 @@ struct Connection {
 
     Connection(const Net &net, bool inet)
     {
-        int waiting = socket(inet ? AF_INET : AF_UNIX, SOCK_STREAM, 0), small = 32768;
-        setsockopt(waiting, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+        int waiting, small = 32768;
         std::string address;
         if (inet) {
-            sockaddr_in any = {};
-            any.sin_family = AF_INET;
-            any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-            socklen_t length = sizeof any;
-            CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&any), sizeof any));
-            CHECK(!getsockname(waiting, reinterpret_cast<sockaddr *>(&any), &length));
-            address = "tcp://127.0.0.1:" + std::to_string(ntohs(any.sin_port));
+            sockaddr_in any;
+            waiting = listening_socket(any, 1);
+            address = text_of(any);
         } else {
             sockaddr_un name = {};
             socklen_t length = sizeof name;
             name.sun_family = AF_UNIX;
-            CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&name), sizeof(sa_family_t)));
+            waiting = socket(AF_UNIX, SOCK_STREAM, 0);
+            CHECK(!bind(waiting, reinterpret_cast<sockaddr *>(&name), sizeof(sa_family_t)) && !listen(waiting, 1));
             CHECK(!getsockname(waiting, reinterpret_cast<sockaddr *>(&name), &length));
             address = "unix:@" + std::string(name.sun_path + 1, length - sizeof(sa_family_t) - 1);
         }
-        CHECK(!listen(waiting, 1));
+        // Of the connection that it will accept.
+        setsockopt(waiting, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
         kernel = spinio_net_connect(net.net, address.c_str());
         ours = accept(waiting, nullptr, nullptr);
         CHECK(kernel > 0 && ours >= 0);

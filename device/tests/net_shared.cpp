@@ -398,14 +398,9 @@ static void rule_that_is_broken_before_accept_resets_the_connection()
 static void program_does_not_trust_the_holder_of_a_door()
 {
     for (int what = 0; what < 4; what++) {
-        sockaddr_in at = {};
-        at.sin_family = AF_INET;
-        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t length = sizeof at;
-        int listening = socket(AF_INET, SOCK_STREAM, 0);
-        CHECK(!bind(listening, reinterpret_cast<sockaddr *>(&at), length) && !listen(listening, 8));
-        CHECK(!getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
-        std::string address = "tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+        sockaddr_in at;
+        int listening = listening_socket(at);
+        std::string address = text_of(at);
         int door = door_socket(address, true);
         std::thread holder([&] {
             int channel = accept(door, nullptr, nullptr);

@@ -213,12 +213,8 @@ struct Totals {
 
 static int echo_of_program(std::string &address)
 {
-    int s = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in any = {};
-    any.sin_family = AF_INET;
-    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof any;
-    CHECK(!bind(s, reinterpret_cast<sockaddr *>(&any), sizeof any) && !listen(s, 16) && !getsockname(s, reinterpret_cast<sockaddr *>(&any), &length));
+    sockaddr_in any;
+    int s = listening_socket(any, 16);
     address = std::to_string(ntohs(any.sin_port));
     return s;
 }

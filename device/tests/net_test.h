@@ -167,6 +167,36 @@ struct Net {
     return s;
 }
 
+// A listening TCP socket of this program, and its name.
+[[maybe_unused]] static int listening_socket(sockaddr_in &name, int backlog = 8)
+{
+    name = {};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof name;
+    int s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!bind(s, reinterpret_cast<sockaddr *>(&name), length) && !listen(s, backlog));
+    CHECK(!getsockname(s, reinterpret_cast<sockaddr *>(&name), &length));
+    return s;
+}
+
+// The address as of spinio_net_address().
+[[maybe_unused]] static std::string text_of(const sockaddr_in &name) { return "tcp://127.0.0.1:" + std::to_string(ntohs(name.sin_port)); }
+
+// Both ends of a TCP connection within this program; the receive buffer of the first one, if not the usual one.
+[[maybe_unused]] static void connect_pair(int (&ends)[2], int receive_buffer = 0)
+{
+    sockaddr_in name;
+    int listening = listening_socket(name, 1);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (receive_buffer)
+        CHECK(!setsockopt(ends[0], SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer));
+    CHECK(!connect(ends[0], reinterpret_cast<sockaddr *>(&name), sizeof name));
+    ends[1] = accept(listening, nullptr, nullptr);
+    CHECK(ends[1] >= 0);
+    close(listening);
+}
+
 // Whether this machine has ::1; prints why not.
 [[maybe_unused]] static bool has_ipv6()
 {
