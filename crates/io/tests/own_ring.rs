@@ -18,15 +18,8 @@ const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
 const DEVICE: &str = "size=64M,bar=40M,p2p=1";
 
-/// A file of which no page is cached, or why there can be none.
 fn absent_file(fixture: &MountFixture) -> Option<File> {
-    let file = file::create_filled(&fixture.file("file"), SIZE as u64);
-    file::evict(&file);
-    if file::cached_pages(&file).is_some_and(|pages| pages > 0) {
-        eprintln!("skipped: this file system does not evict pages");
-        return None;
-    }
-    Some(file)
+    file::create_evicted(&fixture.file("file"), SIZE as u64)
 }
 
 fn read(runtime: &Runtime, file: &File, buffer: &Buffer, from: usize, len: usize) -> Result<usize, Errno> {

@@ -41,6 +41,17 @@ pub fn create_filled(path: &Path, len: u64) -> File {
     file
 }
 
+/// The same, of which no page is cached. `None`, with a message, if its file system does not evict pages.
+pub fn create_evicted(path: &Path, len: u64) -> Option<File> {
+    let file = create_filled(path, len);
+    evict(&file);
+    if cached_pages(&file).is_some_and(|pages| pages > 0) {
+        eprintln!("skipped: this file system does not evict pages");
+        return None;
+    }
+    Some(file)
+}
+
 /// A file of `len` bytes made of data, holes and (where the file system has them) unwritten extents.
 pub fn create_random_layout(path: &Path, len: u64, rng: &mut Rng) -> File {
     let file = create(path);

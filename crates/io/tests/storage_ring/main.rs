@@ -29,15 +29,8 @@ fn settings() -> Settings {
     Settings { storage_engine: StorageEngine::Ring, ..Settings::default() }
 }
 
-/// A file that no page of is cached, or why there can be none.
 fn absent_file(fixture: &MountFixture, name: &str, len: usize) -> Option<File> {
-    let file = file::create_filled(&fixture.file(name), len as u64);
-    file::evict(&file);
-    if file::cached_pages(&file).is_some_and(|pages| pages > 0) {
-        eprintln!("skipped: this file system does not evict pages");
-        return None;
-    }
-    Some(file)
+    file::create_evicted(&fixture.file(name), len as u64)
 }
 
 fn read(runtime: &Runtime, file: &File, buffer: &Buffer, from: usize, len: usize) -> Result<usize, Errno> {
