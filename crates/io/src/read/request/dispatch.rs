@@ -191,8 +191,7 @@ impl ReadRequest {
     fn take_back(&self) -> Option<BounceBuffer> {
         let mut queues = lock(&self.queues);
         let buffer = queues.empty.pop()?;
-        queues.lent_out -= 1;
-        self.staging.end_lending(self.file.storage, 1);
+        self.end_lending(queues);
         Some(buffer)
     }
 
@@ -441,5 +440,68 @@ impl Task for WorkerTask {
         let mut worker = Worker::new(&request, self.role, None);
         while worker.run_next() {}
         worker.drain();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use spinio_files::cost::CostEntry;
+    use spinio_plan::{Reason, Segment};
+    use spinio_stats::Direction;
+    use spinio_testkit::buffer::emulated;
+    use spinio_testkit::{Buffer, file};
+
+    use super::*;
+    use crate::read::params::ReadParams;
+    use crate::{Runtime, Settings};
+
+    const LEN: u64 = 4 << 20;
+
+    /// Of a file that storage is to serve.
+    fn request(runtime: &Runtime, file: &std::fs::File, buffer: &Buffer) -> Arc<ReadRequest> {
+        let (ctx, fd, dest) = (runtime.reader(), file.as_raw_fd(), buffer.target(0));
+        let state = ctx.files.get(fd, ctx.files.sys().fstat(fd).unwrap()).unwrap();
+        let costs: Arc<CostEntry> = ctx.files.cost_entry(&state, dest.allocation.device);
+        let request = ReadRequest::new(ReadParams {
+            span: ctx.files.stats().begin(Direction::Read, fd, Some(0), LEN),
+            file: state,
+            staging: Arc::clone(ctx.bounce.sync(dest.allocation.device)),
+            dest,
+            fd,
+            offset: 0,
+            len: LEN,
+            order: None,
+            p2p: Ok(()),
+            dma: Ok(()),
+            copy_threads: 1,
+            readahead_limit: 0,
+            costs,
+            ctx: Arc::clone(ctx),
+        });
+        let reason = Reason::BySetting;
+        request.queue_segments(&[Segment { offset: 0, len: LEN, route: Route::Direct, reason, refused: None }]);
+        Arc::new(request)
+    }
+
+    #[test]
+    fn caller_is_woken_when_a_copy_takes_the_last_buffer_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, buffer) =
+            (file::create_filled(&folder.path().join("file"), LEN), Buffer::new(emulated(""), LEN as usize));
+        let runtime = Runtime::new(Settings::default());
+        let request = request(&runtime, &file, &buffer);
+        for _ in 0..2 {
+            assert!(request.staging.begin_lending(request.file.storage, false));
+            let mut queues = lock(&request.queues);
+            queues.empty.push(request.staging.acquire().unwrap());
+            queues.lent_out += 1;
+        }
+        request.wake_flag.store(false, Relaxed);
+        request.staging.release(request.take_back().unwrap());
+        assert!(!request.wake_flag.load(Relaxed), "another buffer is lent");
+        request.staging.release(request.take_back().unwrap());
+        assert!(lock(&request.queues).is_starved() && request.wake_flag.load(Relaxed));
     }
 }

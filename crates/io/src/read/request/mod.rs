@@ -31,7 +31,7 @@ mod queue;
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
 use spinio_plan::Segment;
 use spinio_plan::geometry::Stripe;
@@ -172,17 +172,19 @@ impl ReadRequest {
                 lock(&self.queues).filled.push_back(filled);
                 self.notify_caller();
             }
-            Outcome::BufferReturned => {
-                let mut queues = lock(&self.queues);
-                queues.lent_out -= 1;
-                let starved = queues.is_starved();
-                drop(queues);
-                self.staging.end_lending(self.file.storage, 1);
-                if starved {
-                    self.notify_caller();
-                }
-            }
+            Outcome::BufferReturned => self.end_lending(lock(&self.queues)),
             Outcome::WakeWorkers => {}
+        }
+    }
+
+    /// A buffer is no longer lent. If it was the last one, the caller has to lend another.
+    fn end_lending(&self, mut queues: MutexGuard<'_, WorkQueues>) {
+        queues.lent_out -= 1;
+        let starved = queues.is_starved();
+        drop(queues);
+        self.staging.end_lending(self.file.storage, 1);
+        if starved {
+            self.notify_caller();
         }
     }
 
