@@ -22,9 +22,9 @@ use spinio_transfer::DeferredUnpin;
 use crate::block_stack::BlockStackCache;
 use crate::cost::{CostEntry, CostModels};
 use crate::ctx::FilesCtx;
+use crate::known_fds::KnownFds;
 use crate::no_p2p_fds::NoP2pFds;
 use crate::p2p_trust::P2pTrustMap;
-use crate::prompt_fds::PromptFds;
 use crate::readahead::ReadaheadCache;
 use crate::ring_slot::is_issued_at_once;
 use crate::sequential::SequentialDetector;
@@ -41,7 +41,9 @@ pub struct Files {
     /// Which descriptors read sequentially.
     pub sequential: Arc<SequentialDetector>,
     /// Which descriptors have reads that end by themselves.
-    pub prompt_fds: PromptFds,
+    pub prompt_fds: KnownFds,
+    /// Which descriptors are of files on a disk of this machine.
+    local_fds: KnownFds,
     /// Which descriptors have storage that reaches no device.
     pub no_p2p_fds: NoP2pFds,
     /// Pages that reads added to the page cache.
@@ -78,7 +80,8 @@ impl Files {
         ctx.workers.set_shadow_idle(FileReaper(Arc::downgrade(&table)));
         Files {
             readahead: ReadaheadCache::new(settings, &ctx, &table, &sequential),
-            prompt_fds: PromptFds::default(),
+            prompt_fds: KnownFds::default(),
+            local_fds: KnownFds::default(),
             no_p2p_fds: NoP2pFds::default(),
             costs: CostModels::new(settings),
             p2p_trust: P2pTrustMap::default(),
@@ -174,10 +177,10 @@ impl Files {
         is_issued_at_once(file.file_system)
     }
 
-    /// The same of the file that a descriptor refers to: two system calls.
+    /// The same of the file that a descriptor refers to: up to two system calls, if the descriptor is not known.
     pub fn is_descriptor_on_local_disk(&self, fd: Fd) -> bool {
         let is_block = |fd| self.sys().fstat(fd).is_ok_and(|stat| stat.kind == FileKind::Block);
-        self.sys().file_system(fd).is_ok_and(is_issued_at_once) || is_block(fd)
+        self.local_fds.is_known(fd, || self.sys().file_system(fd).is_ok_and(is_issued_at_once) || is_block(fd))
     }
 
     /// Why reads of a file's storage would not take the ring; `None`: they would, once it is awake.

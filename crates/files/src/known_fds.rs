@@ -1,17 +1,23 @@
-//! Descriptors whose reads end by themselves: of regular files with a size, and of block devices. A small read at the
-//! descriptor's own offset must know, and asks the kernel once for each open file instead of once for each read.
+//! Descriptors of which something is known that a read must know: the kernel is asked once for each open file instead of
+//! once for each read.
 //!
 //! ```text
 //!   read(fd) ── number and count of changes as when the kernel was asked? ── yes ──> read
 //!                    │ no                                                             ▲
-//!                    └──> fstat ── regular with a size, or block device: stored ──────┘
+//!                    └──> fstat, or statfs ── it is so: stored ───────────────────────┘
 //! ```
+//!
+//! | of | what | who must know |
+//! |---|---|---|
+//! | `prompt_fds` | reads end by themselves: a regular file with a size, or a block device | a read at the descriptor's own offset |
+//! | `local_fds` | the file is on a disk of this machine | a read during which handlers of signals wait; of a stream, its hint says so |
 //!
 //! The hooks of `close`, `dup2` and similar calls count the changes of a number (fd_identity.rs). So nothing is stored
 //! where no hooks count.
 //!
 //! Known flaw: a number that was changed by a call without a hook (`fclose`, a raw system call) and is a pipe by now
-//! counts as what it was. If its peer then sends nothing, the read that waits keeps one bounce buffer meanwhile.
+//! counts as what it was. If its peer then sends nothing, the read that waits keeps one bounce buffer meanwhile; and one
+//! that is now a file of a server has handlers wait for that server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -31,26 +37,26 @@ pub fn set_changes_counted() {
 }
 
 /// The descriptors that are known.
-pub struct PromptFds {
+pub struct KnownFds {
     /// A number and its count of changes in one word, so that no thread sees one without the other; 0: none.
     entries: [AtomicU64; ENTRIES],
     enabled: bool,
 }
 
-impl Default for PromptFds {
-    fn default() -> PromptFds {
-        PromptFds::new(CHANGES_ARE_COUNTED.load(Relaxed))
+impl Default for KnownFds {
+    fn default() -> KnownFds {
+        KnownFds::new(CHANGES_ARE_COUNTED.load(Relaxed))
     }
 }
 
-impl PromptFds {
-    fn new(enabled: bool) -> PromptFds {
-        PromptFds { entries: [const { AtomicU64::new(0) }; ENTRIES], enabled }
+impl KnownFds {
+    fn new(enabled: bool) -> KnownFds {
+        KnownFds { entries: [const { AtomicU64::new(0) }; ENTRIES], enabled }
     }
 
-    /// Whether reads of this number end by themselves. `ask`: asks the kernel.
+    /// Whether it is so of this number. `ask`: asks the kernel.
     #[inline]
-    pub fn is_prompt(&self, fd: Fd, ask: impl FnOnce() -> bool) -> bool {
+    pub fn is_known(&self, fd: Fd, ask: impl FnOnce() -> bool) -> bool {
         if !self.enabled {
             return ask();
         }
@@ -60,11 +66,11 @@ impl PromptFds {
         if entry.load(Relaxed) == word {
             return true;
         }
-        let prompt = ask();
-        if prompt && identity.is_unchanged() {
+        let is_so = ask();
+        if is_so && identity.is_unchanged() {
             entry.store(word, Relaxed);
         }
-        prompt
+        is_so
     }
 }
 
@@ -76,15 +82,15 @@ mod tests {
     #[test]
     fn kernel_is_asked_once_for_each_open_file() {
         // A number that no other test of this process uses.
-        let (known, number) = (PromptFds::new(true), 60_100);
+        let (known, number) = (KnownFds::new(true), 60_100);
         let ask = |answer: bool| {
             let mut asked = 0;
-            let prompt = known.is_prompt(number, || {
+            let is_so = known.is_known(number, || {
                 asked += 1;
                 answer
             });
-            assert!(prompt == answer || asked == 0);
-            (prompt, asked)
+            assert!(is_so == answer || asked == 0);
+            (is_so, asked)
         };
         assert_eq!((ask(false), ask(true), ask(false)), ((false, 1), (true, 1), (true, 0)));
         let change = FdChange::begin(60_100, 60_100);
@@ -92,23 +98,23 @@ mod tests {
         drop(change);
         assert_eq!((ask(false), ask(true), ask(true)), ((false, 1), (true, 1), (true, 0)));
         // It shares the entry.
-        assert!(known.is_prompt(number + ENTRIES as Fd, || true));
+        assert!(known.is_known(number + ENTRIES as Fd, || true));
         assert_eq!((ask(false), ask(true)), ((false, 1), (true, 1)));
     }
 
     #[test]
     fn change_during_the_question_is_noticed() {
-        let known = PromptFds::new(true);
-        assert!(known.is_prompt(60_110, || {
+        let known = KnownFds::new(true);
+        assert!(known.is_known(60_110, || {
             drop(FdChange::begin(60_110, 60_110));
             true
         }));
-        assert!(!known.is_prompt(60_110, || false), "the answer was about the file before");
+        assert!(!known.is_known(60_110, || false), "the answer was about the file before");
     }
 
     #[test]
     fn kernel_is_asked_each_time_where_nothing_counts() {
-        let known = PromptFds::new(false);
-        assert!(known.is_prompt(60_120, || true) && !known.is_prompt(60_120, || false));
+        let known = KnownFds::new(false);
+        assert!(known.is_known(60_120, || true) && !known.is_known(60_120, || false));
     }
 }

@@ -6,7 +6,7 @@
 //!     ring_slot      the slots of a file in rings that read storage
 //!     residency      which pages of a range are cached
 //!     sequential     which descriptors read sequentially
-//!     prompt_fds     which descriptors have reads that end by themselves
+//!     known_fds      which descriptors have reads that end by themselves, or are of files on a disk of this machine
 //!     no_p2p_fds     which descriptors have storage that reaches no device
 //!     readahead      which pages such reads added to the page cache, and when they are dropped
 //!     block_stack, stripes   the block devices under a file, and its position in an array with parity
@@ -23,13 +23,13 @@ pub mod cost;
 mod ctx;
 mod fd_identity;
 mod files;
+pub mod known_fds;
 mod lease_watcher;
 mod no_p2p_fds;
 pub mod p2p_probe;
 mod p2p_trust;
 pub mod prefault;
 pub mod prefault_state;
-pub mod prompt_fds;
 pub mod readahead;
 pub mod residency;
 mod ring_slot;

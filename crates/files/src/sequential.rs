@@ -14,7 +14,7 @@
 //! Advice (`posix_fadvise`) is stored here too, for the whole process: programs give it before their first device read,
 //! when no runtime exists. It is stored with the file that the number referred to then.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use spinio_plan::readahead::{CACHED_SURVEY_STEP, DETECT_BYTES, SURVEY_STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
@@ -42,6 +42,8 @@ struct Entry {
     limit: AtomicU64,
     /// The longest request for which read-ahead is faster by cost, as far as is known.
     cost_limit: AtomicU64,
+    /// Its file is on a disk of this machine, as the kernel has said since the last check.
+    is_local: AtomicBool,
 }
 
 impl Entry {
@@ -51,6 +53,7 @@ impl Entry {
         self.until_check.store(until_check, Relaxed);
         self.limit.store(0, Relaxed);
         self.cost_limit.store(u64::MAX, Relaxed);
+        self.is_local.store(false, Relaxed);
     }
 }
 
@@ -92,6 +95,7 @@ impl SequentialDetector {
             return false;
         }
         entry.until_check.store(SURVEY_STEP, Relaxed);
+        entry.is_local.store(false, Relaxed);
         true
     }
 
@@ -143,6 +147,19 @@ impl SequentialDetector {
     /// A request of the stream has found an absent page.
     pub fn mark_cold(&self, fd: Fd, max_len: u64) {
         self.entry(fd).limit.store(max_len, Relaxed);
+    }
+
+    /// Whether the file of a stream is on a disk of this machine. `ask`: asks the kernel, until it has said so once since
+    /// the last check.
+    pub fn is_local(&self, fd: Fd, ask: impl FnOnce() -> bool) -> bool {
+        let entry = self.entry(fd);
+        let known = entry.fd.load(Relaxed) == fd as u64 + 1;
+        if known && entry.is_local.load(Relaxed) {
+            return true;
+        }
+        let is_local = ask();
+        entry.is_local.store(known && is_local, Relaxed);
+        is_local
     }
 
     /// Whether a read of `len` bytes belongs to a cold stream, and is one for which the kernel's read-ahead is best.
@@ -247,6 +264,28 @@ mod tests {
         detector.schedule_check(6, SURVEY_STEP, most);
         assert!(detector.uses_kernel_readahead(6, Some(120), 10));
         assert!(!detector.record(6, Some(7), 20) && !detector.uses_kernel_readahead(6, Some(27), 10), "it has jumped");
+    }
+
+    #[test]
+    fn kernel_is_asked_for_the_disk_of_a_stream_once_between_two_checks() {
+        let detector = detector();
+        let asked = |fd: Fd, answer: bool| {
+            let mut asked = false;
+            assert!(
+                detector.is_local(fd, || {
+                    asked = true;
+                    answer
+                }) == (answer || !asked)
+            );
+            asked
+        };
+        assert!(!detector.is_next(7, 0, 100));
+        assert!(asked(7, false) && asked(7, true) && !asked(7, false) && !asked(7, false));
+        assert!(!detector.record(7, Some(100), 20) && !asked(7, false), "it goes on");
+        assert!(asked(7 + ENTRIES as Fd, true) && asked(7 + ENTRIES as Fd, true), "another descriptor has the entry");
+        assert!(asked(7, true) && !asked(7, true));
+        assert!(detector.record(7, Some(120), DETECT_BYTES as usize) && asked(7, true), "a check is due");
+        assert!(!asked(7, true) && !detector.record(7, Some(7), 20) && asked(7, true), "it has jumped");
     }
 
     #[test]

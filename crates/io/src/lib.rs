@@ -31,7 +31,7 @@ pub use decide::Buffer;
 pub use explain::Explanation;
 pub use policy::RoutePolicy;
 pub use spinio_device::Target;
-pub use spinio_files::prompt_fds::set_changes_counted;
+pub use spinio_files::known_fds::set_changes_counted;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
 pub use spinio_files::{FdChange, FdIdentity, ShadowFile, WriteLease};
 pub use spinio_host::pool::NoRing;

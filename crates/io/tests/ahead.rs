@@ -339,16 +339,20 @@ fn cold_stream_makes_one_syscall_per_read() {
         let Some(subject) = Subject::new() else { return };
         let kernel = FaultySyscalls::new();
         let runtime = Runtime::with_kernel(settings(), kernel);
-        let calls = || [Call::Pread(Route::Copy), Call::Stat, Call::Flags].map(|call| kernel.calls(call));
+        let counted = [Call::Pread(Route::Copy), Call::Stat, Call::Flags, Call::FileSystem];
+        let calls = || counted.map(|call| kernel.calls(call));
         let (begin, end) = (4 * MIB, 36 * MIB);
         subject.read_sequentially(&runtime, 0, begin, block);
         let before = calls();
         subject.read_sequentially(&runtime, begin, end, block);
-        let [reads, stats, flags] = std::array::from_fn(|i| calls()[i] - before[i]);
+        let [reads, stats, flags, file_systems] = std::array::from_fn(|i| calls()[i] - before[i]);
         assert_eq!(reads, (end - begin) / block as u64, "requests of {block} bytes: one call each");
         assert_eq!(flags, 0, "requests of {block} bytes");
         // Each survey calls fstat once; the first one also has a shadow worker reopen the file.
         assert!(stats <= (end - begin) / SURVEY_STEP + 4, "requests of {block} bytes: {stats}");
+        // Between two surveys the stream's hint says that it is a local disk.
+        let surveys = (end - begin) / SURVEY_STEP.max(block as u64);
+        assert!(file_systems <= surveys + 4, "requests of {block} bytes: {file_systems}");
     }
 }
 

@@ -10,12 +10,12 @@ use std::sync::Mutex;
 
 use spinio_device::{DeviceKind, registry};
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
-use spinio_io::{Buffer as Like, Runtime, Settings, Target};
+use spinio_io::{Buffer as Like, FdChange, Runtime, Settings, Target};
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice, Fd};
+use spinio_sys::linux::{self, Advice, Fd, fs_magic};
 use spinio_testkit::buffer::{Buffer, emulated};
-use spinio_testkit::eventually;
+use spinio_testkit::{Call, FaultySyscalls, eventually, in_child};
 
 const MIB: usize = 1 << 20;
 
@@ -451,4 +451,35 @@ fn app_direct_fd_accepts_alignment_of_its_file_system() {
     for (offset, len) in [(0, (128 << 10) + 1), (unit / 2, 128 << 10)] {
         assert_eq!(read(offset, len), Err(Errno::INVAL), "{len} bytes at {offset}");
     }
+}
+
+/// In a child: as in a process with hooks, which count the changes of its descriptors.
+#[test]
+fn kernel_is_asked_once_whether_an_o_direct_descriptor_is_of_a_local_disk() {
+    let plain = file(&contents(4 * MIB));
+    let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
+    let mut options = File::options();
+    let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_DIRECT).open(path);
+    let Ok(direct) = direct else { return println!("skipped: O_DIRECT is not supported") };
+    let fd = direct.as_raw_fd();
+    if !LinuxSyscalls.file_system(fd).is_ok_and(|magic| [fs_magic::EXT4, fs_magic::XFS].contains(&magic)) {
+        return println!("skipped: no disk whose reads the kernel issues at once");
+    }
+    in_child("reads with O_DIRECT", || {
+        spinio_io::set_changes_counted();
+        let kernel = FaultySyscalls::new();
+        // A device that has its threads in this process.
+        let buffer = Buffer::new(emulated("size=64M"), MIB);
+        let (runtime, to) = (Runtime::with_kernel(Settings::default(), kernel), buffer.target(0));
+        let read_all = || {
+            for at in (0..4 * MIB as u64).step_by(128 << 10) {
+                assert_eq!(runtime.read(fd, Some(at), to, 128 << 10).unwrap(), 128 << 10);
+            }
+            kernel.calls(Call::FileSystem)
+        };
+        assert_eq!(read_all(), 1);
+        drop(FdChange::begin(fd as u32, fd as u32));
+        assert_eq!(read_all(), 2, "the number may be that of another file");
+        0
+    });
 }

@@ -38,7 +38,7 @@ pub(super) fn may_wait(stat: &Stat) -> bool {
 /// Whether a read at the descriptor's own offset may wait so. One system call, if the descriptor is not known.
 pub(super) fn descriptor_may_wait(ctx: &Reader, fd: Fd) -> bool {
     let mut waits = false;
-    ctx.files.prompt_fds.is_prompt(fd, || {
+    ctx.files.prompt_fds.is_known(fd, || {
         let stat = ctx.files.sys().fstat(fd);
         waits = stat.as_ref().is_ok_and(may_wait);
         stat.is_ok() && !waits

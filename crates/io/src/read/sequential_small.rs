@@ -20,7 +20,7 @@ use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::decide::unsurveyed_route;
-use crate::read::app_fd_calls::{hold_signals, read_fd, record_app_fd_read, release_offset};
+use crate::read::app_fd_calls::{hold_signals_of_stream, read_fd, record_app_fd_read, release_offset};
 use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
 use spinio_stats::Direction;
@@ -34,7 +34,7 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
         return None;
     }
     // Declared first, released last: a handler that jumps out of here leaves nothing of this read in use.
-    let _held = hold_signals(ctx, fd);
+    let _held = hold_signals_of_stream(ctx, fd);
     let stats = ctx.files.stats();
     let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
     let (route, mut reason) = unsurveyed_route(to.allocation.device.capabilities(), Reason::ReadAhead);

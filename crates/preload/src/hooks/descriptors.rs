@@ -12,7 +12,7 @@
 //! (`FdIdentity`). It cannot depend on them elsewhere, because programs open and close in ways that no hook sees:
 //! `fclose`, raw system calls, io_uring, a descriptor received through a socket. Each read into a device queries the
 //! kernel again for the file of its descriptor. Small ones read whatever the number is, and ask only whether that may
-//! wait without bound: once, if no hook has seen a change since (`PromptFds`).
+//! wait without bound: once, if no hook has seen a change since (`KnownFds`).
 //!
 //! A child that closes everything before `exec` reports nothing: its parent would forget files that it still uses.
 //!
