@@ -4,13 +4,6 @@
 #include "net_granule.h"
 #include "net_process.h"
 
-static net::Address address_of(const std::string &text)
-{
-    if (text.rfind("tcp://", 0) == 0)
-        return net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(text.c_str() + text.rfind(':') + 1)));
-    return text[5] == '@' ? net::Address::abstract(text.c_str() + 6) : net::Address::path(text.c_str() + 7);
-}
-
 __host__ __device__ inline unsigned char byte_of(uint64_t at) { return (unsigned char)(at * 7 + (at >> 8) * 3 + (at >> 16)); }
 
 __device__ inline void fill(unsigned char *bytes, uint64_t at, size_t count)
@@ -27,14 +20,6 @@ __device__ inline int wrong_bytes(const unsigned char *bytes, uint64_t at, int64
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
         right = right && bytes[i] == byte_of(at + uint64_t(i));
     return __syncthreads_count(!right);
-}
-
-template <typename Group>
-__device__ int connected(Group group, const net::Handle &handle, const net::Address &to)
-{
-    int s = net::socket(group, handle, to.bytes[0], net::STREAM, 0);
-    int failed = net::connect(group, handle, s, to);
-    return failed ? failed : s;
 }
 
 __global__ void close_socket(net::Handle handle, int s) { net::close(net::block(), handle, s); }

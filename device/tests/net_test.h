@@ -167,6 +167,22 @@ struct Net {
     return s;
 }
 
+// What a kernel connects to; text as of spinio_net_address().
+[[maybe_unused]] static net::Address address_of(const std::string &text)
+{
+    if (text.rfind("tcp://", 0) == 0)
+        return net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(text.c_str() + text.rfind(':') + 1)));
+    return text[5] == '@' ? net::Address::abstract(text.c_str() + 6) : net::Address::path(text.c_str() + 7);
+}
+
+template <typename Group>
+__device__ int connected(Group group, const net::Handle &handle, const net::Address &to)
+{
+    int s = net::socket(group, handle, to.bytes[0], net::STREAM, 0);
+    int failed = net::connect(group, handle, s, to);
+    return failed ? failed : s;
+}
+
 // A listening TCP socket of this program, and its name.
 [[maybe_unused]] static int listening_socket(sockaddr_in &name, int backlog = 8)
 {

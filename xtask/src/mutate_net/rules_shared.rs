@@ -252,6 +252,6 @@ pub(super) const RULES: &[Mutant] = &[
         "what the other end has received fits the ring, or it is EPROTO",
         KERNEL_PEER,
         ["        if (used > peer.size)\n", "        if (false)\n"],
-        &[Kernels("net_peer")],
+        &[Kernels("net_peer_events")],
     ),
 ];

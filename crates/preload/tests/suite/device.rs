@@ -186,6 +186,11 @@ fn connections_inside_a_net_give_the_same_results_as_through_linux() {
 }
 
 #[test]
+fn kernels_are_told_of_connections_inside_a_net() {
+    passes_with_sockets("net_peer_events");
+}
+
+#[test]
 fn programs_share_memory_with_kernels() {
     passes_with_sockets("net_shared");
 }
