@@ -14,7 +14,7 @@
 //! Advice (`posix_fadvise`) is stored here too, for the whole process: programs give it before their first device read,
 //! when no runtime exists. It is stored with the file that the number referred to then.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use spinio_plan::readahead::{CACHED_SURVEY_STEP, DETECT_BYTES, SURVEY_STEP};
 use spinio_sys::linux::{Advice, Fd, Stat};
@@ -42,9 +42,14 @@ struct Entry {
     limit: AtomicU64,
     /// The longest request for which read-ahead is faster by cost, as far as is known.
     cost_limit: AtomicU64,
-    /// Its file is on a disk of this machine, as the kernel has said since the last check.
-    is_local: AtomicBool,
+    /// Whether its file is on a disk of this machine, as the kernel has said since the last check.
+    disk: AtomicU8,
 }
+
+/// The file of a stream is on a disk of this machine, or on none.
+const LOCAL: u8 = 1;
+const NOT_LOCAL: u8 = 2;
+const UNKNOWN: u8 = 0;
 
 impl Entry {
     /// A stream begins.
@@ -53,7 +58,7 @@ impl Entry {
         self.until_check.store(until_check, Relaxed);
         self.limit.store(0, Relaxed);
         self.cost_limit.store(u64::MAX, Relaxed);
-        self.is_local.store(false, Relaxed);
+        self.disk.store(UNKNOWN, Relaxed);
     }
 }
 
@@ -95,7 +100,7 @@ impl SequentialDetector {
             return false;
         }
         entry.until_check.store(SURVEY_STEP, Relaxed);
-        entry.is_local.store(false, Relaxed);
+        entry.disk.store(UNKNOWN, Relaxed);
         true
     }
 
@@ -149,16 +154,17 @@ impl SequentialDetector {
         self.entry(fd).limit.store(max_len, Relaxed);
     }
 
-    /// Whether the file of a stream is on a disk of this machine. `ask`: asks the kernel, until it has said so once since
-    /// the last check.
+    /// Whether the file of a stream is on a disk of this machine. `ask`: asks the kernel, once since the last check.
     pub fn is_local(&self, fd: Fd, ask: impl FnOnce() -> bool) -> bool {
         let entry = self.entry(fd);
-        let known = entry.fd.load(Relaxed) == fd as u64 + 1;
-        if known && entry.is_local.load(Relaxed) {
-            return true;
+        let is_its = entry.fd.load(Relaxed) == fd as u64 + 1;
+        let known = if is_its { entry.disk.load(Relaxed) } else { UNKNOWN };
+        if known != UNKNOWN {
+            return known == LOCAL;
         }
         let is_local = ask();
-        entry.is_local.store(known && is_local, Relaxed);
+        let disk = if is_local { LOCAL } else { NOT_LOCAL };
+        entry.disk.store(if is_its { disk } else { UNKNOWN }, Relaxed);
         is_local
     }
 
@@ -269,23 +275,21 @@ mod tests {
     #[test]
     fn kernel_is_asked_for_the_disk_of_a_stream_once_between_two_checks() {
         let detector = detector();
-        let asked = |fd: Fd, answer: bool| {
-            let mut asked = false;
-            assert!(
-                detector.is_local(fd, || {
-                    asked = true;
-                    answer
-                }) == (answer || !asked)
-            );
-            asked
+        // The answer that a read gets where the kernel would give another one each time.
+        let kernel = std::cell::Cell::new(false);
+        let ask = |fd: Fd| {
+            detector.is_local(fd, || {
+                kernel.set(!kernel.get());
+                kernel.get()
+            })
         };
         assert!(!detector.is_next(7, 0, 100));
-        assert!(asked(7, false) && asked(7, true) && !asked(7, false) && !asked(7, false));
-        assert!(!detector.record(7, Some(100), 20) && !asked(7, false), "it goes on");
-        assert!(asked(7 + ENTRIES as Fd, true) && asked(7 + ENTRIES as Fd, true), "another descriptor has the entry");
-        assert!(asked(7, true) && !asked(7, true));
-        assert!(detector.record(7, Some(120), DETECT_BYTES as usize) && asked(7, true), "a check is due");
-        assert!(!asked(7, true) && !detector.record(7, Some(7), 20) && asked(7, true), "it has jumped");
+        assert!(ask(7) && ask(7));
+        assert!(!detector.record(7, Some(100), 20) && ask(7), "it goes on");
+        assert!(detector.record(7, Some(120), DETECT_BYTES as usize) && !ask(7) && !ask(7), "a check was due");
+        assert!(!detector.record(7, Some(7), 20) && ask(7) && ask(7), "it has jumped");
+        assert!(!ask(7 + ENTRIES as Fd) && ask(7 + ENTRIES as Fd), "another descriptor shares the entry");
+        assert!(!ask(7) && !ask(7));
     }
 
     #[test]
