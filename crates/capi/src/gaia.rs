@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicIsize, Ordering::Release};
 
 use spinio_device::{Device, StreamId, registry};
-use spinio_gaia::{Access, Advice, Error, Info};
+use spinio_gaia::{Access, Advice, Error, Info, StreamRelease};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -217,7 +217,8 @@ unsafe extern "C" fn spinio_gaia_release_async(
         // Nothing is handed over in stream order.
         let (discard, stream) = (parse_release_flags(flags)? == ReleaseKind::Discard, StreamId(stream as u64));
         let release = |map: &spinio_gaia::FileMap, offset| {
-            map.release_async(offset, size as u64, discard, stream, move |result| published.store(result))
+            let release = StreamRelease::new(stream, move |result| published.store(result));
+            map.release_async(offset, size as u64, if discard { release.discarding() } else { release })
         };
         Ok(spinio_gaia::with_map(address as u64, release)?)
     });

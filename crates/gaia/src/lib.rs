@@ -59,6 +59,7 @@ mod owned_fd;
 mod owner_name;
 mod page_states;
 mod peers;
+mod process_owned;
 mod queued_calls;
 mod ranges;
 pub mod reader;
@@ -87,5 +88,6 @@ pub use room::limit_memory;
 pub use spinio_pagecache::leased_messages::PeerRefusal;
 pub use spinio_pagecache::messages::{Access, Stats};
 pub use state::{InPlaceWay, Info};
+pub use stream_order::StreamRelease;
 
 type Result<T> = core::result::Result<T, Error>;

@@ -1,6 +1,5 @@
 //! A map: a range of a file in device memory.
 
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -17,6 +16,7 @@ use crate::link::{Link, Spec};
 use crate::mounted_file::{FuseFile, MountedFile};
 use crate::owner_name::NameCell;
 use crate::page_states::PageStates;
+use crate::process_owned::ProcessOwned;
 use crate::queued_calls::Queue;
 use crate::replica::Replica;
 use crate::sources;
@@ -28,10 +28,10 @@ pub struct Map {
     pub(crate) spec: Spec,
     len: u64,
     pub(crate) reader: Option<&'static dyn FileReader>,
-    pid: u32,
-    pub(crate) state: ManuallyDrop<Arc<Mutex<State>>>,
-    pub(crate) replica: ManuallyDrop<Replica>,
-    pub(crate) link: ManuallyDrop<Link>,
+    // Dropped in this order.
+    pub(crate) link: ProcessOwned<Link>,
+    pub(crate) replica: ProcessOwned<Replica>,
+    pub(crate) state: ProcessOwned<Arc<Mutex<State>>>,
     pub(crate) queue: Arc<Queue>,
 }
 
@@ -103,10 +103,9 @@ impl Map {
             spec,
             len,
             reader,
-            pid: linux::getpid(),
-            state: ManuallyDrop::new(state),
-            replica: ManuallyDrop::new(replica),
-            link: ManuallyDrop::new(link),
+            link: ProcessOwned::new(link),
+            replica: ProcessOwned::new(replica),
+            state: ProcessOwned::new(state),
             queue: Arc::default(),
         };
         sources::add(&map.state, &map.queue, &map.replica, spec.first, spec.pages);
@@ -162,7 +161,7 @@ impl Map {
 
     /// Whether this process made the map, and is not a forked child of that.
     pub fn is_own_process(&self) -> bool {
-        self.pid == linux::getpid()
+        self.state.is_own_process()
     }
 }
 
@@ -192,18 +191,10 @@ pub(crate) fn spec(offset: u64, len: u64, access: Access, kind: MapKind) -> Resu
 }
 
 impl Drop for Map {
-    #[expect(unsafe_code, reason = "nothing is dropped in a forked child")]
     fn drop(&mut self) {
-        // A forked child has neither the mapping, nor the thread, nor the device; another mapping may be at the
-        // address.
+        // In a forked child another mapping may be at the address.
         if self.is_own_process() {
             sources::remove(&self.state);
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe {
-                ManuallyDrop::drop(&mut self.link);
-                ManuallyDrop::drop(&mut self.replica);
-                ManuallyDrop::drop(&mut self.state);
-            }
         }
     }
 }

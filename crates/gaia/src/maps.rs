@@ -9,7 +9,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, fs_magic};
 
 use crate::file_reader::FileReader;
-use crate::{Access, Advice, Error, Info, Map, Result, ranges};
+use crate::{Access, Advice, Error, Info, Map, Result, StreamRelease, ranges};
 use crate::{coherent, leased};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -138,18 +138,11 @@ impl FileMap {
     }
 
     /// A release in the order of a stream: see [`Map::release_async`].
-    pub fn release_async(
-        &self,
-        offset: u64,
-        len: u64,
-        discard: bool,
-        stream: StreamId,
-        published: impl FnOnce(&Result<u64>) + Send + 'static,
-    ) -> Result<()> {
+    pub fn release_async(&self, offset: u64, len: u64, release: StreamRelease) -> Result<()> {
         match self {
-            FileMap::Mounted(map) => map.release_async(offset, len, discard, stream, published),
+            FileMap::Mounted(map) => map.release_async(offset, len, release),
             FileMap::Leased(_) => Err(leased_in_stream_order()),
-            FileMap::Coherent(map) => map.release_async(offset, len, discard, stream, published),
+            FileMap::Coherent(map) => map.release_async(offset, len, release),
         }
     }
 

@@ -30,6 +30,30 @@ use crate::map::Map;
 use crate::queued_calls::{Ticket, Turn};
 use crate::{Error, Result};
 
+/// A release in the order of a stream.
+pub struct StreamRelease {
+    pub(crate) stream: StreamId,
+    /// Without publishing the stores.
+    pub(crate) discard: bool,
+    pub(crate) published: Box<OnPublished>,
+}
+
+/// Gets the result of a release.
+type OnPublished = dyn FnOnce(&Result<u64>) + Send;
+
+impl StreamRelease {
+    /// `published` gets the result: bytes, or why there are none.
+    pub fn new(stream: StreamId, published: impl FnOnce(&Result<u64>) + Send + 'static) -> StreamRelease {
+        StreamRelease { stream, discard: false, published: Box::new(published) }
+    }
+
+    /// The same, without publishing the stores.
+    #[must_use]
+    pub fn discarding(self) -> StreamRelease {
+        StreamRelease { discard: true, ..self }
+    }
+}
+
 impl Map {
     /// The turn of a call that waits.
     pub(crate) fn turn(&self) -> Result<Turn<'_>> {
@@ -65,16 +89,10 @@ impl Map {
         self.enqueue(stream, "acquire", pages, move |map: &Map| map.overwrite(offset, len), |_| ())
     }
 
-    /// [`Map::release`], or with `discard` [`Map::discard`], in the order of a stream. `published` gets the result before
-    /// the stream goes on; not if this call fails.
-    pub fn release_async(
-        self: &Arc<Map>,
-        offset: u64,
-        len: u64,
-        discard: bool,
-        stream: StreamId,
-        published: impl FnOnce(&Result<u64>) + Send + 'static,
-    ) -> Result<()> {
+    /// [`Map::release`], or [`Map::discard`], in the order of a stream. The result is told before the stream goes on; not if
+    /// this call fails.
+    pub fn release_async(self: &Arc<Map>, offset: u64, len: u64, release: StreamRelease) -> Result<()> {
+        let StreamRelease { stream, discard, published } = release;
         self.pages_of(offset, len)?;
         let release = move |map: &Map| {
             if discard { map.discard(offset, len).map(|()| 0) } else { map.release(offset, len) }

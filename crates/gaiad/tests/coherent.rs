@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use spinio_device::StreamId;
 use spinio_device::emulated::{Config, Emulated};
 use spinio_gaia::coherent::Map;
-use spinio_gaia::{Access, Advice, InPlaceWay};
+use spinio_gaia::{Access, Advice, InPlaceWay, StreamRelease};
 use spinio_gaiad::MapKind;
 use spinio_testkit::eventually;
 
@@ -474,11 +474,12 @@ fn calls_in_stream_order_return_at_once_and_report_when_the_stream_has_come_to_t
             let stored = unsafe { (address as *const u8).read_volatile() };
             tell.send((done.clone(), stored)).unwrap();
         };
-        map.release_async(0, whole, false, stream, report)?;
-        let again = map.release_async(0, whole, false, stream, |_| unreachable!()).unwrap_err();
+        map.release_async(0, whole, StreamRelease::new(stream, report))?;
+        let again = map.release_async(0, whole, StreamRelease::new(stream, |_| unreachable!())).unwrap_err();
         assert_eq!(again.errno, Errno::INVAL, "{again}");
         map.overwrite_async(0, whole, stream)?;
-        let discarded = map.release_async(0, whole, true, stream, |_| unreachable!()).unwrap_err();
+        let discarded =
+            map.release_async(0, whole, StreamRelease::new(stream, |_| unreachable!()).discarding()).unwrap_err();
         assert_eq!(discarded.errno, Errno::NOTSUP, "{discarded}");
         Ok(())
     })

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_device::{Device, DeviceAddr, DeviceKind, StreamId, WaitMode, registry};
-use spinio_gaia::{Access, InPlaceWay, Map, PeerRefusal};
+use spinio_gaia::{Access, InPlaceWay, Map, PeerRefusal, StreamRelease};
 use spinio_sys::cuda::Driver;
 
 use crate::common::TestMount;
@@ -168,7 +168,7 @@ fn chunks_of_cuda_memory_are_evicted_and_come_back() {
             store(device, &map, at + 100, &[round]);
             wanted[at + 100] = round;
             if round == 2 {
-                map.release_async(at as u64, len as u64, false, stream, |_| ()).unwrap();
+                map.release_async(at as u64, len as u64, StreamRelease::new(stream, |_| ())).unwrap();
             } else {
                 assert_eq!(map.release(at as u64, len as u64).unwrap(), page);
             }
@@ -274,7 +274,7 @@ fn calls_in_stream_order_run_beside_the_stopped_stream() {
             file.write_all_at(&[round, 77], 9).unwrap();
             let sender = sender.clone();
             let report = move |result: &Result<u64, _>| sender.send(result.is_ok()).unwrap();
-            map.release_async(0, whole, false, stream, report).unwrap();
+            map.release_async(0, whole, StreamRelease::new(stream, report)).unwrap();
         }
     }
     assert_eq!(published.iter().take(20).filter(|done| *done).count(), 20);
@@ -292,7 +292,7 @@ fn calls_in_stream_order_run_beside_the_stopped_stream() {
     let fake = fake::open().unwrap();
     two.acquire_async(0, whole, Access::Write, stream).unwrap();
     fake.fail_copy(700);
-    two.release_async(0, whole, false, stream, |_| ()).unwrap();
+    two.release_async(0, whole, StreamRelease::new(stream, |_| ())).unwrap();
     fake.fail_copy(0);
     assert_eq!(two.sync(0, whole).unwrap_err().errno, Errno::IO);
     two.sync(0, whole).unwrap();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use rustix::io::Errno;
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Advice, Map};
+use spinio_gaia::{Access, Advice, Map, StreamRelease};
 
 use crate::common::TestMount;
 use crate::common::both::Random;
@@ -321,7 +321,7 @@ fn calls_in_stream_order_stay_within_the_limit() {
         let report = move |bytes: &Result<u64, spinio_gaia::Error>| {
             sum.fetch_add(bytes.as_ref().map_or(0, |bytes| *bytes), SeqCst);
         };
-        gpu.release_async(at, len, false, stream, report).unwrap();
+        gpu.release_async(at, len, StreamRelease::new(stream, report)).unwrap();
         assert!(gpu.info().device_bytes <= LIMIT);
     }
     gpu.sync(0, FILE).unwrap();
@@ -333,7 +333,7 @@ fn calls_in_stream_order_stay_within_the_limit() {
     // Reading in stream order: what is not released stays, and the call that finds no memory fails at once.
     gpu.acquire_async(0, LIMIT, Access::Read, streams[0]).unwrap();
     assert_eq!(gpu.acquire_async(LIMIT, 1, Access::Read, streams[1]).unwrap_err().errno, Errno::NOMEM);
-    gpu.release_async(0, LIMIT, false, streams[0], |_| ()).unwrap();
+    gpu.release_async(0, LIMIT, StreamRelease::new(streams[0], |_| ())).unwrap();
     gpu.acquire_async(LIMIT, 1, Access::Read, streams[1]).unwrap();
     gpu.sync(0, 1).unwrap();
     assert_eq!(load(device, &gpu, LIMIT, 1), wanted[LIMIT as usize..][..1]);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use spinio_device::emulated::Emulated;
 use spinio_device::{Device, StreamId, WaitMode, set_thread_stream};
-use spinio_gaia::{Access, Map};
+use spinio_gaia::{Access, Map, StreamRelease};
 
 use crate::common::TestMount;
 use crate::common::gpu::{PAGE, device, open};
@@ -98,7 +98,7 @@ fn release(map: &Arc<Map>, stream: StreamId) -> Published {
         let errno = |e: &spinio_gaia::Error| Errno::from_raw_os_error(e.errno.raw_os_error());
         *out.lock().unwrap() = Some(result.as_ref().copied().map_err(errno));
     };
-    map.release_async(0, LEN, false, stream, report).unwrap();
+    map.release_async(0, LEN, StreamRelease::new(stream, report)).unwrap();
     published
 }
 
@@ -175,7 +175,7 @@ fn many_epochs_of_several_streams_and_maps_lose_no_update() {
             let (offset, page) = ((n * PAGE) as u64, PAGE as u64);
             one.acquire_async(offset, page, Access::Write, *stream).unwrap();
             add_one(device, *stream, one.address() + offset);
-            one.release_async(offset, page, false, *stream, |_| ()).unwrap();
+            one.release_async(offset, page, StreamRelease::new(*stream, |_| ())).unwrap();
         }
         for (n, other) in others.iter().enumerate() {
             acquire(other, StreamId(0));
@@ -195,7 +195,7 @@ fn many_epochs_of_several_streams_and_maps_lose_no_update() {
         for _ in 0..ROUNDS {
             one.acquire_async(0, PAGE as u64, Access::Write, streams[0]).unwrap();
             add_one(device, streams[0], one.address());
-            one.release_async(0, PAGE as u64, false, streams[0], |_| ()).unwrap();
+            one.release_async(0, PAGE as u64, StreamRelease::new(streams[0], |_| ())).unwrap();
         }
         waiting.join().unwrap();
     });
@@ -271,9 +271,10 @@ fn call_that_was_queued_before_the_report_does_not_run() {
     device.stop_stream(slow, Box::new(move |stop| sender.send(stop).unwrap())).unwrap();
     let results = Arc::new(Mutex::new(Vec::new()));
     let out = Arc::clone(&results);
-    gpu.release_async(0, page, false, slow, move |result| out.lock().unwrap().push(result.is_ok())).unwrap();
+    gpu.release_async(0, page, StreamRelease::new(slow, move |result| out.lock().unwrap().push(result.is_ok())))
+        .unwrap();
     // Of a page that was not acquired.
-    gpu.release_async(page, page, false, other, |_| ()).unwrap();
+    gpu.release_async(page, page, StreamRelease::new(other, |_| ())).unwrap();
     finish(device, other);
     assert_eq!(gpu.acquire_async(0, page, Access::Write, other).unwrap_err().errno, Errno::INVAL);
     assert!(results.lock().unwrap().is_empty());
@@ -290,7 +291,12 @@ fn discard_in_stream_order_drops_stores() {
     let (gpu, stream) = (map(&file, Access::Write, device), device.new_stream().unwrap());
     acquire(&gpu, stream);
     store(device, stream, gpu.address(), 100);
-    gpu.release_async(0, LEN, true, stream, |result| assert_eq!(result.as_ref().ok(), Some(&0))).unwrap();
+    gpu.release_async(
+        0,
+        LEN,
+        StreamRelease::new(stream, |result| assert_eq!(result.as_ref().ok(), Some(&0))).discarding(),
+    )
+    .unwrap();
     acquire(&gpu, stream);
     let after = loaded(device, stream, gpu.address());
     let published = release(&gpu, stream);
@@ -307,7 +313,7 @@ fn misuse_fails_at_the_call() {
     let stream = StreamId(0);
     assert_eq!(errno(gpu.acquire_async(0, LEN + 1, Access::Read, stream)), Errno::INVAL);
     assert_eq!(errno(gpu.acquire_async(0, 0, Access::Read, stream)), Errno::INVAL);
-    assert_eq!(errno(gpu.release_async(LEN, 1, false, stream, |_| ())), Errno::INVAL);
+    assert_eq!(errno(gpu.release_async(LEN, 1, StreamRelease::new(stream, |_| ()))), Errno::INVAL);
     assert_eq!(errno(read_only.acquire_async(0, LEN, Access::Write, stream)), Errno::ACCESS);
     assert_eq!(errno(gpu.acquire_async(0, LEN, Access::Read, StreamId(77))), Errno::FAULT);
     // None of them counts as queued, or is reported later.
@@ -334,7 +340,8 @@ fn unmap_waits_for_queued_calls() {
     store(device, stream, at, 100);
     let out = Arc::clone(&ended);
     let report = move |result: &Result<u64, spinio_gaia::Error>| out.store(*result.as_ref().unwrap(), SeqCst);
-    spinio_gaia::with_map(at, |map, offset| map.release_async(offset, LEN, false, stream, report)).unwrap();
+    spinio_gaia::with_map(at, |map, offset| map.release_async(offset, LEN, StreamRelease::new(stream, report)))
+        .unwrap();
     std::thread::scope(|scope| {
         let unmapping = scope.spawn(|| spinio_gaia::unmap(at).unwrap());
         std::thread::sleep(Duration::from_millis(50));

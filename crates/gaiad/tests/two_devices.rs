@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use spinio_device::emulated::{self, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Map};
+use spinio_gaia::{Access, Map, StreamRelease};
 
 use crate::common::TestMount;
 
@@ -120,7 +120,10 @@ fn each_device_has_its_own_stream_order() {
         static BYTE: u8 = 50;
         // SAFETY: the byte is static.
         unsafe { gpus[n].0.copy_in(streams[n], to, &raw const BYTE, 1) }.unwrap();
-        gpus[n].1.release_async(0, LEN as u64, false, streams[n], |published| assert!(published.is_ok())).unwrap();
+        gpus[n]
+            .1
+            .release_async(0, LEN as u64, StreamRelease::new(streams[n], |published| assert!(published.is_ok())))
+            .unwrap();
     };
     queue(1);
     gpus[1].0.synchronize(streams[1], WaitMode::Block).unwrap();

@@ -1,7 +1,6 @@
 //! A map whose addresses are those of a mapping of the file.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +14,7 @@ use spinio_sys::linux::{self, Fd};
 use super::mapping::{Mapping, MappingAdvice};
 use super::source::Source;
 use crate::map::{check_descriptor, spec};
+use crate::process_owned::ProcessOwned;
 use crate::queued_calls::Queue;
 use crate::state::{InPlaceWay, Info};
 use crate::table_thread::TableThread;
@@ -28,9 +28,9 @@ pub struct Map {
     offset: u64,
     bytes: u64,
     address: u64,
-    pid: u32,
-    state: ManuallyDrop<Mutex<State>>,
-    thread: ManuallyDrop<TableThread<Source>>,
+    // Dropped in this order.
+    state: ProcessOwned<Mutex<State>>,
+    thread: ProcessOwned<TableThread<Source>>,
     /// Releases in stream order.
     pub(super) queue: Arc<Queue>,
 }
@@ -77,9 +77,8 @@ impl Map {
             offset,
             bytes,
             address,
-            pid: linux::getpid(),
-            state: ManuallyDrop::new(Mutex::new(state)),
-            thread: ManuallyDrop::new(thread),
+            state: ProcessOwned::new(Mutex::new(state)),
+            thread: ProcessOwned::new(thread),
             queue: Arc::default(),
         })
     }
@@ -226,16 +225,9 @@ impl State {
 }
 
 impl Drop for Map {
-    #[expect(unsafe_code, reason = "nothing is dropped in a forked child")]
     fn drop(&mut self) {
-        // A forked child has neither the mapping, nor the thread, nor the device.
-        if self.pid == linux::getpid() {
+        if self.state.is_own_process() {
             let _ = self.wait_for_stream();
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe {
-                ManuallyDrop::drop(&mut self.state);
-                ManuallyDrop::drop(&mut self.thread);
-            }
         }
     }
 }

@@ -9,7 +9,7 @@ use spinio_device::StreamId;
 use spinio_sys::Errno;
 
 use super::Map;
-use crate::{Access, Error, Result};
+use crate::{Access, Error, Result, StreamRelease};
 
 /// What a host function runs.
 type Body = Box<dyn FnOnce() + Send>;
@@ -22,16 +22,10 @@ impl Map {
         self.acquire(offset, len, access).map(drop)
     }
 
-    /// Ends the epoch of the pages of a range; `published` gets the result when the work that is queued on the stream now is
-    /// done. Errors are those of [`Map::release`], or with `discard` [`Map::discard`]; after one `published` is not called.
-    pub fn release_async(
-        &self,
-        offset: u64,
-        len: u64,
-        discard: bool,
-        stream: StreamId,
-        published: impl FnOnce(&Result<u64>) + Send + 'static,
-    ) -> Result<()> {
+    /// Ends the epoch of the pages of a range; the result is told when the work that is queued on the stream now is done.
+    /// Errors are those of [`Map::release`], or [`Map::discard`]; after one nothing is told.
+    pub fn release_async(&self, offset: u64, len: u64, release: StreamRelease) -> Result<()> {
+        let StreamRelease { stream, discard, published } = release;
         self.refuse_capture(stream)?;
         let _turn = self.queue.turn_to_queue()?;
         self.end_epoch(offset, len, discard)?;

@@ -1,7 +1,6 @@
 //! A map of a leased file.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -15,6 +14,7 @@ use spinio_sys::linux::{self, Fd};
 use super::chunks::Chunks;
 use super::connection::{Connection, dup_from};
 use crate::file_reader::{FileReader, OpenFile};
+use crate::process_owned::ProcessOwned;
 use crate::state::Info;
 use crate::table_thread::TableThread;
 use crate::{Access, Error, Result};
@@ -26,10 +26,10 @@ pub struct Map {
     pub(super) offset: u64,
     bytes: u64,
     address: u64,
-    pid: u32,
-    pub(super) file: ManuallyDrop<Box<dyn OpenFile>>,
-    pub(super) state: ManuallyDrop<Mutex<State>>,
-    pub(super) link: ManuallyDrop<TableThread<Connection>>,
+    // Dropped in this order.
+    pub(super) state: ProcessOwned<Mutex<State>>,
+    pub(super) link: ProcessOwned<TableThread<Connection>>,
+    pub(super) file: ProcessOwned<Box<dyn OpenFile>>,
 }
 
 /// What changes, under one lock: calls on one map run one after another.
@@ -85,10 +85,9 @@ impl Map {
             offset,
             bytes,
             address,
-            pid: linux::getpid(),
-            file: ManuallyDrop::new(file),
-            state: ManuallyDrop::new(state),
-            link: ManuallyDrop::new(link),
+            state: ProcessOwned::new(state),
+            link: ProcessOwned::new(link),
+            file: ProcessOwned::new(file),
         })
     }
 
@@ -148,17 +147,9 @@ fn check_exchange(link: &TableThread<Connection>) -> Result<()> {
 }
 
 impl Drop for Map {
-    #[expect(unsafe_code, reason = "nothing is dropped in a forked child")]
     fn drop(&mut self) {
-        // A forked child has neither the mapping, nor the thread, nor the device.
-        if self.pid == linux::getpid() {
+        if self.state.is_own_process() {
             let _ = self.wait_for_stream();
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe {
-                ManuallyDrop::drop(&mut self.state);
-                ManuallyDrop::drop(&mut self.link);
-                ManuallyDrop::drop(&mut self.file);
-            }
         }
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
-use spinio_gaia::{Access, Advice, Map};
+use spinio_gaia::{Access, Advice, Map, StreamRelease};
 use spinio_sys::injection;
 use spinio_testkit::continue_process;
 
@@ -90,7 +90,7 @@ fn script(file: &File, device: &'static Emulated, byte: u8, pages: usize) {
         let published = Arc::clone(&published);
         move |bytes: &Result<u64, spinio_gaia::Error>| *published.lock().unwrap() = Some(bytes.clone())
     };
-    map.release_async(0, len, false, stream, report).unwrap();
+    map.release_async(0, len, StreamRelease::new(stream, report)).unwrap();
     map.sync(0, len).unwrap();
     assert!(published.lock().unwrap().take().unwrap().is_ok());
     assert!(map.info().chunks_evicted > 0);

@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 
 use spinio_device::{Device, StreamId, registry};
-use spinio_gaia::{Access, FileMap, Info};
+use spinio_gaia::{Access, FileMap, Info, StreamRelease};
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
@@ -99,7 +99,7 @@ pub(super) unsafe extern "C" fn acquire_async(address: u64, len: u64, wanted: u3
 }
 
 pub(super) unsafe extern "C" fn release_async(address: u64, len: u64, stream: u64, report: Report) -> i64 {
-    let queue = |map: &FileMap, offset| map.release_async(offset, len, false, StreamId(stream), |_| ());
+    let queue = |map: &FileMap, offset| map.release_async(offset, len, StreamRelease::new(StreamId(stream), |_| ()));
     // SAFETY: the report is the caller's.
     unsafe { count(report, || Ok(spinio_gaia::with_map(address, queue).map(|()| 0)?)) }
 }
