@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::{assert_passes, build_dir, compile, library, source};
+use crate::build::{assert_passes, build_dir, library, source};
+use crate::kernels;
 
 /// A path of the workspace.
 pub(crate) fn workspace_path(path: &str) -> PathBuf {
@@ -21,18 +22,16 @@ pub(crate) fn has_cxx() -> bool {
 
 /// Builds sources against the headers and the library.
 pub(crate) fn build(name: &str, sources: &[PathBuf], more: &[&str]) -> PathBuf {
-    let out = build_dir().join(name);
     let headers = workspace_path("device/include");
     let rpath = format!("-Wl,-rpath,{}", library().parent().expect("a folder").display());
     let (headers, library) = (headers.display().to_string(), library().display().to_string());
     let mut args = vec!["-std=c++17", "-I", &headers];
     args.extend(more);
-    let sources: Vec<String> = sources.iter().map(|s| s.display().to_string()).collect();
+    let paths: Vec<String> = sources.iter().map(|s| s.display().to_string()).collect();
     args.extend(["-x", "c++"]);
-    args.extend(sources.iter().map(String::as_str));
+    args.extend(paths.iter().map(String::as_str));
     args.extend(["-x", "none", &library, &rpath]);
-    compile("c++", &out, &args);
-    out
+    kernels::program(name, sources, &args)
 }
 
 /// A run with a deadline, so that a hang is a failure.

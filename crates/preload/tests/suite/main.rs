@@ -11,6 +11,7 @@ mod cuda;
 mod device;
 mod exports;
 mod header;
+mod kernels;
 mod nvmmu;
 mod programs;
 mod users;
