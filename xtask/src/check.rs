@@ -3,12 +3,13 @@
 use anyhow::Result;
 
 use crate::tools::{self, cargo};
-use crate::{docs, layers, sizes};
+use crate::{doc_tests, docs, layers, sizes};
 
 pub(crate) fn run() -> Result<()> {
     tools::run(cargo().args(["fmt", "--all", "--check"]))?;
     layers::run()?;
     sizes::run()?;
     docs::check()?;
+    doc_tests::run()?;
     tools::run(cargo().args(["clippy", "-q", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }

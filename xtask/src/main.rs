@@ -22,6 +22,7 @@
 
 mod check;
 mod circles;
+mod doc_tests;
 mod docs;
 mod fuzz;
 mod gpu_pack;
