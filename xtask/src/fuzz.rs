@@ -36,8 +36,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         tools::run(cargo.arg(host.trim()))?;
         Ok::<_, anyhow::Error>(folder.join(host.trim()).join("release"))
     };
-    let programs = instrumented(tools::cargo().args(["build", "--manifest-path"]).arg(root.join("fuzz/Cargo.toml")))?;
-    instrumented(tools::cargo().args(["build", "-p", "spinio-preload"]))?;
+    let programs =
+        instrumented(tools::cargo_without_lto().args(["build", "--manifest-path"]).arg(root.join("fuzz/Cargo.toml")))?;
+    instrumented(tools::cargo_without_lto().args(["build", "-p", "spinio-preload"]))?;
 
     std::fs::create_dir_all(folder.join("failures"))?;
     // As many at a time as there are processors.

@@ -11,13 +11,10 @@ use crate::tools;
 const CRATES: [&str; 5] = ["spinio-ring", "spinio-host", "spinio-transfer", "spinio-pinned", "spinio-batch"];
 
 pub(crate) fn run() -> Result<()> {
-    for name in CRATES {
-        // A separate target directory: the flag would make cargo build everything again, here and at the next plain
-        // build.
-        let folder = tools::target()?.join("loom");
-        let mut cargo = tools::cargo();
-        cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", folder);
-        tools::run(cargo.args(["test", "--release", "--quiet", "--lib", "-p", name, "interleavings"]))?;
-    }
-    Ok(())
+    // A separate target directory: the flag would make cargo build everything again, here and at the next plain build.
+    let folder = tools::target()?.join("loom");
+    let mut cargo = tools::cargo_without_lto();
+    cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", folder);
+    cargo.args(["test", "--release", "--quiet", "--lib"]);
+    tools::run(cargo.args(CRATES.iter().flat_map(|name| ["-p", *name])).arg("interleavings"))
 }

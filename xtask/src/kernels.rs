@@ -59,7 +59,7 @@ pub(crate) fn sanitize(cargo: &mut Command, target: &Path, sanitizer: Sanitizer)
 
 /// Builds a package of the workspace at `root` in release form with a sanitizer; returns the folder of its products.
 pub(crate) fn sanitized(root: &Path, target: &Path, sanitizer: Sanitizer, package: &str) -> Result<PathBuf> {
-    let mut cargo = tools::cargo();
+    let mut cargo = tools::cargo_without_lto();
     cargo.current_dir(root).args(["build", "--release", "--quiet", "-p", package]);
     let host = sanitize(&mut cargo, target, sanitizer)?;
     tools::run(&mut cargo)?;

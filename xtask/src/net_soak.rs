@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// A hostile kernel, which writes random words everywhere.
 fn random_words(sanitizer: Option<Sanitizer>, seconds: u64) -> Result<()> {
-    let mut test = tools::cargo();
+    let mut test = tools::cargo_without_lto();
     test.args(["test", "--quiet", "-p", "spinio-net", "--test", "hostile"]);
     if let Some(sanitizer) = sanitizer {
         kernels::sanitize(&mut test, &kernels::target_of(sanitizer)?, sanitizer)?;

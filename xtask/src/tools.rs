@@ -20,6 +20,13 @@ pub(crate) fn cargo() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// Cargo, for an optimised build that is only tested: linking without optimising all crates once more takes half the time.
+pub(crate) fn cargo_without_lto() -> Command {
+    let mut cargo = cargo();
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    cargo
+}
+
 /// A program, to run in the repository.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
