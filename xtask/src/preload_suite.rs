@@ -50,7 +50,8 @@ struct RunOutput {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    tools::run(tools::cargo().args(["build", "--quiet", "--release", "--package", "spinio-preload"]))?;
+    // With the command, as it is installed and as other chores build it: alone the library would be built once more.
+    tools::run(tools::cargo().args(["build", "--quiet", "--release", "-p", "spinio-preload", "-p", "spinio-cli"]))?;
     let library = tools::target()?.join("release/libspinio.so");
     let folder = std::env::temp_dir().join(format!("spinio-preload-{}", std::process::id()));
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
