@@ -17,8 +17,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between what the leader tells and its readers",
         GROUP,
         [
-            "            word = outcome.word;\n        }\n        __syncthreads();\n",
-            "            word = outcome.word;\n        }\n",
+            "            ring = outcome.ring;\n        }\n        __syncthreads();\n",
+            "            ring = outcome.ring;\n        }\n",
         ],
         &[Races("source")],
     ),
@@ -62,8 +62,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the received position is loaded with acquire order",
         STREAM,
         [
-            "        uint64_t word = load_acquire_system(line);\n        full",
-            "        uint64_t word = load_relaxed_device(line);\n        full",
+            "    uint64_t word = load_acquire_system(device_line(net, s));\n    full",
+            "    uint64_t word = load_relaxed_device(device_line(net, s));\n    full",
         ],
         &[Races("sink")],
     ),
@@ -206,7 +206,7 @@ pub(super) const RULES: &[Mutant] = &[
         "stop",
         "a wait looks at the stop word",
         LINE,
-        ["else if (++polls % polls_a_stop == 0 && stopped(net))", "else if (++polls % polls_a_stop == polls_a_stop)"],
+        ["        if (polls % polls_a_stop == 0 && stopped(net))\n            return -ESHUTDOWN;\n        return deadline", "        return deadline"],
         &[Rules("words")],
     ),
     quick(rule(

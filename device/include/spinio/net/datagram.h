@@ -183,13 +183,14 @@ template <typename Group>
 __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address &to)
 {
     Outcome locked = {0, 0, 0};
+    detail::Locked known;
     if (group.leads())
-        locked = detail::lock_direction(net, s, flags, false);
+        locked = detail::lock_direction(net, s, flags, false, known);
     locked = group.share(locked);
-    if (!locked.word)
+    if (!locked.ring)
         return locked.value;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::has_datagrams(locked.word))
+    if (detail::has_datagrams(locked.ring))
         return detail::send_datagram(group, net, s, buffer, bytes, flags, &to);
     if (group.leads())
         detail::unlock(s, &socket->send_lock);
@@ -203,12 +204,13 @@ template <typename Group>
 __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
 {
     Outcome locked = {0, 0, 0};
+    detail::Locked known;
     if (group.leads())
-        locked = detail::lock_direction(net, s, flags, true);
+        locked = detail::lock_direction(net, s, flags, true, known);
     locked = group.share(locked);
-    if (!locked.word)
+    if (!locked.ring)
         return locked.value;
-    if (detail::has_datagrams(locked.word))
+    if (detail::has_datagrams(locked.ring))
         return detail::receive_datagram(group, net, s, buffer, bytes, flags, from);
     if (group.leads()) {
         detail::unlock(s, &detail::device_socket(net, s)->receive_lock);

@@ -119,10 +119,12 @@ __device__ inline int find(const Handle &net, int s)
         // No room, so that the first send looks at the line, which says whether there is a connection.
         socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
         socket->peer = socket->receive_ring & layout::peer_bit ? socket->receive_ring : 0;
-        if (socket->peer) {
-            socket->granule = load_acquire_system(record + layout::record_granule);
+        // 0 until the socket is such an end: lock_direction() relies on it.
+        socket->granule = socket->peer ? load_acquire_system(record + layout::record_granule) : 0;
+        if (socket->peer)
             attached_peer(net, s).open_watch();
-        }
+        // Of generation 0, so of no use of a pair.
+        socket->taken = 0;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
         store_release_device(&socket->receive_lock, free_lock(s));
@@ -159,6 +161,14 @@ __device__ inline int lock(const Handle &net, int s, uint64_t *word, bool wait)
     return old == free_lock(s) ? 0 : lock_later(net, s, word, old, wait);
 }
 
+// What a call knows of a socket whose direction it has locked, on the leader.
+struct Locked {
+    uint64_t peer, granule, shut, sent, taken;
+    // Of the other end's consumed position, which may still be on its way; and whether there is one.
+    uint64_t ahead;
+    bool looks_ahead;
+};
+
 __device__ inline void unlock(int s, uint64_t *word)
 {
     store_release_device(word, free_lock(s));
@@ -173,6 +183,10 @@ __device__ inline void unlock_published(int s, uint64_t *word)
 // A group that waits for so many polls says so, for `spinio net`: crates/ring/src/wait.rs explains the word. It does not
 // take the word back once it has what it waited for: the position tells.
 constexpr unsigned polls_of_a_long_wait = 256;
+
+// Polls between two looks at whether the socket is still open, each of which takes as long as a poll of device memory.
+constexpr unsigned polls_a_state = 4;
+static_assert(polls_a_stop % polls_a_state == 0, "the stop word is looked at with the state");
 
 __device__ inline void tell_wait(uint64_t *word, uint64_t position)
 {
@@ -207,14 +221,9 @@ public:
     {
         if (dontwait)
             return -EAGAIN;
-        layout::DeviceSocket *socket = device_socket(net, s);
         int failed = 0;
-        if (load_relaxed_device(&socket->state) != open_state(s))
-            failed = -EBADF;
-        else if (++polls % polls_a_stop == 0 && stopped(net))
-            failed = -ESHUTDOWN;
-        else if (deadline && nanoseconds() > deadline)
-            failed = -EAGAIN;
+        if (++polls % polls_a_state == 0)
+            failed = look_around();
         if (polls == polls_of_a_long_wait || (failed && polls > polls_of_a_long_wait))
             tell_long_wait(net, s, sends, failed == 0);
         if (!failed)
@@ -223,6 +232,15 @@ public:
     }
 
 private:
+    __device__ int look_around() const
+    {
+        if (load_relaxed_device(&device_socket(net, s)->state) != open_state(s))
+            return -EBADF;
+        if (polls % polls_a_stop == 0 && stopped(net))
+            return -ESHUTDOWN;
+        return deadline && nanoseconds() > deadline ? -EAGAIN : 0;
+    }
+
     const Handle &net;
     int s;
     bool dontwait, sends;

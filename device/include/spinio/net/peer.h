@@ -38,7 +38,7 @@ __device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
 }
 
 // The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
-__device__ inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
+__device__ SPINIO_NET_OUTLINE inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
 {
     // A program, and the proxy of another net, look by themselves.
     if (peer.shared)
@@ -72,15 +72,19 @@ __device__ inline void attach_peer(const Handle &net, int s)
     }
 }
 
-// Writes the watch of an end for the events that its set wants: the number of this arming, or 0.
+// Writes the watch of an end for the events that its set wants, and into the other end's words that it is to be looked at: the number of
+// this arming, or 0.
 __device__ inline uint64_t arm_peer(const Peer &peer, uint64_t events)
 {
     uint64_t *watch = &peer.mine->watch, old = load_relaxed_device(watch);
     while (peer.is_of(old)) {
         uint64_t arming = ((old >> layout::notice_events_bits) + 1) & 0xffffffff;
         uint64_t seen = compare_exchange_device(watch, old, peer.generation << layout::position_bits | arming << layout::notice_events_bits | events);
-        if (seen == old)
+        if (seen == old) {
+            or_device(&peer.theirs->tail, layout::end_watched);
+            or_device(&peer.theirs->consumed, layout::end_watched);
             return arming;
+        }
         old = seen;
     }
     return 0;
@@ -154,16 +158,24 @@ __device__ inline int look_at_line(const Handle &net, int s)
     return word & layout::flag_eof ? 1 : 0;
 }
 
+// Bytes that can be received after `consumed`; 0 if wait_for_peer() has to find out more.
+__device__ inline int64_t look_for_bytes_of_peer(const Peer &peer, uint64_t consumed)
+{
+    const uint64_t there = (peer.look(&peer.theirs->tail) - consumed) & layout::position_mask;
+    return there <= peer.size ? int64_t(there) : 0;
+}
+
 // Bytes that can be received, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t &deadline)
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout), deadline);
+    const uint64_t consumed = load_relaxed_device(&socket->consumed);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
         uint64_t tail = peer.look(&peer.theirs->tail);
-        uint64_t there = (tail - socket->consumed) & layout::position_mask;
+        uint64_t there = (tail - consumed) & layout::position_mask;
         if (there > peer.size)
             return -EPROTO;
         if (there)
@@ -172,7 +184,7 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uin
             return tail & layout::end_reset ? -ECONNRESET : 0;
         if (line)
             return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : 0;
-        if (load_acquire_device(&socket->shut) & shut_receive)
+        if (polls % polls_a_state == 1 && load_acquire_device(&socket->shut) & shut_receive)
             return 0;
         // What came before it is received first.
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
@@ -188,8 +200,36 @@ __device__ inline int64_t wait_for_peer(const Handle &net, int s, int flags, uin
 // What wait_for_room_of_peer() says of a connection that the other end has closed: what is sent goes nowhere.
 constexpr int64_t nowhere = INT64_MAX;
 
+// Bytes for which there is room after `tail` if the other end has said `consumed`; 0 if wait_for_room_of_peer() has to find out more.
+__device__ inline int64_t room_of_peer(const Peer &peer, const Locked &locked, uint64_t tail, uint64_t consumed)
+{
+    const uint64_t used = (tail - consumed) & layout::position_mask;
+    const bool ended = locked.shut & shut_send || consumed & (layout::end_closed | layout::end_shut);
+    return ended || used > peer.size ? 0 : int64_t(peer.size - used);
+}
+
+// The same. What the other end had said to an earlier call is enough if that is room for `wanted` bytes: what it says now is then known
+// once the bytes are in the ring. That costs nothing, where a look in pinned memory takes 1.2 us.
+__device__ inline int64_t look_for_room_of_peer(const Handle &net, int s, Locked &locked, uint64_t tail, uint64_t wanted)
+{
+    const Peer peer(net, locked.peer, locked.granule);
+    if (wanted > peer.size / 2)
+        wanted = peer.size / 2;
+    int64_t room = room_of_peer(peer, locked, tail, peer.is_of(locked.taken) ? locked.taken : peer.first);
+    locked.looks_ahead = room > 0 && uint64_t(room) >= wanted;
+    if (locked.looks_ahead) {
+        locked.ahead = load_ahead_system(&peer.theirs->consumed);
+        return room;
+    }
+    locked.taken = peer.look(&peer.theirs->consumed);
+    room = room_of_peer(peer, locked, tail, locked.taken);
+    if (room)
+        store_relaxed_device(&device_socket(net, s)->taken, locked.taken);
+    return room;
+}
+
 // Bytes for which there is room, or -errno. On the leader.
-__device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t &deadline)
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
@@ -211,8 +251,10 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
         uint64_t used = (socket->tail - consumed) & layout::position_mask;
         if (used > peer.size)
             return -EPROTO;
-        if (used < peer.size)
+        if (used < peer.size) {
+            store_relaxed_device(&socket->taken, consumed);
             return int64_t(peer.size - used);
+        }
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
             int line = look_at_line(net, s);
             if (line)
@@ -223,24 +265,55 @@ __device__ inline int64_t wait_for_room_of_peer(const Handle &net, int s, int fl
     }
 }
 
-// Bytes were received: their places are free. `left` are there after them. `word`: the end, as lock_direction() found it.
-__device__ SPINIO_NET_OUTLINE inline void publish_consumed(const Handle &net, int s, uint64_t word, uint64_t consumed, uint64_t left)
+// Bytes were received: their places are free. `left` are there after them. Whether a fence came after all that the lock is for.
+// No fence comes before: the group has its bytes, so its loads are complete.
+__device__ inline bool publish_consumed(const Handle &net, int s, const Locked &locked, uint64_t consumed, uint64_t left)
 {
-    layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer = peer_of(net, s, word);
-    store_relaxed_device(&socket->consumed, consumed);
-    peer.store(&peer.mine->consumed, consumed, receive_flags(socket));
-    if (left <= peer.size / 2)
-        tell_peer(net, s, peer, OUT);
+    const Peer peer(net, locked.peer, locked.granule);
+    const uint64_t flags = locked.shut & shut_receive ? layout::end_shut : 0;
+    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
+    if (peer.shared) {
+        peer.store_relaxed(&peer.mine->consumed, consumed, flags);
+        return false;
+    }
+    const uint64_t old = exchange_relaxed_device(&peer.mine->consumed, peer.word_of(consumed, flags));
+    fence_device();
+    if (old & layout::end_watched) {
+        if (left <= peer.size / 2)
+            tell_peer(net, s, peer, OUT);
+        else
+            // It is told later: once half of the ring is free.
+            or_device(&peer.mine->consumed, layout::end_watched);
+    }
+    return true;
 }
 
-// Bytes are in the ring of the end `word`.
-__device__ inline void publish_tail(const Handle &net, int s, uint64_t word, uint64_t tail)
+// Bytes are in the ring: the same.
+__device__ inline bool publish_tail(const Handle &net, int s, const Locked &locked, uint64_t tail)
 {
-    const Peer peer = peer_of(net, s, word);
+    const Peer peer(net, locked.peer, locked.granule);
     store_relaxed_device(&device_socket(net, s)->tail, tail);
-    peer.store(&peer.mine->tail, tail, 0);
-    tell_peer(net, s, peer, IN);
+    if (peer.shared) {
+        peer.store(&peer.mine->tail, tail, 0);
+        return false;
+    }
+    const uint64_t old = exchange_release_device(&peer.mine->tail, peer.word_of(tail, 0));
+    fence_device();
+    if (old & layout::end_watched)
+        tell_peer(net, s, peer, IN);
+    return true;
+}
+
+// The other end's word has come that was asked for before the bytes were copied: what wait_for_room_of_peer() would return.
+__device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, Locked &locked, uint64_t tail, uint64_t &deadline)
+{
+    const Peer peer(net, locked.peer, locked.granule);
+    locked.taken = peer.is_of(locked.ahead) ? locked.ahead : peer.first;
+    const int64_t room = room_of_peer(peer, locked, tail, locked.taken);
+    if (!room)
+        return wait_for_room_of_peer(net, s, flags, deadline);
+    store_relaxed_device(&device_socket(net, s)->taken, locked.taken);
+    return room;
 }
 
 // Ends a direction, on the leader: the other end learns it after what was sent before.

@@ -5,6 +5,10 @@
 //
 // A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
 // leader publishes.
+//
+// A call is a chain of accesses of which each waits for the one before: 0.25 us a load of device memory, as much a store or
+// compare-and-swap with release order, 1.2 us a load of host memory. So what a call needs of the socket is loaded at once, after the
+// lock; a look that finds what it wants needs nothing else; and the group learns where the ring is from its leader.
 #ifndef SPINIO_NET_STREAM_H
 #define SPINIO_NET_STREAM_H
 
@@ -40,22 +44,34 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
     return word & layout::flag_eof ? 0 : nothing;
 }
 
+// The same, of the line of a socket.
+__device__ inline int64_t look_for_bytes(const Handle &net, int s, uint64_t consumed, uint64_t size, bool &full)
+{
+    uint64_t word = load_acquire_system(device_line(net, s));
+    full = word & layout::flag_full;
+    return arrived(word, consumed, size);
+}
+
+// After a look in vain.
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_more_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
+{
+    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout), deadline);
+    for (;;) {
+        if (int failed = wait.again())
+            return failed;
+        int64_t value = look_for_bytes(net, s, consumed, size, full);
+        if (value != nothing)
+            return value;
+    }
+}
+
 // Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
 __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
 {
-    uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout), deadline);
-    for (;;) {
-        uint64_t word = load_acquire_system(line);
-        full = word & layout::flag_full;
-        int64_t value = arrived(word, consumed, size);
-        if (value == has_failed)
-            return -int64_t(load_acquire_system(line + 1) >> layout::position_bits);
-        if (value != nothing)
-            return value;
-        if (int failed = wait.again())
-            return failed;
-    }
+    int64_t value = look_for_bytes(net, s, consumed, size, full);
+    if (value == nothing)
+        value = wait_for_more_bytes(net, s, flags, consumed, size, deadline, full);
+    return value == has_failed ? -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits) : value;
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
@@ -83,50 +99,59 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, 
     }
 }
 
-// Bytes for which there is room, or -errno.
-__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, uint64_t &deadline)
+// Bytes for which there is room after `tail`, or -errno.
+__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, const Locked &locked, uint64_t tail, uint64_t size, uint64_t &deadline)
 {
-    const layout::DeviceSocket *socket = device_socket(net, s);
-    if (load_relaxed_device(&socket->shut) & shut_send)
+    if (locked.shut & shut_send)
         return -EPIPE;
-    const uint64_t room = ring_size(socket->send_ring) - ((socket->tail - socket->sent) & layout::position_mask);
+    const uint64_t room = size - ((tail - locked.sent) & layout::position_mask);
     return room ? int64_t(room) : wait_until_sent(net, s, flags, deadline);
 }
 
-// Of the word that says where a ring is: it has a stream, or datagrams. With the bit of a peer it is that of a connection inside
-// the net.
-constexpr uint64_t stream_bit = uint64_t(1) << 61, datagram_bit = uint64_t(1) << 62;
+// Where a ring is, in a word: its address, which is a multiple of 256, the logarithm of its size, and whether it has datagrams, or
+// its other end is one of a peer. So all of a group learn it from their leader.
+constexpr uint64_t ring_log2_mask = 0x3f, ring_datagrams = 0x40, ring_peer = 0x80, ring_flags = 0xff;
 
-// The word of a peer has other bits.
-__device__ inline bool has_datagrams(uint64_t word) { return (word & (datagram_bit | layout::peer_bit)) == datagram_bit; }
-__device__ inline bool has_stream(uint64_t word) { return word && !has_datagrams(word); }
+__device__ inline bool has_datagrams(uint64_t ring) { return ring & ring_datagrams; }
+__device__ inline bool has_stream(uint64_t ring) { return ring && !has_datagrams(ring); }
+
+struct Ring {
+    unsigned char *bytes;
+    uint64_t size;
+
+    __device__ explicit Ring(uint64_t ring)
+        : bytes(reinterpret_cast<unsigned char *>(uintptr_t(ring & ~ring_flags))), size(uint64_t(1) << (ring & ring_log2_mask))
+    {
+    }
+};
 
 // Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
-__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive)
+__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive, Locked &locked)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const int failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
     if (failed)
         return {failed, 0, 0};
-    const uint64_t peer = load_relaxed_device(&socket->peer);
-    const uint64_t position = receive ? socket->consumed : socket->tail, place = receive ? socket->receive_ring : socket->send_ring;
-    if (type_of(socket) != STREAM)
-        return {0, position, (place & layout::position_mask) | datagram_bit};
-    // Another call may have attached it meanwhile, which has the other lock.
-    return {0, position, peer ? load_acquire_device(&socket->peer) : (place & layout::position_mask) | stream_bit};
-}
-
-struct Ring {
-    unsigned char *bytes;
-    uint64_t size;
-};
-
-__device__ inline Ring ring_at(const Handle &net, int s, uint64_t word, bool receive)
-{
-    if (!(word & layout::peer_bit))
-        return {ring_bytes(net, word & layout::position_mask), ring_size(word)};
-    const Peer peer = peer_of(net, s, word);
-    return {receive ? peer.receive_ring : peer.send_ring, peer.size};
+    // None of these loads waits for another one.
+    const uint64_t position = load_relaxed_device(receive ? &socket->consumed : &socket->tail);
+    const uint64_t place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
+    const uint64_t type = load_relaxed_device(&socket->kind) & 15;
+    locked.peer = load_relaxed_device(&socket->peer);
+    locked.granule = load_relaxed_device(&socket->granule);
+    locked.shut = load_relaxed_device(&socket->shut);
+    locked.sent = load_relaxed_device(&socket->sent);
+    locked.taken = load_relaxed_device(&socket->taken);
+    // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
+    if (locked.peer & layout::shared_bit && !locked.granule) {
+        locked.peer = load_acquire_device(&socket->peer);
+        locked.granule = load_relaxed_device(&socket->granule);
+    }
+    if (locked.peer) {
+        const Peer peer(net, locked.peer, locked.granule);
+        return {0, position, uint64_t(uintptr_t(receive ? peer.receive_ring : peer.send_ring)) | (locked.peer & ring_log2_mask) | ring_peer};
+    }
+    const uint64_t ring = uint64_t(uintptr_t(ring_bytes(net, place & layout::position_mask))) | (place & ring_log2_mask);
+    return {0, position, type == STREAM ? ring : ring | ring_datagrams};
 }
 
 // Copies between a ring and a buffer, around the end of the ring.
@@ -156,12 +181,26 @@ __device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bo
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
-// Waits for bytes at the position, on the leader: how many become the value.
-__device__ inline Outcome wait_to_receive(const Handle &net, int s, int flags, Outcome there, uint64_t &deadline, bool &full)
+// Waits for bytes at the position, on the leader: how many, 0 or -errno.
+__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline, bool &full)
 {
-    there.value = there.word & layout::peer_bit ? wait_for_peer(net, s, flags, deadline)
-                                                : wait_for_bytes(net, s, flags, there.position, ring_size(there.word), deadline, full);
-    return there;
+    if (!locked.peer)
+        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, deadline, full);
+    const int64_t bytes = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
+    return bytes ? bytes : wait_for_peer(net, s, flags, deadline);
+}
+
+// Waits for room at the position, on the leader: for how many bytes, or -errno.
+__device__ inline int64_t wait_to_send(const Handle &net, int s, int flags, Locked &locked, Outcome room, uint64_t wanted, uint64_t &deadline)
+{
+    if (!locked.peer) {
+        const int64_t bytes = wait_for_room(net, s, flags, locked, room.position, Ring(room.ring).size, deadline);
+        // Of a later chunk of the same call.
+        locked.sent = room.position - Ring(room.ring).size + uint64_t(bytes);
+        return bytes;
+    }
+    const int64_t bytes = look_for_room_of_peer(net, s, locked, room.position, wanted);
+    return bytes ? bytes : wait_for_room_of_peer(net, s, flags, deadline);
 }
 
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
@@ -172,23 +211,26 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     size_t done = 0;
     uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
+    Locked locked = {};
+    // A fence lies between what was published and the lock.
+    bool ordered = false;
     do {
         bool full = false;
         if (group.leads()) {
-            if (!there.word)
-                there = lock_direction(net, s, flags, true);
-            if (bytes && has_stream(there.word))
-                there = wait_to_receive(net, s, flags, there, deadline, full);
+            if (!there.ring)
+                there = lock_direction(net, s, flags, true, locked);
+            if (bytes && has_stream(there.ring))
+                there.value = wait_to_receive(net, s, flags, locked, there, deadline, full);
         }
         there = group.share(there);
-        if (!there.word)
+        if (!there.ring)
             return there.value;
-        if (has_datagrams(there.word))
+        if (has_datagrams(there.ring))
             return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
-        const Ring ring = ring_at(net, s, there.word, true);
+        const Ring ring(there.ring);
         copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
         group.sync();
         done += take;
@@ -196,8 +238,8 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
             break;
         there.position = (there.position + take) & layout::position_mask;
         if (group.leads()) {
-            if (there.word & layout::peer_bit)
-                publish_consumed(net, s, there.word, there.position, uint64_t(there.value) - take);
+            if (locked.peer)
+                ordered = publish_consumed(net, s, locked, there.position, uint64_t(there.value) - take);
             else
                 give_back(net, s, there.position, full);
         }
@@ -205,19 +247,22 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     if (group.leads()) {
         if (there.value == -int(layout::moved))
             attach_peer(net, s);
-        unlock(s, &device_socket(net, s)->receive_lock);
+        if (ordered)
+            unlock_published(s, &device_socket(net, s)->receive_lock);
+        else
+            unlock(s, &device_socket(net, s)->receive_lock);
     }
     return done ? int64_t(done) : there.value;
 }
 
-// Bytes are in the ring. What the lock of the direction is for is published with them. If it fails, the net is stopped: the line
-// says so.
-__device__ inline void publish_sent(const Handle &net, int s, uint64_t word, uint64_t tail)
+// Bytes are in the ring: whether a fence came after all that the lock is for. If it fails, the net is stopped: the line says so.
+__device__ inline bool publish_sent(const Handle &net, int s, const Locked &locked, uint64_t tail)
 {
-    if (word & layout::peer_bit)
-        return publish_tail(net, s, word, tail);
+    if (locked.peer)
+        return publish_tail(net, s, locked, tail);
     store_relaxed_device(&device_socket(net, s)->tail, tail);
     (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+    return true;
 }
 
 // What send does; -moved: as above.
@@ -228,39 +273,50 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
     size_t done = 0;
     uint64_t deadline = 0;
     Outcome room = {0, 0, 0};
+    Locked locked = {};
+    bool ordered = false;
     do {
         if (group.leads()) {
-            if (!room.word)
-                room = lock_direction(net, s, flags, false);
-            if (bytes && has_stream(room.word))
-                room.value = room.word & layout::peer_bit ? wait_for_room_of_peer(net, s, flags, deadline) : wait_for_room(net, s, flags, deadline);
+            if (!room.ring)
+                room = lock_direction(net, s, flags, false, locked);
+            if (bytes && has_stream(room.ring))
+                room.value = wait_to_send(net, s, flags, locked, room, bytes - done, deadline);
         }
         room = group.share(room);
-        if (!room.word)
+        if (!room.ring)
             return room.value;
-        if (has_datagrams(room.word))
+        if (has_datagrams(room.ring))
             return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
         if (room.value == nowhere)
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
             break;
-        const Ring ring = ring_at(net, s, room.word, false);
+        const Ring ring(room.ring);
         size_t take = bytes - done < size_t(room.value) ? bytes - done : size_t(room.value);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > ring.size / 2)
             take = ring.size / 2;
         copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
+        if (room.ring & ring_peer) {
+            if (group.leads() && locked.looks_ahead)
+                room.value = look_after_copy(net, s, flags, locked, room.position, deadline);
+            room.value = share(group, room.value);
+            if (room.value == nowhere)
+                done = bytes;
+            if (room.value <= 0 || room.value == nowhere)
+                break;
+        }
         room.position = (room.position + take) & layout::position_mask;
         done += take;
         if (group.leads())
-            publish_sent(net, s, room.word, room.position);
+            ordered = publish_sent(net, s, locked, room.position);
     } while (done < bytes);
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        // The last act was a compare-and-swap of the doorbells or of a watch; shared memory has neither.
-        if (done == bytes && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
+        // It has waited for room after that, which stores `sent`, if not all was sent.
+        if (ordered && done == bytes)
             unlock_published(s, &device_socket(net, s)->send_lock);
         else
             unlock(s, &device_socket(net, s)->send_lock);
