@@ -76,10 +76,11 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
 __device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer_locked(const Handle &net, int s, int flags, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    if (int failed = lock(net, s, &socket->send_lock, true))
+    uint64_t position;
+    if (int failed = lock(net, s, &socket->send_lock, true, position))
         return failed;
-    const int64_t room = wait_for_room_of_peer(net, s, flags, deadline);
-    unlock(s, &socket->send_lock);
+    const int64_t room = wait_for_room_of_peer(net, s, flags, position, deadline);
+    unlock(s, &socket->send_lock, position);
     return room < 0 ? room : 1;
 }
 
@@ -141,8 +142,9 @@ __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int
         layout::DeviceSocket *socket = detail::device_socket(net, s);
         result = detail::find(net, s);
         // A send of another group is complete before, but none waits while the file is sent: close() could not end that.
+        uint64_t position;
         if (!result)
-            result = detail::lock(net, s, &socket->send_lock, !(flags & DONTWAIT));
+            result = detail::lock(net, s, &socket->send_lock, !(flags & DONTWAIT), position);
         if (!result) {
             uint64_t timeout = load_acquire_device(&socket->send_timeout);
             detail::FileRequest request = {layout::call_send_file, s, uint32_t(file), flags & DONTWAIT, {uint64_t(offset), bytes, timeout}};

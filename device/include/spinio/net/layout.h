@@ -95,8 +95,9 @@ enum Call : uint64_t {
 // What kernels know of a socket; the proxy never sees it.
 struct DeviceSocket {
     uint64_t state; // epoch * 4 + one of the numbers below
-    uint64_t receive_lock, send_lock;
-    uint64_t consumed, tail, sent;
+    uint64_t receive_lock, send_lock; // and positions: line.h
+    uint64_t told; // the position up to which it has received, as it was last published
+    uint64_t sent;
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
@@ -105,6 +106,7 @@ struct DeviceSocket {
     uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
     uint64_t granule;   // where the granule of such an end is, if it is in one
     uint64_t taken;     // what the other end of such an end was last seen to say that it has received
+    uint64_t reserved;
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:

@@ -99,7 +99,7 @@ struct PeerState {
 __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, const Peer &peer)
 {
     // The group that receives moves `consumed` only up to what the other end has said before: so it is loaded first.
-    uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
+    uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
     uint64_t theirs = peer.look(&peer.theirs->tail), taken = peer.look(&peer.theirs->consumed), shut = load_acquire_device(&socket->shut);
     uint64_t there = (theirs - consumed) & layout::position_mask, used = (tail - taken) & layout::position_mask;
     // What the other end has said may be newer than what was loaded before.
@@ -140,10 +140,11 @@ __device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
 __device__ SPINIO_NET_OUTLINE inline void connected_peer(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true))
+    uint64_t position;
+    if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true, position))
         return;
     attach_peer(net, s);
-    unlock(s, &socket->send_lock);
+    unlock(s, &socket->send_lock, position);
     if (load_acquire_system(record_of(net, s) + layout::record_send))
         (void)rearm_if_peer(net, s);
 }
@@ -165,21 +166,22 @@ __device__ inline int64_t look_for_bytes_of_peer(const Peer &peer, uint64_t cons
     return there <= peer.size ? int64_t(there) : 0;
 }
 
-// Bytes that can be received, 0 at the end of the stream, or -errno. On the leader.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t &deadline)
+// Bytes that can be received after `consumed`, 0 at the end of the stream, or -errno. On the leader.
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t consumed, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout), deadline);
-    const uint64_t consumed = load_relaxed_device(&socket->consumed);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
         uint64_t tail = peer.look(&peer.theirs->tail);
         uint64_t there = (tail - consumed) & layout::position_mask;
         if (there > peer.size)
             return -EPROTO;
-        if (there)
+        if (there) {
+            wait.over();
             return int64_t(there);
+        }
         if (tail & layout::end_closed)
             return tail & layout::end_reset ? -ECONNRESET : 0;
         if (line)
@@ -228,8 +230,8 @@ __device__ inline int64_t look_for_room_of_peer(const Handle &net, int s, Locked
     return room;
 }
 
-// Bytes for which there is room, or -errno. On the leader.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t &deadline)
+// Bytes for which there is room after `tail`, or -errno. On the leader.
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t tail, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
@@ -248,7 +250,7 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle 
         }
         if (consumed & layout::end_shut && domain_of(socket) == UNIX)
             return -EPIPE;
-        uint64_t used = (socket->tail - consumed) & layout::position_mask;
+        uint64_t used = (tail - consumed) & layout::position_mask;
         if (used > peer.size)
             return -EPROTO;
         if (used < peer.size) {
@@ -265,19 +267,15 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle 
     }
 }
 
-// Bytes were received: their places are free. `left` are there after them. Whether a fence came after all that the lock is for.
+// Bytes were received: their places are free. `left` are there after them.
 // No fence comes before: the group has its bytes, so its loads are complete.
-__device__ inline bool publish_consumed(const Handle &net, int s, const Locked &locked, uint64_t consumed, uint64_t left)
+__device__ inline void publish_consumed_by_peer(const Handle &net, int s, const Locked &locked, uint64_t consumed, uint64_t left)
 {
     const Peer peer(net, locked.peer, locked.granule);
     const uint64_t flags = locked.shut & shut_receive ? layout::end_shut : 0;
-    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
-    if (peer.shared) {
-        peer.store_relaxed(&peer.mine->consumed, consumed, flags);
-        return false;
-    }
+    if (peer.shared)
+        return peer.store_relaxed(&peer.mine->consumed, consumed, flags);
     const uint64_t old = exchange_relaxed_device(&peer.mine->consumed, peer.word_of(consumed, flags));
-    fence_device();
     if (old & layout::end_watched) {
         if (left <= peer.size / 2)
             tell_peer(net, s, peer, OUT);
@@ -285,23 +283,21 @@ __device__ inline bool publish_consumed(const Handle &net, int s, const Locked &
             // It is told later: once half of the ring is free.
             or_device(&peer.mine->consumed, layout::end_watched);
     }
-    return true;
 }
 
-// Bytes are in the ring: the same.
-__device__ inline bool publish_tail(const Handle &net, int s, const Locked &locked, uint64_t tail)
+// Bytes are in the ring.
+__device__ inline void publish_tail(const Handle &net, int s, const Locked &locked, uint64_t tail)
 {
     const Peer peer(net, locked.peer, locked.granule);
-    store_relaxed_device(&device_socket(net, s)->tail, tail);
-    if (peer.shared) {
+    uint64_t old = 0;
+    if (peer.shared)
         peer.store(&peer.mine->tail, tail, 0);
-        return false;
-    }
-    const uint64_t old = exchange_release_device(&peer.mine->tail, peer.word_of(tail, 0));
+    else
+        old = exchange_release_device(&peer.mine->tail, peer.word_of(tail, 0));
+    // It waits for the exchange, so that nothing else has to.
     fence_device();
     if (old & layout::end_watched)
         tell_peer(net, s, peer, IN);
-    return true;
 }
 
 // The other end's word has come that was asked for before the bytes were copied: what wait_for_room_of_peer() would return.
@@ -311,7 +307,7 @@ __device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, L
     locked.taken = peer.is_of(locked.ahead) ? locked.ahead : peer.first;
     const int64_t room = room_of_peer(peer, locked, tail, locked.taken);
     if (!room)
-        return wait_for_room_of_peer(net, s, flags, deadline);
+        return wait_for_room_of_peer(net, s, flags, tail, deadline);
     store_relaxed_device(&device_socket(net, s)->taken, locked.taken);
     return room;
 }
@@ -323,14 +319,16 @@ __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s
     const Peer peer = attached_peer(net, s);
     // A group that waits sees it, and gives the lock back.
     or_acquire_device(&socket->shut, receive ? shut_receive : shut_send);
-    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
-    if (lock(net, s, word, true))
+    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock, position;
+    if (lock(net, s, word, true, position))
         return;
-    if (receive)
-        peer.store(&peer.mine->consumed, socket->consumed, layout::end_shut);
-    else
-        peer.store(&peer.mine->tail, socket->tail, layout::end_closed);
-    unlock(s, word);
+    if (receive) {
+        peer.store(&peer.mine->consumed, position, layout::end_shut);
+        store_relaxed_device(&socket->told, position);
+    } else {
+        peer.store(&peer.mine->tail, position, layout::end_closed);
+    }
+    unlock(s, word, position);
     tell_peer(net, s, peer, receive ? OUT : IN | RDHUP);
 }
 
@@ -339,11 +337,12 @@ __device__ SPINIO_NET_OUTLINE inline void close_peer(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = attached_peer(net, s);
-    bool unread = ((peer.look(&peer.theirs->tail) ^ socket->consumed) & layout::position_mask) != 0;
+    const uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
+    bool unread = ((peer.look(&peer.theirs->tail) ^ consumed) & layout::position_mask) != 0;
     // As TCP does: its peer learns that not all was read.
     bool reset = unread && domain_of(socket) != UNIX;
-    peer.store(&peer.mine->tail, socket->tail, layout::end_closed | (reset ? layout::end_reset : 0));
-    peer.store(&peer.mine->consumed, socket->consumed, layout::end_closed | receive_flags(socket));
+    peer.store(&peer.mine->tail, tail, layout::end_closed | (reset ? layout::end_reset : 0));
+    peer.store(&peer.mine->consumed, consumed, layout::end_closed | receive_flags(socket));
     tell_peer(net, s, peer, unsigned(IN | OUT | RDHUP | HUP | (reset ? ERR : 0)));
 }
 

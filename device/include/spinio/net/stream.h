@@ -22,11 +22,11 @@ struct Address;
 
 namespace detail {
 
-// datagram.h; the caller has locked the direction.
+// datagram.h; the caller has locked the direction: `start`.
 template <typename Group>
-__device__ int64_t receive_datagram(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from);
+__device__ int64_t receive_datagram(Group group, const Handle &net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from);
 template <typename Group>
-__device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to);
+__device__ int64_t send_datagram(Group group, const Handle &net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to);
 
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
@@ -75,7 +75,7 @@ __device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, ui
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags, uint64_t &deadline)
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags, uint64_t tail, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t size = ring_size(socket->send_ring);
@@ -87,11 +87,11 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, 
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
             return -int64_t(word >> layout::position_bits);
-        uint64_t room = size - ((socket->tail - word) & layout::position_mask);
+        uint64_t room = size - ((tail - word) & layout::position_mask);
         if (room > size)
             return -EPROTO;
         if (room) {
-            socket->sent = word & layout::position_mask;
+            store_relaxed_device(&socket->sent, word & layout::position_mask);
             return int64_t(room);
         }
         if (int failed = wait.again())
@@ -105,7 +105,7 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, con
     if (locked.shut & shut_send)
         return -EPIPE;
     const uint64_t room = size - ((tail - locked.sent) & layout::position_mask);
-    return room ? int64_t(room) : wait_until_sent(net, s, flags, deadline);
+    return room ? int64_t(room) : wait_until_sent(net, s, flags, tail, deadline);
 }
 
 // Where a ring is, in a word: its address, which is a multiple of 256, the logarithm of its size, and whether it has datagrams, or
@@ -125,22 +125,39 @@ struct Ring {
     }
 };
 
-// Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
-__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive, Locked &locked)
+// The fields that a call needs. None of these loads waits for another one.
+__device__ inline void load_fields(const layout::DeviceSocket *socket, bool receive, Locked &locked, uint64_t &place, uint64_t &type)
 {
-    layout::DeviceSocket *socket = device_socket(net, s);
-    const int failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
-    if (failed)
-        return {failed, 0, 0};
-    // None of these loads waits for another one.
-    const uint64_t position = load_relaxed_device(receive ? &socket->consumed : &socket->tail);
-    const uint64_t place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
-    const uint64_t type = load_relaxed_device(&socket->kind) & 15;
+    place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
+    type = load_relaxed_device(&socket->kind) & 15;
     locked.peer = load_relaxed_device(&socket->peer);
     locked.granule = load_relaxed_device(&socket->granule);
     locked.shut = load_relaxed_device(&socket->shut);
     locked.sent = load_relaxed_device(&socket->sent);
     locked.taken = load_relaxed_device(&socket->taken);
+    locked.told = load_relaxed_device(&socket->told);
+}
+
+// Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
+//
+// A word that says that the lock is free has order, and what else there is to know is loaded while the compare-and-swap is on its way:
+// if another call has had the lock meanwhile, it has left the position and, at most, newer counterparts of what others have said.
+__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive, Locked &locked)
+{
+    if (!may_be_open(net, s))
+        return {-EBADF, 0, 0};
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
+    uint64_t place, type, position;
+    const uint64_t old = load_acquire_device(word), seen = is_free(s, old) ? compare_exchange_relaxed_device(word, old, old | locked_bit) : ~old;
+    load_fields(socket, receive, locked, place, type);
+    position = old & layout::position_mask;
+    if (seen != old) {
+        const int failed = lock(net, s, word, !(flags & DONTWAIT), position);
+        if (failed)
+            return {failed, 0, 0};
+        load_fields(socket, receive, locked, place, type);
+    }
     // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
     if (locked.peer & layout::shared_bit && !locked.granule) {
         locked.peer = load_acquire_device(&socket->peer);
@@ -172,22 +189,57 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
 
 // Bytes were received: the proxy may use their places. No fence: the group has its bytes, so its loads are complete, and the
 // word says nothing of what it has stored.
-__device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bool full)
+__device__ inline void publish_consumed(const Handle &net, int s, uint64_t consumed, bool full)
 {
-    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
     store_published(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
     // If it fails, the net is stopped.
     if (full)
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
+// Publishes the position up to which a locked stream was received; `left` bytes are there after it.
+__device__ SPINIO_NET_OUTLINE inline void publish_position(const Handle &net, int s, Locked &locked, uint64_t position, uint64_t left, bool full)
+{
+    if (locked.peer)
+        publish_consumed_by_peer(net, s, locked, position, left);
+    else
+        publish_consumed(net, s, position, full);
+    locked.told = position;
+    store_relaxed_device(&device_socket(net, s)->told, position);
+    // What a later call publishes comes later.
+    fence_device();
+}
+
+// Whether a call publishes what it has received. Of a peer only once a quarter of the ring is free: otherwise the next call
+// does it, if it has to wait anyway.
+__device__ inline bool should_publish(const Locked &locked, uint64_t position, uint64_t size)
+{
+    return !locked.peer || ((position - locked.told) & layout::position_mask) >= size / 4;
+}
+
 // Waits for bytes at the position, on the leader: how many, 0 or -errno.
-__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline, bool &full)
+__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, Locked &locked, Outcome there, uint64_t &deadline, bool &full)
 {
     if (!locked.peer)
         return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, deadline, full);
     const int64_t bytes = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
-    return bytes ? bytes : wait_for_peer(net, s, flags, deadline);
+    if (bytes)
+        return bytes;
+    if (locked.told != there.position)
+        publish_position(net, s, locked, there.position, 0, false);
+    return wait_for_peer(net, s, flags, there.position, deadline);
+}
+
+// Before a socket is armed: what was received is no reason for an event. A group that has the lock does so itself, before it waits.
+__device__ SPINIO_NET_OUTLINE inline void publish_received(const Handle &net, int s)
+{
+    Locked locked;
+    const Outcome there = lock_direction(net, s, DONTWAIT, true, locked);
+    if (!there.ring)
+        return;
+    if (has_stream(there.ring) && locked.told != there.position)
+        publish_position(net, s, locked, there.position, 0, false);
+    unlock(s, &device_socket(net, s)->receive_lock, there.position);
 }
 
 // Waits for room at the position, on the leader: for how many bytes, or -errno.
@@ -200,7 +252,7 @@ __device__ inline int64_t wait_to_send(const Handle &net, int s, int flags, Lock
         return bytes;
     }
     const int64_t bytes = look_for_room_of_peer(net, s, locked, room.position, wanted);
-    return bytes ? bytes : wait_for_room_of_peer(net, s, flags, deadline);
+    return bytes ? bytes : wait_for_room_of_peer(net, s, flags, room.position, deadline);
 }
 
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
@@ -212,8 +264,6 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
     Locked locked = {};
-    // A fence lies between what was published and the lock.
-    bool ordered = false;
     do {
         bool full = false;
         if (group.leads()) {
@@ -226,7 +276,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (!there.ring)
             return there.value;
         if (has_datagrams(there.ring))
-            return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
+            return receive_datagram(group, net, s, there, buffer, bytes, flags, nullptr);
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
@@ -237,32 +287,24 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (flags & PEEK)
             break;
         there.position = (there.position + take) & layout::position_mask;
-        if (group.leads()) {
-            if (locked.peer)
-                ordered = publish_consumed(net, s, locked, there.position, uint64_t(there.value) - take);
-            else
-                give_back(net, s, there.position, full);
-        }
+        if (group.leads() && should_publish(locked, there.position, ring.size))
+            publish_position(net, s, locked, there.position, uint64_t(there.value) - take, full);
     } while (flags & WAITALL && done < bytes);
     if (group.leads()) {
         if (there.value == -int(layout::moved))
             attach_peer(net, s);
-        if (ordered)
-            unlock_published(s, &device_socket(net, s)->receive_lock);
-        else
-            unlock(s, &device_socket(net, s)->receive_lock);
+        unlock_ordered(s, &device_socket(net, s)->receive_lock, there.position);
     }
     return done ? int64_t(done) : there.value;
 }
 
-// Bytes are in the ring: whether a fence came after all that the lock is for. If it fails, the net is stopped: the line says so.
-__device__ inline bool publish_sent(const Handle &net, int s, const Locked &locked, uint64_t tail)
+// Bytes are in the ring. If it fails, the net is stopped: the line says so.
+__device__ inline void publish_sent(const Handle &net, int s, const Locked &locked, uint64_t tail)
 {
     if (locked.peer)
-        return publish_tail(net, s, locked, tail);
-    store_relaxed_device(&device_socket(net, s)->tail, tail);
-    (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
-    return true;
+        publish_tail(net, s, locked, tail);
+    else
+        (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
 }
 
 // What send does; -moved: as above.
@@ -274,7 +316,6 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
     uint64_t deadline = 0;
     Outcome room = {0, 0, 0};
     Locked locked = {};
-    bool ordered = false;
     do {
         if (group.leads()) {
             if (!room.ring)
@@ -286,7 +327,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (!room.ring)
             return room.value;
         if (has_datagrams(room.ring))
-            return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
+            return send_datagram(group, net, s, room, buffer, bytes, flags, nullptr);
         if (room.value == nowhere)
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
@@ -310,16 +351,12 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         room.position = (room.position + take) & layout::position_mask;
         done += take;
         if (group.leads())
-            ordered = publish_sent(net, s, locked, room.position);
+            publish_sent(net, s, locked, room.position);
     } while (done < bytes);
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        // It has waited for room after that, which stores `sent`, if not all was sent.
-        if (ordered && done == bytes)
-            unlock_published(s, &device_socket(net, s)->send_lock);
-        else
-            unlock(s, &device_socket(net, s)->send_lock);
+        unlock_ordered(s, &device_socket(net, s)->send_lock, room.position);
     }
     return done ? int64_t(done) : room.value;
 }
