@@ -225,9 +225,9 @@ __device__ inline bool end_sending(const Handle &net, int s)
     if (find(net, s) || load_acquire_device(&socket->peer))
         return false;
     or_acquire_device(&socket->shut, shut_send);
-    uint64_t position;
-    if (!lock(net, s, &socket->send_lock, true, position))
-        unlock(s, &socket->send_lock, position);
+    const Position locked = lock(net, s, &socket->send_lock, true);
+    if (!locked.failed)
+        unlock(s, &socket->send_lock, locked.position);
     return true;
 }
 

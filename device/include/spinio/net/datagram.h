@@ -34,8 +34,7 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    uint64_t deadline = 0;
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
+    Wait wait(net, s, flags, deadline_of(load_relaxed_device(&socket->send_timeout), 0), true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {
@@ -122,7 +121,7 @@ __device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, u
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t deadline = 0;
-    int64_t there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), deadline, full);
+    int64_t there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), load_relaxed_device(&socket->receive_timeout), deadline, full);
     if (there <= 0)
         return there;
     for (unsigned i = 0; i < 4; i++)

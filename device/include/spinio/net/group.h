@@ -13,7 +13,9 @@
 #include <spinio/kernel.h>
 #include <spinio/standard.h>
 
-// A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers.
+// A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers. Its arguments
+// are values: what a reference refers to has to be in local memory, also while others use it, and a load with acquire order takes
+// that out of the L1 cache.
 #if defined(__CUDACC__)
 #define SPINIO_NET_OUTLINE __noinline__
 #else
@@ -104,29 +106,34 @@ struct alignas(16) Quad {
 };
 
 // Copies units, each thread its part. A thread that waits for each read moves 16 bytes in the time of a read, 0.3 us in device
-// memory and 1.2 us in that of the host: so it has several on their way. Called, not inlined: their registers are not those of
-// the kernel, of which each thread of a block of 1024 may have 64.
+// memory and 1.2 us in that of the host: so it has several on their way; not more, since each thread of a block of 1024 may have 64
+// registers.
 template <typename Group>
-__device__ SPINIO_NET_OUTLINE void copy_quads(Group group, Quad *to, const Quad *from, size_t count)
+__device__ void copy_quads(Group group, Quad *to, const Quad *from, size_t count)
 {
-    constexpr unsigned reads = 8;
-    const size_t step = group.size();
-    size_t i = group.rank();
-    for (; i + (reads - 1) * step < count; i += reads * step) {
+    constexpr unsigned reads = 4;
+    const unsigned step = group.size();
+    const Quad *last = from + count;
+    from += group.rank();
+    to += group.rank();
+    for (; from + (reads - 1) * step < last; from += reads * step, to += reads * step) {
         Quad quads[reads];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
         for (unsigned k = 0; k < reads; k++)
-            quads[k] = from[i + k * step];
+            quads[k] = from[k * step];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
         for (unsigned k = 0; k < reads; k++)
-            to[i + k * step] = quads[k];
+            to[k * step] = quads[k];
     }
-    for (; i < count; i += step)
-        to[i] = from[i];
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+    for (; from < last; from += step, to += step)
+        *to = *from;
 }
 
 // Copies bytes, each thread its part; not finished before the next sync(). In units of 16 bytes where both places
@@ -143,11 +150,7 @@ __device__ void copy(Group group, unsigned char *to, const unsigned char *from, 
             inner = (bytes - head) & ~size_t(15);
             auto quads = reinterpret_cast<Quad *>(to + head);
             auto source = reinterpret_cast<const Quad *>(from + head);
-            // One for each thread, as of small messages, needs no call.
-            if (inner / 16 > group.size())
-                copy_quads(group, quads, source, inner / 16);
-            else if (group.rank() < inner / 16)
-                quads[group.rank()] = source[group.rank()];
+            copy_quads(group, quads, source, inner / 16);
         } else {
             head = (8 - uintptr_t(to) % 8) % 8;
             const unsigned shift = unsigned(uintptr_t(from + head) % 8) * 8;

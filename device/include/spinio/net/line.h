@@ -141,31 +141,36 @@ __device__ inline int find(const Handle &net, int s)
     }
 }
 
-// Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed. The position: as it was.
-__device__ SPINIO_NET_OUTLINE inline int lock(const Handle &net, int s, uint64_t *word, bool wait, uint64_t &position)
+// 0, and the position as it was; or -errno.
+struct Position {
+    int64_t failed;
+    uint64_t position;
+};
+
+// Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed.
+__device__ inline Position lock(Handle net, int s, uint64_t *word, bool wait)
 {
     Backoff waiting;
     for (unsigned polls = 1;; polls++) {
         if (int failed = find(net, s))
-            return failed;
+            return {failed, 0};
         const uint64_t old = load_acquire_device(word);
-        position = old & layout::position_mask;
         if (is_free(s, old)) {
             if (compare_exchange_acquire_device(word, old, old | locked_bit) == old)
-                return 0;
+                return {0, old & layout::position_mask};
             continue;
         }
         if (!wait && is_free(s, old & ~locked_bit))
-            return -EAGAIN;
+            return {-EAGAIN, 0};
         if (polls % polls_a_stop == 0 && stopped(net))
-            return -ESHUTDOWN;
+            return {-ESHUTDOWN, 0};
         waiting.pause();
     }
 }
 
 // What a call knows of a socket whose direction it has locked, on the leader.
 struct Locked {
-    uint64_t peer, granule, shut, sent, taken, told;
+    uint64_t peer, granule, shut, sent, taken, told, timeout;
     // Of the other end's consumed position, which may still be on its way; and whether there is one.
     uint64_t ahead;
     bool looks_ahead;
@@ -206,16 +211,20 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
         store_published(word, 0);
 }
 
-// A wait of a locked socket: whether to go on with it. All waits of a call have one deadline, which the first one sets; 0: none.
+// Of all waits of a call: it begins with the first one. 0: none.
+__device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
+{
+    return timeout && !before ? nanoseconds() + timeout : before;
+}
+
+// A wait of a locked socket: whether to go on with it.
 class Wait {
 public:
-    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout, uint64_t &deadline, bool sends = false)
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t deadline, bool sends = false)
         : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(deadline),
           // One that waits for room is better off if there is more of it: streams were 20 % slower with eager looks.
           waiting(2048, sends ? 0 : 64)
     {
-        if (timeout && !deadline)
-            deadline = nanoseconds() + timeout;
     }
 
     // After a look in vain: 0 to look again, or -errno.
@@ -253,7 +262,7 @@ private:
     const Handle &net;
     int s;
     bool dontwait, sends;
-    uint64_t &deadline;
+    uint64_t deadline;
     unsigned polls = 0;
     Backoff waiting;
 };

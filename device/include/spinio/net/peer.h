@@ -38,11 +38,12 @@ __device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
 }
 
 // The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
-__device__ SPINIO_NET_OUTLINE inline void tell_peer(const Handle &net, int s, const Peer &peer, unsigned events)
+__device__ inline void tell_peer(Handle net, int s, uint64_t word, unsigned events)
 {
     // A program, and the proxy of another net, look by themselves.
-    if (peer.shared)
+    if (word & layout::shared_bit)
         return;
+    const Peer peer(net, word, 0);
     uint64_t *watch = &peer.theirs->watch, old = load_relaxed_device(watch);
     for (;;) {
         bool told = peer.is_of(old) && (old & events) != 0;
@@ -120,7 +121,7 @@ __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, con
 }
 
 // Arms a socket of an event set, if it is an end, after all that the group has done.
-__device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(Handle net, int s)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t word = load_acquire_device(&socket->peer);
@@ -137,14 +138,16 @@ __device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(const Handle &net, int s)
 }
 
 // After connect: uses the end that the socket has become, and arms it if it is in an event set.
-__device__ SPINIO_NET_OUTLINE inline void connected_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline void connected_peer(Handle net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    uint64_t position;
-    if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit) || lock(net, s, &socket->send_lock, true, position))
+    if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit))
+        return;
+    const Position locked = lock(net, s, &socket->send_lock, true);
+    if (locked.failed)
         return;
     attach_peer(net, s);
-    unlock(s, &socket->send_lock, position);
+    unlock(s, &socket->send_lock, locked.position);
     if (load_acquire_system(record_of(net, s) + layout::record_send))
         (void)rearm_if_peer(net, s);
 }
@@ -167,11 +170,11 @@ __device__ inline int64_t look_for_bytes_of_peer(const Peer &peer, uint64_t cons
 }
 
 // Bytes that can be received after `consumed`, 0 at the end of the stream, or -errno. On the leader.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_peer(const Handle &net, int s, int flags, uint64_t consumed, uint64_t &deadline)
+__device__ inline int64_t wait_for_peer(Handle net, int s, int flags, uint64_t consumed, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
-    Wait wait(net, s, flags, load_acquire_device(&socket->receive_timeout), deadline);
+    Wait wait(net, s, flags, deadline);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
         uint64_t tail = peer.look(&peer.theirs->tail);
@@ -231,11 +234,11 @@ __device__ inline int64_t look_for_room_of_peer(const Handle &net, int s, Locked
 }
 
 // Bytes for which there is room after `tail`, or -errno. On the leader.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle &net, int s, int flags, uint64_t tail, uint64_t &deadline)
+__device__ inline int64_t wait_for_room_of_peer(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
-    Wait wait(net, s, flags, load_acquire_device(&socket->send_timeout), deadline, true);
+    Wait wait(net, s, flags, deadline, true);
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
             return -EPIPE;
@@ -269,16 +272,16 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer(const Handle 
 
 // Bytes were received: their places are free. `left` are there after them.
 // No fence comes before: the group has its bytes, so its loads are complete.
-__device__ inline void publish_consumed_by_peer(const Handle &net, int s, const Locked &locked, uint64_t consumed, uint64_t left)
+__device__ inline void publish_consumed_by_peer(const Handle &net, int s, uint64_t word, uint64_t granule, uint64_t shut, uint64_t consumed, uint64_t left)
 {
-    const Peer peer(net, locked.peer, locked.granule);
-    const uint64_t flags = locked.shut & shut_receive ? layout::end_shut : 0;
+    const Peer peer(net, word, granule);
+    const uint64_t flags = shut & shut_receive ? layout::end_shut : 0;
     if (peer.shared)
         return peer.store_relaxed(&peer.mine->consumed, consumed, flags);
     const uint64_t old = exchange_relaxed_device(&peer.mine->consumed, peer.word_of(consumed, flags));
     if (old & layout::end_watched) {
         if (left <= peer.size / 2)
-            tell_peer(net, s, peer, OUT);
+            tell_peer(net, s, word, OUT);
         else
             // It is told later: once half of the ring is free.
             or_device(&peer.mine->consumed, layout::end_watched);
@@ -297,7 +300,7 @@ __device__ inline void publish_tail(const Handle &net, int s, const Locked &lock
     // It waits for the exchange, so that nothing else has to.
     fence_device();
     if (old & layout::end_watched)
-        tell_peer(net, s, peer, IN);
+        tell_peer(net, s, locked.peer, IN);
 }
 
 // The other end's word has come that was asked for before the bytes were copied: what wait_for_room_of_peer() would return.
@@ -306,22 +309,27 @@ __device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, L
     const Peer peer(net, locked.peer, locked.granule);
     locked.taken = peer.is_of(locked.ahead) ? locked.ahead : peer.first;
     const int64_t room = room_of_peer(peer, locked, tail, locked.taken);
-    if (!room)
+    if (!room) {
+        deadline = deadline_of(locked.timeout, deadline);
         return wait_for_room_of_peer(net, s, flags, tail, deadline);
+    }
     store_relaxed_device(&device_socket(net, s)->taken, locked.taken);
     return room;
 }
 
 // Ends a direction, on the leader: the other end learns it after what was sent before.
-__device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s, bool receive)
+__device__ SPINIO_NET_OUTLINE inline void shutdown_peer(Handle net, int s, bool receive)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer = attached_peer(net, s);
+    const uint64_t end = load_acquire_device(&socket->peer);
+    const Peer peer = peer_of(net, s, end);
     // A group that waits sees it, and gives the lock back.
     or_acquire_device(&socket->shut, receive ? shut_receive : shut_send);
-    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock, position;
-    if (lock(net, s, word, true, position))
+    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
+    const Position locked = lock(net, s, word, true);
+    if (locked.failed)
         return;
+    const uint64_t position = locked.position;
     if (receive) {
         peer.store(&peer.mine->consumed, position, layout::end_shut);
         store_relaxed_device(&socket->told, position);
@@ -329,21 +337,22 @@ __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(const Handle &net, int s
         peer.store(&peer.mine->tail, position, layout::end_closed);
     }
     unlock(s, word, position);
-    tell_peer(net, s, peer, receive ? OUT : IN | RDHUP);
+    tell_peer(net, s, end, receive ? OUT : IN | RDHUP);
 }
 
 // Both directions, of a socket that no group uses any more.
-__device__ SPINIO_NET_OUTLINE inline void close_peer(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline void close_peer(Handle net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Peer peer = attached_peer(net, s);
+    const uint64_t word = load_acquire_device(&socket->peer);
+    const Peer peer = peer_of(net, s, word);
     const uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
     bool unread = ((peer.look(&peer.theirs->tail) ^ consumed) & layout::position_mask) != 0;
     // As TCP does: its peer learns that not all was read.
     bool reset = unread && domain_of(socket) != UNIX;
     peer.store(&peer.mine->tail, tail, layout::end_closed | (reset ? layout::end_reset : 0));
     peer.store(&peer.mine->consumed, consumed, layout::end_closed | receive_flags(socket));
-    tell_peer(net, s, peer, unsigned(IN | OUT | RDHUP | HUP | (reset ? ERR : 0)));
+    tell_peer(net, s, word, unsigned(IN | OUT | RDHUP | HUP | (reset ? ERR : 0)));
 }
 
 } // namespace detail

@@ -44,42 +44,50 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
     return word & layout::flag_eof ? 0 : nothing;
 }
 
-// The same, of the line of a socket.
-__device__ inline int64_t look_for_bytes(const Handle &net, int s, uint64_t consumed, uint64_t size, bool &full)
+// The same, of the line of a socket; `full`: the proxy waits for places.
+struct Arrived {
+    int64_t bytes;
+    bool full;
+};
+
+__device__ inline Arrived look_for_bytes(const Handle &net, int s, uint64_t consumed, uint64_t size)
 {
     uint64_t word = load_acquire_system(device_line(net, s));
-    full = word & layout::flag_full;
-    return arrived(word, consumed, size);
+    return {arrived(word, consumed, size), (word & layout::flag_full) != 0};
 }
 
 // After a look in vain.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_more_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
+__device__ inline Arrived wait_for_more_bytes(Handle net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t deadline)
 {
-    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout), deadline);
+    Wait wait(net, s, flags, deadline);
     for (;;) {
         if (int failed = wait.again())
-            return failed;
-        int64_t value = look_for_bytes(net, s, consumed, size, full);
-        if (value != nothing)
-            return value;
+            return {failed, false};
+        const Arrived seen = look_for_bytes(net, s, consumed, size);
+        if (seen.bytes != nothing)
+            return seen;
     }
 }
 
 // Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
+__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t timeout, uint64_t &deadline, bool &full)
 {
-    int64_t value = look_for_bytes(net, s, consumed, size, full);
-    if (value == nothing)
-        value = wait_for_more_bytes(net, s, flags, consumed, size, deadline, full);
+    Arrived seen = look_for_bytes(net, s, consumed, size);
+    if (seen.bytes == nothing) {
+        deadline = deadline_of(timeout, deadline);
+        seen = wait_for_more_bytes(net, s, flags, consumed, size, deadline);
+    }
+    full = seen.full;
+    const int64_t value = seen.bytes;
     return value == has_failed ? -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits) : value;
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags, uint64_t tail, uint64_t &deadline)
+__device__ inline int64_t wait_until_sent(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t size = ring_size(socket->send_ring);
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
+    Wait wait(net, s, flags, deadline, true);
     for (;;) {
         // A shutdown of another group waits for this one.
         if (load_acquire_device(&socket->shut) & shut_send)
@@ -105,7 +113,10 @@ __device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, con
     if (locked.shut & shut_send)
         return -EPIPE;
     const uint64_t room = size - ((tail - locked.sent) & layout::position_mask);
-    return room ? int64_t(room) : wait_until_sent(net, s, flags, tail, deadline);
+    if (room)
+        return int64_t(room);
+    deadline = deadline_of(locked.timeout, deadline);
+    return wait_until_sent(net, s, flags, tail, deadline);
 }
 
 // Where a ring is, in a word: its address, which is a multiple of 256, the logarithm of its size, and whether it has datagrams, or
@@ -126,16 +137,16 @@ struct Ring {
 };
 
 // The fields that a call needs. None of these loads waits for another one.
-__device__ inline void load_fields(const layout::DeviceSocket *socket, bool receive, Locked &locked, uint64_t &place, uint64_t &type)
+__device__ inline void load_fields(const Handle &net, int s, bool receive, Locked &locked)
 {
-    place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
-    type = load_relaxed_device(&socket->kind) & 15;
+    const layout::DeviceSocket *socket = device_socket(net, s);
     locked.peer = load_relaxed_device(&socket->peer);
     locked.granule = load_relaxed_device(&socket->granule);
     locked.shut = load_relaxed_device(&socket->shut);
     locked.sent = load_relaxed_device(&socket->sent);
     locked.taken = load_relaxed_device(&socket->taken);
     locked.told = load_relaxed_device(&socket->told);
+    locked.timeout = load_relaxed_device(receive ? &socket->receive_timeout : &socket->send_timeout);
 }
 
 // Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
@@ -148,15 +159,18 @@ __device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bo
         return {-EBADF, 0, 0};
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
-    uint64_t place, type, position;
     const uint64_t old = load_acquire_device(word), seen = is_free(s, old) ? compare_exchange_relaxed_device(word, old, old | locked_bit) : ~old;
-    load_fields(socket, receive, locked, place, type);
-    position = old & layout::position_mask;
+    uint64_t place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring), type = load_relaxed_device(&socket->kind) & 15;
+    load_fields(net, s, receive, locked);
+    uint64_t position = old & layout::position_mask;
     if (seen != old) {
-        const int failed = lock(net, s, word, !(flags & DONTWAIT), position);
-        if (failed)
-            return {failed, 0, 0};
-        load_fields(socket, receive, locked, place, type);
+        const Position later = lock(net, s, word, !(flags & DONTWAIT));
+        if (later.failed)
+            return {later.failed, 0, 0};
+        position = later.position;
+        place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
+        type = load_relaxed_device(&socket->kind) & 15;
+        load_fields(net, s, receive, locked);
     }
     // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
     if (locked.peer & layout::shared_bit && !locked.granule) {
@@ -197,48 +211,50 @@ __device__ inline void publish_consumed(const Handle &net, int s, uint64_t consu
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
-// Publishes the position up to which a locked stream was received; `left` bytes are there after it.
-__device__ SPINIO_NET_OUTLINE inline void publish_position(const Handle &net, int s, Locked &locked, uint64_t position, uint64_t left, bool full)
+// The same of a peer, `left` bytes being there after it; and what a later call publishes comes later. Little is kept for it while bytes
+// are copied, which needs the registers.
+__device__ inline void publish_position(const Handle &net, int s, uint64_t position, uint64_t left)
 {
-    if (locked.peer)
-        publish_consumed_by_peer(net, s, locked, position, left);
-    else
-        publish_consumed(net, s, position, full);
-    locked.told = position;
+    Locked locked;
+    load_fields(net, s, true, locked);
+    publish_consumed_by_peer(net, s, locked.peer, locked.granule, locked.shut, position, left);
     store_relaxed_device(&device_socket(net, s)->told, position);
-    // What a later call publishes comes later.
     fence_device();
 }
 
-// Whether a call publishes what it has received. Of a peer only once a quarter of the ring is free: otherwise the next call
-// does it, if it has to wait anyway.
-__device__ inline bool should_publish(const Locked &locked, uint64_t position, uint64_t size)
+// Whether a call publishes what it will have received of a peer: once a quarter of the ring is free. Otherwise the next call does it,
+// if it has to wait anyway.
+__device__ inline bool many_untold(const Locked &locked, Outcome there, uint64_t most)
 {
-    return !locked.peer || ((position - locked.told) & layout::position_mask) >= size / 4;
+    if (there.value <= 0)
+        return false;
+    const uint64_t take = most < uint64_t(there.value) ? most : uint64_t(there.value);
+    return ((there.position + take - locked.told) & layout::position_mask) >= Ring(there.ring).size / 4;
 }
 
 // Waits for bytes at the position, on the leader: how many, 0 or -errno.
-__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, Locked &locked, Outcome there, uint64_t &deadline, bool &full)
+__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline, bool &full)
 {
     if (!locked.peer)
-        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, deadline, full);
+        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, locked.timeout, deadline, full);
     const int64_t bytes = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
     if (bytes)
         return bytes;
     if (locked.told != there.position)
-        publish_position(net, s, locked, there.position, 0, false);
+        publish_position(net, s, there.position, 0);
+    deadline = deadline_of(locked.timeout, deadline);
     return wait_for_peer(net, s, flags, there.position, deadline);
 }
 
 // Before a socket is armed: what was received is no reason for an event. A group that has the lock does so itself, before it waits.
-__device__ SPINIO_NET_OUTLINE inline void publish_received(const Handle &net, int s)
+__device__ SPINIO_NET_OUTLINE inline void publish_received(Handle net, int s)
 {
     Locked locked;
     const Outcome there = lock_direction(net, s, DONTWAIT, true, locked);
     if (!there.ring)
         return;
-    if (has_stream(there.ring) && locked.told != there.position)
-        publish_position(net, s, locked, there.position, 0, false);
+    if (locked.peer && locked.told != there.position)
+        publish_position(net, s, there.position, 0);
     unlock(s, &device_socket(net, s)->receive_lock, there.position);
 }
 
@@ -252,7 +268,10 @@ __device__ inline int64_t wait_to_send(const Handle &net, int s, int flags, Lock
         return bytes;
     }
     const int64_t bytes = look_for_room_of_peer(net, s, locked, room.position, wanted);
-    return bytes ? bytes : wait_for_room_of_peer(net, s, flags, room.position, deadline);
+    if (bytes)
+        return bytes;
+    deadline = deadline_of(locked.timeout, deadline);
+    return wait_for_room_of_peer(net, s, flags, room.position, deadline);
 }
 
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
@@ -263,14 +282,17 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     size_t done = 0;
     uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
-    Locked locked = {};
     do {
-        bool full = false;
+        bool full = false, untold = false;
         if (group.leads()) {
+            Locked locked;
             if (!there.ring)
                 there = lock_direction(net, s, flags, true, locked);
+            else
+                load_fields(net, s, true, locked);
             if (bytes && has_stream(there.ring))
                 there.value = wait_to_receive(net, s, flags, locked, there, deadline, full);
+            untold = many_untold(locked, there, bytes - done);
         }
         there = group.share(there);
         if (!there.ring)
@@ -287,13 +309,18 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (flags & PEEK)
             break;
         there.position = (there.position + take) & layout::position_mask;
-        if (group.leads() && should_publish(locked, there.position, ring.size))
-            publish_position(net, s, locked, there.position, uint64_t(there.value) - take, full);
+        if (group.leads() && !(there.ring & ring_peer))
+            publish_consumed(net, s, there.position, full);
+        else if (group.leads() && untold)
+            publish_position(net, s, there.position, uint64_t(there.value) - take);
     } while (flags & WAITALL && done < bytes);
     if (group.leads()) {
         if (there.value == -int(layout::moved))
             attach_peer(net, s);
-        unlock_ordered(s, &device_socket(net, s)->receive_lock, there.position);
+        if (there.ring & ring_peer)
+            unlock_ordered(s, &device_socket(net, s)->receive_lock, there.position);
+        else
+            unlock(s, &device_socket(net, s)->receive_lock, there.position);
     }
     return done ? int64_t(done) : there.value;
 }
@@ -320,6 +347,8 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (group.leads()) {
             if (!room.ring)
                 room = lock_direction(net, s, flags, false, locked);
+            else
+                load_fields(net, s, false, locked);
             if (bytes && has_stream(room.ring))
                 room.value = wait_to_send(net, s, flags, locked, room, bytes - done, deadline);
         }
