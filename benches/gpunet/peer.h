@@ -24,15 +24,26 @@ __global__ void ask(net::Handle handle, int s, unsigned rounds, unsigned long lo
     net::close(g, handle, s);
 }
 
-// Receives so many bytes of source(), and counts those that are wrong.
-__global__ void __launch_bounds__(1024) take(net::Handle handle, int s, unsigned char *buffer, uint64_t bytes, uint64_t *wrong)
+// Accepts a connection, and sends messages of `bytes`, a multiple of the period, until that fails.
+__global__ void __launch_bounds__(1024) give(net::Handle handle, int listener, unsigned char *buffer, unsigned bytes)
+{
+    for (size_t at = 0; at < bytes; at += period)
+        fill(buffer + at);
+    int s = net::accept(net::block(), handle, listener);
+    while (net::send(net::block(), handle, s, buffer, bytes) > 0) {
+    }
+    net::close(net::block(), handle, s);
+}
+
+// Receives so many bytes of give(), and looks at the first and the last one of each call.
+__global__ void __launch_bounds__(1024) take(net::Handle handle, int s, unsigned char *buffer, unsigned message, uint64_t bytes, uint64_t *wrong)
 {
     uint64_t total = 0;
     while (total < bytes) {
-        int64_t got = net::recv(net::block(), handle, s, buffer, period);
+        int64_t got = net::recv(net::block(), handle, s, buffer, message);
         if (got <= 0)
             break;
-        if (threadIdx.x == 0 && buffer[0] != byte_at(total))
+        if (threadIdx.x == 0 && (buffer[0] != byte_at(total) || buffer[got - 1] != byte_at(total + uint64_t(got) - 1)))
             *wrong += 1;
         total += uint64_t(got);
         __syncthreads();
@@ -91,7 +102,7 @@ struct Two {
         for (int side : {1, 0}) {
             use(side);
             // A driver that loads a kernel at its first launch waits for those that run.
-            load(echo, ask, source, take, word_ping, word_ping_pong, bare_stores);
+            load(echo, ask, give, take, word_ping, word_ping_pong, bare_stores);
         }
     }
     template <typename... Kernels>
@@ -178,25 +189,25 @@ static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgra
     end(two, connects, accepts);
 }
 
-static void peer_stream(const Size &size, const Two &two, unsigned ring, bool no_upgrade)
+static void peer_stream(const Size &size, const Two &two, unsigned ring, unsigned message, bool no_upgrade)
 {
     const uint64_t bytes = size.small ? 1 << 20 : uint64_t(1) << 30;
     two.use(1);
     Net sends(16, ring, no_upgrade);
     Name name;
     int listener = sends.listener(false, name);
-    unsigned char *from = two.memory<unsigned char>(1, period), *to = two.memory<unsigned char>(0, period);
+    unsigned char *from = two.memory<unsigned char>(1, message), *to = two.memory<unsigned char>(0, message);
     two.use(1);
-    sends.launch(source, 1, 512, sends.handle, listener, from, unsigned(period));
+    sends.launch(give, 1, 512, sends.handle, listener, from, message);
     two.use(0);
     Net takes(16, ring, no_upgrade);
     int s = spinio_net_connect(takes.net, name.text().c_str());
     check(s > 0, "connect to another net");
     auto wrong = pinned<uint64_t>(1);
     double begun = now();
-    takes.launch(take, 1, 512, takes.handle, s, to, bytes, wrong);
+    takes.launch(take, 1, 512, takes.handle, s, to, message, bytes, wrong);
     check(cudaStreamSynchronize(takes.stream) == cudaSuccess && *wrong == 0, "a stream with wrong bytes");
-    Result("peer", std::string(two.name()) + "one block to one, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB")
+    Result("peer", std::string(two.name()) + "one block to one, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB, messages of " + std::to_string(message >> 10) + " KiB")
         .number("GB_s", double(bytes) / (now() - begun) * 1e-9);
     end(two, takes, sends);
 }
@@ -242,8 +253,10 @@ static void row_peer(const Size &size)
             peer_echo(size, two, inet, no_upgrade);
     // The last one does not fit into device memory for others.
     for (unsigned ring : {64u << 10, 1u << 20, 2u << 20})
-        for (bool no_upgrade : {true, false})
-            peer_stream(size, two, ring, no_upgrade);
+        for (unsigned message : {unsigned(period), 8 * unsigned(period)})
+            for (bool no_upgrade : {true, false})
+                if (ring >= message)
+                    peer_stream(size, two, ring, message, no_upgrade);
     peer_limits(size, two);
 }
 

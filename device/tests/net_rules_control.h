@@ -485,7 +485,7 @@ static void descriptors_are_checked()
         CHECK(call_alone(proxy, 0, s) == -EBADF && call_alone(proxy, 1, s) == -EBADF);
     CHECK(call_alone(proxy, 0) == -EAGAIN);
     // A direction that another call has locked.
-    const uint64_t locked = uint64_t(Proxy::epoch) << 1 | 1;
+    const uint64_t locked = net::detail::locked_bit | net::detail::free_lock(Proxy::descriptor(0), 7);
     release(&proxy.socket(0)->receive_lock, locked);
     CHECK(call_alone(proxy, 0) == -EAGAIN && proxy.socket(0)->receive_lock == locked);
     // A call that waits for a lock sees that the descriptor is closed.

@@ -247,9 +247,9 @@ mod tests {
 
     #[test]
     fn packets_survive_and_garbage_is_none() {
-        let offer = |peer| Packet::Offer { size_log2: 12, generation: 0x3fff, first: Position::of(u64::MAX), peer };
+        let offer = |peer| Packet::Offer { size_log2: 12, generation: 0x1fff, first: Position::of(u64::MAX), peer };
         let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
-        let announced = [None, Some(0), Some(0x3fff)].map(|peer| {
+        let announced = [None, Some(0), Some(0x1fff)].map(|peer| {
             let kernel = peer.is_some();
             [Packet::Announce { name: vec![7; 112], kernel, peer }, offer(kernel), Packet::Go { peer: kernel }]
         });

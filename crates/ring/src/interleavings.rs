@@ -286,23 +286,38 @@ fn bytes_between_ends_are_there_and_come_before_the_end() {
     });
 }
 
-/// An end is armed while the other one sends a byte: it is told, or it sees the byte. `plain`: the other end only loads the
-/// watch where it finds nothing in it.
-fn armed_end_and_a_byte(plain: bool) {
+/// How the other end of an armed one tells of a byte.
+#[derive(Clone, Copy, PartialEq)]
+enum Tells {
+    /// As kernels do: a look at the watch where the word says so.
+    Exchange,
+    /// As they do at the end of a connection: a look at the watch in any case.
+    Store,
+    /// With a look that is only a load where it finds nothing.
+    Load,
+}
+
+/// An end is armed while the other one sends a byte: it is told, or it sees the byte.
+fn armed_end_and_a_byte(tells: Tells) {
     check(move || {
         let (tail, watch) = (words::<1>(), words::<1>());
         peer::open(&watch[0], 7);
         let sender = {
             let (tail, watch) = (Arc::clone(&tail), Arc::clone(&watch));
             thread::spawn(move || {
-                tail[0].store_release(Writer::new(2, 7, Position::of(0)).advance(1));
-                if plain && watch[0].load_acquire() & 0xffff == 0 {
-                    return None;
-                }
-                peer::take(&watch[0], 7, event::IN)
+                let word = Writer::new(2, 7, Position::of(0)).advance(1);
+                let look = match tells {
+                    Tells::Exchange => peer::publish(&tail[0], word),
+                    Tells::Store | Tells::Load => {
+                        tail[0].store_release(word);
+                        tells == Tells::Store || watch[0].load_acquire() & 0xffff != 0
+                    }
+                };
+                if look { peer::take(&watch[0], 7, event::IN) } else { None }
             })
         };
         let arming = peer::arm(&watch[0], 7, event::IN);
+        peer::watch_word(&tail[0]);
         let sees = matches!(Reader::new(2, 7, Position::of(0)).look(tail[0].load_acquire()), Ok((_, 1, _)));
         let told = sender.join().unwrap_or_default();
         assert!(arming == Some(1) && (sees || told.is_some()), "nothing tells of the byte");
@@ -321,13 +336,18 @@ fn armed_end_and_a_byte(plain: bool) {
 
 #[test]
 fn armed_end_is_told_of_a_byte_or_sees_it() {
-    armed_end_and_a_byte(false);
+    armed_end_and_a_byte(Tells::Exchange);
+}
+
+#[test]
+fn armed_end_is_told_of_the_end_or_sees_it() {
+    armed_end_and_a_byte(Tells::Store);
 }
 
 #[test]
 #[should_panic(expected = "nothing tells of the byte")]
 fn look_at_a_watch_that_is_only_a_load_misses_it() {
-    armed_end_and_a_byte(true);
+    armed_end_and_a_byte(Tells::Load);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //!     tail      bytes that it has sent ─────────── ring 0 ──────────────────> reader: bytes up to here
 //!     consumed  bytes that it has received <────── ring 1 ─────────────────── tail; its room: consumed + size
 //!     watch     what it wants to be told; the other end takes it, and rings the proxy's doorbell
-//!   word: position 48 | generation 14 | flags 2
+//!   word: position 48 | generation 13 | flags 3
 //! ```
 //!
 //! The groups of an end write its words, one group at a time (a lock a direction), and those of the other end read them.
@@ -13,12 +13,12 @@
 //! **Generation.** The proxy decides which sockets become the ends of a pair, and cannot write device memory. So nothing is
 //! cleared when a pair is used again: a word of another generation says that this end has written nothing yet.
 //!
-//! **Watch.** A socket in an event set is armed: it writes the watch and then looks at the other end's words. The other end
-//! writes its words and then takes the watch. Each does a read-modify-write of the watch, also where there is nothing to take:
-//! of two of them one comes later, and sees what the other one has stored before. So either the arming socket sees the bytes,
-//! or the other end sees the watch, or both do, which makes one event ([`Told`]).
+//! **Watch.** A socket in an event set is armed: it writes the watch, then [`WATCHED`] into the other end's words, and looks at them.
+//! The other end exchanges its words for new ones: if the old one was watched, it takes the watch. Both are read-modify-writes of one
+//! word, of which one comes later: either the arming socket sees the bytes, or the other end sees that it is watched, or both
+//! do, which makes one event ([`Told`]). So a send to a socket that no event set has looks at no watch.
 //!
-//! Known flaw: generations come again after 16383 uses of a pair. A word could survive that long only if in all these uses no
+//! Known flaw: generations come again after 8191 uses of a pair. A word could survive that long only if in all these uses no
 //! kernel touched its end.
 
 use crate::position::{BITS, MASK};
@@ -31,6 +31,8 @@ pub const CONSUMED: usize = 1;
 /// What it wants to be told.
 pub const WATCH: usize = 2;
 
+/// The other end has armed its watch after this word was written.
+pub const WATCHED: u64 = 1 << 61;
 /// Of a tail: it sends no more. Of a consumed position: it is closed.
 pub const CLOSED: u64 = 1 << 62;
 /// Of a tail: it was closed with bytes that it had not received.
@@ -41,7 +43,9 @@ pub const SHUT: u64 = 1 << 63;
 /// The errno in the line of a socket whose bytes do not come through the proxy any more.
 pub const MOVED: u16 = 0xffff;
 
-const GENERATIONS: u64 = (1 << 14) - 1;
+const GENERATIONS: u64 = (1 << 13) - 1;
+/// The last one, after which the first one comes again.
+pub const LAST_GENERATION: u16 = GENERATIONS as u16;
 const PAIR_SHIFT: u32 = 8;
 const SIDE_SHIFT: u32 = 40;
 const PLACE_BIT: u64 = 1 << 63;
@@ -253,6 +257,26 @@ pub fn arm<W: Word>(watch: &W, generation: u16, events: u16) -> Option<u32> {
     }
 }
 
+/// Writes into the other end's word that this end is armed: the word, as it was. After [`arm`].
+pub fn watch_word<W: Word>(word: &W) -> u64 {
+    loop {
+        let old = word.load_acquire();
+        if word.compare_exchange(old, old | WATCHED) {
+            return old;
+        }
+    }
+}
+
+/// Publishes a word of an end: whether the other end was armed since the last one.
+pub fn publish<W: Word>(at: &W, word: u64) -> bool {
+    loop {
+        let old = at.load_acquire();
+        if at.compare_exchange(old, word) {
+            return old & WATCHED != 0;
+        }
+    }
+}
+
 /// Takes the watch of the other end, after `events` have become true for it: the number of the arming, if it wants to be told.
 pub fn take<W: Word>(watch: &W, generation: u16, events: u16) -> Option<u32> {
     loop {
@@ -260,7 +284,7 @@ pub fn take<W: Word>(watch: &W, generation: u16, events: u16) -> Option<u32> {
         let wanted = Notice::of(Position::of(old));
         let told = (old >> BITS) as u16 == generation && wanted.events & events != 0;
         let new = if told { old & !0xffff } else { old };
-        // Also where nothing changes: it orders this look after what was stored before.
+        // Also where nothing changes, for an end that has only stored its words: it orders this look after them.
         if watch.compare_exchange(old, new) {
             return told.then_some(wanted.arming);
         }
@@ -360,6 +384,6 @@ mod tests {
 
     #[test]
     fn generations_come_again_without_the_one_of_unused_memory() {
-        assert_eq!((next_generation(0), next_generation(0x3ffe), next_generation(0x3fff)), (1, 0x3fff, 1));
+        assert_eq!((next_generation(0), next_generation(0x1ffe), next_generation(0x1fff)), (1, LAST_GENERATION, 1));
     }
 }

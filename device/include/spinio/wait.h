@@ -4,7 +4,7 @@
 //     while (spinio::load_acquire_system(word) != wanted)
 //         waiting.pause();
 //
-// On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds; up to 256 for the first `eager` pauses, since what
+// On a GPU a pause sleeps, twice as long each time, up to `most` nanoseconds; up to 64 for the first `eager` pauses, since what
 // comes soon should be seen soon. On the emulated device other threads of the block run meanwhile, and if all of them wait, the
 // CPU thread sleeps: a thread that polls without a pause, or __nanosleep(), would never see the change there.
 //
@@ -32,7 +32,7 @@ public:
 #elif !defined(__CUDACC__)
         emulation::current_block->pause(time == first);
 #endif
-        const unsigned limit = eager && most > 256 ? 256 : most;
+        const unsigned limit = eager && most > 64 ? 64 : most;
         time = 2 * time < limit ? 2 * time : limit;
         eager -= eager != 0;
     }

@@ -84,6 +84,50 @@ __device__ inline uint64_t and_release_device(uint64_t *at, uint64_t bits)
 // Bytes that are read in host memory.
 __device__ inline void count_ring_bytes(size_t) {}
 
+// A load for which the thread does not wait before it uses the value; it orders nothing before the next fence.
+__device__ inline uint64_t load_ahead_system(const uint64_t *at)
+{
+    unsigned long long value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
+    return value;
+}
+
+// Returns the old value; without order.
+__device__ inline uint64_t exchange_relaxed_device(uint64_t *at, uint64_t value)
+{
+    unsigned long long old;
+    asm volatile("atom.relaxed.gpu.global.exch.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value)
+                 : "memory");
+    return old;
+}
+
+// The same with release order.
+__device__ inline uint64_t exchange_release_device(uint64_t *at, uint64_t value)
+{
+    unsigned long long old;
+    asm volatile("atom.release.gpu.global.exch.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value)
+                 : "memory");
+    return old;
+}
+
+// Acquire and release.
+__device__ inline uint64_t or_device(uint64_t *at, uint64_t bits)
+{
+    unsigned long long old;
+    asm volatile("atom.acq_rel.gpu.global.or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)bits)
+                 : "memory");
+    return old;
+}
+
+// All that this thread has done, and knows that others of its group have, comes before what it does next, for threads of this GPU.
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // Returns the old value: the exchange was made if that is `expected`. Acquire and release.
 __device__ inline uint64_t compare_exchange_device(uint64_t *at, uint64_t expected, uint64_t wanted)
 {
@@ -165,10 +209,33 @@ inline uint64_t load_acquire_device(const uint64_t *at)
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 
+inline uint64_t load_ahead_system(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
 inline void store_release_device(uint64_t *at, uint64_t value)
 {
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
+
+// ThreadSanitizer knows no fences: the operations before and after this one have the order.
+inline uint64_t exchange_relaxed_device(uint64_t *at, uint64_t value)
+{
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+}
+
+inline uint64_t exchange_release_device(uint64_t *at, uint64_t value)
+{
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+}
+
+inline uint64_t or_device(uint64_t *at, uint64_t bits)
+{
+    return __atomic_fetch_or(at, bits, __ATOMIC_ACQ_REL);
+}
+
+inline void fence_device() {}
 
 inline uint64_t add_acquire_device(uint64_t *at, uint64_t by)
 {

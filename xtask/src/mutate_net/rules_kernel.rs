@@ -17,8 +17,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between what the leader tells and its readers",
         GROUP,
         [
-            "            word = outcome.word;\n        }\n        __syncthreads();\n",
-            "            word = outcome.word;\n        }\n",
+            "            ring = outcome.ring;\n        }\n        __syncthreads();\n",
+            "            ring = outcome.ring;\n        }\n",
         ],
         &[Races("source")],
     ),
@@ -62,8 +62,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the received position is loaded with acquire order",
         STREAM,
         [
-            "        uint64_t word = load_acquire_system(line);\n        full",
-            "        uint64_t word = load_relaxed_device(line);\n        full",
+            "    uint64_t word = load_acquire_system(device_line(net, s));\n    return {arrived",
+            "    uint64_t word = load_relaxed_device(device_line(net, s));\n    return {arrived",
         ],
         &[Races("sink")],
     ),
@@ -146,20 +146,13 @@ pub(super) const RULES: &[Mutant] = &[
         &[Rules("words")],
     ),
     rule(
-        "lock-release",
-        "the lock of a direction is given back with release order",
-        LINE,
-        [
-            "__device__ inline void unlock(int s, uint64_t *word)\n{\n    store_release_device(",
-            "__device__ inline void unlock(int s, uint64_t *word)\n{\n    store_relaxed_device(",
-        ],
-        &[Races("shared")],
-    ),
-    rule(
         "lock",
         "one group at a time uses a direction of a socket",
         LINE,
-        ["return old == free_lock(s) ? 0 : lock_later(", "return old >> 1 == free_lock(s) >> 1 ? 0 : lock_later("],
+        [
+            "return lock >> layout::position_bits == epoch_of(s);",
+            "return (lock & ~locked_bit) >> layout::position_bits == epoch_of(s);",
+        ],
         &[Rules("lines")],
     ),
     rule(
@@ -167,8 +160,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a call that waits for a lock ends once the descriptor is closed",
         LINE,
         [
-            "        if (int failed = find(net, s))\n            return failed;\n        if (!wait",
-            "        if (int failed = polls == 1 ? find(net, s) : 0)\n            return failed;\n        if (!wait",
+            "        if (int failed = find(net, s))\n            return {failed, 0};\n",
+            "        if (int failed = polls == 1 ? find(net, s) : 0)\n            return {failed, 0};\n",
         ],
         &[Rules("lines")],
     ),
@@ -206,7 +199,10 @@ pub(super) const RULES: &[Mutant] = &[
         "stop",
         "a wait looks at the stop word",
         LINE,
-        ["else if (++polls % polls_a_stop == 0 && stopped(net))", "else if (++polls % polls_a_stop == polls_a_stop)"],
+        [
+            "        if (polls % polls_a_stop == 0 && stopped(net))\n            return -ESHUTDOWN;\n        return deadline",
+            "        return deadline",
+        ],
         &[Rules("words")],
     ),
     quick(rule(

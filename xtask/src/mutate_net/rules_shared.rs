@@ -18,6 +18,8 @@ const CONTROL: &str = "crates/net/src/proxy/control.rs";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
+const KERNEL_STREAM: &str = "device/include/spinio/net/stream.h";
+const KERNEL_EVENT: &str = "device/include/spinio/net/event.h";
 
 const fn program(name: &'static str) -> Check {
     Cargo("spinio-net", &["--test", "programs"], name)
@@ -253,5 +255,63 @@ pub(super) const RULES: &[Mutant] = &[
         KERNEL_PEER,
         ["        if (used > peer.size)\n", "        if (false)\n"],
         &[Kernels("net_peer_events")],
+    ),
+    rule(
+        "peer-exchange",
+        "a watched word and its successor are exchanged at once: either the armed end sees the new one, or the other end that it is watched",
+        PEER,
+        [
+            "        if at.compare_exchange(old, word) {\n            return old & WATCHED != 0;\n        }\n",
+            "        at.store_release(word);\n        return old & WATCHED != 0;\n",
+        ],
+        &[Models("armed_end_is_told_of_a_byte")],
+    ),
+    rule(
+        "peer-watched-arm",
+        "an end that is armed says so in the other end's words",
+        KERNEL_PEER,
+        ["            or_device(&peer.theirs->tail, layout::end_watched);\n", ""],
+        &[Kernels("net_peer")],
+    ),
+    rule(
+        "peer-watched-send",
+        "a send to a watched end tells it",
+        KERNEL_PEER,
+        ["    if (old & layout::end_watched)\n        tell_peer(net, s, locked.peer, IN);\n", "    (void)old;\n"],
+        &[Kernels("net_peer")],
+    ),
+    rule(
+        "peer-watched-later",
+        "a writer that is not told yet stays watched",
+        KERNEL_PEER,
+        ["            or_device(&peer.mine->consumed, layout::end_watched);\n", "            ;\n"],
+        &[Kernels("net_credit")],
+    ),
+    rule(
+        "peer-looks-after-copy",
+        "a send that relied on an earlier look learns of the other end's close before it publishes",
+        KERNEL_PEER,
+        [
+            "    const int64_t room = room_of_peer(peer, locked, tail, locked.taken);\n    if (!room) {",
+            "    const int64_t room = 1;\n    if (!room) {",
+        ],
+        &[Kernels("net_peer")],
+    ),
+    rule(
+        "peer-untold-wait",
+        "a reader that waits has told of all that it has received",
+        KERNEL_STREAM,
+        [
+            "    if (locked.told != there.position)\n        publish_position(net, s, there.position, 0);\n    deadline",
+            "    deadline",
+        ],
+        &[Kernels("net_credit")],
+    ),
+    rule(
+        "peer-untold-arm",
+        "what was received before a socket is armed makes no event",
+        KERNEL_EVENT,
+        ["        if (!result)\n            detail::publish_received(net, s);\n", ""],
+        &[Kernels("net_credit")],
     ),
 ];

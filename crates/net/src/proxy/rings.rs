@@ -14,14 +14,12 @@
 use std::sync::mpsc::Sender;
 
 use spinio_ring::layout::{FAR_PEERS, OWN_PEERS, PAGE, PEER_BYTES};
+use spinio_ring::peer::LAST_GENERATION;
 use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket_move::send_descriptor;
 
 use crate::importer::Request;
 use crate::socket_fd::SocketFd;
-
-/// Generations have 14 bits.
-const LAST_GENERATION: u16 = 0x3fff;
 
 #[derive(Debug, Default)]
 struct Own {

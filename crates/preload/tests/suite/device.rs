@@ -225,6 +225,11 @@ fn kernels_get_the_results_that_programs_get_from_files() {
 }
 
 #[test]
+fn kernels_tell_of_room_where_it_is_waited_for() {
+    passes_with_sockets("net_credit");
+}
+
+#[test]
 fn what_kernels_have_sent_arrives_however_they_end() {
     passes_with_sockets("net_ends");
 }

@@ -102,7 +102,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         if (++polls % count == 0) {
             if (stopped(net)) {
                 if (posting)
-                    unlock(request.s, posting);
+                    unlock(request.s, posting, position_of(posting));
                 return -ESHUTDOWN;
             }
             waiting.pause();
@@ -121,7 +121,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
     int result = ring(net, layout::doorbell_control, mailbox, 0, 0);
     if (posting)
-        unlock(request.s, posting);
+        unlock(request.s, posting, position_of(posting));
     uint64_t *reply = words + layout::line_bytes / 8;
     for (unsigned polls = 1; !result; polls++) {
         uint64_t word = load_acquire_system(reply);
@@ -225,8 +225,9 @@ __device__ inline bool end_sending(const Handle &net, int s)
     if (find(net, s) || load_acquire_device(&socket->peer))
         return false;
     or_acquire_device(&socket->shut, shut_send);
-    if (!lock(net, s, &socket->send_lock, true))
-        unlock(s, &socket->send_lock);
+    const Position locked = lock(net, s, &socket->send_lock, true);
+    if (!locked.failed)
+        unlock(s, &socket->send_lock, locked.position);
     return true;
 }
 
@@ -267,9 +268,17 @@ __device__ inline int end_use(const Handle &net, int s)
     uint64_t *locks[2] = {&socket->receive_lock, &socket->send_lock};
     for (uint64_t *word : locks) {
         Backoff waiting;
-        while (compare_exchange_device(word, free_lock(s), 0) != free_lock(s))
+        for (;;) {
+            const uint64_t old = load_relaxed_device(word);
+            // The position stays.
+            if (is_free(s, old) && compare_exchange_device(word, old, old & layout::position_mask) == old)
+                break;
             waiting.pause();
+        }
     }
+    // The proxy resets a connection of which not all was received.
+    if (type_of(socket) == STREAM && !load_acquire_device(&socket->peer))
+        store_release_system(host_line(net, s), position_of(&socket->receive_lock) | uint64_t(epoch_of(s)) << layout::position_bits);
     return 0;
 }
 

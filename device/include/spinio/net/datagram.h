@@ -34,8 +34,7 @@ __device__ inline int wait_for_result(const Handle &net, int s, int flags, uint6
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    uint64_t deadline = 0;
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
+    Wait wait(net, s, flags, deadline_of(load_relaxed_device(&socket->send_timeout), 0), true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {
@@ -67,20 +66,20 @@ __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t 
 }
 
 template <typename Group>
-__device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to)
+__device__ int64_t send_datagram(Group group, const Handle &net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t place = socket->send_ring;
     // A packet goes to the peer.
     if (type_of(socket) == SEQPACKET)
         to = nullptr;
-    Outcome start = {0, 0, 0};
+    uint64_t tail = start.position;
     if (group.leads()) {
-        start = {check_datagram(socket, bytes, to), socket->tail, 0};
+        start.value = check_datagram(socket, bytes, to);
         // One whose call did not wait until it was sent. Its errno is lost.
-        if (!start.value && socket->sent != start.position) {
+        if (!start.value && load_relaxed_device(&socket->sent) != start.position) {
             int failed = wait_for_result(net, s, flags, start.position);
-            if (socket->sent != start.position)
+            if (load_relaxed_device(&socket->sent) != start.position)
                 start.value = failed;
         }
     }
@@ -100,40 +99,40 @@ __device__ int64_t send_datagram(Group group, const Handle &net, int s, const vo
             *record_word(net, place, start.position, 3) = bytes;
             for (unsigned i = 0; i < extra / 8; i++)
                 *record_word(net, place, payload + padded(bytes), i) = words[i];
-            uint64_t tail = (payload + padded(bytes) + extra) & layout::position_mask;
-            start.value = ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+            const uint64_t end = (payload + padded(bytes) + extra) & layout::position_mask;
+            start.value = ring(net, layout::doorbell_send, index_of(s), epoch_of(s), end);
             if (!start.value) {
-                store_relaxed_device(&socket->tail, tail);
+                tail = end;
                 start.value = wait_for_result(net, s, 0, tail);
                 // After the time limit it is still in the ring, and will be sent.
-                if (start.value == -EAGAIN && socket->sent != tail)
+                if (start.value == -EAGAIN && load_relaxed_device(&socket->sent) != tail)
                     start.value = 0;
             }
         }
         start.value = share(group, start.value);
     }
     if (group.leads())
-        unlock(s, &socket->send_lock);
+        unlock(s, &socket->send_lock, tail);
     return start.value ? start.value : int64_t(bytes);
 }
 
 // The next record, on the leader: its words, and its size; or 0 at the end, or -errno.
-__device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t (&header)[4], bool &full)
+__device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t consumed, uint64_t (&header)[4], bool &full)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t deadline = 0;
-    int64_t there = wait_for_bytes(net, s, flags, socket->consumed, ring_size(socket->receive_ring), deadline, full);
+    int64_t there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), load_relaxed_device(&socket->receive_timeout), deadline, full);
     if (there <= 0)
         return there;
     for (unsigned i = 0; i < 4; i++)
-        header[i] = *record_word(net, socket->receive_ring, socket->consumed, i);
+        header[i] = *record_word(net, socket->receive_ring, consumed, i);
     uint64_t length = header[0] >> 32 & 0xff;
     uint64_t record = layout::datagram_header + padded(uint32_t(header[0])) + long_address(unsigned(length));
     return record > uint64_t(there) || length > layout::address_bytes ? -EPROTO : int64_t(record);
 }
 
 template <typename Group>
-__device__ int64_t receive_datagram(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
+__device__ int64_t receive_datagram(Group group, const Handle &net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t place = socket->receive_ring, header[4] = {0, 0, 0, 0};
@@ -142,9 +141,9 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
     // Stored length 24 and length of the datagram, or -errno; consumed position.
     Outcome next = {0, 0, 0};
     if (group.leads()) {
-        record = wait_for_record(net, s, flags, header, full);
+        record = wait_for_record(net, s, flags, start.position, header, full);
         uint64_t failed = header[0] >> 48;
-        next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), socket->consumed, 0};
+        next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), start.position, 0};
     }
     next = group.share(next);
     size_t stored = next.value < 0 ? 0 : size_t(next.value & 0xffffff), take = stored < bytes ? stored : bytes;
@@ -165,10 +164,10 @@ __device__ int64_t receive_datagram(Group group, const Handle &net, int s, void 
         }
         // An error is told once, also to one that peeks.
         if (record > 0 && (next.value < 0 || !(flags & PEEK))) {
-            uint64_t consumed = (next.position + uint64_t(record)) & layout::position_mask;
-            give_back(net, s, consumed, full);
+            start.position = (next.position + uint64_t(record)) & layout::position_mask;
+            publish_consumed(net, s, start.position, full);
         }
-        unlock(s, &socket->receive_lock);
+        unlock(s, &socket->receive_lock, start.position);
     }
     group.sync();
     if (next.value < 0)
@@ -183,16 +182,17 @@ template <typename Group>
 __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address &to)
 {
     Outcome locked = {0, 0, 0};
+    detail::Locked known;
     if (group.leads())
-        locked = detail::lock_direction(net, s, flags, false);
+        locked = detail::lock_direction(net, s, flags, false, known);
     locked = group.share(locked);
-    if (!locked.word)
+    if (!locked.ring)
         return locked.value;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (detail::has_datagrams(locked.word))
-        return detail::send_datagram(group, net, s, buffer, bytes, flags, &to);
+    if (detail::has_datagrams(locked.ring))
+        return detail::send_datagram(group, net, s, locked, buffer, bytes, flags, &to);
     if (group.leads())
-        detail::unlock(s, &socket->send_lock);
+        detail::unlock(s, &socket->send_lock, locked.position);
     group.sync();
     return detail::domain_of(socket) == UNIX && to.length ? -EISCONN : send(group, net, s, buffer, bytes, flags);
 }
@@ -203,15 +203,16 @@ template <typename Group>
 __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
 {
     Outcome locked = {0, 0, 0};
+    detail::Locked known;
     if (group.leads())
-        locked = detail::lock_direction(net, s, flags, true);
+        locked = detail::lock_direction(net, s, flags, true, known);
     locked = group.share(locked);
-    if (!locked.word)
+    if (!locked.ring)
         return locked.value;
-    if (detail::has_datagrams(locked.word))
-        return detail::receive_datagram(group, net, s, buffer, bytes, flags, from);
+    if (detail::has_datagrams(locked.ring))
+        return detail::receive_datagram(group, net, s, locked, buffer, bytes, flags, from);
     if (group.leads()) {
-        detail::unlock(s, &detail::device_socket(net, s)->receive_lock);
+        detail::unlock(s, &detail::device_socket(net, s)->receive_lock, locked.position);
         if (from)
             from->length = 0;
     }

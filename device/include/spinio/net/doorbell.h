@@ -70,15 +70,26 @@ __device__ inline Entry entry_of(layout::Doorbell operation, uint32_t socket, ui
     return {{position | uint64_t(operation) << layout::position_bits, socket | uint64_t(epoch) << 32}};
 }
 
+// What a group knows of the queue, perhaps of some time ago.
+struct Queue {
+    uint64_t ticket, taken;
+};
+
+__device__ inline Queue look_at_queue(const Handle &net)
+{
+    const uint64_t *claims = device_words(net, 0);
+    return {load_relaxed_device(claims + layout::claims_doorbell_tail), load_relaxed_device(claims + layout::claims_doorbell_head)};
+}
+
 // Claims a place and writes the entry; -ESHUTDOWN if the queue is full and the net is stopped.
-__device__ inline int enter(const Handle &net, Entry entry)
+__device__ inline int enter(const Handle &net, Entry entry, Queue queue)
 {
     uint64_t *claims = device_words(net, 0);
     uint64_t *tail = claims + layout::claims_doorbell_tail, *seen = claims + layout::claims_doorbell_head;
     Backoff waiting;
-    for (unsigned polls = 0;;) {
-        uint64_t ticket = load_relaxed_device(tail), taken = load_relaxed_device(seen);
-        if (ticket - taken >= layout::doorbells) {
+    for (unsigned polls = 0;; queue = look_at_queue(net)) {
+        const uint64_t ticket = queue.ticket;
+        if (ticket - queue.taken >= layout::doorbells) {
             uint64_t head = load_acquire_system(pinned_words(net, 0) + layout::header_doorbell_head);
             store_release_device(seen, head);
             if (ticket - head >= layout::doorbells) {
@@ -101,8 +112,10 @@ __device__ inline int enter(const Handle &net, Entry entry)
 // Rings the doorbell, after what this group has stored before.
 __device__ inline int ring(const Handle &net, layout::Doorbell operation, uint32_t socket, uint32_t epoch, uint64_t position)
 {
+    // The loads are on their way while the fence waits.
+    const Queue queue = look_at_queue(net);
     publish();
-    return enter(net, entry_of(operation, socket, epoch, position));
+    return enter(net, entry_of(operation, socket, epoch, position), queue);
 }
 
 } // namespace spinio::net::detail

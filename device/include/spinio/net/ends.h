@@ -59,15 +59,33 @@ struct Peer {
         return is_of(word) ? word : first;
     }
 
+    __device__ uint64_t word_of(uint64_t position, uint64_t flags) const
+    {
+        return (position & layout::position_mask) | generation << layout::position_bits | flags;
+    }
+
+    // Relaxed: the proxies only learn from it that there is something to look at.
+    __device__ void copy(uint64_t *at, uint64_t word) const
+    {
+        if (my_copy)
+            store_published(reinterpret_cast<uint64_t *>(my_copy) + (at - reinterpret_cast<uint64_t *>(mine)), word);
+    }
+
     __device__ void store(uint64_t *at, uint64_t position, uint64_t flags) const
     {
-        const uint64_t word = (position & layout::position_mask) | generation << layout::position_bits | flags;
+        const uint64_t word = word_of(position, flags);
         if (!shared)
             return store_release_device(at, word);
         store_release_system(at, word);
-        // Relaxed: the proxies only learn from it that there is something to look at.
-        if (my_copy)
-            store_published(reinterpret_cast<uint64_t *>(my_copy) + (at - reinterpret_cast<uint64_t *>(mine)), word);
+        copy(at, word);
+    }
+
+    // The same of a shared end where nothing that was stored before has to be seen with it.
+    __device__ void store_relaxed(uint64_t *at, uint64_t position, uint64_t flags) const
+    {
+        const uint64_t word = word_of(position, flags);
+        store_published(at, word);
+        copy(at, word);
     }
 
     // What the other end's process has said at last, or the proxy has said for it, where device memory does not have it.

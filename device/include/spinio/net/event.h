@@ -156,6 +156,9 @@ __device__ int add(Group group, const Handle &net, int set, int s, int events)
 {
     if (events & ~0xffff)
         return -EINVAL;
+    group.sync();
+    if (group.leads())
+        detail::publish_received(net, s);
     int64_t result = detail::call_together(group, net, {layout::call_add, s, uint32_t(set) << 16 | uint32_t(events), 0, nullptr});
     if (group.leads() && !result && events)
         result = detail::rearm_if_peer(net, s);
@@ -171,6 +174,8 @@ __device__ int rearm(Group group, const Handle &net, int s)
     group.sync();
     if (group.leads()) {
         result = detail::find(net, s);
+        if (!result)
+            detail::publish_received(net, s);
         if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
             result = detail::rearm_if_peer(net, s);
         else if (!result)

@@ -24,7 +24,7 @@ struct FileRequest {
 };
 
 // On the leader alone. Not inlined: it keeps the registers of kernels few.
-__device__ __attribute__((noinline)) inline int file_call(const Handle &net, FileRequest &request, bool waits, uint64_t *posting = nullptr)
+__device__ __attribute__((noinline)) inline int file_call(Handle net, FileRequest &request, bool waits, uint64_t *posting = nullptr)
 {
     Address words = {};
     auto numbers = reinterpret_cast<AliasedWord *>(words.bytes);
@@ -73,13 +73,14 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
 }
 
 // 1 once there is room for more, or -errno. Others send meanwhile, so it takes the lock of the direction as they do.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer_locked(const Handle &net, int s, int flags, uint64_t &deadline)
+__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net, int s, int flags, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    if (int failed = lock(net, s, &socket->send_lock, true))
-        return failed;
-    const int64_t room = wait_for_room_of_peer(net, s, flags, deadline);
-    unlock(s, &socket->send_lock);
+    const Position locked = lock(net, s, &socket->send_lock, true);
+    if (locked.failed)
+        return locked.failed;
+    const int64_t room = wait_for_room_of_peer(net, s, flags, locked.position, deadline);
+    unlock(s, &socket->send_lock, locked.position);
     return room < 0 ? room : 1;
 }
 
@@ -110,6 +111,7 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
         if (group.leads()) {
             release_buffer(net, int(buffer));
             if (result == -EAGAIN && !(flags & DONTWAIT)) {
+                deadline = deadline_of(load_relaxed_device(&device_socket(net, s)->send_timeout), deadline);
                 result = wait_for_room_of_peer_locked(net, s, flags, deadline);
             } else if (result > 0) {
                 done += size_t(result);
@@ -142,7 +144,7 @@ __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int
         result = detail::find(net, s);
         // A send of another group is complete before, but none waits while the file is sent: close() could not end that.
         if (!result)
-            result = detail::lock(net, s, &socket->send_lock, !(flags & DONTWAIT));
+            result = detail::lock(net, s, &socket->send_lock, !(flags & DONTWAIT)).failed;
         if (!result) {
             uint64_t timeout = load_acquire_device(&socket->send_timeout);
             detail::FileRequest request = {layout::call_send_file, s, uint32_t(file), flags & DONTWAIT, {uint64_t(offset), bytes, timeout}};

@@ -95,8 +95,9 @@ enum Call : uint64_t {
 // What kernels know of a socket; the proxy never sees it.
 struct DeviceSocket {
     uint64_t state; // epoch * 4 + one of the numbers below
-    uint64_t receive_lock, send_lock;
-    uint64_t consumed, tail, sent;
+    uint64_t receive_lock, send_lock; // and positions: line.h
+    uint64_t told; // the position up to which it has received, as it was last published
+    uint64_t sent;
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
@@ -104,12 +105,13 @@ struct DeviceSocket {
     uint64_t connected; // 1: datagrams need no address
     uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
     uint64_t granule;   // where the granule of such an end is, if it is in one
+    uint64_t taken;     // what the other end of such an end was last seen to say that it has received
     uint64_t reserved;
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:
-// logarithm of the ring's size 8 | pair 32 | side 1 | remote 1, and in the high bits the generation 14 and a bit that it is one.
-constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 14;
+// logarithm of the ring's size 8 | pair 32 | side 1 | remote 1, and in the high bits the generation 13 and a bit that it is one.
+constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 13;
 constexpr uint64_t peer_bit = lap_bit;
 // The pair is in a granule: crates/ring/src/granule.rs. End 0 has connected, and may be a program or a kernel of another net.
 constexpr uint64_t shared_bit = uint64_t(1) << 62;
@@ -123,12 +125,12 @@ constexpr unsigned moved = 0xffff;
 
 // An end, in device memory. Its own groups write the words; those of the other end take the watch.
 struct PeerEnd {
-    uint64_t tail;     // bytes that it has sent: position, generation, end_closed, end_reset
-    uint64_t consumed; // bytes that it has received: the same, end_closed, end_shut
+    uint64_t tail;     // bytes that it has sent: position, generation, end_watched, end_closed, end_reset
+    uint64_t consumed; // bytes that it has received: the same, end_watched, end_closed, end_shut
     uint64_t watch;    // what it wants to be told: events 16 | number of the arming 32 | generation
     uint64_t reserved[13];
 };
-constexpr uint64_t end_closed = uint64_t(1) << 62, end_reset = uint64_t(1) << 63, end_shut = uint64_t(1) << 63;
+constexpr uint64_t end_watched = uint64_t(1) << 61, end_closed = uint64_t(1) << 62, end_reset = uint64_t(1) << 63, end_shut = uint64_t(1) << 63;
 
 // Of a notice, as a position has it: events 16 | number of the arming 32.
 constexpr unsigned notice_events_bits = 16;

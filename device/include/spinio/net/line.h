@@ -4,10 +4,11 @@
 //                  └ of an earlier one: the record in pinned memory says that the proxy has opened a new socket here:
 //                    the first call fills the device socket
 //
-//   lock of a direction    epoch * 2: free    epoch * 2 + 1: a call has it    0: closed
+//   lock of a direction    position 48 | epoch 15 | a call has it 1    epoch 0: closed, or not filled in
 //
-// So one compare-and-swap says that the descriptor is open, of this epoch, filled in and free. Each further look at device memory
-// would cost a call some 0.3 us, and each operation with release order more.
+// The position is how many bytes were received or sent. So one word says that the descriptor is open, of this epoch, filled in
+// and free, and where its stream is; and a call that gives the lock back with another position needs no order for it. Each further
+// look at device memory would cost a call 0.25 us, and so would each operation with release order.
 //
 // Only leaders call these functions; poll calls find() on each thread.
 #ifndef SPINIO_NET_LINE_H
@@ -84,7 +85,14 @@ __device__ inline bool may_be_open(const Handle &net, int s)
     return s > 0 && index_of(s) < net.sockets && epoch_of(s);
 }
 
-__device__ inline uint64_t free_lock(int s) { return uint64_t(epoch_of(s)) << 1; }
+constexpr uint64_t locked_bit = uint64_t(1) << 63;
+
+__device__ inline uint64_t free_lock(int s, uint64_t position) { return (position & layout::position_mask) | uint64_t(epoch_of(s)) << layout::position_bits; }
+
+__device__ inline bool is_free(int s, uint64_t lock) { return lock >> layout::position_bits == epoch_of(s); }
+
+// Bytes that were received or sent, as the lock of the direction has them.
+__device__ inline uint64_t position_of(const uint64_t *lock) { return load_relaxed_device(lock) & layout::position_mask; }
 
 // 0, or -EBADF.
 __device__ inline int find(const Handle &net, int s)
@@ -115,64 +123,77 @@ __device__ inline int find(const Handle &net, int s)
         socket->connected = kind >> 15;
         socket->receive_ring = load_acquire_system(record + layout::record_receive);
         socket->send_ring = record[layout::record_send];
-        socket->consumed = socket->tail = first;
+        socket->told = first;
         // No room, so that the first send looks at the line, which says whether there is a connection.
         socket->sent = (first - ring_size(socket->send_ring)) & layout::position_mask;
         socket->peer = socket->receive_ring & layout::peer_bit ? socket->receive_ring : 0;
-        if (socket->peer) {
-            socket->granule = load_acquire_system(record + layout::record_granule);
+        // 0 until the socket is such an end: lock_direction() relies on it.
+        socket->granule = socket->peer ? load_acquire_system(record + layout::record_granule) : 0;
+        if (socket->peer)
             attached_peer(net, s).open_watch();
-        }
+        // Of generation 0, so of no use of a pair.
+        socket->taken = 0;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
         store_release_device(&socket->state, open_state(s));
-        store_release_device(&socket->receive_lock, free_lock(s));
-        store_release_device(&socket->send_lock, free_lock(s));
+        store_release_device(&socket->receive_lock, free_lock(s, first));
+        store_release_device(&socket->send_lock, free_lock(s, first));
         return 0;
     }
 }
 
-// What is left to do if the first try has found `old`: another call has it, or it is not filled in, closed, or another socket.
-__device__ SPINIO_NET_OUTLINE inline int lock_later(const Handle &net, int s, uint64_t *word, uint64_t old, bool wait)
+// 0, and the position as it was; or -errno.
+struct Position {
+    int64_t failed;
+    uint64_t position;
+};
+
+// Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed.
+__device__ inline Position lock(Handle net, int s, uint64_t *word, bool wait)
 {
-    const uint64_t free = free_lock(s);
     Backoff waiting;
     for (unsigned polls = 1;; polls++) {
         if (int failed = find(net, s))
-            return failed;
-        if (!wait && old == (free | 1))
-            return -EAGAIN;
+            return {failed, 0};
+        const uint64_t old = load_acquire_device(word);
+        if (is_free(s, old)) {
+            if (compare_exchange_acquire_device(word, old, old | locked_bit) == old)
+                return {0, old & layout::position_mask};
+            continue;
+        }
+        if (!wait && is_free(s, old & ~locked_bit))
+            return {-EAGAIN, 0};
         if (polls % polls_a_stop == 0 && stopped(net))
-            return -ESHUTDOWN;
+            return {-ESHUTDOWN, 0};
         waiting.pause();
-        old = compare_exchange_acquire_device(word, free, free | 1);
-        if (old == free)
-            return 0;
     }
 }
 
-// Locks a direction of a socket. -EBADF once the descriptor is closed.
-__device__ inline int lock(const Handle &net, int s, uint64_t *word, bool wait)
+// What a call knows of a socket whose direction it has locked, on the leader.
+struct Locked {
+    uint64_t peer, granule, shut, sent, taken, told, timeout;
+    // Of the other end's consumed position, which may still be on its way; and whether there is one.
+    uint64_t ahead;
+    bool looks_ahead;
+};
+
+__device__ inline void unlock(int s, uint64_t *word, uint64_t position)
 {
-    if (!may_be_open(net, s))
-        return -EBADF;
-    const uint64_t old = compare_exchange_acquire_device(word, free_lock(s), free_lock(s) | 1);
-    return old == free_lock(s) ? 0 : lock_later(net, s, word, old, wait);
+    store_release_device(word, free_lock(s, position));
 }
 
-__device__ inline void unlock(int s, uint64_t *word)
+// The same of a call that has stored nothing else that the lock is for, or has made a fence since.
+__device__ inline void unlock_ordered(int s, uint64_t *word, uint64_t position)
 {
-    store_release_device(word, free_lock(s));
-}
-
-// After a fence that came after all that the lock is for.
-__device__ inline void unlock_published(int s, uint64_t *word)
-{
-    store_published_device(word, free_lock(s));
+    store_published_device(word, free_lock(s, position));
 }
 
 // A group that waits for so many polls says so, for `spinio net`: crates/ring/src/wait.rs explains the word. It does not
 // take the word back once it has what it waited for: the position tells.
 constexpr unsigned polls_of_a_long_wait = 256;
+
+// Polls between two looks at whether the socket is still open, each of which takes as long as a poll of device memory.
+constexpr unsigned polls_a_state = 4;
+static_assert(polls_a_stop % polls_a_state == 0, "the stop word is looked at with the state");
 
 __device__ inline void tell_wait(uint64_t *word, uint64_t position)
 {
@@ -185,21 +206,25 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *word = pinned_words(net, net.waits + index_of(s) * layout::wait_bytes) + sends;
     if (begins)
-        tell_wait(word, load_relaxed_device(sends ? &socket->tail : &socket->consumed));
+        tell_wait(word, position_of(sends ? &socket->send_lock : &socket->receive_lock));
     else
         store_published(word, 0);
 }
 
-// A wait of a locked socket: whether to go on with it. All waits of a call have one deadline, which the first one sets; 0: none.
+// Of all waits of a call: it begins with the first one. 0: none.
+__device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
+{
+    return timeout && !before ? nanoseconds() + timeout : before;
+}
+
+// A wait of a locked socket: whether to go on with it.
 class Wait {
 public:
-    __device__ Wait(const Handle &net, int s, int flags, uint64_t timeout, uint64_t &deadline, bool sends = false)
+    __device__ Wait(const Handle &net, int s, int flags, uint64_t deadline, bool sends = false)
         : net(net), s(s), dontwait(flags & DONTWAIT), sends(sends), deadline(deadline),
           // One that waits for room is better off if there is more of it: streams were 20 % slower with eager looks.
           waiting(2048, sends ? 0 : 64)
     {
-        if (timeout && !deadline)
-            deadline = nanoseconds() + timeout;
     }
 
     // After a look in vain: 0 to look again, or -errno.
@@ -207,14 +232,9 @@ public:
     {
         if (dontwait)
             return -EAGAIN;
-        layout::DeviceSocket *socket = device_socket(net, s);
         int failed = 0;
-        if (load_relaxed_device(&socket->state) != open_state(s))
-            failed = -EBADF;
-        else if (++polls % polls_a_stop == 0 && stopped(net))
-            failed = -ESHUTDOWN;
-        else if (deadline && nanoseconds() > deadline)
-            failed = -EAGAIN;
+        if (++polls % polls_a_state == 0)
+            failed = look_around();
         if (polls == polls_of_a_long_wait || (failed && polls > polls_of_a_long_wait))
             tell_long_wait(net, s, sends, failed == 0);
         if (!failed)
@@ -222,11 +242,27 @@ public:
         return failed;
     }
 
+    // It has what it waited for. Positions of others tell so too, but not at once.
+    __device__ void over() const
+    {
+        if (polls >= polls_of_a_long_wait)
+            tell_long_wait(net, s, sends, false);
+    }
+
 private:
+    __device__ int look_around() const
+    {
+        if (load_relaxed_device(&device_socket(net, s)->state) != open_state(s))
+            return -EBADF;
+        if (polls % polls_a_stop == 0 && stopped(net))
+            return -ESHUTDOWN;
+        return deadline && nanoseconds() > deadline ? -EAGAIN : 0;
+    }
+
     const Handle &net;
     int s;
     bool dontwait, sends;
-    uint64_t &deadline;
+    uint64_t deadline;
     unsigned polls = 0;
     Backoff waiting;
 };

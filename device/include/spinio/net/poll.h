@@ -54,7 +54,7 @@ __device__ inline bool look(const Handle &net, Poll &poll, bool first)
         return look_at_end(net, poll, peer_of(net, poll.s, word), first);
     const uint64_t *line = device_line(net, poll.s);
     // The group that receives moves `consumed` only up to what the line has said before: so it is loaded first.
-    uint64_t consumed = load_relaxed_device(&socket->consumed), tail = load_relaxed_device(&socket->tail);
+    uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
     uint64_t received = load_acquire_system(line), sent = load_acquire_system(line + 1);
     bool ended = received & layout::flag_eof, failed = received & layout::flag_err;
     uint64_t size = ring_size(socket->send_ring), errno_of_line = sent >> layout::position_bits;

@@ -5,6 +5,10 @@
 //
 // A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
 // leader publishes.
+//
+// A call is a chain of accesses of which each waits for the one before: 0.25 us a load of device memory, as much a store or
+// compare-and-swap with release order, 1.2 us a load of host memory. So what a call needs of the socket is loaded at once, after the
+// lock; a look that finds what it wants needs nothing else; and the group learns where the ring is from its leader.
 #ifndef SPINIO_NET_STREAM_H
 #define SPINIO_NET_STREAM_H
 
@@ -18,11 +22,11 @@ struct Address;
 
 namespace detail {
 
-// datagram.h; the caller has locked the direction.
+// datagram.h; the caller has locked the direction: `start`.
 template <typename Group>
-__device__ int64_t receive_datagram(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from);
+__device__ int64_t receive_datagram(Group group, const Handle &net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from);
 template <typename Group>
-__device__ int64_t send_datagram(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address *to);
+__device__ int64_t send_datagram(Group group, const Handle &net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to);
 
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
@@ -40,30 +44,50 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
     return word & layout::flag_eof ? 0 : nothing;
 }
 
-// Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t &deadline, bool &full)
+// The same, of the line of a socket; `full`: the proxy waits for places.
+struct Arrived {
+    int64_t bytes;
+    bool full;
+};
+
+__device__ inline Arrived look_for_bytes(const Handle &net, int s, uint64_t consumed, uint64_t size)
 {
-    uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, load_relaxed_device(&device_socket(net, s)->receive_timeout), deadline);
+    uint64_t word = load_acquire_system(device_line(net, s));
+    return {arrived(word, consumed, size), (word & layout::flag_full) != 0};
+}
+
+// After a look in vain.
+__device__ inline Arrived wait_for_more_bytes(Handle net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t deadline)
+{
+    Wait wait(net, s, flags, deadline);
     for (;;) {
-        uint64_t word = load_acquire_system(line);
-        full = word & layout::flag_full;
-        int64_t value = arrived(word, consumed, size);
-        if (value == has_failed)
-            return -int64_t(load_acquire_system(line + 1) >> layout::position_bits);
-        if (value != nothing)
-            return value;
         if (int failed = wait.again())
-            return failed;
+            return {failed, false};
+        const Arrived seen = look_for_bytes(net, s, consumed, size);
+        if (seen.bytes != nothing)
+            return seen;
     }
 }
 
+// Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
+__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t timeout, uint64_t &deadline, bool &full)
+{
+    Arrived seen = look_for_bytes(net, s, consumed, size);
+    if (seen.bytes == nothing) {
+        deadline = deadline_of(timeout, deadline);
+        seen = wait_for_more_bytes(net, s, flags, consumed, size, deadline);
+    }
+    full = seen.full;
+    const int64_t value = seen.bytes;
+    return value == has_failed ? -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits) : value;
+}
+
 // Bytes for which there is room once the proxy has sent some, or -errno.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, int s, int flags, uint64_t &deadline)
+__device__ inline int64_t wait_until_sent(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t size = ring_size(socket->send_ring);
-    Wait wait(net, s, flags, load_relaxed_device(&socket->send_timeout), deadline, true);
+    Wait wait(net, s, flags, deadline, true);
     for (;;) {
         // A shutdown of another group waits for this one.
         if (load_acquire_device(&socket->shut) & shut_send)
@@ -71,11 +95,11 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, 
         uint64_t word = load_acquire_system(device_line(net, s) + 1);
         if (word >> layout::position_bits)
             return -int64_t(word >> layout::position_bits);
-        uint64_t room = size - ((socket->tail - word) & layout::position_mask);
+        uint64_t room = size - ((tail - word) & layout::position_mask);
         if (room > size)
             return -EPROTO;
         if (room) {
-            socket->sent = word & layout::position_mask;
+            store_relaxed_device(&socket->sent, word & layout::position_mask);
             return int64_t(room);
         }
         if (int failed = wait.again())
@@ -83,50 +107,82 @@ __device__ SPINIO_NET_OUTLINE inline int64_t wait_until_sent(const Handle &net, 
     }
 }
 
-// Bytes for which there is room, or -errno.
-__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, uint64_t &deadline)
+// Bytes for which there is room after `tail`, or -errno.
+__device__ inline int64_t wait_for_room(const Handle &net, int s, int flags, const Locked &locked, uint64_t tail, uint64_t size, uint64_t &deadline)
 {
-    const layout::DeviceSocket *socket = device_socket(net, s);
-    if (load_relaxed_device(&socket->shut) & shut_send)
+    if (locked.shut & shut_send)
         return -EPIPE;
-    const uint64_t room = ring_size(socket->send_ring) - ((socket->tail - socket->sent) & layout::position_mask);
-    return room ? int64_t(room) : wait_until_sent(net, s, flags, deadline);
+    const uint64_t room = size - ((tail - locked.sent) & layout::position_mask);
+    if (room)
+        return int64_t(room);
+    deadline = deadline_of(locked.timeout, deadline);
+    return wait_until_sent(net, s, flags, tail, deadline);
 }
 
-// Of the word that says where a ring is: it has a stream, or datagrams. With the bit of a peer it is that of a connection inside
-// the net.
-constexpr uint64_t stream_bit = uint64_t(1) << 61, datagram_bit = uint64_t(1) << 62;
+// Where a ring is, in a word: its address, which is a multiple of 256, the logarithm of its size, and whether it has datagrams, or
+// its other end is one of a peer. So all of a group learn it from their leader.
+constexpr uint64_t ring_log2_mask = 0x3f, ring_datagrams = 0x40, ring_peer = 0x80, ring_flags = 0xff;
 
-// The word of a peer has other bits.
-__device__ inline bool has_datagrams(uint64_t word) { return (word & (datagram_bit | layout::peer_bit)) == datagram_bit; }
-__device__ inline bool has_stream(uint64_t word) { return word && !has_datagrams(word); }
-
-// Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
-__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive)
-{
-    layout::DeviceSocket *socket = device_socket(net, s);
-    const int failed = lock(net, s, receive ? &socket->receive_lock : &socket->send_lock, !(flags & DONTWAIT));
-    if (failed)
-        return {failed, 0, 0};
-    const uint64_t peer = load_relaxed_device(&socket->peer);
-    const uint64_t position = receive ? socket->consumed : socket->tail, place = receive ? socket->receive_ring : socket->send_ring;
-    if (type_of(socket) != STREAM)
-        return {0, position, (place & layout::position_mask) | datagram_bit};
-    // Another call may have attached it meanwhile, which has the other lock.
-    return {0, position, peer ? load_acquire_device(&socket->peer) : (place & layout::position_mask) | stream_bit};
-}
+__device__ inline bool has_datagrams(uint64_t ring) { return ring & ring_datagrams; }
+__device__ inline bool has_stream(uint64_t ring) { return ring && !has_datagrams(ring); }
 
 struct Ring {
     unsigned char *bytes;
     uint64_t size;
+
+    __device__ explicit Ring(uint64_t ring)
+        : bytes(reinterpret_cast<unsigned char *>(uintptr_t(ring & ~ring_flags))), size(uint64_t(1) << (ring & ring_log2_mask))
+    {
+    }
 };
 
-__device__ inline Ring ring_at(const Handle &net, int s, uint64_t word, bool receive)
+// The fields that a call needs. None of these loads waits for another one.
+__device__ inline void load_fields(const Handle &net, int s, bool receive, Locked &locked)
 {
-    if (!(word & layout::peer_bit))
-        return {ring_bytes(net, word & layout::position_mask), ring_size(word)};
-    const Peer peer = peer_of(net, s, word);
-    return {receive ? peer.receive_ring : peer.send_ring, peer.size};
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    locked.peer = load_relaxed_device(&socket->peer);
+    locked.granule = load_relaxed_device(&socket->granule);
+    locked.shut = load_relaxed_device(&socket->shut);
+    locked.sent = load_relaxed_device(&socket->sent);
+    locked.taken = load_relaxed_device(&socket->taken);
+    locked.told = load_relaxed_device(&socket->told);
+    locked.timeout = load_relaxed_device(receive ? &socket->receive_timeout : &socket->send_timeout);
+}
+
+// Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
+//
+// A word that says that the lock is free has order, and what else there is to know is loaded while the compare-and-swap is on its way:
+// if another call has had the lock meanwhile, it has left the position and, at most, newer counterparts of what others have said.
+__device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive, Locked &locked)
+{
+    if (!may_be_open(net, s))
+        return {-EBADF, 0, 0};
+    layout::DeviceSocket *socket = device_socket(net, s);
+    uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
+    const uint64_t old = load_acquire_device(word), seen = is_free(s, old) ? compare_exchange_relaxed_device(word, old, old | locked_bit) : ~old;
+    uint64_t place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring), type = load_relaxed_device(&socket->kind) & 15;
+    load_fields(net, s, receive, locked);
+    uint64_t position = old & layout::position_mask;
+    if (seen != old) {
+        const Position later = lock(net, s, word, !(flags & DONTWAIT));
+        if (later.failed)
+            return {later.failed, 0, 0};
+        position = later.position;
+        place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
+        type = load_relaxed_device(&socket->kind) & 15;
+        load_fields(net, s, receive, locked);
+    }
+    // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
+    if (locked.peer & layout::shared_bit && !locked.granule) {
+        locked.peer = load_acquire_device(&socket->peer);
+        locked.granule = load_relaxed_device(&socket->granule);
+    }
+    if (locked.peer) {
+        const Peer peer(net, locked.peer, locked.granule);
+        return {0, position, uint64_t(uintptr_t(receive ? peer.receive_ring : peer.send_ring)) | (locked.peer & ring_log2_mask) | ring_peer};
+    }
+    const uint64_t ring = uint64_t(uintptr_t(ring_bytes(net, place & layout::position_mask))) | (place & ring_log2_mask);
+    return {0, position, type == STREAM ? ring : ring | ring_datagrams};
 }
 
 // Copies between a ring and a buffer, around the end of the ring.
@@ -147,21 +203,75 @@ __device__ void copy_ring(Group group, unsigned char *ring, uint64_t size, uint6
 
 // Bytes were received: the proxy may use their places. No fence: the group has its bytes, so its loads are complete, and the
 // word says nothing of what it has stored.
-__device__ inline void give_back(const Handle &net, int s, uint64_t consumed, bool full)
+__device__ inline void publish_consumed(const Handle &net, int s, uint64_t consumed, bool full)
 {
-    store_relaxed_device(&device_socket(net, s)->consumed, consumed);
     store_published(host_line(net, s), consumed | uint64_t(epoch_of(s)) << layout::position_bits);
     // If it fails, the net is stopped.
     if (full)
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
-// Waits for bytes at the position, on the leader: how many become the value.
-__device__ inline Outcome wait_to_receive(const Handle &net, int s, int flags, Outcome there, uint64_t &deadline, bool &full)
+// The same of a peer, `left` bytes being there after it; and what a later call publishes comes later. Little is kept for it while bytes
+// are copied, which needs the registers.
+__device__ inline void publish_position(const Handle &net, int s, uint64_t position, uint64_t left)
 {
-    there.value = there.word & layout::peer_bit ? wait_for_peer(net, s, flags, deadline)
-                                                : wait_for_bytes(net, s, flags, there.position, ring_size(there.word), deadline, full);
-    return there;
+    Locked locked;
+    load_fields(net, s, true, locked);
+    publish_consumed_by_peer(net, s, locked.peer, locked.granule, locked.shut, position, left);
+    store_relaxed_device(&device_socket(net, s)->told, position);
+    fence_device();
+}
+
+// Whether a call publishes what it will have received of a peer: once a quarter of the ring is free. Otherwise the next call does it,
+// if it has to wait anyway.
+__device__ inline bool many_untold(const Locked &locked, Outcome there, uint64_t most)
+{
+    if (there.value <= 0)
+        return false;
+    const uint64_t take = most < uint64_t(there.value) ? most : uint64_t(there.value);
+    return ((there.position + take - locked.told) & layout::position_mask) >= Ring(there.ring).size / 4;
+}
+
+// Waits for bytes at the position, on the leader: how many, 0 or -errno.
+__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline, bool &full)
+{
+    if (!locked.peer)
+        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, locked.timeout, deadline, full);
+    const int64_t bytes = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
+    if (bytes)
+        return bytes;
+    if (locked.told != there.position)
+        publish_position(net, s, there.position, 0);
+    deadline = deadline_of(locked.timeout, deadline);
+    return wait_for_peer(net, s, flags, there.position, deadline);
+}
+
+// Before a socket is armed: what was received is no reason for an event. A group that has the lock does so itself, before it waits.
+__device__ SPINIO_NET_OUTLINE inline void publish_received(Handle net, int s)
+{
+    Locked locked;
+    const Outcome there = lock_direction(net, s, DONTWAIT, true, locked);
+    if (!there.ring)
+        return;
+    if (locked.peer && locked.told != there.position)
+        publish_position(net, s, there.position, 0);
+    unlock(s, &device_socket(net, s)->receive_lock, there.position);
+}
+
+// Waits for room at the position, on the leader: for how many bytes, or -errno.
+__device__ inline int64_t wait_to_send(const Handle &net, int s, int flags, Locked &locked, Outcome room, uint64_t wanted, uint64_t &deadline)
+{
+    if (!locked.peer) {
+        const int64_t bytes = wait_for_room(net, s, flags, locked, room.position, Ring(room.ring).size, deadline);
+        // Of a later chunk of the same call.
+        locked.sent = room.position - Ring(room.ring).size + uint64_t(bytes);
+        return bytes;
+    }
+    const int64_t bytes = look_for_room_of_peer(net, s, locked, room.position, wanted);
+    if (bytes)
+        return bytes;
+    deadline = deadline_of(locked.timeout, deadline);
+    return wait_for_room_of_peer(net, s, flags, room.position, deadline);
 }
 
 // What recv does; -moved: the socket has become an end of a connection inside the net, and now the group knows.
@@ -173,51 +283,55 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
     do {
-        bool full = false;
+        bool full = false, untold = false;
         if (group.leads()) {
-            if (!there.word)
-                there = lock_direction(net, s, flags, true);
-            if (bytes && has_stream(there.word))
-                there = wait_to_receive(net, s, flags, there, deadline, full);
+            Locked locked;
+            if (!there.ring)
+                there = lock_direction(net, s, flags, true, locked);
+            else
+                load_fields(net, s, true, locked);
+            if (bytes && has_stream(there.ring))
+                there.value = wait_to_receive(net, s, flags, locked, there, deadline, full);
+            untold = many_untold(locked, there, bytes - done);
         }
         there = group.share(there);
-        if (!there.word)
+        if (!there.ring)
             return there.value;
-        if (has_datagrams(there.word))
-            return receive_datagram(group, net, s, buffer, bytes, flags, nullptr);
+        if (has_datagrams(there.ring))
+            return receive_datagram(group, net, s, there, buffer, bytes, flags, nullptr);
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
-        const Ring ring = ring_at(net, s, there.word, true);
+        const Ring ring(there.ring);
         copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
         group.sync();
         done += take;
         if (flags & PEEK)
             break;
         there.position = (there.position + take) & layout::position_mask;
-        if (group.leads()) {
-            if (there.word & layout::peer_bit)
-                publish_consumed(net, s, there.word, there.position, uint64_t(there.value) - take);
-            else
-                give_back(net, s, there.position, full);
-        }
+        if (group.leads() && !(there.ring & ring_peer))
+            publish_consumed(net, s, there.position, full);
+        else if (group.leads() && untold)
+            publish_position(net, s, there.position, uint64_t(there.value) - take);
     } while (flags & WAITALL && done < bytes);
     if (group.leads()) {
         if (there.value == -int(layout::moved))
             attach_peer(net, s);
-        unlock(s, &device_socket(net, s)->receive_lock);
+        if (there.ring & ring_peer)
+            unlock_ordered(s, &device_socket(net, s)->receive_lock, there.position);
+        else
+            unlock(s, &device_socket(net, s)->receive_lock, there.position);
     }
     return done ? int64_t(done) : there.value;
 }
 
-// Bytes are in the ring. What the lock of the direction is for is published with them. If it fails, the net is stopped: the line
-// says so.
-__device__ inline void publish_sent(const Handle &net, int s, uint64_t word, uint64_t tail)
+// Bytes are in the ring. If it fails, the net is stopped: the line says so.
+__device__ inline void publish_sent(const Handle &net, int s, const Locked &locked, uint64_t tail)
 {
-    if (word & layout::peer_bit)
-        return publish_tail(net, s, word, tail);
-    store_relaxed_device(&device_socket(net, s)->tail, tail);
-    (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+    if (locked.peer)
+        publish_tail(net, s, locked, tail);
+    else
+        (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
 }
 
 // What send does; -moved: as above.
@@ -228,42 +342,50 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
     size_t done = 0;
     uint64_t deadline = 0;
     Outcome room = {0, 0, 0};
+    Locked locked = {};
     do {
         if (group.leads()) {
-            if (!room.word)
-                room = lock_direction(net, s, flags, false);
-            if (bytes && has_stream(room.word))
-                room.value = room.word & layout::peer_bit ? wait_for_room_of_peer(net, s, flags, deadline) : wait_for_room(net, s, flags, deadline);
+            if (!room.ring)
+                room = lock_direction(net, s, flags, false, locked);
+            else
+                load_fields(net, s, false, locked);
+            if (bytes && has_stream(room.ring))
+                room.value = wait_to_send(net, s, flags, locked, room, bytes - done, deadline);
         }
         room = group.share(room);
-        if (!room.word)
+        if (!room.ring)
             return room.value;
-        if (has_datagrams(room.word))
-            return send_datagram(group, net, s, buffer, bytes, flags, nullptr);
+        if (has_datagrams(room.ring))
+            return send_datagram(group, net, s, room, buffer, bytes, flags, nullptr);
         if (room.value == nowhere)
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
             break;
-        const Ring ring = ring_at(net, s, room.word, false);
+        const Ring ring(room.ring);
         size_t take = bytes - done < size_t(room.value) ? bytes - done : size_t(room.value);
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > ring.size / 2)
             take = ring.size / 2;
         copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
+        if (room.ring & ring_peer) {
+            if (group.leads() && locked.looks_ahead)
+                room.value = look_after_copy(net, s, flags, locked, room.position, deadline);
+            room.value = share(group, room.value);
+            if (room.value == nowhere)
+                done = bytes;
+            if (room.value <= 0 || room.value == nowhere)
+                break;
+        }
         room.position = (room.position + take) & layout::position_mask;
         done += take;
         if (group.leads())
-            publish_sent(net, s, room.word, room.position);
+            publish_sent(net, s, locked, room.position);
     } while (done < bytes);
     if (group.leads()) {
         if (room.value == -int(layout::moved))
             attach_peer(net, s);
-        // The last act was a compare-and-swap of the doorbells or of a watch; shared memory has neither.
-        if (done == bytes && (room.word & (layout::peer_bit | layout::shared_bit)) != (layout::peer_bit | layout::shared_bit))
-            unlock_published(s, &device_socket(net, s)->send_lock);
-        else
-            unlock(s, &device_socket(net, s)->send_lock);
+        unlock_ordered(s, &device_socket(net, s)->send_lock, room.position);
     }
     return done ? int64_t(done) : room.value;
 }
