@@ -33,12 +33,12 @@ fn only_p2p(request: &ReadParams, pieces: &[Piece]) -> Option<Piece> {
 pub(crate) fn read(request: &ReadParams, pieces: &[Piece], held: Option<&HeldSignals>) -> Option<u64> {
     let piece = only_p2p(request, pieces)?;
     let held = held?;
-    let (ring, slot) = request.ctx.files.thread_slot(&request.file)?;
+    let (ring, file) = request.ctx.files.thread_slot(&request.file)?;
     let (to, started) = (request.dest.addr.0 as *mut u8, Instant::now());
     let to = (to, piece.len as usize);
     let mut on_wait = || held.deliver_defaults();
     // SAFETY: the range is device memory inside the target's allocation; the program's handlers do not run meanwhile.
-    let got = unsafe { ring.read(Route::P2p, slot, to, request.offset, &mut on_wait) }?;
+    let got = unsafe { ring.read(Route::P2p, file, to, request.offset, &mut on_wait) }?;
     // An error or an early end is found again by the ordinary way, which takes what follows from it.
     if got != Ok(piece.len as usize) {
         return None;
