@@ -10,6 +10,11 @@
 //! in the kernel, as in a `pread` of its own with O_DIRECT; a server that does not answer is never waited for in this way,
 //! because only local disks are read so (`Files::thread_slot`). The program's signals are held meanwhile: a handler that left
 //! by `longjmp` would leave storage writing into memory that the program uses again.
+//!
+//! The mask that `io_uring_enter` takes for its wait would save the two calls that hold them, and is not enough. The kernel
+//! puts the old mask back before it returns: after the read a handler would find the ring, the file and the count of requests
+//! in use, and jump away from them; and where the wait ends early, so that a signal without a handler can end the process, it
+//! would find the read in flight.
 
 #![expect(unsafe_code, reason = "the kernel reads into device memory")]
 
