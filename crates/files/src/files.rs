@@ -15,7 +15,7 @@ use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
 use spinio_stats::Stats;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Advice, Fd, FileKind, Stat};
+use spinio_sys::linux::{Advice, Fd, FileKind, RingFile, Stat};
 
 use spinio_transfer::DeferredUnpin;
 
@@ -157,9 +157,9 @@ impl Files {
         Err(NoRing::NotRegistered)
     }
 
-    /// The ring of the calling thread and the slot of a file in it, put there at the first call; `None`: only other threads
-    /// can read its storage.
-    pub fn thread_slot(&self, file: &Arc<FileState>) -> Option<(Arc<ThreadRing>, u32)> {
+    /// The ring of the calling thread and a file in it, put there at the first call; `None`: only other threads can read its
+    /// storage.
+    pub fn thread_slot(&self, file: &Arc<FileState>) -> Option<(Arc<ThreadRing>, RingFile)> {
         if !is_issued_at_once(file.file_system) || file.direct_fd.is_err() {
             return None;
         }
@@ -169,7 +169,7 @@ impl Files {
             let register = move || state.ring_slot.register_with_thread(ring, state.direct_fd.as_ref().ok()?.get());
             self.shadow_workers()?.for_key(file.storage).run_blocking(register).flatten()
         })?;
-        Some((ring, slot))
+        Some((ring, RingFile { slot, max_command: file.max_ring_read() }))
     }
 
     /// Whether a file is on a disk of this machine, whose reads end without a server's help.

@@ -28,7 +28,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
     self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing,
-    Ring, SharedRing, Stat,
+    Ring, RingFile, SharedRing, Stat,
 };
 
 use spinio_host::is_cancelled;
@@ -239,7 +239,7 @@ impl Syscalls for FdRouter {
     unsafe fn read_by_own_ring(
         &self,
         route: Route,
-        ring: (&OwnRing, u32),
+        ring: (&OwnRing, RingFile),
         to: (*mut u8, usize),
         offset: u64,
         on_wait: &mut dyn FnMut(),

@@ -191,6 +191,11 @@ impl FileState {
         &self.block_stack
     }
 
+    /// Bytes of a read in a ring at most that the kernel begins by itself.
+    pub fn max_ring_read(&self) -> usize {
+        usize::try_from(self.block_stack.max_ring_read()).unwrap_or(usize::MAX)
+    }
+
     /// Whether [`FileState::mapping`] can work.
     pub fn is_mappable(&self) -> bool {
         self.mappable

@@ -24,7 +24,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, OwnRing};
+use spinio_sys::linux::{self, Fd, OwnRing, RingFile};
 
 use crate::lock;
 use crate::pool::PoolShare;
@@ -85,7 +85,7 @@ impl ThreadRing {
         }
     }
 
-    /// Reads the file in a slot, for a route, and waits for the bytes; `on_wait` is called while it lasts. `None`: the calling thread has
+    /// Reads a file, for a route, and waits for the bytes; `on_wait` is called while it lasts. `None`: the calling thread has
     /// another ring, or is in a read already.
     ///
     /// # Safety
@@ -94,7 +94,7 @@ impl ThreadRing {
     pub unsafe fn read(
         &self,
         route: Route,
-        slot: u32,
+        file: RingFile,
         (buf, len): (*mut u8, usize),
         offset: u64,
         on_wait: &mut dyn FnMut(),
@@ -103,7 +103,7 @@ impl ThreadRing {
             return None;
         }
         // SAFETY: on the thread that made the ring, which is in no other read; passed on.
-        let got = unsafe { self.sys.read_by_own_ring(route, (&self.ring, slot), (buf, len), offset, on_wait) };
+        let got = unsafe { self.sys.read_by_own_ring(route, (&self.ring, file), (buf, len), offset, on_wait) };
         self.busy.store(false, Release);
         Some(got)
     }
@@ -190,9 +190,9 @@ mod tests {
 
     /// Bytes of a file by the ring of the calling thread; `None` if it has none.
     fn read(ring: &ThreadRing, slot: u32) -> Option<Result<Vec<u8>, Errno>> {
-        let mut out = vec![0; 4096];
+        let (mut out, file) = (vec![0; 4096], RingFile { slot, max_command: 4096 });
         // SAFETY: `out` is as long as said.
-        let got = unsafe { ring.read(Route::P2p, slot, (out.as_mut_ptr(), out.len()), 0, &mut || ()) }?;
+        let got = unsafe { ring.read(Route::P2p, file, (out.as_mut_ptr(), out.len()), 0, &mut || ()) }?;
         Some(got.map(|got| out[..got].to_vec()))
     }
 

@@ -14,7 +14,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
     self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing,
-    Ring, SharedRing, Stat,
+    Ring, RingFile, SharedRing, Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -219,20 +219,20 @@ pub trait Syscalls: Send + Sync + 'static {
         NewOwnRing::new(slots)
     }
 
-    /// A read of a file in a slot of the calling thread's ring. `_route`: the route it serves.
+    /// A read of a file in the calling thread's ring. `_route`: the route it serves.
     ///
     /// # Safety
     /// As [`OwnRing::read`].
     unsafe fn read_by_own_ring(
         &self,
         _route: Route,
-        (ring, slot): (&OwnRing, u32),
+        (ring, file): (&OwnRing, RingFile),
         (buf, len): (*mut u8, usize),
         offset: u64,
         on_wait: &mut dyn FnMut(),
     ) -> Result<usize> {
         // SAFETY: passed on to the caller.
-        unsafe { ring.read(slot, buf, len, offset, on_wait) }
+        unsafe { ring.read(file, buf, len, offset, on_wait) }
     }
 
     /// The result of a read of a ring.

@@ -64,26 +64,31 @@ pub(crate) fn cache_route(abilities: Capabilities) -> Route {
 /// shorter one gains.
 const SMALL_P2P_MIN: usize = 16 << 10;
 
+/// What was found out about a short read that may go past the page cache. It is not asked again: each question is a system
+/// call, and so is the read. Should the number name another file by now, its bytes are read all the same, and are right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AbsentShort {
+    /// The status flags of the descriptor.
+    pub(crate) flags: i32,
+}
+
 /// Whether a short read may go past the page cache: into P2P-mapped memory, part of no stream that the kernel reads ahead,
 /// and nothing of it is cached. One system call if something is, else two.
-fn may_pass_cache(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> bool {
+fn may_pass_cache(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize) -> Option<AbsentShort> {
     // A stream begins at 0.
-    let Some(at) = at.filter(|&at| at > 0) else { return false };
-    len >= SMALL_P2P_MIN
+    let at = at.filter(|&at| at > 0)?;
+    let may = len >= SMALL_P2P_MIN
         && ctx.policy.allows(Route::P2p)
         && !ctx.files.sequential.follows(fd, at)
         && !ctx.files.no_p2p_fds.is_known(fd)
-        && ctx.files.sys().cachestat(fd, at, len as u64).is_ok_and(|pages| pages.cached == 0)
-        && !is_direct(ctx, fd)
-}
-
-/// Whether the program bypasses the page cache itself; remembered.
-fn is_direct(ctx: &Reader, fd: Fd) -> bool {
-    let direct = ctx.files.sys().status_flags(fd).is_ok_and(|flags| flags & O_DIRECT as i32 != 0);
-    if direct {
+        && ctx.files.sys().cachestat(fd, at, len as u64).is_ok_and(|pages| pages.cached == 0);
+    let flags = if may { ctx.files.sys().status_flags(fd).ok()? } else { return None };
+    // The program bypasses the page cache itself.
+    if flags & O_DIRECT as i32 != 0 {
         ctx.files.no_p2p_fds.add(fd);
+        return None;
     }
-    direct
+    Some(AbsentShort { flags })
 }
 
 /// Whether a read whose file is known is planned: a short one only to take P2P.
@@ -98,15 +103,22 @@ pub(crate) fn note_no_p2p(ctx: &Reader, fd: Fd, why: Reason) {
     }
 }
 
-/// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream; `None` if it
-/// has to be looked into.
+/// Why a read is made without looking at its file: it is small, or the next of a cold sequential stream. `Err`: it has to be
+/// looked into; what is known of it.
 #[inline]
-pub(crate) fn unsurveyed(ctx: &Reader, fd: Fd, at: Option<u64>, len: usize, p2p_mapped: bool) -> Option<Reason> {
+pub(crate) fn unsurveyed(
+    ctx: &Reader,
+    fd: Fd,
+    at: Option<u64>,
+    len: usize,
+    p2p_mapped: bool,
+) -> Result<Reason, Option<AbsentShort>> {
     if len <= SMALL_REQUEST_MAX {
-        return if p2p_mapped && may_pass_cache(ctx, fd, at, len) { None } else { Some(Reason::Small) };
+        let absent = if p2p_mapped { may_pass_cache(ctx, fd, at, len) } else { None };
+        return absent.map_or(Ok(Reason::Small), |absent| Err(Some(absent)));
     }
     let in_stream = len <= BUFFER_SIZE && ctx.files.sequential.uses_kernel_readahead(fd, at, len as u64);
-    in_stream.then_some(Reason::ReadAhead)
+    if in_stream { Ok(Reason::ReadAhead) } else { Err(None) }
 }
 
 /// The route of such a read, and the reason to report.

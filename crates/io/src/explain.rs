@@ -58,7 +58,7 @@ impl Reader {
         let within = len.min(size.saturating_sub(offset));
         let whole = |len, route, reason| self.explain_unsurveyed(fd, (offset, len), route, reason);
         let wanted = usize::try_from(len).unwrap_or(usize::MAX);
-        if let Some(reason) = unsurveyed(self, fd, Some(offset), wanted, buffer.p2p_mapped) {
+        if let Ok(reason) = unsurveyed(self, fd, Some(offset), wanted, buffer.p2p_mapped) {
             let (route, reason) = unsurveyed_route(buffer.abilities, reason);
             return Ok(whole(within, route, reason).with_advice(&stat));
         }

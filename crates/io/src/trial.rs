@@ -143,6 +143,7 @@ impl MeasuredRead<'_> {
         let started = Instant::now();
         let span = ctx.files.stats().begin(Direction::Read, self.fd, Some(offset), len);
         let params = ReadParams {
+            is_absent: false,
             span,
             ctx: Arc::clone(ctx),
             file: Arc::clone(&self.file),

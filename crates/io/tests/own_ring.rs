@@ -140,6 +140,24 @@ fn short_reads_take_p2p_only_at_random_and_absent() {
     assert_eq!(explained(0)[0].1, Reason::Small);
 }
 
+/// Each question is a system call, which a short read feels.
+#[test]
+fn short_read_asks_the_kernel_each_question_once() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture) else { return };
+    let buffer = Buffer::host_mapped(emulated(DEVICE), MIB);
+    let Some((runtime, kernel)) = warm(&file, &buffer) else { return };
+    file::evict(&file);
+    let calls = || [Call::Cachestat, Call::Stat, Call::Flags, Call::OwnRingRead].map(|call| kernel.calls(call));
+    for (from, len) in [(5 * MIB, 16 << 10), (9 * MIB, 64 << 10)] {
+        let before = calls();
+        assert_eq!(read(&runtime, &file, &buffer, from, len), Ok(len));
+        assert!(is_right(&buffer, from, len));
+        let after = calls();
+        assert_eq!([0, 1, 2, 3].map(|call| after[call] - before[call]), [1; 4], "{len} bytes");
+    }
+}
+
 /// A write lease is granted only while no other has the file open: neither in a descriptor nor in a ring.
 #[test]
 fn closed_file_is_free_although_its_reader_lives_on() {

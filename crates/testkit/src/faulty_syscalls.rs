@@ -11,7 +11,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
     Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing, Ring,
-    SharedRing, Stat,
+    RingFile, SharedRing, Stat,
 };
 
 use crate::AdviceLog;
@@ -381,7 +381,7 @@ impl Syscalls for FaultySyscalls {
     unsafe fn read_by_own_ring(
         &self,
         route: Route,
-        ring: (&OwnRing, u32),
+        ring: (&OwnRing, RingFile),
         (buf, len): (*mut u8, usize),
         offset: u64,
         on_wait: &mut dyn FnMut(),

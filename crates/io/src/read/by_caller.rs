@@ -10,6 +10,11 @@
 //! in the kernel, as in a `pread` of its own with O_DIRECT; a server that does not answer is never waited for in this way,
 //! because only local disks are read so (`Files::thread_slot`). The program's signals are held meanwhile: a handler that left
 //! by `longjmp` would leave storage writing into memory that the program uses again.
+//!
+//! The mask that `io_uring_enter` takes for its wait would save the two calls that hold them, and is not enough. The kernel
+//! puts the old mask back before it returns: after the read a handler would find the ring, the file and the count of requests
+//! in use, and jump away from them; and where the wait ends early, so that a signal without a handler can end the process, it
+//! would find the read in flight.
 
 #![expect(unsafe_code, reason = "the kernel reads into device memory")]
 
@@ -33,12 +38,12 @@ fn only_p2p(request: &ReadParams, pieces: &[Piece]) -> Option<Piece> {
 pub(crate) fn read(request: &ReadParams, pieces: &[Piece], held: Option<&HeldSignals>) -> Option<u64> {
     let piece = only_p2p(request, pieces)?;
     let held = held?;
-    let (ring, slot) = request.ctx.files.thread_slot(&request.file)?;
+    let (ring, file) = request.ctx.files.thread_slot(&request.file)?;
     let (to, started) = (request.dest.addr.0 as *mut u8, Instant::now());
     let to = (to, piece.len as usize);
     let mut on_wait = || held.deliver_defaults();
     // SAFETY: the range is device memory inside the target's allocation; the program's handlers do not run meanwhile.
-    let got = unsafe { ring.read(Route::P2p, slot, to, request.offset, &mut on_wait) }?;
+    let got = unsafe { ring.read(Route::P2p, file, to, request.offset, &mut on_wait) }?;
     // An error or an early end is found again by the ordinary way, which takes what follows from it.
     if got != Ok(piece.len as usize) {
         return None;

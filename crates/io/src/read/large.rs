@@ -12,7 +12,7 @@ use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
 use crate::decide::{
-    Buffer, ByFile, by_descriptor, by_file, note_no_p2p, p2p_possible, readahead_limit, worth_planning,
+    AbsentShort, Buffer, ByFile, by_descriptor, by_file, note_no_p2p, p2p_possible, readahead_limit, worth_planning,
 };
 use crate::read::app_fd::AppFdRead;
 use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR, hold_signals_if};
@@ -32,8 +32,8 @@ use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 
-/// A `pread` or `read` of more than [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, all of them inside the
-/// allocation.
+/// A `pread` or `read` of more than [`spinio_host::settings::SMALL_REQUEST_MAX`] bytes, or a short one that is `absent`; all
+/// of it inside the allocation.
 pub(crate) fn read(
     ctx: &Arc<Reader>,
     span: &RequestSpan,
@@ -41,10 +41,11 @@ pub(crate) fn read(
     at: Option<u64>,
     to: Target,
     len: usize,
+    absent: Option<AbsentShort>,
 ) -> Result<usize, Error> {
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
-    let flags = ctx.files.sys().status_flags(fd).map_err(fail)?;
+    let flags = absent.map_or_else(|| ctx.files.sys().status_flags(fd), |absent| Ok(absent.flags)).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
     let app_fd_read = |reason, single_call| AppFdRead {
         span: *span,
@@ -91,7 +92,7 @@ pub(crate) fn read(
             }
         },
     };
-    let read = read_at(ctx, span, fd, offset, to, len, stat);
+    let read = read_at(ctx, span, fd, offset, to, len, (stat, absent.is_some()));
     if let Some(reserved) = reserved {
         reserved.release(sys, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
@@ -105,7 +106,7 @@ fn read_at(
     offset: u64,
     to: Target,
     len: usize,
-    stat: Stat,
+    (stat, is_absent): (Stat, bool),
 ) -> Result<usize, Error> {
     let span = *span;
     let waits = blocking::may_wait(&stat);
@@ -169,6 +170,7 @@ fn read_at(
         p2p,
         dma: ctx.policy.may_register(copy_threads),
         copy_threads,
+        is_absent,
         readahead_limit,
         costs,
     };

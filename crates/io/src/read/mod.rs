@@ -63,18 +63,19 @@ pub(crate) fn read(ctx: &Arc<Reader>, fd: Fd, at: Option<u64>, to: Target, len: 
         return Err(Error::kernel(Errno::FAULT, "read", at.unwrap_or(0), len as u64));
     }
     let len = len.min(usize::try_from(available).unwrap_or(usize::MAX));
-    match unsurveyed(ctx, fd, at, len, to.allocation.p2p_mapped) {
-        Some(Reason::ReadAhead) => {
+    let absent = match unsurveyed(ctx, fd, at, len, to.allocation.p2p_mapped) {
+        Ok(Reason::ReadAhead) => {
             if let Some(got) = sequential_small::read(ctx, fd, at, to, len) {
                 return got;
             }
+            None
         }
-        Some(_) => return small::read(ctx, fd, at, to, len),
-        None => {}
-    }
+        Ok(_) => return small::read(ctx, fd, at, to, len),
+        Err(absent) => absent,
+    };
     let stats = ctx.files.stats();
     let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
-    let got = large::read(ctx, &span, fd, at, to, len);
+    let got = large::read(ctx, &span, fd, at, to, len, absent);
     stats.end(&span, &Error::outcome(&got));
     got
 }

@@ -33,6 +33,8 @@ pub(crate) struct ReadParams {
     pub(crate) dma: Result<(), Reason>,
     /// Threads that copy for this request, the caller included.
     pub(crate) copy_threads: usize,
+    /// No page of it was cached a moment ago.
+    pub(crate) is_absent: bool,
     /// Requests up to this length are served best by the kernel's read-ahead, as part of a sequential stream; 0 for
     /// none.
     pub(crate) readahead_limit: u64,

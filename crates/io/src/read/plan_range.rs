@@ -54,13 +54,18 @@ pub(crate) fn plan_range(request: &ReadParams, role: Role, range: PlanRange) -> 
     let PlanRange { offset, len, recheck } = range;
     let (ctx, file, fd) = (&request.ctx, &request.file, request.cached_fd(role));
     let access = file.residency_access;
-    let assumed_cached = !recheck && file.likely_cached() && access != ResidencyAccess::InMemory;
+    let is_absent = !recheck && request.is_absent;
+    let assumed_cached = !recheck && !is_absent && file.likely_cached() && access != ResidencyAccess::InMemory;
     let skip_survey = assumed_cached && (len < SPOT_CHECK_MIN || spot_check(request, fd, offset, len));
     let extents = if skip_survey {
         vec![Extent { len, residency: Residency::Clean }]
     } else if request.can_survey(role) {
         let mapping = || request.mapping(role);
-        let found = survey(&ctx.files, file, fd, mapping, request.offset + offset, len);
+        let found = if is_absent {
+            vec![Extent { len, residency: Residency::Absent }]
+        } else {
+            survey(&ctx.files, file, fd, mapping, request.offset + offset, len)
+        };
         if access != ResidencyAccess::InMemory {
             found.iter().for_each(|e| ctx.files.stats().residency_probed(e.residency, e.len));
         }

@@ -278,6 +278,23 @@ impl BlockStack {
         self.top.as_ref().map_or(0, |top| top.queue.read_ahead)
     }
 
+    /// Bytes of a direct read at most that the Linux kernel begins by itself when a ring (io_uring) asks for it; a longer one
+    /// goes to a thread of the kernel, and costs two wake-ups.
+    ///
+    /// A read of a block device must become one request of its queue: the kernel splits none that may not wait
+    /// (REQ_NOWAIT), nor makes two of it, and one holds at most 256 pages. Files of ext4 and XFS have no such bound: their reads are
+    /// split as those of `pread` are (iomap).
+    pub fn max_ring_read(&self) -> u64 {
+        if !self.file_system.is_empty() {
+            return u64::MAX;
+        }
+        match self.top.as_ref().map_or(0, |top| top.queue.max_request) {
+            // Short enough for most disks: a command too many costs less than a thread.
+            0 => 128 << 10,
+            max => (max & !4095).clamp(64 << 10, 1 << 20),
+        }
+    }
+
     /// Whether commands are served in the time of an NVMe drive, or by several disks at once.
     pub fn is_fast(&self) -> bool {
         let disks = self.disks();

@@ -183,6 +183,27 @@ fn partition_has_its_disk_as_member() {
 }
 
 #[test]
+fn ring_reads_of_a_block_device_fit_a_request_of_its_queue() {
+    for (kib, expected) in [("128", 128), ("512", 512), ("1280", 1024), ("509", 508), ("4", 64), ("", 128), ("x", 128)]
+    {
+        let machine = four_drives().file("259:1", "queue/max_sectors_kb", kib);
+        assert_eq!(read_device(&machine, "", (259, 1)).max_ring_read(), expected << 10, "{kib:?}");
+        assert_eq!(
+            read_device(&machine, "ext4", (259, 1)).max_ring_read(),
+            u64::MAX,
+            "the kernel splits reads of files"
+        );
+    }
+    // A partition has the queue of its disk.
+    let machine = four_drives()
+        .disk("259:9", "pci0000:00/0000:00:02.0/0000:03:00.0/nvme/nvme0/nvme0n1/nvme0n1p1")
+        .file("259:9", "partition", "1")
+        .file("259:9", "../queue/max_sectors_kb", "256");
+    assert_eq!(read_device(&machine, "", (259, 9)).max_ring_read(), 256 << 10);
+    assert_eq!(read_device(&machine, "", (8, 0)).max_ring_read(), 128 << 10, "an unknown device");
+}
+
+#[test]
 fn loop_and_deviceless_stacks() {
     let machine =
         Machine::default().disk("7:0", "virtual/block/loop0").file("7:0", "loop/backing_file", "/images/a b.img");

@@ -55,5 +55,5 @@ pub use shared_fd::*;
 pub use shared_words::{ReadOnlyWords, SharedWords};
 pub use signals::SignalGuard;
 pub use types::*;
-pub use uring::{NewOwnRing, OwnRing, Ring, SharedRing};
+pub use uring::{NewOwnRing, OwnRing, Ring, RingFile, SharedRing};
 pub use wipe::wipe_on_fork_word;

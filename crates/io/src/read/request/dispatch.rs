@@ -205,7 +205,7 @@ impl ReadRequest {
             Some(RingPath { ring, slot })
         });
         if path.is_some() {
-            lock(&self.queues).read_by_ring();
+            lock(&self.queues).read_by_ring(self.file.max_ring_read() as u64);
             // It may have looked before, and sleep.
             self.notify_caller();
         }

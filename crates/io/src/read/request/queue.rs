@@ -28,6 +28,7 @@ pub(crate) struct PieceSizes {
     pub(crate) len: u64,
     pub(crate) copy: u64,
     pub(crate) direct: u64,
+    pub(crate) p2p: u64,
     /// Bytes that the device can register at once.
     pub(crate) max_pin: u64,
     /// Of the array under the file.
@@ -38,7 +39,7 @@ impl PieceSizes {
     /// Of a request that `threads` threads may copy.
     pub(crate) fn new(offset: u64, len: u64, threads: u64, max_pin: u64, stripe: Option<Stripe>) -> PieceSizes {
         let part = |parts: u64| (len / parts).next_multiple_of(64 << 10).clamp(256 << 10, BUFFER_SIZE as u64);
-        PieceSizes { offset, len, copy: part(2 * threads), direct: part(4), max_pin, stripe }
+        PieceSizes { offset, len, copy: part(2 * threads), direct: part(4), p2p: MAX_P2P_PIECE, max_pin, stripe }
     }
 }
 
@@ -81,10 +82,15 @@ impl WorkQueues {
         }
     }
 
-    /// From now on the caller reads storage through the ring.
-    pub(crate) fn read_by_ring(&mut self) {
-        // Several, so that one is copied to the device while others are read; not short ones, because each costs 10 us.
-        self.sizes.direct = (self.sizes.len / 4).next_multiple_of(64 << 10).clamp(512 << 10, BUFFER_SIZE as u64);
+    /// From now on the caller reads storage through the ring. `max`: bytes of a read there, at which a kernel thread is
+    /// still not needed.
+    pub(crate) fn read_by_ring(&mut self, max: u64) {
+        const MIN: u64 = 512 << 10;
+        // Several, so that one is copied to the device while others are read; not short ones, because each costs 10 us, more
+        // than a kernel thread does.
+        let several = (self.sizes.len / 4).next_multiple_of(64 << 10);
+        self.sizes.direct = several.clamp(MIN, max.clamp(MIN, BUFFER_SIZE as u64));
+        self.sizes.p2p = MAX_P2P_PIECE.min(max);
         self.by_ring = true;
     }
 
@@ -161,7 +167,7 @@ impl WorkQueues {
         split(&mut self.storage, sizes.offset, |piece, at| match piece.route {
             // Short requests are cut finer: several commands in flight hide each other's latency.
             Route::Direct => to_chunk(at, sizes.direct.min(to_boundary(at, BUFFER_SIZE as u64))),
-            _ => to_chunk(at, to_boundary(at, MAX_P2P_PIECE)),
+            _ => to_chunk(at, to_boundary(at, sizes.p2p)),
         })
     }
 
@@ -313,6 +319,32 @@ mod tests {
             }
             prop_assert!(!all.has_pending());
         }
+    }
+
+    /// Reads in a ring are as short as the storage takes them, but not so short that copies cost more, and in order.
+    #[test]
+    fn pieces_in_a_ring_fit_a_request_of_the_storage() {
+        let kib = 1 << 10;
+        for (max, direct, p2p) in [
+            (64 * kib, 512 * kib, 64 * kib),
+            (512 * kib, 512 * kib, 512 * kib),
+            (1024 * kib, 1024 * kib, 1024 * kib),
+            (u64::MAX, 2048 * kib, 4096 * kib),
+        ] {
+            for (route, longest) in [(Route::Direct, direct), (Route::P2p, p2p)] {
+                let (offset, len) = (3 * 4096, 32 << 20);
+                let mut all = queues(offset, len, None);
+                all.read_by_ring(max);
+                all.storage.push_back(piece(0, len, route));
+                let pieces: Vec<Piece> = std::iter::from_fn(|| all.split_storage()).collect();
+                assert_eq!(pieces.iter().map(|p| p.len).max(), Some(longest), "{route:?} by {max}");
+                assert_eq!(pieces.iter().fold(0, |at, p| if p.offset == at { at + p.len } else { 0 }), len);
+            }
+        }
+        // A short one is several reads all the same.
+        let mut all = queues(0, 1024 * kib, None);
+        all.read_by_ring(u64::MAX);
+        assert_eq!((all.sizes.direct, all.sizes.p2p), (512 * kib, 4096 * kib));
     }
 
     #[test]

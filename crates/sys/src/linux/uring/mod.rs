@@ -4,12 +4,14 @@
 //!   ring.rs     Ring         of one thread, which submits with a system call
 //!   shared.rs   SharedRing   filled by any thread through shared memory; a kernel thread submits (SQPOLL)
 //!   own.rs      OwnRing      of one thread, which enters it without a descriptor of the ring
+//!   commands.rs a long read as several
 //!   slots.rs    files in a ring, by number
 //!   here        the kernel's structures, and the memory that a ring shares with it
 //! ```
 
 #![expect(unsafe_code, reason = "system calls and memory shared with the Linux kernel")]
 
+mod commands;
 mod own;
 mod ring;
 mod shared;
@@ -26,7 +28,7 @@ use super::files::Fd;
 use super::memory::{MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
 use super::raw::syscall;
 
-pub use self::own::{NewOwnRing, OwnRing};
+pub use self::own::{NewOwnRing, OwnRing, RingFile};
 pub use self::ring::Ring;
 pub use self::shared::SharedRing;
 

@@ -24,6 +24,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::io::Errno;
 
+use super::commands::Commands;
 use super::slots::{SQE_FIXED_FILE, add_slots, checked, register, set_slot};
 use super::{NR_ENTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
 use crate::linux::files::{Fd, close, fstat};
@@ -35,10 +36,7 @@ const ENTER_EXT_ARG: usize = 1 << 3;
 const ENTER_REGISTERED_RING: usize = 1 << 4;
 
 /// Commands of one read in flight.
-const DEPTH: usize = 16;
-
-/// Bytes of a command. Longer ones of block devices do not fit the kernel's first `bio`, and are left to a thread (io-wq).
-const MAX_COMMAND: usize = 1 << 20;
+const DEPTH: usize = 64;
 
 /// How long the kernel waits before the caller may look at its signals.
 const WAIT_NS: i64 = 20_000_000;
@@ -121,6 +119,15 @@ impl NewOwnRing {
     }
 }
 
+/// A file that a ring reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingFile {
+    /// Its slot.
+    pub slot: u32,
+    /// Bytes of a command at most. The kernel leaves what is longer than the storage takes to a thread of its own (io-wq).
+    pub max_command: usize,
+}
+
 /// A ring of one thread. Its slots are set by threads of another descriptor table.
 #[derive(Debug)]
 pub struct OwnRing {
@@ -136,7 +143,7 @@ unsafe impl Sync for OwnRing {}
 
 impl OwnRing {
     /// Bytes of one read at most.
-    pub const MAX_READ: usize = DEPTH * MAX_COMMAND;
+    pub const MAX_READ: usize = 16 << 20;
 
     /// Whether the kernel closes files at once that leave a slot of the ring with this descriptor of the calling thread.
     pub fn check_slots(fd: Fd) -> Result<()> {
@@ -148,37 +155,43 @@ impl OwnRing {
         set_slot(self.fd, slot, file)
     }
 
-    /// Reads the file in a slot, at most [`OwnRing::MAX_READ`] bytes, and waits; the bytes of the unbroken prefix, or the
-    /// error of the first command. `on_wait` is called while it lasts, after 20 ms or a signal.
+    /// Reads a file, at most [`OwnRing::MAX_READ`] bytes, and waits; the bytes of the unbroken prefix, or the error of the
+    /// first command. `on_wait` is called while it lasts, after 20 ms or a signal.
     ///
     /// # Safety
     /// Only the thread that made the ring may call this, and not from a signal handler that interrupted a call. `buf` must
     /// be memory that the Linux kernel may write until this returns, or an address that it may refuse.
     pub unsafe fn read(
         &self,
-        slot: u32,
+        file: RingFile,
         buf: *mut u8,
         len: usize,
         offset: u64,
         mut on_wait: impl FnMut(),
     ) -> Result<usize> {
-        let len = len.min(Self::MAX_READ);
-        let commands = len.div_ceil(MAX_COMMAND);
+        let operation = OP_READ | SQE_FIXED_FILE | u64::from(file.slot) << 32;
+        let mut commands = Commands::new(len.min(Self::MAX_READ), file.max_command);
         let tail_word = self.memory.word(self.memory.offsets.sq_tail);
-        let tail = tail_word.load(Relaxed);
-        for command in 0..commands {
-            let at = command * MAX_COMMAND;
-            let bytes = (len - at).min(MAX_COMMAND) as u64;
-            let operation = OP_READ | SQE_FIXED_FILE | u64::from(slot) << 32;
-            let entry = [operation, offset + at as u64, buf as u64 + at as u64, bytes, command as u64, 0, 0, 0];
-            // SAFETY: no entry of a former read is left: the kernel has taken it, or it was taken back below.
-            unsafe { self.memory.write_entry(tail.wrapping_add(command as u32), entry) };
-        }
-        tail_word.store(tail.wrapping_add(commands as u32), Release);
-        let mut results = [Err(Errno::IO); DEPTH];
-        let (mut unsubmitted, mut in_flight) = (commands as u32, 0);
-        while unsubmitted + in_flight > 0 {
-            match self.enter(unsubmitted, unsubmitted + in_flight) {
+        let mut tail = tail_word.load(Relaxed);
+        let (mut unsubmitted, mut in_flight) = (0, 0);
+        loop {
+            while (unsubmitted + in_flight) < DEPTH as u32
+                && let Some((at, bytes)) = commands.next()
+            {
+                let entry = [operation, offset + at as u64, buf as u64 + at as u64, bytes as u64, at as u64, 0, 0, 0];
+                // SAFETY: as many entries are in use as commands are not over, fewer than there are: the kernel has taken
+                // this one, or it was taken back below.
+                unsafe { self.memory.write_entry(tail, entry) };
+                tail = tail.wrapping_add(1);
+                unsubmitted += 1;
+            }
+            if unsubmitted + in_flight == 0 {
+                return commands.result();
+            }
+            tail_word.store(tail, Release);
+            // Half of them, where more follow: storage is not left without work.
+            let wait = (unsubmitted + in_flight).div_ceil(1 + u32::from(commands.has_next()));
+            match self.enter(unsubmitted, wait) {
                 Ok(taken) => {
                     unsubmitted -= taken;
                     in_flight += taken;
@@ -186,31 +199,19 @@ impl OwnRing {
                 Err(Errno::INTR | Errno::TIME) => on_wait(),
                 Err(errno) => {
                     // The kernel takes no more: what it has not taken never begins.
-                    tail_word.store(tail.wrapping_add(commands as u32 - unsubmitted), Release);
-                    let first = commands - unsubmitted as usize;
-                    results[first..commands].fill(Err(errno));
+                    tail = tail.wrapping_sub(unsubmitted);
+                    tail_word.store(tail, Release);
+                    commands.refused(unsubmitted as usize, errno);
                     unsubmitted = 0;
                     // It may refuse to wait as well, as a filter of system calls can that the program has just set.
                     std::thread::sleep(core::time::Duration::from_micros(if in_flight > 0 { 100 } else { 0 }));
                 }
             }
-            while let Some((command, result)) = self.memory.take_completion() {
-                results[command as usize % DEPTH] = result;
+            while let Some((at, result)) = self.memory.take_completion() {
+                commands.ended(at as usize, result);
                 in_flight -= 1;
             }
         }
-        let mut got = 0;
-        for (command, result) in results[..commands].iter().enumerate() {
-            match result {
-                Ok(bytes) => got += bytes,
-                Err(errno) if got == 0 => return Err(*errno),
-                Err(_) => break,
-            }
-            if got < len.min((command + 1) * MAX_COMMAND) {
-                break;
-            }
-        }
-        Ok(got)
     }
 
     fn enter(&self, submit: u32, wait: u32) -> Result<u32> {
@@ -235,6 +236,10 @@ mod tests {
     use super::*;
 
     const SIZE: usize = 3 << 20;
+
+    fn in_slot(slot: u32) -> RingFile {
+        RingFile { slot, max_command: 1 << 20 }
+    }
 
     fn byte(at: usize) -> u8 {
         (at / 4096 + at % 251) as u8
@@ -271,24 +276,29 @@ mod tests {
         let Some(ring) = ring() else { return };
         let (file, mut out) = (file(), vec![0_u8; SIZE + 4096]);
         ring.set_slot(2, Some(file.as_raw_fd())).unwrap();
-        for (offset, len, expected) in [
-            (0, SIZE, SIZE),
-            (4096, 100, 100),
-            (777, 2 << 20, 2 << 20),
-            (0, SIZE + 4096, SIZE),
-            (SIZE - 5, 2 << 20, 5),
-            (SIZE, 4096, 0),
-        ] {
-            out.fill(0);
-            // SAFETY: this thread made the ring; `out` is long enough.
-            let got = unsafe { ring.read(2, out.as_mut_ptr(), len, offset as u64, || ()) };
-            assert_eq!(got, Ok(expected), "{len} bytes at {offset}");
-            assert!((0..expected).all(|at| out[at] == byte(offset + at)) && out[expected..].iter().all(|&b| b == 0));
+        // The shortest makes more commands than can be in flight.
+        for max_command in [8 << 10, 100_000, 512 << 10, OwnRing::MAX_READ] {
+            for (offset, len, expected) in [
+                (0, SIZE, SIZE),
+                (4096, 100, 100),
+                (777, 2 << 20, 2 << 20),
+                (0, SIZE + 4096, SIZE),
+                (SIZE - 5, 2 << 20, 5),
+                (SIZE, 4096, 0),
+            ] {
+                out.fill(0);
+                let file = RingFile { slot: 2, max_command };
+                // SAFETY: this thread made the ring; `out` is long enough.
+                let got = unsafe { ring.read(file, out.as_mut_ptr(), len, offset as u64, || ()) };
+                assert_eq!(got, Ok(expected), "{len} bytes at {offset} by {max_command}");
+                let right = (0..expected).all(|at| out[at] == byte(offset + at));
+                assert!(right && out[expected..].iter().all(|&b| b == 0), "{len} bytes at {offset} by {max_command}");
+            }
         }
         ring.set_slot(2, None).unwrap();
         for slot in [1, 2, 99] {
             // SAFETY: as above.
-            assert_eq!(unsafe { ring.read(slot, out.as_mut_ptr(), 1 << 20, 0, || ()) }, Err(Errno::BADF));
+            assert_eq!(unsafe { ring.read(in_slot(slot), out.as_mut_ptr(), 1 << 20, 0, || ()) }, Err(Errno::BADF));
         }
         close(ring.fd).unwrap();
     }
@@ -301,11 +311,14 @@ mod tests {
         ring.set_slot(0, Some(file.as_raw_fd())).unwrap();
         let elsewhere = std::thread::scope(|scope| {
             // SAFETY: the maker of the ring waits.
-            scope.spawn(|| unsafe { ring.read(0, vec![0_u8; 4096].as_mut_ptr(), 4096, 0, || ()) }).join().unwrap()
+            scope
+                .spawn(|| unsafe { ring.read(in_slot(0), vec![0_u8; 4096].as_mut_ptr(), 4096, 0, || ()) })
+                .join()
+                .unwrap()
         });
         assert!(elsewhere.is_err(), "{elsewhere:?}");
         // SAFETY: this thread made the ring; `out` has as many bytes.
-        assert_eq!(unsafe { ring.read(0, out.as_mut_ptr(), 4096, 8192, || ()) }, Ok(4096));
+        assert_eq!(unsafe { ring.read(in_slot(0), out.as_mut_ptr(), 4096, 8192, || ()) }, Ok(4096));
         assert!((0..4096).all(|at| out[at] == byte(8192 + at)));
         close(ring.fd).unwrap();
     }
