@@ -7,8 +7,12 @@
 //! The chunk of B may be another process's, and no work of this process on B is needed: the descriptor is enough. On CUDA
 //! the two must be able to access each other's memory (NVLink, or a PCI path that the driver permits).
 //!
-//! Where this process has the chunk mapped itself, for device B, its address is enough, and parts of several chunks are
-//! copied by one call.
+//! Where this process has the chunk mapped itself, for device B, device A is allowed to load it there. That stays until the
+//! chunk is unmapped, so that all further copies are copies only:
+//!
+//! ```text
+//!   chunks of B, mapped side by side ── allow_loads, once ── pieces of them copied, by their addresses ──> chunks of A
+//! ```
 //!
 //! The copy trusts the chunk's bytes. So the descriptor must come from where all who can store to it are trusted as much as
 //! those who will use the copy: the same user.
@@ -44,29 +48,11 @@ impl fmt::Display for PeerError {
 
 impl std::error::Error for PeerError {}
 
-/// A chunk of another device, by the address where this process has it mapped, and the parts to copy.
-#[derive(Clone, Debug)]
-pub struct PeerChunk {
-    /// Its first byte.
-    pub at: DeviceAddr,
-    /// All of its bytes.
-    pub len: u64,
-    /// The parts.
-    pub pieces: Vec<PeerPiece>,
-}
-
-impl PeerChunk {
-    /// Whether a part is inside it.
-    pub(crate) fn contains(&self, piece: &PeerPiece) -> bool {
-        piece.from.checked_add(piece.len as u64).is_some_and(|end| end <= self.len)
-    }
-}
-
-/// A part of a chunk.
+/// A part of chunks of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPiece {
-    /// Its offset in the chunk.
-    pub from: u64,
+    /// Where this process has it.
+    pub from: DeviceAddr,
     /// Where it goes.
     pub to: DeviceAddr,
     /// Bytes.
@@ -80,10 +66,16 @@ pub trait PeerMemory: SharedMemory {
     /// has undefined bytes.
     fn copy_from_peer(&self, peer: [u8; 16], chunk: BorrowedFd<'_>, len: u64, to: DeviceAddr) -> Result<(), PeerError>;
 
-    /// Copies parts of chunks that the device `peer` has in this process into mapped memory of this device, and waits until
-    /// they have arrived, but not for other work of either device. On CUDA that takes a few driver calls for each chunk,
-    /// whose mapping is one of them, and one for each piece. After an error the memory has undefined bytes.
+    /// Lets this device load chunks that the device `peer` has mapped side by side in this process: `len` bytes from `at`,
+    /// until each chunk is unmapped. On CUDA one call of the driver, which waits for no kernel.
     ///
     /// The caller keeps the chunks mapped meanwhile.
-    fn copy_from_chunks(&self, peer: [u8; 16], chunks: &[PeerChunk]) -> Result<(), PeerError>;
+    fn allow_loads(&self, peer: [u8; 16], at: DeviceAddr, len: u64) -> Result<(), PeerError>;
+
+    /// Copies parts of chunks that this device may load ([`PeerMemory::allow_loads`]) into mapped memory of this device, and
+    /// waits until they have arrived, but not for other work of either device. On CUDA one call of the driver for each
+    /// piece. After an error the memory has undefined bytes.
+    ///
+    /// The caller keeps the chunks mapped meanwhile.
+    fn copy_from_chunks(&self, pieces: &[PeerPiece]) -> Result<(), PeerError>;
 }

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinio_device::{DeviceAddr, DeviceError, PAGE_BYTES, SharedMemory};
+use spinio_device::{DeviceAddr, DeviceError, DeviceId, PAGE_BYTES, SharedMemory};
 use spinio_host::lock;
 
 use crate::owned_fd::OwnedFd;
@@ -41,12 +41,14 @@ struct Table {
     evicted: u64,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Chunk {
     is_mapped: bool,
     holds: u32,
     /// The time of the last acquire, of the room's clock.
     used: u64,
+    /// Other devices that may load it, until it is unmapped.
+    loaders: Vec<DeviceId>,
 }
 
 /// Chunks that are not evicted while this lives.
@@ -152,9 +154,34 @@ impl Chunks {
         let lens: Vec<u64> = chunks.clone().map(|chunk| self.len(chunk)).collect();
         let count = self.device.map_private_chunks(self.address(chunks.start), &lens)?;
         let mut table = self.lock();
-        table.chunks[chunks.start..chunks.start + count].iter_mut().for_each(|chunk| chunk.is_mapped = true);
+        for chunk in &mut table.chunks[chunks.start..chunks.start + count] {
+            chunk.is_mapped = true;
+            chunk.loaders.clear();
+        }
         table.mapped_bytes += lens[..count].iter().sum::<u64>();
         Ok(count)
+    }
+
+    /// Lets another device load chunks, which the caller holds. `allow` does so for chunks side by side that it may not load
+    /// yet, and is called again for no chunk before that is unmapped.
+    pub(crate) fn allow_loads<E>(
+        &self,
+        device: DeviceId,
+        chunks: &[usize],
+        mut allow: impl FnMut(DeviceAddr, u64) -> core::result::Result<(), E>,
+    ) -> core::result::Result<(), E> {
+        let mut missing = chunks.to_vec();
+        missing.sort_unstable();
+        missing.dedup();
+        let table = self.lock();
+        missing.retain(|chunk| !table.chunks[*chunk].loaders.contains(&device));
+        drop(table);
+        for side_by_side in missing.chunk_by(|chunk, next| chunk + 1 == *next) {
+            let run = side_by_side[0]..side_by_side[0] + side_by_side.len();
+            allow(self.address(run.start), self.bytes_of(run.clone()))?;
+            self.lock().chunks[run].iter_mut().for_each(|chunk| chunk.loaders.push(device));
+        }
+        Ok(())
     }
 
     /// A descriptor of a chunk that is mapped, for another process.
@@ -254,6 +281,34 @@ mod tests {
             let limit = limit.map(|limit: u64| limit * MIB);
             assert_eq!(chunk_size(bytes * MIB, 2 * MIB, limit), wanted * MIB, "{bytes} MiB, {limit:?}");
         }
+    }
+
+    #[test]
+    fn device_is_allowed_to_load_a_chunk_once_until_that_is_unmapped() {
+        let device = Emulated::start(Config::parse("size=10M").unwrap()).unwrap();
+        let memory = Arc::new(Chunks::reserve(device.shared_memory().unwrap(), 5 * 512, None).unwrap().unwrap());
+        assert_eq!(memory.map(0..5), Ok(5));
+        let [one, other] = [1, 2].map(|ordinal| DeviceId { ordinal, ..device.id() });
+        let allowed = |device, chunks: &[usize]| {
+            let mut runs = Vec::new();
+            let allow = |at: DeviceAddr, len| {
+                runs.push(((at.0 - memory.start().0) / MIB, len / MIB));
+                Ok::<(), ()>(())
+            };
+            memory.allow_loads(device, chunks, allow).unwrap();
+            runs
+        };
+        assert_eq!(allowed(one, &[0, 1, 1, 3]), [(0, 4), (6, 2)]);
+        assert_eq!((allowed(one, &[0, 1, 2, 3, 4]), allowed(one, &[3, 2])), (vec![(4, 2), (8, 2)], vec![]));
+        assert_eq!(allowed(other, &[2]), [(4, 2)]);
+        // What fails is tried again.
+        assert_eq!(memory.allow_loads(other, &[4], |_, _| Err(7)), Err(7));
+        assert_eq!(allowed(other, &[4]), [(8, 2)]);
+        // Another chunk at the address of one that was unmapped.
+        assert!(memory.take(2) && memory.unmap(2, true) == 2 * MIB);
+        assert_eq!(memory.map(2..3), Ok(1));
+        assert_eq!((allowed(one, &[1, 2, 3]), allowed(other, &[2])), (vec![(4, 2)], vec![(4, 2)]));
+        assert_eq!(memory.free(), 10 * MIB);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::Result;
 use crate::lane::Lane;
 use crate::map::Map;
 use crate::sources::{self, Destination, Named};
-use crate::state::State;
+use crate::state::{State, timed};
 
 /// What an acquire has copied, and what the server is told about the rest.
 #[derive(Default)]
@@ -67,7 +67,8 @@ impl Map {
             outcome.refused = joined(fills.iter().filter(of_peers).map(|fill| fill.run).collect());
             return Ok(outcome);
         };
-        let to = Destination { memory, first: self.spec.first, start: DeviceAddr(self.replica.start()) };
+        let (device, start) = (self.replica.device_id(), DeviceAddr(self.replica.start()));
+        let to = Destination { memory, device, first: self.spec.first, start };
         // Kernels may still load what is replaced.
         self.replica.on_stream(|_| Ok(()))?;
         for (number, (name, source)) in peers.iter().enumerate() {
@@ -76,7 +77,7 @@ impl Map {
             if runs.is_empty() {
                 continue;
             }
-            let parts = source.copy_to(&to, *name, &runs);
+            let parts = timed(&mut state.info.copy_ns, || source.copy_to(&to, *name, &runs));
             let (copied, refused, why) = match parts {
                 Ok((copied, refused)) => (copied, refused, PeerRefusal::Unavailable),
                 Err(why) => (Vec::new(), runs, why),

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use spinio_device::{DeviceAddr, DeviceId, PAGE_BYTES, PeerChunk, PeerError, PeerMemory, PeerPiece};
+use spinio_device::{DeviceAddr, DeviceId, PAGE_BYTES, PeerError, PeerMemory, PeerPiece};
 use spinio_host::{lock, try_lock};
 use spinio_pagecache::leased_messages::PeerRefusal;
 use spinio_pagecache::messages::Run;
@@ -84,6 +84,7 @@ pub(crate) fn of_file(file: u64, device: DeviceId, pages: &Range<u64>) -> Vec<Na
 /// Where pages are copied to.
 pub(crate) struct Destination<'a> {
     pub(crate) memory: &'a dyn PeerMemory,
+    pub(crate) device: DeviceId,
     /// The first page, in the file.
     pub(crate) first: u64,
     /// The address of that.
@@ -113,8 +114,9 @@ impl Source {
         if *lock(&self.name) != Some(name) {
             return Err(PeerRefusal::Unavailable);
         }
-        let (mut chunks, mut holds): (Vec<PeerChunk>, Vec<Hold>) = Default::default();
-        let (mut copied, mut refused) = (Vec::new(), Vec::new());
+        // The chunks stay until the copies are made.
+        let (mut chunks, mut holds): (Vec<usize>, Vec<Hold>) = Default::default();
+        let (mut copied, mut refused, mut pieces) = (Vec::new(), Vec::new(), Vec::new());
         for run in runs {
             let Some(parts) = self.parts(to, *run) else {
                 refused.push(*run);
@@ -127,26 +129,25 @@ impl Source {
                     continue;
                 };
                 copied.push(part);
-                let at = self.memory.address(chunk);
-                match chunks.last_mut() {
-                    Some(last) if last.at == at => last.pieces.push(piece),
-                    _ => {
-                        chunks.push(PeerChunk { at, len: self.memory.len(chunk), pieces: vec![piece] });
-                        holds.push(hold);
-                    }
+                pieces.push(piece);
+                if chunks.last() != Some(&chunk) {
+                    chunks.push(chunk);
+                    holds.push(hold);
                 }
             }
         }
-        self.copy_chunks(to.memory, &chunks)?;
+        self.copy_pieces(to, &chunks, &pieces)?;
         Ok((copied, refused))
     }
 
-    fn copy_chunks(&self, memory: &dyn PeerMemory, chunks: &[PeerChunk]) -> Result<(), PeerRefusal> {
-        if chunks.is_empty() {
+    /// `chunks`: those of the pieces.
+    fn copy_pieces(&self, to: &Destination<'_>, chunks: &[usize], pieces: &[PeerPiece]) -> Result<(), PeerRefusal> {
+        if pieces.is_empty() {
             return Ok(());
         }
         let uuid = self.memory.device_uuid().map_err(|_| PeerRefusal::NoDevice)?;
-        memory.copy_from_chunks(uuid, chunks).map_err(|e| match e {
+        let allowed = self.memory.allow_loads(to.device, chunks, |at, len| to.memory.allow_loads(uuid, at, len));
+        allowed.and_then(|()| to.memory.copy_from_chunks(pieces)).map_err(|e| match e {
             PeerError::NoDevice => PeerRefusal::NoDevice,
             PeerError::NoAccess => PeerRefusal::NoAccess,
             PeerError::Import(_) => PeerRefusal::Import,
@@ -166,7 +167,7 @@ impl Source {
             let part = pages.start.max(its.start)..pages.end.min(its.end);
             let run = Run { first: run.first + (part.start - pages.start) as u64, count: part.len() as u32 };
             let piece = PeerPiece {
-                from: ((part.start - its.start) * PAGE_BYTES) as u64,
+                from: self.memory.address(chunk).offset(((part.start - its.start) * PAGE_BYTES) as u64),
                 to: destination.start.offset(run.first * PAGE_BYTES as u64),
                 len: part.len() * PAGE_BYTES,
             };

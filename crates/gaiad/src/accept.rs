@@ -6,6 +6,7 @@
 //!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
+//!   gaia-folios     every second: splits large folios to which few pages at a time are written
 //!   gaia-prune      where each node has a descriptor: makes the kernel forget nodes
 //! ```
 
@@ -41,6 +42,13 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
         loop {
             std::thread::sleep(WRITE_OUT_EVERY);
             content.write_out();
+        }
+    })?;
+    let content = all.content.clone();
+    spawn("gaia-folios", move || {
+        loop {
+            std::thread::sleep(WRITE_OUT_EVERY);
+            content.files().split_folios();
         }
     })?;
     if all.backing.is_bound_by_modes() {

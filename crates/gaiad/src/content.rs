@@ -161,6 +161,9 @@ impl Content {
             Some(found) => write_pages(found, FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e)),
             None => file_backing::write(file, offset, bytes),
         })?;
+        if let Some(found) = held.file().filter(|_| cached) {
+            found.small_writes().count(offset, bytes.len());
+        }
         Ok(bytes.len())
     }
 

@@ -29,6 +29,7 @@ use crate::lock::lock;
 use crate::overwrites::Overwrites;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
+use crate::small_writes::{self, SmallWrites};
 use crate::times::Times;
 
 /// Files of one shard wait for each other only while a table is made.
@@ -73,6 +74,7 @@ pub(crate) struct File {
     lost: AtomicBool,
     lent: LentChunks,
     overwrites: Overwrites,
+    small_writes: SmallWrites,
 }
 
 /// The page table while it is locked. Clients are told of changes before the lock is released.
@@ -122,6 +124,7 @@ impl File {
             lost: AtomicBool::new(false),
             lent: LentChunks::default(),
             overwrites: Overwrites::default(),
+            small_writes: SmallWrites::default(),
         }
     }
 
@@ -177,6 +180,11 @@ impl File {
     /// WRITEs that go on without the lock.
     pub(crate) fn overwrites(&self) -> &Overwrites {
         &self.overwrites
+    }
+
+    /// WRITEs of few pages.
+    pub(crate) fn small_writes(&self) -> &SmallWrites {
+        &self.small_writes
     }
 
     /// The page table, also while bytes are on their way: for what looks at none.
@@ -475,6 +483,18 @@ impl Files {
                 if is_idle(&file) {
                     shard.remove(&file.node);
                 }
+            }
+        }
+    }
+
+    /// Splits large folios of files below the mount to which few pages at a time are written.
+    pub(crate) fn split_folios(&self) {
+        for file in self.all() {
+            let due = file.small_writes().take_due();
+            if !due.is_empty()
+                && let Ok(fd) = self.backing.open(file.node, Access::Read)
+            {
+                small_writes::split(&fd, &due);
             }
         }
     }

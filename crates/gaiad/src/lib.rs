@@ -98,6 +98,7 @@ mod serve;
 mod server;
 mod shared_counters;
 mod slot_memory;
+mod small_writes;
 mod state;
 mod status;
 mod supervisor;

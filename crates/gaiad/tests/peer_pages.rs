@@ -410,6 +410,25 @@ fn copy_counts_only_if_the_other_map_has_kept_the_pages() {
     assert_eq!(client.fills(acquire(Access::Read, NO_PEERS)), []);
 }
 
+/// A device waits for its copies before each question to the server, and the other map waits meanwhile.
+#[test]
+fn pages_of_another_device_come_in_replies_of_4_gib() {
+    use spinio_pagecache::messages::Access;
+    const PAGES: u64 = 5 << 18;
+    let sparse = |dir: &Path| File::create(dir.join("file")).unwrap().set_len(PAGES * PAGE as u64).unwrap();
+    let Some(mount) = TestMount::new(sparse) else { return };
+    let file = open(&mount.dir.join("file"));
+    let [mut source, mut client] = [(), ()].map(|()| Raw::map(&file, Access::Read, 0, PAGES).unwrap());
+    source.acquire(0, PAGES, Access::Read);
+    let mut peers = NO_PEERS;
+    peers[0] = source.owner;
+    let fills = client.fills(Request::Acquire { first: 0, pages: PAGES, access: Access::Read, fetch: true, peers });
+    let run = |first, count| [Fill { run: Run { first, count }, source: Source::Peer(0) }];
+    assert_eq!(fills, run(0, 1 << 20));
+    assert_eq!(client.fills(Request::Filled), run(1 << 20, 1 << 18));
+    assert_eq!(client.fills(Request::Filled), []);
+}
+
 /// Pages of an epoch, and its stores.
 struct Epoch {
     from: usize,

@@ -2,9 +2,13 @@
 
 mod common;
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use spinio_sys::linux::{fs_magic, is_in_large_folio};
 
 use crate::common::TestMount;
 use crate::common::gpu::{Gpu, PAGE, open};
@@ -45,6 +49,48 @@ fn changed_pages_are_fetched_and_later_stores_to_them_are_found_without_a_scan()
     assert_eq!(after.pages_committed - before.pages_committed, 3 * 3, "pages without a store are not released");
     assert_eq!(after.bytes_from_file - before.bytes_from_file, (3 * PAGES / STEP * PAGE) as u64);
     assert_eq!(after.scan_ns, before.scan_ns, "the device looks at no page");
+}
+
+/// On ext4 each write to a page of a large folio takes several times longer.
+#[test]
+fn large_folios_of_the_file_below_are_split_where_single_pages_are_written_often() {
+    let bytes: Vec<u8> = (0..PAGES * PAGE).map(|n| (n % 251) as u8).collect();
+    let mut below = None;
+    let Some(mount) = TestMount::new(|dir| {
+        std::fs::write(dir.join("file"), &bytes).unwrap();
+        below = File::open(dir.join("file")).ok();
+        below.as_ref().unwrap().sync_all().unwrap();
+    }) else {
+        return;
+    };
+    let below = below.unwrap();
+    let is_large = |page: usize| is_in_large_folio(below.as_raw_fd(), page as u64);
+    let is_ext4 = rustix::fs::fstatfs(&below).unwrap().f_type as u64 == fs_magic::EXT4;
+    // The first is written, the last one not.
+    let (often, never) = (PAGES / 4, PAGES / 4 * 3);
+    if !is_ext4 || [often, never].map(is_large) != [Some(true); 2] {
+        eprintln!("skipped: no large folios, or not ext4, or not root");
+        return;
+    }
+    let file = open(&mount.dir.join("file"));
+    let gpu = Gpu::new(&file, PAGES);
+    let give_up = Instant::now() + Duration::from_secs(60);
+    for round in 0.. {
+        file.write_all_at(&[round as u8], (often * PAGE + 9) as u64).unwrap();
+        gpu.acquire();
+        assert_eq!(gpu.load(often * PAGE + 9), round as u8);
+        gpu.release();
+        if is_large(often) == Some(false) {
+            break;
+        }
+        assert!(Instant::now() < give_up, "it stays large");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(is_large(never), Some(true));
+    let mut now = vec![0; bytes.len()];
+    file.read_exact_at(&mut now, 0).unwrap();
+    now[often * PAGE + 9] = bytes[often * PAGE + 9];
+    assert!(now == bytes);
 }
 
 #[repr(align(4096))]

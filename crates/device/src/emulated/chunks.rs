@@ -44,12 +44,20 @@ struct Window {
     alias: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct MappedChunk {
     len: u64,
     writable: bool,
     /// Of a private chunk, in the worker's table.
     private: Option<Fd>,
+    /// The numbers of other devices that may load it here.
+    loaders: Vec<u32>,
+}
+
+impl MappedChunk {
+    fn new(len: u64, writable: bool, private: Option<Fd>) -> MappedChunk {
+        MappedChunk { len, writable, private, loaders: Vec::new() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -134,13 +142,13 @@ impl Chunks {
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
         let (fd, _) = *state.handles.get(&chunk.0).filter(|(_, whole)| *whole == len).ok_or(outside)?;
-        window.map(&mut state, at, MappedChunk { len, writable, private: None }, fd)
+        window.map(&mut state, at, MappedChunk::new(len, writable, None), fd)
     }
 
     /// Maps a memory file that has no handle; for the worker, whose table has it until it is unmapped.
     pub(super) fn map_private(&self, addr: DeviceAddr, len: u64, fd: Fd) -> Result<()> {
         let (at, window) = self.locate(addr).ok_or(DeviceError::new(BAD, "mapping of a chunk"))?;
-        window.map(&mut self.lock(), at, MappedChunk { len, writable: true, private: Some(fd) }, fd)?;
+        window.map(&mut self.lock(), at, MappedChunk::new(len, true, Some(fd)), fd)?;
         // SAFETY: mapped above, and used by nothing yet.
         unsafe { core::ptr::write_bytes((window.alias + at) as *mut u8, POISON, len as usize) };
         Ok(())
@@ -164,19 +172,36 @@ impl Chunks {
         let outside = DeviceError::new(BAD, "protection of chunks");
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
-        let mut end = at;
-        for (&start, chunk) in state.mapped.range(at..at + len) {
-            if start != end {
-                return Err(outside);
-            }
-            end += chunk.len;
-        }
-        if end != at + len {
+        if !state.covers(at, len) {
             return Err(outside);
         }
         let access = state.kernel_protection(writable);
-        state.mapped.range_mut(at..end).for_each(|(_, chunk)| chunk.writable = writable);
+        state.mapped.range_mut(at..at + len).for_each(|(_, chunk)| chunk.writable = writable);
         window.protect(at, len, access)
+    }
+
+    /// Lets another device load chunks of a range, side by side, until each is unmapped.
+    pub(super) fn allow_loads(&self, addr: DeviceAddr, len: u64, device: u32) -> Result<()> {
+        let outside = DeviceError::new(BAD, "access to chunks");
+        let (at, _) = self.locate(addr).ok_or(outside)?;
+        let mut state = self.lock();
+        if !state.covers(at, len) {
+            return Err(outside);
+        }
+        state.mapped.range_mut(at..at + len).for_each(|(_, chunk)| {
+            if !chunk.loaders.contains(&device) {
+                chunk.loaders.push(device);
+            }
+        });
+        Ok(())
+    }
+
+    /// Whether another device may load a range.
+    pub(super) fn may_load(&self, addr: DeviceAddr, len: u64, device: u32) -> bool {
+        let Some((at, _)) = self.locate(addr) else { return false };
+        let state = self.lock();
+        let Some((&first, _)) = state.mapped.range(..=at).next_back() else { return false };
+        state.mapped.range(first..at + len.max(1)).all(|(_, chunk)| chunk.loaders.contains(&device))
     }
 
     /// Unmaps a chunk; the memory file of a private one is the caller's now.
@@ -274,6 +299,18 @@ impl Chunks {
 }
 
 impl State {
+    /// Whether a range is whole chunks, side by side.
+    fn covers(&self, at: u64, len: u64) -> bool {
+        let mut end = at;
+        for (&start, chunk) in self.mapped.range(at..at + len) {
+            if start != end {
+                return false;
+            }
+            end += chunk.len;
+        }
+        end == at + len
+    }
+
     /// What the CPU may do, now, with a chunk under its device address.
     fn kernel_protection(&self, writable: bool) -> u32 {
         match (self.cpu_access, writable) {

@@ -7,7 +7,8 @@
 //!
 //! A copy is ordered by its stream alone, as on CUDA: not with what streams of the other device do. It needs no access of
 //! the devices to each other; kernels do, and get it for memory of [`Emulated::alloc`], not for chunks. A copy from a chunk
-//! of another device needs it too, as on CUDA, but not that the other device was made in this process.
+//! of another device needs it too, as on CUDA, but not that the other device was made in this process; one that this process
+//! has mapped is allowed for each device by itself ([`PeerMemory::allow_loads`]), until it is unmapped.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -21,7 +22,7 @@ use super::memory::Direction;
 use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
-use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerMemory, StreamId, WaitMode};
+use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerMemory, PeerPiece, StreamId, WaitMode};
 
 const READ: u32 = 1;
 
@@ -123,27 +124,30 @@ impl PeerMemory for Emulated {
         copy().map_err(PeerError::Copy)
     }
 
-    fn copy_from_chunks(&self, peer: [u8; 16], chunks: &[PeerChunk]) -> core::result::Result<(), PeerError> {
-        const OPERATION: &str = "copy from another device";
+    fn allow_loads(&self, peer: [u8; 16], at: DeviceAddr, len: u64) -> core::result::Result<(), PeerError> {
         let other = self.accessible(peer)?;
+        let unknown = DeviceError::new(ErrorKind::BadAddress, "access to chunks of another device");
+        let owner = devices::owner_of(at).filter(|owner| owner.ordinal == other);
+        let allowed = owner.ok_or(unknown).and_then(|owner| owner.memory.chunks.allow_loads(at, len, self.ordinal));
+        allowed.map_err(PeerError::Import)
+    }
+
+    fn copy_from_chunks(&self, pieces: &[PeerPiece]) -> core::result::Result<(), PeerError> {
+        const OPERATION: &str = "copy from another device";
         let stream = self.acquire_stream().map_err(PeerError::Copy)?;
-        let queued = chunks.iter().try_for_each(|chunk| {
-            let unknown = PeerError::Import(DeviceError::new(ErrorKind::BadAddress, OPERATION));
-            let owner = devices::owner_of(chunk.at).filter(|owner| owner.ordinal == other).ok_or(unknown)?;
-            let whole = owner.memory.engine_addr(chunk.at, chunk.len as usize, Direction::Load, OPERATION);
-            let whole = whole.map_err(PeerError::Import)?;
-            chunk.pieces.iter().try_for_each(|piece| {
-                if !chunk.contains(piece) {
-                    return Err(unknown);
-                }
-                let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, OPERATION);
-                let copy = |dst| Operation::Peer { dst, src: whole + piece.from, len: piece.len };
-                dst.and_then(|dst| self.engine.submit(stream.0, copy(dst))).map_err(PeerError::Copy)
-            })
+        let queued = pieces.iter().try_for_each(|piece| {
+            let unknown = DeviceError::new(ErrorKind::BadAddress, OPERATION);
+            let owner = devices::owner_of(piece.from).ok_or(unknown)?;
+            if !owner.memory.chunks.may_load(piece.from, piece.len as u64, self.ordinal) {
+                return Err(unknown);
+            }
+            let src = owner.memory.engine_addr(piece.from, piece.len, Direction::Load, OPERATION)?;
+            let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, OPERATION)?;
+            self.engine.submit(stream.0, Operation::Peer { dst, src, len: piece.len })
         });
         // Also after an error: nothing may use the chunks any more.
         let done = self.synchronize(stream, WaitMode::Block);
         self.release_stream(stream);
-        queued.and(done.map_err(PeerError::Copy))
+        queued.and(done).map_err(PeerError::Copy)
     }
 }

@@ -176,7 +176,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         full: &[at("cached", 0.0, &[("size", GIB), ("cold", 0)]), at("on disk", 1.0, &[("size", GIB), ("cold", 1)])],
         large: &[
             at("cached", 0.0, &[("size", 8 * GIB), ("cold", 0)]),
-            at("on disk", 1.0, &[("size", 8 * GIB), ("cold", 1)]),
+            // The disk's rate does not depend on the size, and all of it is read twice by each method.
+            at("on disk", 1.0, &[("size", 2 * GIB), ("cold", 1)]),
         ],
         columns: &[BRING, FETCHED, EVICTED],
         axis: ("", Along::Labels),
@@ -222,7 +223,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         large: &[
             at("prefetched", 0.0, &[("size", 16 * GIB), ("limit", 8 * GIB), ("blocks", 1_000_000), ("cold", 0)]),
-            at("on disk", 1.0, &[("size", 16 * GIB), ("limit", 8 * GIB), ("blocks", 1_000_000), ("cold", 1)]),
+            // In the same proportions.
+            at("on disk", 1.0, &[("size", 4 * GIB), ("limit", 2 * GIB), ("blocks", 250_000), ("cold", 1)]),
         ],
         columns: &[FETCHED, EVICTED],
         axis: ("", Along::Labels),

@@ -7,7 +7,7 @@
 //!   cells/           which programs run on which files, and what CPU programs do meanwhile
 //!   stage.rs         compiled programs, a mount, a directory beside it      worker.rs   one program with kernels
 //!        v
-//!   runner.rs        runs, the first one dropped; results checked; time limit
+//!   runner.rs        runs, the first one dropped; results checked      time_shares.rs   the time limit, shared among cells
 //!   report.rs        table, JSON, chart
 //! ```
 //!
@@ -27,6 +27,7 @@ mod programs;
 mod report;
 mod runner;
 mod stage;
+mod time_shares;
 mod usage;
 mod worker;
 
@@ -114,17 +115,20 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<Exit> {
         output::print(&format!("kernels  {}\n\n", kernels(&stage)))?;
     }
     let (mut all, mut wrong) = (Vec::new(), false);
-    let count = wanted.len();
-    for (i, experiment) in wanted.into_iter().enumerate() {
+    let scale = gaia.scale.unwrap_or(if stage.is_cuda() { Scale::Full } else { Scale::Small });
+    let settings = |experiment: &'static Experiment| match scale {
+        Scale::Small => experiment.small,
+        Scale::Large if !experiment.large.is_empty() => experiment.large,
+        _ => experiment.full,
+    };
+    let cells = |experiment| settings(experiment).len() * runner::methods(&stage, experiment).0.len();
+    let mut cells_left: usize = wanted.iter().copied().map(cells).sum();
+    for experiment in wanted {
         let left = end.saturating_duration_since(Instant::now());
-        // Some need less than their share, and leave it to the others.
-        let share = (left / (count - i) as u32 * 2).min(left);
-        let scale = gaia.scale.unwrap_or(if stage.is_cuda() { Scale::Full } else { Scale::Small });
-        let settings = match scale {
-            Scale::Small => experiment.small,
-            Scale::Large if !experiment.large.is_empty() => experiment.large,
-            _ => experiment.full,
-        };
+        // As each cell has the same; what one leaves is the others'.
+        let share = left.mul_f64(cells(experiment) as f64 / cells_left.max(1) as f64);
+        cells_left -= cells(experiment);
+        let settings = settings(experiment);
         // After each cell, so that what was measured is there if this process is killed.
         let keep = |outcome: &Outcome| match &gaia.out {
             Some(out) => write(out, &stage, outcome, &record(&stage, gaia, outcome)),

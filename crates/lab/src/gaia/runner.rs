@@ -1,7 +1,7 @@
 //! Runs a cell as often as asked, or as often as time permits, and drops the first run.
 //!
 //! ```text
-//!   time left of all ──> share of this experiment ──> share of this cell:  prepare ─> run ─> check   x runs
+//!   time left of all ──> share of this experiment ──> share of this cell:  open, not counted ─> prepare ─> run ─> check   x runs
 //! ```
 //!
 //! Every run is checked: a method whose results are wrong has no figures. What was measured before the time limit
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::experiment::{Cell, Experiment, Method, Needs, Setting};
 use super::stage::Stage;
+use super::time_shares::{self, Share};
 use super::usage;
 use super::worker::{Figures, TimeUp};
 
@@ -45,12 +46,30 @@ pub struct Outcome {
     pub experiment: &'static Experiment,
     /// The settings.
     pub settings: &'static [Setting],
-    /// In the order of measurement.
+    /// By settings, then methods.
     pub cells: Vec<Measurement>,
     /// Methods and settings without figures, and why.
     pub missing: Vec<String>,
     /// Results were wrong.
     pub wrong: bool,
+}
+
+/// The methods that can run here, and why the others cannot.
+pub fn methods(stage: &Stage, experiment: &'static Experiment) -> (Vec<&'static Method>, Vec<String>) {
+    let (mut methods, mut missing) = (Vec::new(), Vec::new());
+    for method in experiment.methods {
+        let why = match method.needs {
+            Needs::Nothing => None,
+            Needs::Cuda if stage.is_cuda() => None,
+            Needs::Cuda => Some("there is no CUDA GPU here"),
+            Needs::Absent(why) => Some(why),
+        };
+        match why {
+            None => methods.push(method),
+            Some(why) => missing.push(format!("{}: {why}", method.name)),
+        }
+    }
+    (methods, missing)
 }
 
 /// Runs an experiment within `limit`. `runs`: with the first, which is dropped. `keep` gets what there is after each cell.
@@ -62,41 +81,29 @@ pub fn run(
     limit: Duration,
     keep: &dyn Fn(&Outcome) -> anyhow::Result<()>,
 ) -> anyhow::Result<Outcome> {
-    let mut outcome = Outcome { experiment, settings, cells: Vec::new(), missing: Vec::new(), wrong: false };
-    let end = Instant::now() + limit;
-    let mut methods = Vec::new();
-    for method in experiment.methods {
-        let why = match method.needs {
-            Needs::Nothing => None,
-            Needs::Cuda if stage.is_cuda() => None,
-            Needs::Cuda => Some("there is no CUDA GPU here"),
-            Needs::Absent(why) => Some(why),
-        };
-        match why {
-            None => methods.push(method),
-            Some(why) => outcome.missing.push(format!("{}: {why}", method.name)),
+    let (methods, missing) = methods(stage, experiment);
+    let mut outcome = Outcome { experiment, settings, cells: Vec::new(), missing, wrong: false };
+    let cells = (0..settings.len()).flat_map(|setting| (0..methods.len()).map(move |method| (setting, method)));
+    let place =
+        |cell: &Measurement| (cell.setting, methods.iter().position(|method| core::ptr::eq(*method, cell.method)));
+    time_shares::share(cells.collect(), Instant::now() + limit, Instant::now, |(number, method), share| {
+        let (setting, method) = (&settings[number], methods[method]);
+        let (counted, problem) = measure(stage, experiment, method, setting, runs, share);
+        let is_late = counted.is_empty() && problem.as_ref().is_some_and(|problem| problem.is::<TimeUp>());
+        if is_late && !share.is_last {
+            return Ok(false);
         }
-    }
-    let mut cells = settings.len() * methods.len();
-    for (number, setting) in settings.iter().enumerate() {
-        for &method in &methods {
-            let left = end.saturating_duration_since(Instant::now());
-            let share = left / u32::try_from(cells).unwrap_or(1).max(1);
-            cells -= 1;
-            // A cell that needs more than its share for its first two runs gets it from the others.
-            stage.deadline.set(end);
-            let measured = measure(stage, experiment, method, setting, runs, Instant::now() + share);
-            let (counted, problem) = measured;
-            if let Some(problem) = problem {
-                outcome.wrong |= problem.is::<Wrong>();
-                outcome.missing.push(format!("{} at {}: {problem:#}", method.name, setting.label));
-            }
-            if !counted.is_empty() {
-                outcome.cells.push(Measurement { setting: number, method, runs: counted });
-            }
-            keep(&outcome)?;
+        if let Some(problem) = problem {
+            outcome.wrong |= problem.is::<Wrong>();
+            outcome.missing.push(format!("{} at {}: {problem:#}", method.name, setting.label));
         }
-    }
+        if !counted.is_empty() {
+            outcome.cells.push(Measurement { setting: number, method, runs: counted });
+            // One that was tried again is not the last one of its setting.
+            outcome.cells.sort_by_key(place);
+        }
+        keep(&outcome).map(|()| true)
+    })?;
     keep(&outcome)?;
     Ok(outcome)
 }
@@ -120,13 +127,18 @@ fn measure(
     method: &Method,
     setting: &Setting,
     runs: usize,
-    share_ends: Instant,
+    share: Share,
 ) -> (Vec<Figures>, Option<anyhow::Error>) {
-    if stage.deadline.left().is_zero() {
+    if share.all.is_zero() {
         return (Vec::new(), Some(TimeUp.into()));
     }
+    stage.deadline.set(Instant::now() + share.all);
     match (experiment.open)(stage, method, setting) {
-        Ok(mut cell) => repeat(cell.as_mut(), &|| usage::cpu_seconds(&stage.daemon()), runs, share_ends),
+        Ok(mut cell) => {
+            // The program runs now: its start takes nothing from the runs.
+            let share_ends = Instant::now() + share.runs;
+            repeat(cell.as_mut(), &|| usage::cpu_seconds(&stage.daemon()), runs, share_ends)
+        }
         Err(problem) => (Vec::new(), Some(problem)),
     }
 }

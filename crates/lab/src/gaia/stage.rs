@@ -23,6 +23,8 @@ use super::{programs, worker};
 use crate::cleanup::{self, Cleanup};
 use crate::exit::{self, Exit};
 
+const PAGE: u64 = 4096;
+
 /// Everything that cells use.
 pub struct Stage {
     /// Where kernels run.
@@ -31,7 +33,7 @@ pub struct Stage {
     pub devices: u32,
     /// The name of the first one.
     pub device: String,
-    /// When the present experiment must have ended.
+    /// When the present cell must have ended.
     pub deadline: Deadline,
     mounted: Mounted,
     /// The directory below the mount, opened before.
@@ -122,7 +124,8 @@ impl Stage {
         if !plain.exists() {
             let cannot = || format!("Cannot write {}", plain.display());
             let file = File::create_new(&plain).with_context(cannot)?;
-            write_words(&file, size).and_then(|()| file.sync_all()).with_context(cannot)?;
+            let write = || write_words(&file, size).and_then(|()| file.sync_all());
+            self.deadline.not_counting(write).with_context(cannot)?;
             // Before the mount is asked for it, so that it finds it there.
             let below = PathBuf::from(format!("/proc/self/fd/{}", self.below.as_raw_fd())).join(&name);
             std::fs::hard_link(&plain, &below).with_context(|| format!("Cannot link {}", plain.display()))?;
@@ -141,28 +144,23 @@ impl Stage {
         if !path.exists() {
             let cannot = || format!("Cannot write {}", path.display());
             let mut out = BufWriter::with_capacity(1 << 20, File::create_new(&path).with_context(cannot)?);
-            make(&mut out).with_context(cannot)?;
-            out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all().with_context(cannot)?;
+            self.deadline.not_counting(|| {
+                make(&mut out).with_context(cannot)?;
+                out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all().with_context(cannot)
+            })?;
         }
         Ok(path)
     }
 
-    /// What drops a file's cached pages, also those of the file below the mount.
-    pub fn evictor(&self, path: &Path) -> anyhow::Result<impl Fn() -> anyhow::Result<()> + use<>> {
+    /// A file, and if it is in the mount, also the one below.
+    pub fn opened(&self, path: &Path) -> anyhow::Result<Vec<File>> {
         let mut paths = vec![path.to_owned()];
         if path.starts_with(self.place(true, "")) {
             let name = path.file_name().context("a file")?;
             paths.push(PathBuf::from(format!("/proc/self/fd/{}", self.below.as_raw_fd())).join(name));
         }
         let open = |path: &PathBuf| File::open(path).with_context(|| format!("Cannot open {}", path.display()));
-        let files = paths.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(move || {
-            for file in &files {
-                file.sync_all()?;
-                linux::fadvise(file.as_raw_fd(), 0, file.metadata()?.len(), Advice::DontNeed)?;
-            }
-            Ok(())
-        })
+        paths.iter().map(open).collect()
     }
 
     /// Removes the files of an experiment.
@@ -179,6 +177,33 @@ impl Stage {
     pub fn close(self) -> anyhow::Result<()> {
         self.clear()?;
         self.mounted.unmount()
+    }
+}
+
+/// Drops the cached pages of these files.
+pub fn evict(files: &[File]) -> anyhow::Result<()> {
+    for file in files {
+        file.sync_all()?;
+        linux::fadvise(file.as_raw_fd(), 0, file.metadata()?.len(), Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+/// Has all pages of these files cached: reads the first one, which is in front of the others, unless they are.
+pub fn cache(files: &[File]) -> anyhow::Result<()> {
+    let is_cached = |file: &File| -> anyhow::Result<bool> {
+        let len = file.metadata()?.len();
+        // Older kernels do not say.
+        Ok(linux::cachestat(file.as_raw_fd(), 0, len).is_ok_and(|pages| pages.cached >= len.div_ceil(PAGE)))
+    };
+    let are_cached = files.iter().map(is_cached).collect::<anyhow::Result<Vec<_>>>()?;
+    let (Some(first), true) = (files.first(), are_cached.contains(&false)) else { return Ok(()) };
+    let (mut buffer, mut at) = (vec![0; 1 << 20], 0);
+    loop {
+        match first.read_at(&mut buffer, at)? {
+            0 => return Ok(()),
+            got => at += got as u64,
+        }
     }
 }
 

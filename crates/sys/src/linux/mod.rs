@@ -14,6 +14,7 @@ pub mod datagram;
 mod dirfd;
 mod file_handle;
 mod files;
+mod folios;
 pub mod fs_magic;
 mod inotify;
 mod lease;
@@ -40,6 +41,7 @@ pub use clock::*;
 pub use dirfd::*;
 pub use file_handle::*;
 pub use files::*;
+pub use folios::{is_in_large_folio, split_folios};
 pub use inotify::{
     InotifyEvent, inotify_events, inotify_init, inotify_signal, remove_watch, watch_modifications, watch_opens,
 };

@@ -26,7 +26,7 @@ enum { DEVICES = 2, SPAN = 1 << 30 };
 
 typedef struct context { int device, alive; uint64_t id; } context;
 typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
-typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool, no_access, read_only, chunk; } range;
+typedef struct range { uint64_t start, len, id, whole, whole_len; context *ctx; uint64_t ctx_id; int device, managed, pool, no_access, read_only, chunk, accessors; } range;
 typedef struct pinned { uint64_t start, len; context *ctx; uint64_t ctx_id; int read_only; } pinned;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -355,6 +355,11 @@ int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t from, size_t n, handle *s) {
     int e = copy(d, s);
     if (e || fail_copy_within) return e ? e : fail_copy_within;
     if (!covered(d, n) || !covered(from, n)) return INVALID;
+    for (uint64_t a = from; a < from + n;) {
+        range *r = find(a);
+        if (r->chunk && !(r->accessors >> current()->device & 1)) die("a copy from a chunk that this GPU has no access to");
+        a = r->start + r->len;
+    }
     memmove(at(d), at(from), n);
     return OK;
 }
@@ -506,7 +511,7 @@ int cuMemSetAccess(uint64_t a, size_t n, const int *access, size_t count) {
     while (n) {
         range *r = find(a);
         if (!r || r->start != a || r->len > n) return INVALID;
-        r->no_access = 0, r->read_only = access[2] == 1;
+        r->no_access = 0, r->read_only = access[2] == 1, r->accessors |= 1 << access[1];
         a += r->len, n -= r->len;
     }
     return OK;

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::group::{Group, Work, alone};
 use crate::gaia::experiment::{Cell, Method, Setting};
-use crate::gaia::stage::{Stage, mix};
+use crate::gaia::stage::{Stage, cache, evict, mix};
 use crate::gaia::worker::Figures;
 use crate::random::SplitMix64;
 
@@ -42,17 +42,11 @@ fn has_maps(method: &Method) -> bool {
 /// How the file is before a run.
 fn leave_cached(
     stage: &Stage,
-    file: PathBuf,
+    file: &Path,
     cold: bool,
 ) -> anyhow::Result<impl FnMut(usize) -> anyhow::Result<()> + use<>> {
-    let evict = stage.evictor(&file)?;
-    Ok(move |_| {
-        if cold {
-            return evict();
-        }
-        std::io::copy(&mut File::open(&file)?, &mut std::io::sink())?;
-        Ok(())
-    })
+    let files = stage.opened(file)?;
+    Ok(move |_| if cold { evict(&files) } else { cache(&files) })
 }
 
 /// fig6a.
@@ -64,7 +58,7 @@ pub fn streaming(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::R
         work = work.with("window", size / 8).memory(size / 2);
     }
     let group = alone(stage, &work)?;
-    Ok(Box::new(After { group, before: leave_cached(stage, file, setting.get("cold")? == 1)? }))
+    Ok(Box::new(After { group, before: leave_cached(stage, &file, setting.get("cold")? == 1)? }))
 }
 
 /// fig6b.
@@ -88,7 +82,7 @@ pub fn collage(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Res
     let work = Work::new("collage", method, &file).with("blocks", setting.get("blocks")?).with("window", limit / 4);
     let work = work.with("limit", limit);
     let group = alone(stage, &work.memory(limit))?;
-    Ok(Box::new(After { group, before: leave_cached(stage, file, setting.get("cold")? == 1)? }))
+    Ok(Box::new(After { group, before: leave_cached(stage, &file, setting.get("cold")? == 1)? }))
 }
 
 /// An ordinary CPU program changes a word in some of the pages; then kernels add up all words.
