@@ -322,6 +322,20 @@ pub(super) const RULES: &[Mutant] = &[
         &[Races("rearm")],
     ),
     rule(
+        "close-position",
+        "a close says how far was sent",
+        CONTROL,
+        ["load_relaxed_device(&detail::device_socket(net, s)->tail));", "0);"],
+        &[Rules("close")],
+    ),
+    rule(
+        "shutdown-position",
+        "a shutdown says how far was sent",
+        CONTROL,
+        ["ended ? load_relaxed_device(&detail::device_socket(net, s)->tail) : 0;", "0;"],
+        &[Rules("close")],
+    ),
+    rule(
         "mailbox-claim",
         "a mailbox has one call at a time",
         CONTROL,
