@@ -62,12 +62,12 @@ __device__ int64_t ask(Group group, const net::Handle &handle, net::Address to, 
     int s = connected(group, handle, to);
     int64_t right = 0;
     for (int round = 0; round < rounds; round++) {
-        for (size_t i = 0; i < bytes_each; i++)
+        for (size_t i = group.rank(); i < bytes_each; i += group.size())
             bytes[i] = byte_of(uint64_t(round) * 1000 + i);
         group.sync();
         bool good = net::send(group, handle, s, bytes, bytes_each) == int64_t(bytes_each);
         group.sync();
-        for (size_t i = 0; i < bytes_each; i++)
+        for (size_t i = group.rank(); i < bytes_each; i += group.size())
             bytes[i] = 0;
         group.sync();
         good = good && net::recv(group, handle, s, bytes, bytes_each, net::WAITALL) == int64_t(bytes_each);

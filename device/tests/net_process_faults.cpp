@@ -408,26 +408,36 @@ static void live_apart(bool serves)
     const std::string end = serves ? "spinio0" : "spinio1";
     CHECK(!run("ip link set lo up && ip addr add 10.77.0." + std::to_string(serves ? 1 : 2) + "/24 dev " + end + " && ip link set " + end + " up"));
     Net net;
-    // The same names as in the other namespace.
+    // The same name as in the other namespace, and one that is in this one only.
     int local = spinio_net_listen(net.net, "unix:@spinio-apart", 1);
-    CHECK(local > 0);
+    CHECK(local > 0 && spinio_net_listen(net.net, ("unix:@spinio-apart-" + end).c_str(), 1) > 0);
+    auto goes_through_memory = [&] { return net.stats().upgraded + net.stats().shared + net.stats().peer; };
     if (serves) {
         int s = spinio_net_listen(net.net, "tcp://10.77.0.1:7007", 8);
         CHECK(s > 0);
         spinio::launch_resident_on(net.stream, answer_each, 1, 32, net.handle, s);
         say("serves");
         await_parent();
-        CHECK(net.stats().accepted == 20 && net.stats().upgraded == 0);
-        waits_for_open(net, 2);
+        CHECK(net.stats().accepted == 20 && goes_through_memory() == 0);
+        waits_for_open(net, 3);
         CHECK(!spinio_net_stop(net.net));
     } else {
-        // A port of the other namespace, at the same address here and in the other one.
-        CHECK(spinio_net_listen(net.net, "tcp://127.0.0.1:7007", 1) > 0);
+        // The port of the other namespace is one of this one too, and so is a door at which a connection to it could ask.
+        Net beside;
+        CHECK(spinio_net_listen(beside.net, "tcp://0.0.0.0:7007", 1) > 0);
         spinio::launch_resident_on(net.stream, ask_often, 1, 32, net.handle, net::Address::inet(10, 77, 0, 1, 7007), 20, net.words);
         net.wait();
-        CHECK(net.words['k'] == 20 && net.stats().upgraded == 0);
+        CHECK(net.words['k'] == 20 && goes_through_memory() == 0);
         waits_for_open(net, 2);
-        // Abstract names are of a namespace.
+        CHECK(beside.stats().accepted == 0 && beside.stats().shared + beside.stats().peer == 0);
+        // Names of the other namespace are not found, by kernels and by programs.
+        spinio::launch_resident_on(net.stream, ask_unix, 1, 32, net.handle, net::Address::abstract("spinio-apart-spinio0"), net.words);
+        net.wait();
+        CHECK(net.words[0] == -ECONNREFUSED);
+        CHECK(!spinio_socket_connect("unix:@spinio-apart-spinio0", nullptr) && errno == ECONNREFUSED);
+        // This one's are.
+        spinio_socket *own = spinio_socket_connect("unix:@spinio-apart-spinio1", nullptr);
+        CHECK(own && !spinio_socket_close(own));
         CHECK(!spinio_net_stop(net.net));
         say("asked");
         await_parent();

@@ -3,7 +3,7 @@
 // built without, the other rules. `cargo x mutate-net` takes the rules away one by one.
 //
 //   net_rules            all sections
-//   net_rules SECTION    one of them: sink source echo shared whole events room rearm calls words claims lines datagrams
+//   net_rules SECTION    one of them: sink source echo shared whole events room rearm calls words claims close lines datagrams
 //
 // Known limit: of words that are relaxed atomics (copies of events) ThreadSanitizer sees no race; what they refer to shows it.
 #include "check.h"
@@ -377,6 +377,8 @@ int main(int count, char **argument)
         words_of_lines_are_checked();
     if (on("claims"))
         full_queues_refuse();
+    if (on("close"))
+        close_and_shutdown_say_how_far_was_sent();
     if (on("lines")) {
         descriptors_are_checked();
     }

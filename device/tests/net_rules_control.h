@@ -350,7 +350,7 @@ static void mailboxes_belong_to_one_call()
     CHECK(wrong == 0 && sum == blocks * calls * (blocks * calls + 1) / 2);
 }
 
-// One call on socket 0: 0 recv, 1 send of 200 bytes, 2 recv of at most 10, 3 shutdown of sending, 4 poll.
+// One call on socket 0: 0 recv, 1 send of 200 bytes, 2 recv of at most 10, 3 shutdown of sending.
 __global__ void call_once(net::Handle handle, int what, int s, int flags, int64_t *out)
 {
     __shared__ unsigned char buffer[200];
@@ -360,6 +360,8 @@ __global__ void call_once(net::Handle handle, int what, int s, int flags, int64_
         result = net::recv(g, handle, s, buffer, what ? 10 : 200, flags);
     else if (what == 1)
         result = net::send(g, handle, s, buffer, 200, flags);
+    else if (what == 3)
+        result = net::shutdown(g, handle, s, net::SHUT_SEND);
     if (threadIdx.x == 0)
         *out = result;
 }
@@ -467,6 +469,45 @@ static void full_queues_refuse()
     CHECK(!proxy.hear(bell));
     for (unsigned times : next_of)
         CHECK(times == 4);
+}
+
+__global__ void send_and_close(net::Handle handle, size_t bytes, int64_t *out)
+{
+    __shared__ unsigned char buffer[100];
+    if (threadIdx.x == 0)
+        std::memset(buffer, 1, sizeof buffer);
+    __syncthreads();
+    int64_t sent = bytes ? net::send(net::block(), handle, Proxy::descriptor(0), buffer, bytes) : 0;
+    int64_t closed = net::close(net::block(), handle, Proxy::descriptor(0));
+    if (threadIdx.x == 0)
+        out[0] = sent, out[1] = closed;
+}
+
+// The proxy may see it first.
+static void close_and_shutdown_say_how_far_was_sent()
+{
+    for (size_t bytes : {size_t(0), size_t(100)}) {
+        Proxy proxy;
+        int64_t out[2] = {-1, -1};
+        run_resident(send_and_close, 1, 32, proxy.handle, bytes, out);
+        CHECK(out[0] == int64_t(bytes) && out[1] == 0);
+        if (bytes)
+            CHECK(proxy.hear().operation == layout::doorbell_send);
+        const Bell bell = proxy.hear();
+        CHECK(bell.operation == layout::doorbell_close && bell.epoch == Proxy::epoch && bell.position == add(Proxy::first, bytes));
+    }
+    // So may a shutdown, which waits for its answer.
+    Proxy proxy;
+    int64_t sent = 0, done = 0;
+    run_resident(call_once, 1, 32, proxy.handle, 1, Proxy::descriptor(0), 0, &sent);
+    std::thread kernel = start(call_once, 1, 32, proxy.handle, 3, Proxy::descriptor(0), 0, &done);
+    CHECK(proxy.hear().operation == layout::doorbell_send && sent == 200);
+    const Bell bell = proxy.hear();
+    CHECK(bell.operation == layout::doorbell_control && bell.position == add(Proxy::first, 200));
+    uint64_t *reply = proxy.mailbox(bell.socket) + layout::line_bytes / 8;
+    release(reply, uint64_t(1) << 32);
+    kernel.join();
+    CHECK(done == 0);
 }
 
 __global__ void fill_together(net::Handle handle, int s, int64_t *wrong, uint64_t *arrived)

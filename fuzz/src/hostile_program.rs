@@ -27,6 +27,8 @@ use crate::{RING, word};
 /// Granules are a quarter of the connections.
 const CONNECTIONS: u32 = 16;
 const STEPS: usize = 16;
+/// At which streams begin, and up to which a kernel that closes has sent.
+const FIRST: u64 = (1 << 48) - 1000;
 /// How long a hostile program waits for an answer, which may never be due.
 const ANSWER: Duration = Duration::from_millis(20);
 
@@ -50,7 +52,7 @@ fn world() -> &'static World {
             connections: CONNECTIONS,
             ring_bytes: RING as u32,
             idle_us: 100,
-            first_position: (1 << 48) - 1000,
+            first_position: FIRST,
             ..Options::default()
         };
         let net = Net::open(registry::emulated().expect("the emulated device"), options).expect("a net");
@@ -106,7 +108,7 @@ impl World {
     fn ring(&self, op: Op, socket: Descriptor) {
         let queue = self.words(self.sizes().doorbells(), DOORBELLS * DOORBELL_BYTES);
         let head = &self.words(0, PAGE)[header::DOORBELL_HEAD];
-        let entry = Entry::new(op, Position::of(0), socket.index, socket.epoch);
+        let entry = Entry::new(op, Position::of(FIRST), socket.index, socket.epoch);
         until("the doorbells are full", || doorbell::push(queue, &self.claims[0], &self.claims[1], head, entry));
     }
 

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! With ThreadSanitizer, which sees kernel and proxy together, the other programs of device/tests run first: it looks at what
-//! they do, not at how often.
+//! they do, not at how often. Two nets map what they share at different addresses, so of such memory it sees the threads of each
+//! net and not what one orders with the other.
 
 use anyhow::{Result, ensure};
 
@@ -19,7 +20,7 @@ const SCRIPTS_EACH_SECOND: u64 = 56;
 /// The part of the time that is for random words.
 const WORDS_SHARE: u64 = 6;
 /// Programs of which ThreadSanitizer sees kernel and proxy.
-const PROGRAMS: [&str; 5] = ["net", "net_costs", "net_events", "net_datagrams", "net_faults"];
+const PROGRAMS: [&str; 6] = ["net", "net_costs", "net_events", "net_datagrams", "net_faults", "net_nets"];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

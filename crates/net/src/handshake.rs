@@ -10,10 +10,10 @@ use std::sync::atomic::AtomicU64;
 use spinio_host::settings::Settings;
 use spinio_ring::Position;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
-use spinio_sys::Errno;
 use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
 use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::{self, Fd};
+use spinio_sys::{Errno, injection_point};
 
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
@@ -35,6 +35,7 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
         return Err("SPINIO_NET_UPGRADE=off");
     }
     let channel = knock(to)?;
+    injection_point!("program: door knocked at");
     if door::process_of(channel.0).is_none() {
         return Err("a net of another user listens there");
     }
@@ -45,8 +46,12 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     let name = socket::getsockname(anchor).map_err(|_| "the socket has no name")?;
     let announced = Announced { channel };
     announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None })?;
+    injection_point!("program: announcement sent");
     match announced.receive() {
-        (Some(Packet::Welcome), _) => Ok(announced),
+        (Some(Packet::Welcome), _) => {
+            injection_point!("program: welcome received");
+            Ok(announced)
+        }
         (Some(Packet::Refused(Refusal::Memory)), _) => Err("the net has no memory left for programs"),
         (Some(Packet::Refused(Refusal::Backlog)), _) => Err("the backlog of the listening socket is full"),
         (Some(Packet::Refused(Refusal::Setting)), _) => Err("a setting of the net"),
@@ -119,8 +124,11 @@ impl Announced {
         let (Some(Packet::Offer { size_log2, generation, first, peer: false }), Some(file)) = (offer, file) else {
             return Err(LATE);
         };
+        injection_point!("program: offer received");
         let granule = MappedGranule::map(file.0, size_log2).ok_or("the memory cannot be mapped")?;
+        injection_point!("program: granule mapped");
         self.send(&Packet::Agreed)?;
+        injection_point!("program: agreement sent");
         let mut go = self.receive().0;
         if go.is_none() {
             // From now on the net cannot send it. It may have done so before.
@@ -130,6 +138,7 @@ impl Announced {
         if go != Some(Packet::Go { peer: false }) {
             return Err(LATE);
         }
+        injection_point!("program: go received");
         Ok(Memory { granule, generation, first, channel: Some(self.channel) })
     }
 }

@@ -23,9 +23,9 @@ use spinio_ring::event::{ERR, HUP, IN, OUT, RDHUP};
 use spinio_ring::granule::{self, END_WORDS, wants};
 use spinio_ring::peer::{CLOSED, CONSUMED, Mark, RESET, SHUT, TAIL};
 use spinio_ring::{Position, Word};
-use spinio_sys::Errno;
 use spinio_sys::linux::channel::{self, Until};
 use spinio_sys::linux::{self, Fd, socket};
+use spinio_sys::{Errno, injection_point};
 
 use crate::handshake::{self, Announced, Memory};
 use crate::socket_fd::SocketFd;
@@ -95,6 +95,7 @@ impl Socket {
             if options.no_upgrade { Err("no_upgrade of the options") } else { handshake::announce(anchor.0, address) };
         linux::socket_move::set_nonblocking(anchor.0, false).map_err(what)?;
         socket::connect(anchor.0, address.bytes()).map_err(what)?;
+        injection_point!("program: connected");
         if socket::is_inet(address.family()) {
             let _ = socket::no_delay(anchor.0);
         }

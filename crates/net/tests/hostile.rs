@@ -145,6 +145,50 @@ fn wrong_position_resets_its_connection_and_no_other() {
 }
 
 #[test]
+fn close_that_is_seen_before_a_send_says_how_far_it_goes() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let (socket, mut peer) = connection(&net);
+    let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+    for (op, position) in [(Op::Send, 5), (Op::Close, 4000), (Op::Send, 4000), (Op::Send, 40)] {
+        kernel.ring(op, position, index, epoch);
+    }
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), 4000);
+    assert_eq!(net.stats().violations, 0);
+    // More than there is room for.
+    let (socket, mut peer) = connection(&net);
+    let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+    kernel.ring(Op::Close, 4097, index, epoch);
+    assert_eq!(peer.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    until("closed sockets are not freed", || net.stats().open == 0);
+    assert_eq!(net.stats().violations, 1);
+    net.close().unwrap();
+}
+
+#[test]
+fn shutdown_that_is_seen_before_a_send_says_how_far_it_goes() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let (socket, mut peer) = connection(&net);
+    let Descriptor { index, epoch } = Descriptor::of(socket as u32);
+    let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
+    let (call, address, descriptor) = (Ok(Call::Shutdown), Address::EMPTY, socket as u32);
+    Request { call, flags: 0, number: 1, descriptor, argument: 1, address }.store(&mailbox[..16]);
+    kernel.ring(Op::Control, 4000, 0, 0);
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), 4000);
+    assert!(Reply::load(&mailbox[16..], 1).is_some_and(|reply| reply.result == 0));
+    kernel.ring(Op::Send, 4000, index, epoch);
+    kernel.ring(Op::Close, 4000, index, epoch);
+    until("closed sockets are not freed", || net.stats().open == 0);
+    assert_eq!(net.stats().violations, 0);
+    net.close().unwrap();
+}
+
+#[test]
 fn bytes_sent_after_a_reset_do_not_change_the_error() {
     let net = open();
     let kernel = Kernel::new(&net);

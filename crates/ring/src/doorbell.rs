@@ -9,9 +9,10 @@
 //!
 //! The kernel makes its bytes visible before it claims, since nothing between claim and entry may wait. An entry that is claimed
 //! and not written yet is a hole: the proxy takes those after it, and the hole once it is written. That is as if it had been
-//! claimed later: the doorbells of a direction of a socket, and of a mailbox, are rung one after the other. An entry is taken only
-//! if all before it are still holes once it was seen: else a group could write a hole and then this one while the proxy looks.
-//! Places up to a hole are not used again, so a hole that is never written blocks the queue 4096 entries later.
+//! claimed later: the doorbells of a direction of a socket, and of a mailbox, are rung one after the other. Those of groups that
+//! had the lock earlier may be seen after a close or a shutdown, so these say how far was sent. An entry is taken only if all
+//! before it are still holes once it was seen: else a group could write a hole and then this one while the proxy looks. Places up
+//! to a hole are not used again, so a hole that is never written blocks the queue 4096 entries later.
 
 use crate::Word;
 use crate::layout::DOORBELLS;
@@ -27,9 +28,9 @@ pub enum Op {
     Credit = 3,
     /// The next event of a socket in an event set is wanted.
     Rearm = 4,
-    /// The kernel uses the descriptor no more.
+    /// The kernel uses the descriptor no more. What it has sent goes up to the position.
     Close = 6,
-    /// A request is in the mailbox whose number is in the place of the socket.
+    /// A request is in the mailbox whose number is in the place of the socket. If it ends sending, the position is as of a close.
     Control = 7,
     /// The other end of a connection inside the net has something new: [`crate::peer::Notice`] is in the place of the position.
     Ready = 40,
@@ -40,7 +41,7 @@ pub enum Op {
 pub struct Entry {
     /// What happened; the number as it came if it is no [`Op`].
     pub op: Result<Op, u8>,
-    /// Of a send; of a rearm and of [`Op::Ready`] a notice.
+    /// Up to which bytes were sent: of a send, a close and a shutdown; of a rearm and of [`Op::Ready`] a notice.
     pub position: Position,
     /// Index of the socket, or number of the mailbox.
     pub socket: u32,

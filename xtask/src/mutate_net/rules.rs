@@ -217,8 +217,25 @@ pub(super) const RULES: &[Mutant] = &[
         "proxy-violation",
         "a wrong position resets its connection",
         PROXY,
-        ["Err(_) => self.violation(descriptor.index),\n                }", "Err(_) => {}\n                }"],
+        ["Err(_) => self.violation(descriptor.index),\n        }\n    }", "Err(_) => {}\n        }\n    }"],
         &[hostile("wrong_position_resets")],
+    ),
+    rule(
+        "proxy-close",
+        "what a close says was sent is sent, also if it is seen before the doorbells that say so",
+        PROXY,
+        ["                self.sent_up_to(descriptor, entry.position);\n", ""],
+        &[hostile("close_that_is_seen_before_a_send")],
+    ),
+    rule(
+        "proxy-shutdown",
+        "so is what a shutdown says",
+        PROXY,
+        [
+            "            self.sent_up_to(Descriptor::of(request.descriptor), sent);\n",
+            "            self.sent_up_to(Descriptor::of(0), sent);\n",
+        ],
+        &[hostile("shutdown_that_is_seen_before_a_send")],
     ),
     rule(
         "proxy-mailbox",

@@ -318,6 +318,23 @@ pub(super) const RULES: &[Mutant] = &[
         &[Races("rearm")],
     ),
     rule(
+        "close-position",
+        "a close says how far was sent",
+        CONTROL,
+        [
+            "detail::position_of(&detail::device_socket(net, s)->send_lock));\n    }\n    return int(share(group, result));",
+            "0);\n    }\n    return int(share(group, result));",
+        ],
+        &[Rules("close")],
+    ),
+    rule(
+        "shutdown-position",
+        "a shutdown says how far was sent",
+        CONTROL,
+        ["ended ? detail::position_of(&detail::device_socket(net, s)->send_lock) : 0;", "0;"],
+        &[Rules("close")],
+    ),
+    rule(
         "mailbox-claim",
         "a mailbox has one call at a time",
         CONTROL,

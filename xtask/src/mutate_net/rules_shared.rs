@@ -271,14 +271,14 @@ pub(super) const RULES: &[Mutant] = &[
         "an end that is armed says so in the other end's words",
         KERNEL_PEER,
         ["            or_device(&peer.theirs->tail, layout::end_watched);\n", ""],
-        &[Kernels("net_peer")],
+        &[Kernels("net_peer_events")],
     ),
     rule(
         "peer-watched-send",
         "a send to a watched end tells it",
         KERNEL_PEER,
         ["    if (old & layout::end_watched)\n        tell_peer(net, s, locked.peer, IN);\n", "    (void)old;\n"],
-        &[Kernels("net_peer")],
+        &[Kernels("net_peer_events")],
     ),
     rule(
         "peer-watched-later",
@@ -295,7 +295,7 @@ pub(super) const RULES: &[Mutant] = &[
             "    const int64_t room = room_of_peer(peer, locked, tail, locked.taken);\n    if (!room) {",
             "    const int64_t room = 1;\n    if (!room) {",
         ],
-        &[Kernels("net_peer")],
+        &[Kernels("net_peer_events")],
     ),
     rule(
         "peer-untold-wait",

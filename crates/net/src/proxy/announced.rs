@@ -17,9 +17,9 @@ use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::Reply;
 use spinio_ring::peer::{Place, Remote};
-use spinio_sys::Errno;
 use spinio_sys::linux::channel::{receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLIN, EPOLLRDHUP, is_inet};
+use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::announcement::{Announced, Stage};
@@ -81,6 +81,7 @@ impl Proxy {
         if let Some(socket) = self.sockets.at(index) {
             socket.meeting.announced = Some(number as u32);
         }
+        injection_point!("connecting net: announcement sent");
         true
     }
 
@@ -184,6 +185,7 @@ impl Proxy {
         let index = announced.socket.index;
         match (announced.stage, packet) {
             (Stage::Announced, Some(Packet::Welcome)) => {
+                injection_point!("connecting net: welcome received");
                 (announced.stage, announced.since) = (Stage::Welcome, now);
                 self.connect_again(index, now);
             }
@@ -197,6 +199,7 @@ impl Proxy {
                 self.stay_with_linux(number, now);
             }
             (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {
+                injection_point!("connecting net: offer received");
                 announced.expects_memory = peer;
                 let found = match file.filter(|_| first == self.first) {
                     Some(file) => self.imports.take(file.0, size_log2),
@@ -227,6 +230,7 @@ impl Proxy {
                 }
             }
             (Stage::Registering(_), Some(Packet::Memory { net, number: of })) if announced.expects_memory => {
+                injection_point!("connecting net: memory received");
                 announced.expects_memory = false;
                 let of = (announced.process, net, of);
                 if let Some(file) = file {
@@ -237,7 +241,10 @@ impl Proxy {
                 }
                 self.agree(number, now);
             }
-            (Stage::Agreed(place), Some(Packet::Go { peer })) => self.go(number, place, peer, now),
+            (Stage::Agreed(place), Some(Packet::Go { peer })) => {
+                injection_point!("connecting net: go received");
+                self.go(number, place, peer, now);
+            }
             (Stage::Leaving, _) => {}
             // Nothing more may come.
             (Stage::Running(_), _) => self.violation(index),
@@ -247,6 +254,7 @@ impl Proxy {
 
     /// A granule is registered with the device, or cannot be.
     pub(super) fn imported(&mut self, granule: u32, address: Option<u64>, now: u64) {
+        injection_point!("connecting net: granule registered");
         self.imports.set_address(granule, address);
         let waits =
             |announced: &Announced| matches!(announced.stage, Stage::Registering(place) if place.pair == granule);
@@ -294,9 +302,11 @@ impl Proxy {
         (announced.stage, announced.since) = (Stage::Agreed(place), now);
         let channel = announced.channel.0;
         let sent = memory.map_or(Ok(()), |(packet, file)| send_packet(channel, &packet.encode(), Some(file)));
+        injection_point!("connecting net: about to agree");
         if sent.and_then(|()| send_packet(channel, &Packet::Agreed.encode(), None)).is_err() {
             self.broken_off(number, now);
         }
+        injection_point!("connecting net: agreement sent");
     }
 
     /// Both have agreed: the socket is an end.

@@ -5,8 +5,8 @@
 
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
-use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
+use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::caller::Caller;
@@ -265,6 +265,7 @@ impl Proxy {
 
     fn connected(&mut self, index: u32, errno: i32, now: u64) {
         if errno == 0 && self.waits_for_go(index) {
+            injection_point!("connecting net: connected");
             if let Some(socket) = self.sockets.at(index) {
                 socket.state = State::Connecting;
             }

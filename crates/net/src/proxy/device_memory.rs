@@ -11,6 +11,7 @@
 
 use spinio_ring::granule::Packet;
 use spinio_ring::peer::Remote;
+use spinio_sys::injection_point;
 use spinio_sys::linux::channel::send_packet;
 
 use super::Proxy;
@@ -28,6 +29,7 @@ impl Proxy {
         if send_packet(fd, &Packet::Go { peer: remote.is_some() }.encode(), None).is_err() {
             return self.end_channel(number);
         }
+        injection_point!("accepting net: go sent");
         channel.stage = Stage::Running(granule);
         let unused = if remote.is_none() { std::mem::take(&mut channel.near) } else { Slot::None };
         self.rings.give_back(unused);

@@ -52,7 +52,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use spinio_ring::Word;
 use spinio_ring::doorbell::{Consumer, Op};
 use spinio_ring::layout::{DOORBELLS, Descriptor, Sizes, header, kind_of, record, ring_place};
-use spinio_ring::mailbox::{Reply, Request};
+use spinio_ring::mailbox::{Call, Reply, Request};
 use spinio_ring::{Position, doorbell};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
@@ -354,28 +354,34 @@ impl Proxy {
     fn take_doorbell(&mut self, entry: doorbell::Entry, now: u64) {
         let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
         match entry.op {
-            Ok(Op::Control) => self.take_request(entry.socket, now),
-            Ok(Op::Close) => self.close(descriptor, now),
+            Ok(Op::Control) => self.take_request(entry.socket, entry.position, now),
+            Ok(Op::Close) => {
+                // The doorbells of what other groups have sent before may be seen later: this one says how far they go.
+                self.sent_up_to(descriptor, entry.position);
+                self.close(descriptor, now);
+            }
             Ok(Op::Credit) => self.heat(descriptor.index),
             Ok(Op::Rearm) => self.rearm(descriptor, entry.position),
             Ok(Op::Ready) => self.ready(descriptor, entry.position),
-            Ok(Op::Send) => {
-                // One that a close overtook: its bytes have nowhere to go.
-                let Some(socket) = self.sockets.get(descriptor) else { return };
-                if socket.state != State::Connected || socket.closing.is_some() {
-                    return;
-                }
-                match socket.incoming.extend(entry.position) {
-                    Ok(()) => self.heat(descriptor.index),
-                    Err(_) => self.violation(descriptor.index),
-                }
-            }
+            Ok(Op::Send) => self.sent_up_to(descriptor, entry.position),
             Err(_) => self.counters.violations.add(1),
         }
     }
 
-    /// The request of a mailbox.
-    fn take_request(&mut self, mailbox: u32, now: u64) {
+    /// A kernel has sent bytes up to here. After a close that said so already, this says nothing new.
+    fn sent_up_to(&mut self, descriptor: Descriptor, position: Position) {
+        let Some(socket) = self.sockets.get(descriptor) else { return };
+        if socket.state != State::Connected || socket.closing.is_some() {
+            return;
+        }
+        match socket.incoming.extend(position) {
+            Ok(()) => self.heat(descriptor.index),
+            Err(_) => self.violation(descriptor.index),
+        }
+    }
+
+    /// The request of a mailbox. One to shut a direction down comes with how far was sent, as a close does.
+    fn take_request(&mut self, mailbox: u32, sent: Position, now: u64) {
         let Some(waiting) = self.waiting.get_mut(mailbox as usize) else {
             return self.counters.violations.add(1);
         };
@@ -384,6 +390,9 @@ impl Proxy {
             return self.counters.violations.add(1);
         }
         let request = Request::load(self.memory.mailbox(mailbox).0);
+        if request.call == Ok(Call::Shutdown) && request.argument != 0 {
+            self.sent_up_to(Descriptor::of(request.descriptor), sent);
+        }
         self.call(
             request,
             Caller::Mailbox { mailbox, number: request.number, block: request.argument, since: now },

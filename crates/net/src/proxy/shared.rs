@@ -23,10 +23,10 @@ use spinio_ring::Word;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Remote, next_generation};
-use spinio_sys::Errno;
 use spinio_sys::linux;
 use spinio_sys::linux::channel::{ProcessFd, receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, SocketAddress};
+use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
@@ -102,6 +102,7 @@ impl Proxy {
             agreed: false,
             socket: None,
         });
+        injection_point!("accepting net: door knocked at");
     }
 
     fn take_packets(&mut self, number: u32) {
@@ -145,6 +146,7 @@ impl Proxy {
         let (fd, process, listener, socket) = (channel.fd.0, channel.process, channel.listener, channel.socket);
         match (channel.stage, packet) {
             (Stage::Greeting, Some(Packet::Announce { name, kernel, peer })) if name.len() > 3 => {
+                injection_point!("accepting net: announcement received");
                 channel.name = name;
                 channel.other_net = kernel;
                 channel.peer = peer;
@@ -173,12 +175,14 @@ impl Proxy {
             (Stage::Offered(_), Some(Packet::Memory { net, number: of }))
                 if channel.near != Slot::None && channel.far == Slot::None =>
             {
+                injection_point!("accepting net: memory received");
                 if let Some(file) = file {
                     channel.far = self.rings.take_far((process, net, of), file);
                 }
                 true
             }
             (Stage::Offered(_), Some(Packet::Agreed)) => {
+                injection_point!("accepting net: agreement received");
                 channel.agreed = true;
                 if !matches!(channel.far, Slot::Soon(_)) {
                     self.go_on(number);
@@ -202,6 +206,7 @@ impl Proxy {
         if send_packet(channel.fd.0, &Packet::Welcome.encode(), None).is_err() {
             self.end_channel(number);
         }
+        injection_point!("accepting net: welcome sent");
     }
 
     /// The connection of a channel goes through a granule, or stays with Linux.
@@ -290,6 +295,7 @@ impl Proxy {
                 && door::same_name(&channel.name, peer.bytes())
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
+        injection_point!("accepting net: connection accepted");
         let channel = self.shared.channel(number)?;
         let (fd, process, rings) = (channel.fd.0, channel.process, !channel.other_net);
         let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
@@ -307,10 +313,12 @@ impl Proxy {
             // From now on the process may map it.
             granule.owner = Some((process, owner));
             send_packet(fd, &offer.encode(), Some(granule.fd.0)).ok()?;
+            injection_point!("accepting net: granule offered");
             if let Some((near, generation)) = near {
                 let memory = Packet::Memory { net: self.rings.net, number: near };
                 let file = self.rings.give(near, process, generation)?;
                 send_packet(fd, &memory.encode(), Some(file)).ok()?;
+                injection_point!("accepting net: memory offered");
             }
             (granule.kernel, granule.program, granule.rings) = (true, true, rings);
             Some(at as u32)

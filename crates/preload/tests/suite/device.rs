@@ -200,6 +200,16 @@ fn kernels_of_two_nets_share_memory() {
 }
 
 #[test]
+fn connections_with_translated_addresses_stay_with_linux() {
+    passes_with_sockets("net_translated");
+}
+
+#[test]
+fn process_that_is_killed_or_stopped_in_a_step_of_the_upgrade_harms_no_other() {
+    passes_with_sockets("net_handshake");
+}
+
+#[test]
 fn kernels_do_not_trust_the_net_to_which_they_connect() {
     passes_with_sockets("net_doors");
 }

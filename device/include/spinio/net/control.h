@@ -85,6 +85,7 @@ struct Request {
     uint32_t argument;
     int flags;
     const Address *address;
+    uint64_t sent = 0; // how far was sent: of a shutdown
 };
 
 // On the leader alone. `posting`: a lock that the caller has until the request is on its way.
@@ -119,7 +120,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     }
     words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
-    int result = ring(net, layout::doorbell_control, mailbox, 0, 0);
+    int result = ring(net, layout::doorbell_control, mailbox, 0, request.sent);
     if (posting)
         unlock(request.s, posting, position_of(posting));
     uint64_t *reply = words + layout::line_bytes / 8;
@@ -238,7 +239,9 @@ template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
     const bool ended = group.leads() && (how == SHUT_SEND || how == SHUT_BOTH) && detail::end_sending(net, s);
-    int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr});
+    // As a close says it.
+    const uint64_t sent = ended ? detail::position_of(&detail::device_socket(net, s)->send_lock) : 0;
+    int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr, sent});
     layout::DeviceSocket *socket = detail::device_socket(net, s);
     if (ended && result) {
         // It has no connection yet.
@@ -299,8 +302,9 @@ __device__ int close(Group group, const Handle &net, int s)
         result = detail::end_use(net, s);
         if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
             detail::close_peer(net, s);
+        // Its doorbell says how far was sent: the proxy may see it before those of groups that had the lock earlier.
         if (!result)
-            result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), 0);
+            result = detail::ring(net, layout::doorbell_close, detail::index_of(s), detail::epoch_of(s), detail::position_of(&detail::device_socket(net, s)->send_lock));
     }
     return int(share(group, result));
 }
