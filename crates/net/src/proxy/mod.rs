@@ -390,7 +390,7 @@ impl Proxy {
             return self.counters.violations.add(1);
         }
         let request = Request::load(self.memory.mailbox(mailbox).0);
-        if request.call == Ok(Call::Shutdown) && request.argument != 0 {
+        if request.call == Ok(Call::Shutdown) && matches!(request.argument, 1 | 2) {
             self.sent_up_to(Descriptor::of(request.descriptor), sent);
         }
         self.call(
