@@ -477,6 +477,7 @@ mod tests {
             dma: Ok(()),
             copy_threads: 1,
             readahead_limit: 0,
+            is_absent: false,
             costs,
             ctx: Arc::clone(ctx),
         });
