@@ -123,7 +123,7 @@ uint64_t fake_alloc(int kind, uint64_t n, uint64_t near) {
     range *r = new_range();
     uint64_t a = near ? near : kind == 2 ? (uint64_t)mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : space(n);
     context *c = current();
-    *r = (range){ a, n, next_buffer++, a, n, kind == 1 ? NULL : c, c ? c->id : 0, c ? c->device : 0, kind == 2, kind == 1, 0, 0, 0 };
+    *r = (range){ a, n, next_buffer++, a, n, kind == 1 ? NULL : c, c ? c->id : 0, c ? c->device : 0, kind == 2, kind == 1, 0, 0, 0, 0 };
     pthread_mutex_unlock(&lock);
     return a;
 }
@@ -132,7 +132,7 @@ uint64_t fake_vmm(uint64_t n, unsigned map) {
     pthread_mutex_lock(&lock);
     uint64_t a = space(n << 20);
     for (int i = 0; i < 32; i++)
-        if (map >> i & 1) *new_range() = (range){ a + ((uint64_t)i << 21), 1 << 21, next_buffer++, a, n << 20, NULL, 0, 0, 0, 0, 0, 0, 0 };
+        if (map >> i & 1) *new_range() = (range){ a + ((uint64_t)i << 21), 1 << 21, next_buffer++, a, n << 20, NULL, 0, 0, 0, 0, 0, 0, 0, 0 };
     pthread_mutex_unlock(&lock);
     return a;
 }
@@ -485,7 +485,7 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
     if (i == 64) return INVALID;
     if (mmap(at(a), n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, chunk[h - 1].fd, 0) == MAP_FAILED) return NOMEM;
     pthread_mutex_lock(&lock);
-    *new_range() = (range){ a, n, next_buffer++, reserved[i].start, reserved[i].len, NULL, 0, 0, 0, 0, 1, 0, dup(chunk[h - 1].fd) + 1 };
+    *new_range() = (range){ a, n, next_buffer++, reserved[i].start, reserved[i].len, NULL, 0, 0, 0, 0, 1, 0, dup(chunk[h - 1].fd) + 1, 0 };
     pthread_mutex_unlock(&lock);
     return OK;
 }
