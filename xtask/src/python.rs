@@ -26,9 +26,6 @@ pub(crate) struct Args {
     /// Build the release wheel into this directory, with its tests next to it, and run nothing
     #[arg(long)]
     wheel: Option<PathBuf>,
-    /// The library and the command as `cargo test --workspace` builds them, which are there after that
-    #[arg(long)]
-    tested: bool,
     /// Passed on to pytest
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
@@ -40,11 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let python = environment()?;
     // The module is tested with this library loaded too: they share a runtime. The command makes GAIA mounts.
-    let built: &[&str] = match args.tested {
-        true => &["test", "--no-run", "--workspace", "--lib", "--bins", "--tests"],
-        false => &["build", "-p", "spinio-preload", "-p", "spinio-cli"],
-    };
-    tools::run(tools::cargo().args(built).arg("--quiet"))?;
+    tools::run(tools::cargo().args(["build", "--quiet", "-p", "spinio-preload", "-p", "spinio-cli"]))?;
     let (library, command) = (tools::target()?.join("debug/libspinio.so"), tools::target()?.join("debug/spinio"));
     // The development profile, for its assertions.
     let wheels = tools::target()?.join("wheels");
