@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU64;
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use spinio_ring::granule::{Look, PACKET_BYTES, Packet, WORDS};
-use spinio_ring::peer::{CLOSED, CONSUMED, Mark, Reader, TAIL, Writer};
+use spinio_ring::peer::{CLOSED, CONSUMED, LAST_GENERATION, Mark, Reader, TAIL, Writer};
 use spinio_ring::{Position, Word};
 
 /// Bytes of an input.
@@ -62,7 +62,7 @@ fn decode(bytes: &[u8]) {
 
 /// What both sides make of words, without any socket.
 fn words(input: &mut Unstructured<'_>) -> Result<()> {
-    let (generation, first) = (input.int_in_range(0..=0x3fff)?, position(input, 0)?);
+    let (generation, first) = (input.int_in_range(0..=LAST_GENERATION)?, position(input, 0)?);
     let all: Vec<AtomicU64> =
         (0..WORDS).map(|_| Ok(AtomicU64::new(word(input, generation, first)?))).collect::<Result<_>>()?;
     let look = Look::at(&all, true, generation, first);
@@ -106,8 +106,8 @@ fn word(input: &mut Unstructured<'_>, generation: u16, near: Position) -> Result
     let position = position(input, near.bits())?;
     let flags = u64::from(input.int_in_range(0..=3_u8)?) << 62;
     Ok(match input.int_in_range(0..=7)? {
-        0..=5 => Mark { position, generation: generation & 0x3fff, flags }.word(),
-        6 => Mark { position, generation: input.arbitrary::<u16>()? & 0x3fff, flags }.word(),
+        0..=5 => Mark { position, generation: generation & LAST_GENERATION, flags }.word(),
+        6 => Mark { position, generation: input.arbitrary::<u16>()? & LAST_GENERATION, flags }.word(),
         _ => input.arbitrary()?,
     })
 }
