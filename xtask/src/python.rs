@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tools::run(tools::command(&python).args(["-m", "mypy", "--strict", "-p", "spinio"]))?;
     // The stub's declarations of the Rust half, against the module itself.
     tools::run(tools::command(&python).args(["-m", "mypy.stubtest", "spinio._spinio"]))?;
-    let pytest = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"];
+    let pytest = ["-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"];
     let mut tests = tools::command(&python);
     tests.args(pytest).args(&args.rest).env("SPINIO_LIBRARY", library).env("SPINIO_COMMAND", command);
     tools::run(&mut tests)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 
 import pytest
 
@@ -23,6 +25,14 @@ def command():
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         pytest.skip("not root, and no fusermount3")
     return found
+
+
+def _is_stopped(process, task):
+    try:
+        with open(f"/proc/{process}/task/{task}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(") ")[2].startswith("T")
+    except FileNotFoundError:  # a thread that has ended
+        return True
 
 
 class Mount:
@@ -46,6 +56,17 @@ class Mount:
     def server(self):
         """The PID of the server that serves now, for tests that kill or stop it."""
         return self.servers[-1]
+
+    def stop_server(self):
+        """Stops the server, and waits until all its threads are stopped: another one may go on until then."""
+        server = self.server()
+        os.kill(server, signal.SIGSTOP)
+        while not all(_is_stopped(server, task) for task in os.listdir(f"/proc/{server}/task")):
+            time.sleep(0.001)
+
+    def continue_server(self):
+        """Lets it go on."""
+        os.kill(self.server(), signal.SIGCONT)
 
     def wait_for_next_server(self):
         """Waits until the supervisor has started another."""

@@ -458,7 +458,7 @@ def test_other_threads_run_while_an_acquire_waits(mount):
     with gaia.open(path, "r+") as f, f.map(device="emulated") as m:
         m.acquire()
         done = []
-        os.kill(mount.server(), signal.SIGSTOP)
+        mount.stop_server()
         try:
             thread = threading.Thread(target=lambda: done.append(m.acquire(write=True)))
             thread.start()
@@ -467,7 +467,7 @@ def test_other_threads_run_while_an_acquire_waits(mount):
                 thread.join(0.01)
             assert not done and thread.is_alive()
         finally:
-            os.kill(mount.server(), signal.SIGCONT)
+            mount.continue_server()
         thread.join(SECONDS)
         assert done == [PAGE]
 

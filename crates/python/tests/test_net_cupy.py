@@ -68,7 +68,7 @@ def serve_and_interrupt(example, environment):
                 rest = server.stdout.read()
                 said += rest
             # CuPy may print warnings.
-            assert (server.wait(SECONDS), rest) == (0, "2 connections, 40000 bytes echoed\n")
+            assert (server.wait(SECONDS), rest) == (0, "2 connections, 40000 bytes through Linux\n")
         except (AssertionError, OSError, subprocess.TimeoutExpired) as why:
             server.kill()
             said += server.stdout.read()
