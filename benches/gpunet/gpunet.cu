@@ -9,7 +9,7 @@
 //   gpunet ── for each row ── a process of its own: gpunet --row NAME ── lines of JSON through a pipe
 //                             killed at the row's deadline; what it has printed until then is kept
 //
-// Times are microseconds; bytes are compared in each row. latency.h, peer.h, rates.h and shared.h say what the rows are, zmq.h how ZeroMQ
+// Times are microseconds; bytes are compared in each row. latency.h, peer.h, rates.h, shared.h and waiting.h say what the rows are, zmq.h how ZeroMQ
 // becomes a peer. Exit status: 0 all rows are complete, 1 one is not, 2 usage.
 #include <fcntl.h>
 #include <poll.h>
@@ -19,6 +19,7 @@
 #include "peer.h"
 #include "rates.h"
 #include "shared.h"
+#include "waiting.h"
 
 struct Row {
     const char *name;
@@ -30,7 +31,8 @@ static const Row rows[] = {
     {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"blocks", row_blocks, 8},
     {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 12}, {"contention", row_contention, 12},
     {"attributes", row_attributes, 8}, {"idle", row_idle, 12}, {"many", row_many, 15},
-    {"shared", row_shared, 8},         {"peer", row_peer, 12},
+    {"shared", row_shared, 8},         {"peer", row_peer, 12},    {"events", row_events, 8}, {"poll", row_poll, 8},
+    {"datagrams", row_datagrams, 8},   {"files", row_files, 8},   {"spans", row_spans, 8},
 };
 
 // One row in this process.
@@ -121,7 +123,7 @@ int main(int count, char **arguments)
     std::string wanted;
     const char *out = nullptr, *only = nullptr;
     bool tiny = false;
-    double limit = 60;
+    double limit = 90;
     for (int i = 1; i < count; i++) {
         std::string argument = arguments[i];
         bool more = i + 1 < count;

@@ -8,7 +8,7 @@
 #include <linux/netlink.h>
 #include <poll.h>
 
-__device__ inline unsigned char byte_at(int64_t i) { return (unsigned char)(i * 131 + (i >> 8) * 7); }
+__host__ __device__ inline unsigned char byte_at(int64_t i) { return (unsigned char)(i * 131 + (i >> 8) * 7); }
 
 // Receives a part and sends a part, and gives the socket up: words of `out`: where it is, wrong bytes, results.
 __global__ void take_a_part(net::Handle handle, int s, int64_t received, int64_t sent, int64_t bytes, int64_t *out, uint64_t *turn)

@@ -19,7 +19,8 @@ __global__ void receive_and_wait(net::Handle handle, int listener, int client, i
     }
     unsigned room[2] = {0, 0};
     for (int after : {0, 1}) {
-        for (int looks = 0; looks < 2000 && room[after] != ring_bytes; looks++) {
+        const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+        while (__syncthreads_or(room[after] != ring_bytes && spinio::nanoseconds() < deadline)) {
             if (threadIdx.x == 0)
                 poll = {client, net::OUT, 0, 0, 0};
             __syncthreads();

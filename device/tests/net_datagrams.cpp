@@ -108,7 +108,7 @@ struct PlainCalls {
     }
 };
 
-__device__ inline bool same(const net::Address &a, const net::Address &b)
+__host__ __device__ inline bool same(const net::Address &a, const net::Address &b)
 {
     bool same = a.length == b.length;
     for (unsigned i = 0; i < a.length && i < sizeof a.bytes; i++)
@@ -120,12 +120,13 @@ __device__ inline bool same(const net::Address &a, const net::Address &b)
 struct Names {
     net::Address nowhere, path, any, loopback, loopback6, none, cut;
 
-    __device__ const net::Address &of(int domain) const { return domain == net::UNIX ? any : domain == net::INET ? loopback : loopback6; }
+    __host__ __device__ const net::Address &of(int domain) const { return domain == net::UNIX ? any : domain == net::INET ? loopback : loopback6; }
 };
 
 // The bytes that came, their sum, and whether they came from there.
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void receive(Calls &calls, int s, int bytes, int flags, const net::Address *from)
+__host__ __device__ void receive(Calls &calls, int s, int bytes, int flags, const net::Address *from)
 {
     unsigned sum = 0;
     net::Address source = {};
@@ -136,8 +137,9 @@ __device__ void receive(Calls &calls, int s, int bytes, int flags, const net::Ad
 }
 
 // A socket that is bound, and its name.
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ int bound(Calls &calls, int domain, const Names &names, net::Address &name)
+__host__ __device__ int bound(Calls &calls, int domain, const Names &names, net::Address &name)
 {
     int s = calls.socket(domain, net::DGRAM), result = 0;
     calls.put(s > 0);
@@ -147,8 +149,9 @@ __device__ int bound(Calls &calls, int domain, const Names &names, net::Address 
     return s;
 }
 
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void errors(Calls &calls, int domain, const Names &names)
+__host__ __device__ void errors(Calls &calls, int domain, const Names &names)
 {
     net::Address a_name, b_name;
     int result = 0, s = calls.socket(domain, net::DGRAM);
@@ -215,8 +218,9 @@ __device__ void errors(Calls &calls, int domain, const Names &names)
     calls.put(calls.send(b, 5, 5, &a_name));              // EBADF
 }
 
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void packets(Calls &calls, const Names &names)
+__host__ __device__ void packets(Calls &calls, const Names &names)
 {
     int result = 0, l = calls.socket(net::UNIX, net::SEQPACKET), s = calls.socket(net::UNIX, net::SEQPACKET);
     calls.put(calls.send(s, 1, 0, nullptr));              // ENOTCONN
@@ -251,8 +255,9 @@ __device__ void packets(Calls &calls, const Names &names)
 }
 
 // All lengths matter at their limits: padding, the rings' ends, the longest datagram.
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void lengths(Calls &calls, int domain, const Names &names)
+__host__ __device__ void lengths(Calls &calls, int domain, const Names &names)
 {
     net::Address a_name, b_name;
     int a = bound(calls, domain, names, a_name), b = bound(calls, domain, names, b_name);
@@ -268,8 +273,9 @@ __device__ void lengths(Calls &calls, int domain, const Names &names)
 }
 
 // A random script of two sockets. No more datagrams are under way than a socket of the system holds.
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void script(Calls &calls, int domain, const Names &names, unsigned seed)
+__host__ __device__ void script(Calls &calls, int domain, const Names &names, unsigned seed)
 {
     net::Address name[2];
     int s[2] = {0, 0}, queued[2] = {0, 0};
@@ -311,8 +317,9 @@ __device__ void script(Calls &calls, int domain, const Names &names, unsigned se
 }
 
 // 0 errors, 1 lengths, 2 packets, 3 scripts
+CALLED_BY_BOTH
 template <typename Calls>
-__device__ void run(Calls &calls, int what, int domain, const Names &names, int count)
+__host__ __device__ void run(Calls &calls, int what, int domain, const Names &names, int count)
 {
     if (what == 0)
         errors(calls, domain, names);

@@ -114,6 +114,7 @@ struct Result {
     int64_t connected = 0, right = 0, wrong = 0, last = 1;
     double seconds = 0;
     bool is_shared = false;
+    char transport[128] = ""; // of a program
 
     bool is_whole() const { return connected == 0 && right == message * rounds && wrong == 0; }
 };
@@ -195,12 +196,14 @@ static Result exchange_of_kernel(Net &net, const std::string &address, int signa
     return result;
 }
 
-static bool is_shared(spinio_socket *s)
+static std::string transport_of(spinio_socket *s)
 {
     char text[128] = "";
     CHECK(spinio_socket_transport(s, text, sizeof text) >= 0);
-    return std::strncmp(text, "shared: ", 8) == 0;
+    return text;
 }
+
+static bool is_shared(spinio_socket *s) { return transport_of(s).rfind("shared: ", 0) == 0; }
 
 static Result exchange_of_program(const std::string &address, int signal = 0)
 {
@@ -229,6 +232,7 @@ static Result exchange_of_program(const std::string &address, int signal = 0)
     }
     if (s) {
         result.is_shared = is_shared(s);
+        std::snprintf(result.transport, sizeof result.transport, "%s", transport_of(s).c_str());
         CHECK(!spinio_socket_close(s));
     }
     result.seconds = now() - begin;
@@ -255,7 +259,7 @@ static int side_of(const std::string &side, const std::string &where, int signal
     if (side == "program" || side == "shares") {
         const Result result = exchange_of_program(where, signal);
         if (!result.is_whole() || (side == "shares" && (!result.is_shared || result.seconds > 4))) {
-            std::printf("a program: connect %lld, %lld bytes, shared %d, %.1f s\n", (long long)result.connected, (long long)result.right, result.is_shared, result.seconds);
+            std::printf("a program: connect %lld, %lld bytes, %s, %.1f s\n", (long long)result.connected, (long long)result.right, result.transport, result.seconds);
             failures++;
         }
         return failures != 0;

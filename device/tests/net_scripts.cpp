@@ -2,6 +2,8 @@
 // faults of the network (short, interrupted and late system calls of the proxy), and between two kernels of a net or of two
 // nets, with the upgrade of such connections and without it. Prints each difference and exits with 1.
 //
+// Some numbers of bytes are sent and received in place: by kernels (spinio/net/span.h), and by programs that share memory.
+//
 //   net_scripts [FIRST [COUNT]]    1000 scripts from 0 on, those of IPv6 and those between kernels without arguments;
 //                                  the number of a script is its seed
 #include "net_test.h"
@@ -12,8 +14,9 @@ struct Step {
     int bytes;
 };
 
+CALLED_BY_BOTH
 template <typename Socket>
-__device__ void run_script(Socket socket, const Step *steps, int64_t *results)
+__host__ __device__ void run_script(Socket socket, const Step *steps, int64_t *results)
 {
     for (int i = 0; steps[i].what != Step::done; i++) {
         int64_t result = 0;
@@ -36,9 +39,14 @@ struct KernelSocket {
 
     __device__ bool leads() const { return threadIdx.x == 0; }
 
+    // Some numbers of bytes travel in place.
+    __device__ static bool in_place(int bytes) { return bytes % 3 == 1; }
+
     // The count and the sum of what came.
     __device__ int64_t receive(int bytes) const
     {
+        if (in_place(bytes))
+            return receive_in_place(bytes);
         int64_t got = net::recv(net::block(), handle, s, buffer, size_t(bytes), net::WAITALL), sum = 0;
         for (int64_t i = 0; i < got; i++)
             sum = sum * 31 % 65521 + (unsigned char)buffer[i];
@@ -46,8 +54,44 @@ struct KernelSocket {
         return got < 0 ? got : got * 65536 + sum;
     }
 
+    __device__ int64_t receive_in_place(int bytes) const
+    {
+        int64_t total = 0, sum = 0;
+        while (total < bytes) {
+            net::Span span;
+            int64_t got = net::borrow(net::block(), handle, s, &span, size_t(bytes - total));
+            if (got <= 0)
+                return got < 0 && total == 0 ? got : total * 65536 + sum;
+            for (int64_t i = 0; i < got; i++)
+                sum = sum * 31 % 65521 + span.bytes[i];
+            if (int failed = net::give_back(net::block(), handle, s, size_t(got)))
+                return failed;
+            total += got;
+        }
+        return total * 65536 + sum;
+    }
+
+    __device__ int64_t send_in_place(int bytes) const
+    {
+        int64_t total = 0;
+        while (total < bytes) {
+            net::Span span;
+            int64_t got = net::reserve(net::block(), handle, s, &span, size_t(bytes - total));
+            if (got <= 0)
+                return total ? total : got;
+            for (int64_t i = threadIdx.x; i < got; i += blockDim.x)
+                span.bytes[i] = (unsigned char)((total + i) * 3 + bytes);
+            if (int failed = net::commit(net::block(), handle, s, size_t(got)))
+                return failed;
+            total += got;
+        }
+        return total;
+    }
+
     __device__ int64_t send(int bytes) const
     {
+        if (in_place(bytes))
+            return send_in_place(bytes);
         for (int i = int(threadIdx.x); i < bytes; i += int(blockDim.x))
             buffer[i] = char(i * 3 + bytes);
         __syncthreads();
@@ -149,6 +193,44 @@ static std::vector<Step> make_script(unsigned seed)
 }
 
 // A socket of this program that may share memory with the kernel.
+// As spinio_socket_recv with MSG_WAITALL and spinio_socket_send; some numbers of bytes in place, and now and then not all of a span.
+static ssize_t receive_of_program(spinio_socket *s, void *to, size_t bytes)
+{
+    if (bytes % 3 != 1)
+        return spinio_socket_recv(s, to, bytes, MSG_WAITALL);
+    size_t total = 0;
+    while (total < bytes) {
+        void *span;
+        ssize_t got = spinio_socket_borrow(s, &span, bytes - total, 0);
+        if (got <= 0)
+            return total ? ssize_t(total) : got;
+        const size_t take = size_t(got) > 1 && got % 5 == 0 ? size_t(got) - 1 : size_t(got);
+        std::memcpy(static_cast<char *>(to) + total, span, take);
+        CHECK(!spinio_socket_give_back(s, take));
+        total += take;
+    }
+    return ssize_t(total);
+}
+
+static ssize_t send_of_program(spinio_socket *s, const void *from, size_t bytes)
+{
+    if (bytes % 3 != 1)
+        return spinio_socket_send(s, from, bytes, 0);
+    size_t total = 0;
+    while (total < bytes) {
+        void *span;
+        ssize_t room = spinio_socket_reserve(s, &span, bytes - total, 0);
+        if (room < 0)
+            return total ? ssize_t(total) : -1;
+        const size_t take = room > 1 && room % 5 == 0 ? size_t(room) - 1 : size_t(room);
+        std::memcpy(span, static_cast<const char *>(from) + total, take);
+        if (spinio_socket_commit(s, take))
+            return total ? ssize_t(total) : -1;
+        total += take;
+    }
+    return ssize_t(total);
+}
+
 struct SharedSocket {
     spinio_socket *s;
 
@@ -166,19 +248,22 @@ struct SharedSocket {
 
     int64_t receive(int bytes) const
     {
-        return receive_and_sum(bytes, [&](void *to) { return spinio_socket_recv(s, to, size_t(bytes), MSG_WAITALL); });
+        return receive_and_sum(bytes, [&](void *to) { return receive_of_program(s, to, size_t(bytes)); });
     }
 
     int64_t send(int bytes) const
     {
-        return send_numbers(bytes, [&](const void *from) { return spinio_socket_send(s, from, size_t(bytes), 0); });
+        return send_numbers(bytes, [&](const void *from) { return send_of_program(s, from, size_t(bytes)); });
     }
 
     int64_t end() const { return spinio_socket_shutdown(s, SHUT_WR) ? -errno : 0; }
 };
 
-static ssize_t send(const SharedSocket &s, const void *from, size_t bytes, int) { return spinio_socket_send(s.s, from, bytes, 0); }
-static ssize_t recv(const SharedSocket &s, void *to, size_t bytes, int flags) { return spinio_socket_recv(s.s, to, bytes, flags); }
+static ssize_t send(const SharedSocket &s, const void *from, size_t bytes, int) { return send_of_program(s.s, from, bytes); }
+static ssize_t recv(const SharedSocket &s, void *to, size_t bytes, int flags)
+{
+    return flags == MSG_WAITALL ? receive_of_program(s.s, to, bytes) : spinio_socket_recv(s.s, to, bytes, flags);
+}
 static int shutdown(const SharedSocket &s, int how) { return spinio_socket_shutdown(s.s, how); }
 static int close(const SharedSocket &s) { return spinio_socket_close(s.s); }
 

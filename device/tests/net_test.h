@@ -28,6 +28,16 @@
 
 namespace net = spinio::net;
 
+// The device of the nets: most of these programs are also compiled by nvcc, and run on a GPU.
+[[maybe_unused]] constexpr const char *test_device = spinio::emulated ? "emulated" : nullptr;
+
+// Before a template of what kernels and this program call, each with functions of its own.
+#if defined(__CUDACC__)
+#define CALLED_BY_BOTH _Pragma("nv_exec_check_disable")
+#else
+#define CALLED_BY_BOTH
+#endif
+
 static int failures;
 
 #define CHECK(condition)                                                                                               \
@@ -62,7 +72,7 @@ struct NetOptions {
     const char *files_root = nullptr;
     bool files_write = false;
     unsigned files = 0;
-    const char *device = "emulated";
+    const char *device = test_device;
 };
 
 // Memory that the process has.
@@ -96,6 +106,8 @@ struct Net {
         options.files_write = wanted.files_write;
         options.files = wanted.files;
         options.no_upgrade = wanted.no_upgrade;
+        // Makes the context of a GPU, which the net is for.
+        CHECK(cudaFree(nullptr) == cudaSuccess);
         net = spinio_net_open(wanted.device, &options);
         CHECK(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)));
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
@@ -228,10 +240,13 @@ __device__ int connected(Group group, const net::Handle &handle, const net::Addr
     return has;
 }
 
-[[maybe_unused]] static int listener(const Net &net, const char *address, std::string &name)
+// "unix:@" is a name that no other program has.
+[[maybe_unused]] static int listener(const Net &net, const std::string &address, std::string &name)
 {
+    static int names;
     char text[160];
-    int s = spinio_net_listen(net.net, address, 64);
+    const std::string unique = address == "unix:@" ? address + "spinio-test-" + std::to_string(getpid()) + "-" + std::to_string(names++) : address;
+    int s = spinio_net_listen(net.net, unique.c_str(), 64);
     CHECK(s > 0 && !spinio_net_address(net.net, s, text, sizeof text));
     name = text;
     return s;

@@ -66,8 +66,7 @@ static int *new_count(size_t ints = 1)
 static std::vector<int> take_counts(int *count, size_t ints = 1)
 {
     std::vector<int> values(ints, -1);
-    // Not by the copy: while it waits for a kernel, the driver lets no other thread copy, and the kernel waits for one.
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    // The copy waits for the kernel, and meanwhile the driver lets no other thread copy: no page needs that.
     CHECK(cudaMemcpy(values.data(), count, ints * sizeof(int), cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(cudaFree(count) == cudaSuccess);
     return values;
@@ -147,6 +146,36 @@ static void sequential_kernels_find_pages_requested_ahead()
     CHECK(sum == wanted && seen[2] == 0);
     auto stats = stats_of(reader);
     CHECK(stats.bytes >= elements * 8 && stats.fills >= 301 && stats.errors == 0);
+    CHECK(spinio_gaia_reader_close(&reader) == 0);
+    close(fd);
+}
+
+// Of every five pages one is used, after the first two: the other four are requested ahead, and stay in their slots of host memory.
+__global__ void one_of_five(spinio_gaia_reader file, unsigned pages, int *counts)
+{
+    gaia::reader<uint64_t> reader(file);
+    const uint64_t in_page = (1u << file.page_shift) / 8;
+    for (unsigned i = 0; i < pages; i += i ? i % 5 ? 4 : 5 : 1) {
+        // By half of the lanes, which copy the page, and by all others.
+        uint64_t at = i * in_page + threadIdx.x, value = 1;
+        int got = threadIdx.x % 2 ? reader.read(at, &value, 0xaaaaaaaa) : reader.read(at + 100, &value, 0x55555555);
+        atomicAdd(&counts[got == 1 && value == element(threadIdx.x % 2 ? at : at + 100)], 1);
+    }
+}
+
+static void pages_that_no_kernel_uses_do_not_keep_all_slots()
+{
+    // 256 slots of 64 KiB.
+    const unsigned big = 65536, pages = 420;
+    int fd = file_of(uint64_t(pages) * big / 8, 0);
+    spinio_gaia_reader reader = {};
+    CHECK(spinio_gaia_reader_open(fd, 600ull * big, big, 0, &reader) == 0);
+    int *counts = new_count(2);
+    spinio::launch(one_of_five, 1, 32, reader, pages, counts);
+    auto seen = take_counts(counts, 2);
+    CHECK(seen[0] == 0 && seen[1] == int((pages / 5 + 1) * 32));
+    auto stats = stats_of(reader);
+    CHECK(stats.fills > 256 && stats.errors == 0);
     CHECK(spinio_gaia_reader_close(&reader) == 0);
     close(fd);
 }
@@ -299,6 +328,7 @@ int main()
     misuse_is_refused();
     elements_are_those_of_the_file_in_any_order();
     sequential_kernels_find_pages_requested_ahead();
+    pages_that_no_kernel_uses_do_not_keep_all_slots();
     errors_and_changes_of_the_file_reach_the_kernel();
     warp_that_waits_for_itself_gets_a_timeout();
     close_ends_kernels_that_wait();

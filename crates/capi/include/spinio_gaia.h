@@ -254,8 +254,8 @@ struct spinio_gaia_reader {
     uint64_t size;        /* bytes of the file when it was opened */
     uint64_t timeout_ns;  /* how long a kernel waits for a page: 30 s; may be changed before the struct is passed */
     uint64_t id;          /* the rest is not for programs */
-    uint64_t frames, tags, tickets, results, locks, tail, ring, done, stop;
-    uint32_t page_shift, sets, slots, prefetch;
+    uint64_t frames, tags, tickets, results, locks, tail, ring, done, taken, staged, stop;
+    uint32_t page_shift, sets, entries, prefetch;
 };
 
 struct spinio_gaia_reader_stats {
@@ -265,7 +265,7 @@ struct spinio_gaia_reader_stats {
 };
 
 /* Opens a reader on the device that spinio_gaia_map() would use. cache_bytes of its memory are for pages, with some
- * 0.04 to 0.6 % more for their table. page_bytes: 4096, 8192, ... 65536. advice: 0, or SPINIO_GAIA_RANDOM, with which no
+ * 0.04 to 0.6 % more for their table, and up to 16 MiB of pinned host memory for pages on their way. page_bytes: 4096, 8192, ... 65536. advice: 0, or SPINIO_GAIA_RANDOM, with which no
  * page is requested ahead. The descriptor may be closed afterwards. EINVAL: page_bytes; fewer than 8 pages or more than
  * 1048576; unknown advice. not a regular file. EBADF: no descriptor. EACCES: not open for reading. ENODEV: no device is in use. ENOMEM: the
  * device is full. EFAULT: out is NULL. */

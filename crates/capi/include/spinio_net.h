@@ -61,7 +61,7 @@ struct spinio_net_handle {
 struct spinio_net_stats {
     uint64_t open;           /* descriptors now */
     uint64_t accepted, connected;
-    uint64_t bytes_received, bytes_sent;
+    uint64_t bytes_received, bytes_sent; /* through Linux: the library does not see others */
     uint64_t doorbells;      /* of kernels */
     uint64_t calls;          /* that needed an answer: accept, connect ... */
     uint64_t violations;     /* words of kernels that were refused: their connections were reset */
@@ -171,6 +171,29 @@ ssize_t spinio_socket_send(spinio_socket *socket, const void *from, size_t bytes
 /* As recv(2): bytes, 0 at the end of the stream, or -1. flags: MSG_DONTWAIT, MSG_WAITALL, MSG_PEEK (which looks at what is
  * there, also with MSG_WAITALL). EAGAIN, ECONNRESET, EPROTO. */
 ssize_t spinio_socket_recv(spinio_socket *socket, void *to, size_t bytes, int flags);
+
+/* Bytes in place: what is sent is written, and what was received is read, in the memory that the program shares with the kernel.
+ *
+ *     void *bytes;
+ *     ssize_t room = spinio_socket_reserve(s, &bytes, 4096, 0);
+ *     if (room < 0 || spinio_socket_commit(s, fill(bytes, room)))
+ *         return perror("send"), 1;
+ *
+ * Returned: how many bytes are at *bytes, at least 1 and at most `most`; borrow: 0 at the end of the stream, and then there is nothing to
+ * give back; or -1, as of send and recv. flags: MSG_DONTWAIT. Until commit or give_back other calls of this direction wait for
+ * it (with MSG_DONTWAIT: EAGAIN); any thread may make the second call, and close takes the bytes away. A span ends where the ring does;
+ * one to send has at most half a ring. The other end could change bytes that are read in place: copy first what is checked. On a
+ * socket that is not shared the results are the same, and the bytes are copied. */
+ssize_t spinio_socket_reserve(spinio_socket *socket, void **bytes, size_t most, int flags);
+
+/* Sends the first `bytes` of what was reserved; the rest is room again. -1: EINVAL: nothing is reserved, or less. A socket that is
+ * not shared may wait here, and learn here of EPIPE and ECONNRESET. */
+int spinio_socket_commit(spinio_socket *socket, size_t bytes);
+
+ssize_t spinio_socket_borrow(spinio_socket *socket, void **bytes, size_t most, int flags);
+
+/* Has received the first `bytes` of what was borrowed; the rest comes again. -1: EINVAL: nothing is borrowed, or less. */
+int spinio_socket_give_back(spinio_socket *socket, size_t bytes);
 
 /* As shutdown(2): SHUT_RD, SHUT_WR, SHUT_RDWR. */
 int spinio_socket_shutdown(spinio_socket *socket, int how);

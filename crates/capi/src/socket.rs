@@ -80,6 +80,60 @@ unsafe extern "C-unwind" fn spinio_socket_recv(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_reserve(
+    this: *const Socket,
+    bytes: *mut *mut c_void,
+    most: usize,
+    flags: c_int,
+) -> isize {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open socket and for a pointer to write to.
+    guard::run(|| unsafe { span(bytes, || Ok(socket(this)?.reserve(most, flags as u32)?)) }).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_commit(this: *const Socket, bytes: usize) -> c_int {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open socket.
+    guard::run(|| Ok(unsafe { socket(this) }?.commit(bytes)?)).map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_borrow(
+    this: *const Socket,
+    bytes: *mut *mut c_void,
+    most: usize,
+    flags: c_int,
+) -> isize {
+    guard::cancellation_point();
+    // SAFETY: the header asks for an open socket and for a pointer to write to.
+    guard::run(|| unsafe { span(bytes, || Ok(socket(this)?.borrow(most, flags as u32)?)) }).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn spinio_socket_give_back(this: *const Socket, bytes: usize) -> c_int {
+    // SAFETY: the header asks for an open socket.
+    guard::run(|| Ok(unsafe { socket(this) }?.give_back(bytes)?)).map_or(-1, |()| 0)
+}
+
+/// Takes a span; stores where it is, and returns its length.
+///
+/// # Safety
+/// `to` is NULL or may be written.
+unsafe fn span(
+    to: *mut *mut c_void,
+    take: impl FnOnce() -> Result<(*mut u8, usize), Failure>,
+) -> Result<isize, Failure> {
+    if to.is_null() {
+        return Err(null("pointer to the bytes"));
+    }
+    let (at, len) = take()?;
+    // SAFETY: guaranteed by the caller.
+    unsafe { to.write(at.cast()) };
+    Ok(len as isize)
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_socket_shutdown(this: *const Socket, how: c_int) -> c_int {
     // SAFETY: the header asks for an open socket.
     guard::run(|| Ok(unsafe { socket(this) }?.shutdown(how as u32)?)).map_or(-1, |()| 0)

@@ -10,20 +10,30 @@ use common::mount::Mount;
 
 /// Compiles a program with the headers and the library that cargo built next to this test.
 fn build(dir: &Path, name: &str, source: &str) -> Option<PathBuf> {
+    let text = dir.join(format!("{name}.c"));
+    std::fs::write(&text, source).unwrap();
+    compile("cc", &[], &text, &dir.join(name))
+}
+
+fn compile(compiler: &str, more: &[&str], source: &Path, program: &Path) -> Option<PathBuf> {
     let library = std::env::current_exe().unwrap().with_file_name("libspinio.so");
     let folder = |path: &str| format!("-I{}/{path}", env!("CARGO_MANIFEST_DIR"));
-    let (headers, checks) = (folder("../capi/include"), folder("../preload/tests/c"));
+    let headers = ["../capi/include", "../preload/tests/c", "../../device/include"].map(folder);
     let rpath = format!("-Wl,-rpath,{}", library.parent().unwrap().display());
-    let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
-    std::fs::write(&text, source).unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Wextra", "-Werror", "-pthread", &headers, &checks, "-o"]).arg(&program).arg(&text);
-    let Ok(done) = cc.arg(library).arg(rpath).output() else {
-        eprintln!("skipped: no cc");
+    let mut command = Command::new(compiler);
+    command
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args(more)
+        .args(headers)
+        .arg("-o")
+        .arg(program)
+        .arg(source);
+    let Ok(done) = command.arg(library).arg(rpath).output() else {
+        eprintln!("skipped: no {compiler}");
         return None;
     };
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(program)
+    Some(program.to_owned())
 }
 
 fn run(program: &Path, dir: &Path, arguments: &[PathBuf]) {
@@ -395,4 +405,14 @@ fn c_program_maps_files_into_cuda_memory() {
         let at = 3 << 20;
         assert!(now[..at] == bytes[..at] && &now[at..at + 6] == b"stored" && now[at + 6..] == bytes[at + 6..]);
     }
+}
+
+#[test]
+fn scopes_of_cxx_publish_drop_and_throw() {
+    let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/tests/gaia_epochs.cpp");
+    let Some(program) = compile("c++", &["-std=c++17"], &source, &dir.path().join("epochs")) else { return };
+    let file = mount.dir().join("file");
+    std::fs::write(&file, [0; 3 * 4096]).unwrap();
+    run(&program, dir.path(), &[file]);
 }

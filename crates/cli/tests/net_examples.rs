@@ -21,23 +21,27 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Compiles `examples/net/NAME/NAME.cu`. `None`, with a message, without a compiler.
 fn build(name: &str, into: &Path) -> Option<PathBuf> {
-    if Command::new("c++").arg("--version").output().is_err() {
-        eprintln!("skipped: no c++");
-        return None;
-    }
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
+    let options = ["-std=c++17", "-O1", "-I", headers.to_str().unwrap(), "-x", "c++"];
+    compile("c++", &options, &format!("{name}/{name}.cu"), &into.join(name))
+}
+
+/// Compiles a file of `examples/net`.
+fn compile(compiler: &str, options: &[&str], source: &str, program: &Path) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let libraries = Path::new(common::PROGRAM).parent().unwrap().join("deps");
-    let program = into.join(name);
-    let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]);
-    compiler.arg("-I").arg(root.join("device/include")).arg("-I").arg(root.join("crates/capi/include"));
-    compiler.args(["-x", "c++"]).arg(root.join(format!("examples/net/{name}/{name}.cu"))).args(["-x", "none"]);
-    compiler.arg(libraries.join("libspinio.so"));
+    let mut command = Command::new(compiler);
+    command.args(["-pthread", "-Wall", "-Wextra", "-Werror"]).arg("-I").arg(root.join("crates/capi/include"));
+    command.args(options).arg(root.join("examples/net").join(source)).args(["-x", "none"]);
+    command.arg(libraries.join("libspinio.so"));
     // Not RUNPATH, which LD_LIBRARY_PATH precedes.
-    compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display())).arg("-o").arg(&program);
-    let compiled = compiler.output().unwrap();
+    command.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display())).arg("-o").arg(program);
+    let Ok(compiled) = command.output() else {
+        eprintln!("skipped: no {compiler}");
+        return None;
+    };
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Some(program)
+    Some(program.to_owned())
 }
 
 /// A running example.
@@ -105,7 +109,28 @@ fn echo_sends_back_what_it_receives() {
     }
     // A kernel waits in recv of the second connection.
     drop(one);
-    assert_eq!(echo.interrupt(), "2 connections, 11 bytes echoed\n");
+    assert_eq!(echo.interrupt(), "2 connections, 11 bytes through Linux\n");
+}
+
+#[test]
+fn client_talks_to_echo_through_memory_and_through_linux() {
+    let dir = folder();
+    let Some(program) = build("echo", dir.path()) else { return };
+    let Some(client) = compile("cc", &["-O1"], "client/client.c", &dir.path().join("client")) else { return };
+    let echo = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
+    for (upgrade, transport) in [("on", "shared: "), ("off", "kernel: ")] {
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE.as_secs().to_string()).arg(&client).args([&echo.address, "hello"]);
+        let done = command.env_remove("LD_PRELOAD").env("SPINIO_NET_UPGRADE", upgrade).output().unwrap();
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{}: {text}{}", done.status, String::from_utf8_lossy(&done.stderr));
+        assert!(
+            text.starts_with(transport) && text.contains("hello, 1000 times") && text.contains("in place"),
+            "{text}"
+        );
+    }
+    // Those of the connection that shares memory are seen by the kernel only.
+    assert_eq!(echo.interrupt(), format!("2 connections, {} bytes through Linux\n", 5000 + (1 << 20)));
 }
 
 /// Block and round of a line of `log`, if it is whole.

@@ -325,6 +325,13 @@ impl ShadowFile {
         })
     }
 
+    /// Runs `f` on a new thread with the descriptor of the shadow table; the caller keeps the file open until it has ended.
+    /// `false`: there is no such thread.
+    pub fn spawn_dedicated(&self, name: &str, f: impl FnOnce(Fd) + Send + 'static) -> bool {
+        let fd = self.shadow_fd.get();
+        self.files.ctx.workers.shadow().is_some_and(|workers| workers.spawn_dedicated(name, move || f(fd)))
+    }
+
     /// The block devices under it. Unlike `Runtime::storage` this leaves no other descriptor open.
     pub fn block_stack(&self) -> Result<Arc<BlockStack>> {
         let (sys, block_stacks) = (self.files.ctx.sys, self.files.table.block_stacks());

@@ -17,4 +17,8 @@ pub trait OpenFile: Send + Sync {
     /// Reads bytes into memory of a device, after the work that this thread has queued; when it returns, they are there.
     /// Fewer than `len` only at the end of the file.
     fn read(&self, offset: u64, device: &'static dyn Device, to: DeviceAddr, len: u64) -> Result<u64>;
+
+    /// Runs `body` on a thread of its own, where the descriptor that it gets is this file; its caller keeps this until the
+    /// body has ended. `false`: there is no such thread.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce(Fd) + Send>) -> bool;
 }

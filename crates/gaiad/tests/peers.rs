@@ -54,6 +54,10 @@ impl OpenFile for Opened {
         self.1.fetch_add(got as u64, SeqCst);
         Ok(got as u64)
     }
+
+    fn spawn(&self, _name: &str, _body: Box<dyn FnOnce(i32) + Send>) -> bool {
+        false
+    }
 }
 
 /// `emulated:0` or `emulated:1` of every process here.

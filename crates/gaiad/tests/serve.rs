@@ -65,6 +65,10 @@ impl OpenFile for Opened {
         self.bytes.fetch_add(got as u64, SeqCst);
         Ok(got as u64)
     }
+
+    fn spawn(&self, _name: &str, _body: Box<dyn FnOnce(i32) + Send>) -> bool {
+        false
+    }
 }
 
 fn load(device: &dyn Device, address: u64, len: usize) -> Vec<u8> {

@@ -171,6 +171,12 @@ impl Memory {
         (unsafe { [ring.add(at), ring] }, to_end.min(len))
     }
 
+    /// The place of a position in a ring, and how many bytes are there up to its end.
+    pub(crate) fn contiguous(&self, to_program: bool, position: Position) -> (*mut u8, usize) {
+        let ([at, _], whole) = self.parts(to_program, position, self.size() as usize);
+        (at, whole)
+    }
+
     /// Copies received bytes out.
     ///
     /// # Safety

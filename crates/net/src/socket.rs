@@ -10,14 +10,16 @@
 //! end's word for 50 us (not on machines with less than 8 processors), and then sleeps, up to 1 ms, in a wait for the anchor,
 //! which ends with the net or its process.
 //!
-//! The memory is not passed on by fork: a child has the socket no more.
+//! The memory is not passed on by fork: a child has the socket no more. [`span`]: bytes in place.
 //!
 //! Known flaws: one thread receives and one sends at a time. A GPU cannot wake a thread, so after a pause a call is up to 1 ms late.
 
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time, and that of callers")]
 
+mod direction;
+mod span;
+
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use spinio_ring::event::{ERR, HUP, IN, OUT, RDHUP};
 use spinio_ring::granule::{self, END_WORDS, wants};
@@ -30,6 +32,8 @@ use spinio_sys::{Errno, injection_point};
 use crate::handshake::{self, Announced, Memory};
 use crate::socket_fd::SocketFd;
 use crate::{Error, NetAddress, Result};
+
+use self::direction::Direction;
 
 const STREAM: u16 = 1;
 const MSG_PEEK: u32 = 2;
@@ -62,6 +66,8 @@ pub struct Socket {
     anchor: SocketFd,
     reason: &'static str,
     shared: Option<Shared>,
+    receives: Direction,
+    sends: Direction,
     is_unix: bool,
     timeouts: [u64; 2],
     pid: u32,
@@ -71,9 +77,6 @@ struct Shared {
     memory: Memory,
     /// [`SHUT_RECEIVE`] ...
     shut: AtomicU8,
-    /// What was received, and what was sent.
-    consumed: Mutex<Position>,
-    tail: Mutex<Position>,
     anchor_seen: AtomicU64,
     may_spin: bool,
 }
@@ -106,7 +109,9 @@ impl Socket {
             Err(reason) => (None, reason),
         };
         let is_unix = address.family() == socket::AF_UNIX;
-        Ok(Socket { anchor, reason, shared, is_unix, timeouts, pid: linux::getpid() })
+        let first = shared.as_ref().map_or(Position::of(0), |shared| shared.memory.first);
+        let (receives, sends) = (Direction::new(first), Direction::new(first));
+        Ok(Socket { anchor, reason, shared, receives, sends, is_unix, timeouts, pid: linux::getpid() })
     }
 
     /// How bytes travel, "shared" or "kernel", and why.
@@ -132,11 +137,12 @@ impl Socket {
             return Err(Errno::INVAL);
         }
         self.check()?;
+        let mut side = self.receives.lock(flags & MSG_DONTWAIT == 0)?;
         let Some(shared) = &self.shared else {
             // SAFETY: guaranteed by the caller.
             return again(|| unsafe { channel::receive_with(self.anchor.0, to, len, flags) });
         };
-        let mut consumed = lock(&shared.consumed, flags)?;
+        let consumed = &mut side.position;
         let (mut done, mut result, deadline) = (0, Ok(0), deadline(self.timeouts[0]));
         while done < len {
             result = self.wait_for_bytes(shared, *consumed, flags, deadline);
@@ -169,11 +175,12 @@ impl Socket {
             return Err(Errno::INVAL);
         }
         self.check()?;
+        let mut side = self.sends.lock(flags & MSG_DONTWAIT == 0)?;
         let Some(shared) = &self.shared else {
             // SAFETY: guaranteed by the caller.
             return again(|| unsafe { channel::send_with(self.anchor.0, from, len, flags) });
         };
-        let mut tail = lock(&shared.tail, flags)?;
+        let tail = &mut side.position;
         let (mut done, mut failed, deadline) = (0, Errno::AGAIN, deadline(self.timeouts[1]));
         while done < len {
             match self.wait_for_room(shared, *tail, flags, deadline) {
@@ -208,14 +215,14 @@ impl Socket {
         if how != 1 {
             // A call that waits sees it, and gives the lock back.
             shared.shut.fetch_or(SHUT_RECEIVE, SeqCst);
-            let consumed = lock(&shared.consumed, 0)?;
-            self.publish_consumed(shared, *consumed);
+            let side = self.receives.lock(true)?;
+            self.publish_consumed(shared, side.position);
             self.tell(shared, OUT);
         }
         if how != 0 {
             shared.shut.fetch_or(SHUT_SEND, SeqCst);
-            let tail = lock(&shared.tail, 0)?;
-            shared.memory.words()[TAIL].store_release(shared.mark(*tail, CLOSED));
+            let side = self.sends.lock(true)?;
+            shared.memory.words()[TAIL].store_release(shared.mark(side.position, CLOSED));
             self.tell(shared, IN | RDHUP);
         }
         Ok(())
@@ -321,26 +328,23 @@ impl Drop for Socket {
         if linux::getpid() != self.pid {
             return;
         }
-        let (Ok(consumed), Ok(tail)) = (lock(&shared.consumed, 0), lock(&shared.tail, 0)) else { return };
-        let unread = shared.theirs(TAIL).position != *consumed;
+        let (consumed, tail) = (self.receives.lock_beside_span().position, self.sends.lock_beside_span().position);
+        let unread = shared.theirs(TAIL).position != consumed;
         // As Linux does: its peer learns that not all was read.
         let reset = if unread { RESET } else { 0 };
         let shut = if shared.has(SHUT_RECEIVE) { SHUT } else { 0 };
         let words = shared.memory.words();
-        words[TAIL].store_release(shared.mark(*tail, CLOSED | reset));
-        words[CONSUMED].store_release(shared.mark(*consumed, CLOSED | shut));
+        words[TAIL].store_release(shared.mark(tail, CLOSED | reset));
+        words[CONSUMED].store_release(shared.mark(consumed, CLOSED | shut));
         self.tell(shared, IN | OUT | RDHUP | HUP | ERR);
     }
 }
 
 impl Shared {
     fn new(memory: Memory) -> Shared {
-        let first = memory.first;
         Shared {
             memory,
             shut: AtomicU8::new(0),
-            consumed: Mutex::new(first),
-            tail: Mutex::new(first),
             anchor_seen: AtomicU64::new(0),
             may_spin: linux::available_cpus() >= MANY_PROCESSORS,
         }
@@ -427,18 +431,6 @@ fn again(call: impl Fn() -> core::result::Result<usize, Errno>) -> core::result:
             Err(Errno::INTR) => {}
             other => return other,
         }
-    }
-}
-
-/// A direction; with MSG_DONTWAIT, EAGAIN if another thread has it.
-fn lock(side: &Mutex<Position>, flags: u32) -> core::result::Result<MutexGuard<'_, Position>, Errno> {
-    if flags & MSG_DONTWAIT == 0 {
-        return Ok(side.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-    }
-    match side.try_lock() {
-        Ok(guard) => Ok(guard),
-        Err(TryLockError::Poisoned(error)) => Ok(error.into_inner()),
-        Err(TryLockError::WouldBlock) => Err(Errno::AGAIN),
     }
 }
 

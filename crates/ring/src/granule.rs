@@ -38,6 +38,7 @@ use std::sync::atomic::{Ordering::SeqCst, fence};
 
 use crate::event::{ERR, HUP, IN, OUT, RDHUP};
 use crate::layout::{END_BYTES, PAGE};
+use crate::message;
 use crate::peer::{CLOSED, CONSUMED, Mark, RESET, SHUT, TAIL, WATCH};
 use crate::{Position, Word};
 
@@ -88,9 +89,11 @@ impl Look {
         let has = |mark: Mark, flag: u64| mark.flags & flag != 0;
         let no_reader = has(taken, CLOSED) || is_unix && has(taken, SHUT);
         let ended = has(sent, CLOSED);
+        // A message may be taken before its writer's proxy sees its end.
+        let early = (1..=message::BYTES as u64).contains(&consumed.position.since(sent.position));
         let room = ring_bytes.saturating_sub(tail.position.since(taken.position));
         let when = |condition: bool, events: u16| if condition { events } else { 0 };
-        when(sent.position != consumed.position || ended || has(consumed, SHUT), IN)
+        when(sent.position != consumed.position && !early || ended || has(consumed, SHUT), IN)
             | when(room >= ring_bytes / 2 || no_reader || has(tail, CLOSED), OUT)
             | when(ended || has(consumed, SHUT), RDHUP)
             | when(has(sent, RESET), ERR | HUP)
@@ -283,6 +286,9 @@ mod tests {
         set(END_WORDS + CONSUMED, 5, 0);
         set(END_WORDS + TAIL, 5, 0);
         assert_eq!(level(false), 0, "no byte, and less than half of the room");
+        set(TAIL, 3, 0);
+        assert_eq!(level(false) & IN, 0, "a message was taken before its writer's proxy knows of it");
+        set(TAIL, 5, 0);
         let of_end_0 = Look::at(&words, false, 3, first);
         assert_eq!((of_end_0.level(8, false), of_end_0.level(16, false)), (IN | OUT, IN | OUT));
         assert_eq!(of_end_0.last_words(3).unwrap().map(|word| Mark::of(word).flags), [CLOSED, CLOSED]);

@@ -11,6 +11,7 @@ use crate::event::{self, Producer, Taker};
 use crate::granule::{self, Look as Granule};
 use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
+use crate::message;
 use crate::peer::{self, Mark, Notice, Reader, Told, Writer};
 use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
 use crate::{Position, Word};
@@ -365,5 +366,61 @@ fn program_that_has_sent_rings_or_the_proxy_sees_the_bytes() {
         granule::watch_for(&words, event::IN);
         let seen = Granule::at(&words, true, 1, Position::of(0)).level(8, false) & event::IN != 0;
         assert!(program.join().unwrap() || seen, "an event that is told to no group");
+    });
+}
+
+/// A byte through the ring, and once the reader has taken it, a message. It is taken from the words, or, with a third byte, from the
+/// ring. The words, two of them, so that one may come before the other one, were those of an earlier use of the memory, in which a
+/// message ended at the same position.
+#[test]
+fn message_is_taken_from_its_words_or_from_the_ring() {
+    check(|| {
+        let (ring, ends, words) = (words::<4>(), words::<2>(), words::<2>());
+        let first = Position::of(0);
+        message::write(&*words, &[9; 14], first.after(2));
+        let word = move |bytes: u64, flags| Mark { position: first.after(bytes), generation: 1, flags }.word();
+        let writer = {
+            let (ring, ends, words) = (Arc::clone(&ring), Arc::clone(&ends), Arc::clone(&words));
+            thread::spawn(move || {
+                message::clear(&*words);
+                ring[0].store(1, Relaxed);
+                ends[peer::TAIL].store_release(word(1, 0));
+                while Mark::now(ends[peer::CONSUMED].load_acquire(), 1, first).position != first.after(1) {
+                    thread::yield_now();
+                }
+                message::write(&*words, &[2], first.after(2));
+                ends[peer::TAIL].store_relaxed(word(2, peer::MESSAGE));
+                ring[1].store(2, Relaxed);
+                ends[peer::TAIL].store_release(word(2, 0));
+                ring[2].store(3, Relaxed);
+                ends[peer::TAIL].store_release(word(3, 0));
+            })
+        };
+        let mut taken = 0;
+        while taken < 3 {
+            let tail = ends[peer::TAIL].load_acquire();
+            let end = Mark::now(tail, 1, first).position;
+            let there = end.since(first.after(taken));
+            if there == 0 {
+                thread::yield_now();
+                continue;
+            }
+            if tail & (peer::MESSAGE | peer::CLOSED) == peer::MESSAGE {
+                assert_eq!(there, 1);
+                let mut byte = [0];
+                if !message::read(&*words, &mut byte, end) {
+                    thread::yield_now();
+                    continue;
+                }
+                assert_eq!(u64::from(byte[0]), taken + 1, "a byte of another message");
+            } else {
+                for at in taken..taken + there {
+                    assert_eq!(ring[at as usize].load(Relaxed), at + 1, "a byte that has not arrived");
+                }
+            }
+            taken += there;
+            ends[peer::CONSUMED].store_release(word(taken, 0));
+        }
+        assert!(writer.join().is_ok());
     });
 }

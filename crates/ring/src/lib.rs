@@ -14,8 +14,9 @@
 //! ```
 //!
 //! Order. Every word here is 8 aligned bytes with one writer, which stores it with release order; its readers load it with
-//! acquire order. Nothing crosses the bus as a read-modify-write. The only ones are on words in device memory that no CPU
-//! accesses: claims of places in the doorbell queue and of mailboxes, and what an end of a connection wants to be told.
+//! acquire order. Words of short messages have none: they say by themselves that they are there ([`message`]). Nothing crosses
+//! the bus as a read-modify-write. The only ones are on words in device memory that no CPU accesses: claims of places in the
+//! doorbell queue and of mailboxes, and what an end of a connection wants to be told.
 //!
 //! Trust. The proxy trusts no word that a kernel writes: it loads it once and checks it against what it knows itself
 //! ([`stream::Violation`]). Kernels trust the proxy, which is in their own process.
@@ -35,6 +36,7 @@ mod interleavings;
 pub mod layout;
 pub mod line;
 pub mod mailbox;
+pub mod message;
 pub mod peer;
 pub mod position;
 pub mod stream;

@@ -39,6 +39,10 @@ pub const CLOSED: u64 = 1 << 62;
 pub const RESET: u64 = 1 << 63;
 /// Of a consumed position: it receives no more.
 pub const SHUT: u64 = 1 << 63;
+/// Of a tail that is not closed: what was sent last is a short message, whose bytes may not be in the ring yet.
+pub const MESSAGE: u64 = 1 << 63;
+/// What it had received as it sent its last bytes, if both ends are kernels; then the words of a message.
+pub const RECEIVED: usize = 3;
 
 /// The errno in the line of a socket whose bytes do not come through the proxy any more.
 pub const MOVED: u16 = 0xffff;

@@ -6,6 +6,10 @@ pub trait Word {
     fn load_acquire(&self) -> u64;
     /// Stores it: a thread that loads it sees all that this thread stored before.
     fn store_release(&self, value: u64);
+    /// Loads it, without order.
+    fn load_relaxed(&self) -> u64;
+    /// Stores it, without order.
+    fn store_relaxed(&self, value: u64);
     /// Exchanges it if it is `expected`; whether it was. For words in device memory only.
     fn compare_exchange(&self, expected: u64, wanted: u64) -> bool;
 }
@@ -21,6 +25,16 @@ macro_rules! implement {
             fn store_release(&self, value: u64) {
                 use $ordering as Order;
                 self.store(value, Order::Release);
+            }
+
+            fn load_relaxed(&self) -> u64 {
+                use $ordering as Order;
+                self.load(Order::Relaxed)
+            }
+
+            fn store_relaxed(&self, value: u64) {
+                use $ordering as Order;
+                self.store(value, Order::Relaxed);
             }
 
             fn compare_exchange(&self, expected: u64, wanted: u64) -> bool {

@@ -11,7 +11,7 @@ use spinio_ring::layout::{
     header, record,
 };
 use spinio_ring::mailbox::Call;
-use spinio_ring::{datagram, granule, line, peer, position};
+use spinio_ring::{datagram, granule, line, message, peer, position};
 
 const PROGRAM: &str = r#"
 #include <cstdio>
@@ -35,7 +35,7 @@ int main()
     PRINT(event_sets_of_a_net); PRINT(events); PRINT(sizeof(DeviceSet)); PRINT(event_words_bytes); PRINT(event_taken); PRINT(event_made); PRINT(event_waits); PRINT(wait_bytes);
     PRINT(offsetof(Handle, pinned)); PRINT(offsetof(Handle, device)); PRINT(offsetof(Handle, sockets)); PRINT(offsetof(Handle, mailboxes)); PRINT(offsetof(Handle, peers));
     PRINT(offsetof(Handle, rings)); PRINT(offsetof(Handle, first)); PRINT(offsetof(Handle, waits));
-    PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(moved);
+    PRINT(doorbell_ready); PRINT(sizeof(PeerEnd)); PRINT(offsetof(PeerEnd, consumed)); PRINT(offsetof(PeerEnd, watch)); PRINT(offsetof(PeerEnd, received)); PRINT(offsetof(PeerEnd, message)); PRINT(message_words); PRINT(message_word_bytes); PRINT(end_message); PRINT(moved);
     PRINT(end_watched); PRINT(end_closed); PRINT(end_reset); PRINT(end_shut); PRINT(peer_bit | 1ull << peer_side_bit | 5ull << peer_pair_bit | 12 | 3ull << position_bits);
     PRINT(record_granule); PRINT(shared_bit); PRINT(granule_bytes(8192)); PRINT(remote_bit); PRINT(peer_bytes);
     for (unsigned sockets : {1u, 2u, 64u, 1024u, 65536u}) {
@@ -93,7 +93,8 @@ fn header_and_crate_agree() {
     // Of the handle.
     here.extend([0, 8, 16, 20, 24, 32, 40, 56]);
     here.extend([Op::Ready as u64, END_BYTES as u64, 8 * peer::CONSUMED as u64, 8 * peer::WATCH as u64]);
-    here.extend([peer::MOVED.into(), peer::WATCHED, peer::CLOSED, peer::RESET, peer::SHUT]);
+    here.extend([8 * peer::RECEIVED, 8 * peer::RECEIVED + 8, message::WORDS, message::WORD_BYTES].map(|n| n as u64));
+    here.extend([peer::MESSAGE, peer::MOVED.into(), peer::WATCHED, peer::CLOSED, peer::RESET, peer::SHUT]);
     here.push(peer::Place { pair: 5, second: true, generation: 3, size_log2: 12, shared: false, remote: None }.word());
     here.extend([record::GRANULE as u64, peer::SHARED_BIT, granule::bytes(8192), peer::REMOTE_BIT, PEER_BYTES]);
     for sockets in [1, 2, 64, 1024, 65536] {

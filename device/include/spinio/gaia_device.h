@@ -16,17 +16,20 @@
 //   tags of the page's set (8 frames) ── found ──> counts itself as user, reads, gives the frame back
 //        │ not found
 //        └ locks the set, takes a frame that no warp uses (CLOCK), stores a request in the ring, waits for the word of the
-//          frame in host memory. Warps that need the same page wait for its tag in device memory.
+//          frame in host memory, copies the bytes from their slot of host memory into the frame, gives the slot back. Warps
+//          that need the same page wait for its tag in device memory.
 //
 //   tag: page 44 bits | state 2 | polled 1 | recent 1 | users 16
 //
 // A warp holds one page at a time unless it pins more, so warps never wait for each other in a circle. Every wait ends: by
 // the bytes, an error of the file, ETIMEDOUT (reader.timeout_ns), or ECANCELED when the program closes the reader or ends.
 //
-// If the page before is in the cache, the next ones are requested too: kernels that read in order find them there.
+// If the page before is in the cache, the next ones are requested too: kernels that read in order find them there. What was
+// requested ahead stays in its slot until a warp needs it. If it keeps all slots, warps that have waited long drop such pages.
 //
-// Order: bytes, then the frame's word (release by the CPU, acquire by the warp that polls), then the tag (release and
-// acquire on the device). Users leave with release, and who takes the frame acquires: no byte is replaced under a user.
+// Order: bytes in the slot, then the frame's word (release by the CPU, acquire by the warp that polls), then bytes in the frame,
+// then the tag (release and acquire on the device). Users leave with release, and who takes the frame acquires: no byte is
+// replaced under a user. A slot is given back, with release, after all lanes have read it.
 //
 // Known limits: files that can only be read as a stream have no readers. All lanes of the mask must call together. The
 // first access of a page that was requested ahead reads host memory once.
@@ -37,6 +40,8 @@
 #include <type_traits>
 
 #include <spinio/kernel.h>
+#include <spinio/quads.h>
+#include <spinio/stop.h>
 #include <spinio/wait.h>
 #include <spinio/word.h>
 #include <spinio_gaia.h>
@@ -45,13 +50,27 @@ namespace gaia {
 
 constexpr unsigned all_lanes = 0xffffffff;
 
+// A frame that has a page, or a negative errno. `arrived`: the word that says where its bytes are, if the caller is the one that
+// copies them into the frame; else 0.
+struct taken_page {
+    int64_t frame;
+    uint64_t arrived;
+};
+
+// The lanes of a warp that copy a page.
+struct lanes {
+    unsigned number, count;
+    __device__ unsigned rank() const { return number; }
+    __device__ unsigned size() const { return count; }
+};
+
 // The pages of a reader; calls are made by one thread for its warp.
 class pages {
 public:
     __device__ explicit pages(const spinio_gaia_reader &reader) : file(reader) {}
 
-    // The frame that has a page, which stays there until it is given back; or a negative errno.
-    __device__ int64_t take(uint64_t page)
+    // The frame of a page, which stays there until it is given back.
+    __device__ taken_page take(uint64_t page)
     {
         uint64_t first = set_of(page) * ways;
         spinio::Backoff waiting;
@@ -66,17 +85,38 @@ public:
                     request_ahead(page);
             }
             if (frame >= 0) {
-                int64_t error = wait_for(uint64_t(frame), page, claimed);
+                uint64_t arrived = 0;
+                int64_t error = wait_for(uint64_t(frame), page, claimed, arrived);
                 if (error == 0)
-                    return frame;
+                    return {frame, arrived};
                 give_back(frame);
-                return error;
+                return {error, 0};
             }
             // Another warp has the lock, or all frames of the set are in use.
             if (int error = overdue(tries, began))
-                return error;
+                return {error, 0};
             waiting.pause();
         }
+    }
+
+    // Copies the bytes of an arrived page from their slot into the frame, each lane its part.
+    __device__ void copy(lanes lanes, const taken_page &page) const
+    {
+        const int64_t bytes = bytes_of(page.arrived);
+        if (bytes <= 0)
+            return;
+        auto from = reinterpret_cast<const spinio::Quad *>(static_cast<uintptr_t>(file.staged) + (slot_of(page.arrived) << file.page_shift));
+        auto to = reinterpret_cast<spinio::Quad *>(frame_memory(page.frame));
+        // The slot and the frame have whole pages.
+        spinio::copy_quads<8>(lanes, to, from, size_t(bytes + 15) / 16);
+    }
+
+    // After all lanes have copied: the slot is free, and the frame is there for all.
+    __device__ void publish(const taken_page &page)
+    {
+        give_slot_back(page.arrived);
+        spinio::store_release_device(results() + page.frame, uint64_t(bytes_of(page.arrived)));
+        spinio::add_release_device(tags() + page.frame, valid - filling - polled);
     }
 
     // Bytes of the file in a frame that was taken, or a negative errno.
@@ -101,7 +141,7 @@ public:
 
     __device__ const char *memory(int64_t frame) const
     {
-        return reinterpret_cast<const char *>(static_cast<uintptr_t>(file.frames)) + (uint64_t(frame) << file.page_shift);
+        return frame_memory(frame);
     }
 
     __device__ int64_t frame_of(const void *memory) const
@@ -116,11 +156,36 @@ private:
     static constexpr uint64_t users = 0xffff, recent = 1 << 16, polled = 1 << 17;
     static constexpr uint64_t state_bit = 1 << 18, states = 3 << 18;
     static constexpr uint64_t empty = 0, filling = state_bit, valid = 2 * state_bit;
-    static constexpr unsigned page_bit = 20;
+    static constexpr unsigned page_bit = 20, slot_bit = 17;
+    // A wait of this time drops what was requested ahead.
+    static constexpr unsigned long long long_wait_ns = 8000000;
 
     __device__ static uint64_t *words(uint64_t at)
     {
         return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(at));
+    }
+
+    __device__ char *frame_memory(int64_t frame) const
+    {
+        return reinterpret_cast<char *>(static_cast<uintptr_t>(file.frames)) + (uint64_t(frame) << file.page_shift);
+    }
+
+    // Of a done word: bytes, or a negative errno; the slot of the bytes; the request.
+    __device__ static int64_t bytes_of(uint64_t done)
+    {
+        const int32_t result = int32_t(done);
+        return result < 0 ? result : result & ((1 << slot_bit) - 1);
+    }
+
+    __device__ static uint64_t slot_of(uint64_t done)
+    {
+        return uint32_t(done) >> slot_bit;
+    }
+
+    __device__ void give_slot_back(uint64_t done) const
+    {
+        if (bytes_of(done) > 0)
+            spinio::store_release_system(words(file.taken) + slot_of(done), done >> 32);
     }
 
     __device__ uint64_t *tags() const { return words(file.tags); }
@@ -205,10 +270,24 @@ private:
                 spinio::and_release_device(tag, ~recent);
                 continue;
             }
-            if (spinio::compare_exchange_device(tag, seen, wanted) == seen)
+            const uint64_t unused = state_of(seen) == filling ? done_word(frame) : 0;
+            if (spinio::compare_exchange_device(tag, seen, wanted) == seen) {
+                give_slot_back(unused);
                 return int64_t(frame);
+            }
         }
         return -1;
+    }
+
+    // Gives back the slot of a page that was requested ahead, has arrived and that no warp uses: the page is in no frame then.
+    __device__ void drop_unused(uint64_t frame)
+    {
+        uint64_t *tag = tags() + frame, seen = spinio::load_acquire_device(tag);
+        if (state_of(seen) != filling || seen & (users | polled) || !has_arrived(frame))
+            return;
+        const uint64_t unused = done_word(frame);
+        if (spinio::compare_exchange_device(tag, seen, 0) == seen)
+            give_slot_back(unused);
     }
 
     // Stores a request. A frame has one at a time, so the ring has room.
@@ -216,8 +295,8 @@ private:
     {
         uint64_t ticket = spinio::add_acquire_device(words(file.tail), 1);
         spinio::store_release_device(tickets() + frame, ticket + 1);
-        uint64_t phase = ticket / file.slots % 15 + 1;
-        spinio::store_release_system(words(file.ring) + ticket % file.slots, phase << 60 | frame << 40 | page);
+        uint64_t phase = ticket / file.entries % 15 + 1;
+        spinio::store_release_system(words(file.ring) + ticket % file.entries, phase << 60 | frame << 40 | page);
     }
 
     __device__ void request_ahead(uint64_t page)
@@ -239,14 +318,16 @@ private:
         return uint32_t(done_word(frame) >> 32) == uint32_t(spinio::load_acquire_device(tickets() + frame));
     }
 
-    // Waits until a frame that is in use has its bytes: 0, or a negative errno if it gives up. The warp that `claimed` the
-    // frame polls for all; of a page that was requested ahead, or given up, another one does.
-    __device__ int64_t wait_for(uint64_t frame, uint64_t page, bool claimed)
+    // Waits until a frame that is in use has its bytes, or until they have arrived in a slot and the caller copies them: 0, or a
+    // negative errno if it gives up. The warp that `claimed` the frame polls for all; of a page that was requested ahead, or given
+    // up, another one does.
+    __device__ int64_t wait_for(uint64_t frame, uint64_t page, bool claimed, uint64_t &arrived)
     {
         uint64_t *tag = tags() + frame;
         uint64_t ticket = claimed ? spinio::load_acquire_device(tickets() + frame) : 0;
-        bool polls = claimed;
-        spinio::Backoff waiting;
+        bool polls = claimed, drops = false;
+        // A page takes some 20 us; hundreds of warps that look more often take a part of the bus.
+        spinio::Backoff waiting(8192, 0);
         unsigned long long began = 0;
         for (unsigned tries = 0;; tries++) {
             uint64_t seen = spinio::load_acquire_device(tag);
@@ -261,10 +342,13 @@ private:
             if (polls) {
                 uint64_t word = done_word(frame);
                 if (uint32_t(word >> 32) == uint32_t(ticket)) {
-                    spinio::store_release_device(results() + frame, uint64_t(int64_t(int32_t(word))));
-                    spinio::add_release_device(tag, valid - filling - polled);
+                    arrived = word;
                     break;
                 }
+                if (tries % 16 == 15)
+                    drops = spinio::nanoseconds() - began > long_wait_ns;
+                if (drops)
+                    drop_unused((ticket + tries) % (uint64_t(file.sets) * ways));
             }
             if (int error = overdue(tries, began)) {
                 if (polls)
@@ -281,7 +365,7 @@ private:
     // Whether a wait must end: an errno.
     __device__ int overdue(unsigned tries, unsigned long long &began) const
     {
-        if (tries % 16 == 0 && spinio::load_acquire_system(words(file.stop)))
+        if (tries % 16 == 0 && spinio::stop_word(words(file.stop), words(file.tail) + 8))
             return -ECANCELED;
         if (!began)
             began = spinio::nanoseconds();
@@ -391,15 +475,25 @@ private:
         return index * sizeof(T) & ((1ull << cache.file.page_shift) - 1);
     }
 
-    // The frame of a page for all lanes, taken by one.
+    // The frame of a page for all lanes, taken by one, and filled by all if its bytes have just arrived.
     __device__ int64_t take(unsigned mask, unsigned lane, int leader, uint64_t page)
     {
-        int64_t frame = 0;
+        taken_page taken = {0, 0};
         if (int(lane) == leader)
-            frame = cache.take(page);
-        frame = int64_t(shuffle(mask, uint64_t(frame), leader));
-        __syncwarp(mask); // what the leader has acquired, all have
-        return frame;
+            taken = cache.take(page);
+        taken.frame = int64_t(shuffle(mask, uint64_t(taken.frame), leader));
+        taken.arrived = shuffle(mask, taken.arrived, leader);
+        // What the leader has seen, all see after this: shuffles do not order memory.
+        __syncwarp(mask);
+        if (taken.arrived) {
+            const unsigned here = __ballot_sync(mask, 1);
+            cache.copy({unsigned(__popc(here & ((1u << lane) - 1))), unsigned(__popc(here))}, taken);
+            __syncwarp(mask);
+            if (int(lane) == leader)
+                cache.publish(taken);
+            __syncwarp(mask);
+        }
+        return taken.frame;
     }
 
     __device__ void give_back(unsigned mask, unsigned lane, int leader, int64_t frame)

@@ -26,5 +26,6 @@
 #include <spinio/net/event.h>
 #include <spinio/net/file.h>
 #include <spinio/net/poll.h>
+#include <spinio/net/span.h>
 
 #endif

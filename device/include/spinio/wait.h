@@ -18,6 +18,15 @@
 #include <ctime>
 #endif
 
+// A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers. Its arguments
+// are values: what a reference refers to has to be in local memory, also while others use it, and a load with acquire order takes
+// that out of the L1 cache.
+#if defined(__CUDACC__)
+#define SPINIO_OUTLINE __noinline__
+#else
+#define SPINIO_OUTLINE
+#endif
+
 namespace spinio {
 
 class Backoff {

@@ -6,7 +6,8 @@
 //
 //   writer: bytes ... store_release(word)    reader: load_acquire(word), if it is new: the bytes
 //
-// PTX on a GPU, __atomic elsewhere. Operations instead of fences, since ThreadSanitizer knows no fences.
+// PTX on a GPU, __atomic elsewhere. Operations instead of fences, since ThreadSanitizer knows no fences. A program may call the first
+// two for words of host memory, as kernels do.
 #ifndef SPINIO_WORD_H
 #define SPINIO_WORD_H
 
@@ -17,16 +18,24 @@ namespace spinio {
 
 #if defined(__CUDACC__)
 
-__device__ inline uint64_t load_acquire_system(const uint64_t *at)
+__host__ __device__ inline uint64_t load_acquire_system(const uint64_t *at)
 {
+#if defined(__CUDA_ARCH__)
     unsigned long long value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
     return value;
+#else
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#endif
 }
 
-__device__ inline void store_release_system(uint64_t *at, uint64_t value)
+__host__ __device__ inline void store_release_system(uint64_t *at, uint64_t value)
 {
+#if defined(__CUDA_ARCH__)
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"((unsigned long long)value) : "memory");
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#endif
 }
 
 __device__ inline uint64_t load_acquire_device(const uint64_t *at)
@@ -92,7 +101,17 @@ __device__ inline uint64_t load_ahead_system(const uint64_t *at)
     return value;
 }
 
-// Returns the old value; without order.
+// Return the old value; without order.
+__device__ inline uint64_t or_relaxed_device(uint64_t *at, uint64_t bits)
+{
+    unsigned long long old;
+    asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(at)), "l"((unsigned long long)bits)
+                 : "memory");
+    return old;
+}
+
 __device__ inline uint64_t exchange_relaxed_device(uint64_t *at, uint64_t value)
 {
     unsigned long long old;
@@ -103,7 +122,15 @@ __device__ inline uint64_t exchange_relaxed_device(uint64_t *at, uint64_t value)
     return old;
 }
 
-// The same with release order.
+// Of 4 bytes.
+__device__ inline uint32_t exchange_relaxed_device(uint32_t *at, uint32_t value)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(__cvta_generic_to_global(at)), "r"(value) : "memory");
+    return old;
+}
+
+// The same of 8 bytes with release order.
 __device__ inline uint64_t exchange_release_device(uint64_t *at, uint64_t value)
 {
     unsigned long long old;
@@ -219,8 +246,18 @@ inline void store_release_device(uint64_t *at, uint64_t value)
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
-// ThreadSanitizer knows no fences: the operations before and after this one have the order.
+// ThreadSanitizer knows no fences: the operations before and after these have the order.
+inline uint64_t or_relaxed_device(uint64_t *at, uint64_t bits)
+{
+    return __atomic_fetch_or(at, bits, __ATOMIC_ACQ_REL);
+}
+
 inline uint64_t exchange_relaxed_device(uint64_t *at, uint64_t value)
+{
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+}
+
+inline uint32_t exchange_relaxed_device(uint32_t *at, uint32_t value)
 {
     return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
 }
@@ -279,10 +316,11 @@ inline uint64_t compare_exchange_relaxed_device(uint64_t *at, uint64_t expected,
 
 // Without order: for a word that others may look at while the thread that has its lock changes it. On a GPU all 8 bytes are
 // loaded and stored at once.
-__device__ inline uint64_t load_relaxed_device(const uint64_t *at)
+template <typename Unsigned>
+__device__ inline Unsigned load_relaxed_device(const Unsigned *at)
 {
 #if defined(__CUDACC__)
-    return *static_cast<const volatile uint64_t *>(at);
+    return *static_cast<const volatile Unsigned *>(at);
 #else
     return __atomic_load_n(at, __ATOMIC_RELAXED);
 #endif

@@ -27,4 +27,4 @@ with spinio.net.open() as net:  # its end stops the kernel and waits for the str
     print(f"listening on {net.address(listener)}; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         net.wait()
-    print(f"{net.stats()['accepted']} connections, {net.stats()['bytes_sent']} bytes echoed")
+    print(f"{net.stats()['accepted']} connections, {net.stats()['bytes_sent']} bytes through Linux")

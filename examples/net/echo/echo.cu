@@ -75,6 +75,6 @@ int main(int count, char **arguments)
         return fail("cannot stop");
     struct spinio_net_stats stats;
     spinio_net_stats(net, &stats, sizeof stats);
-    std::printf("%llu connections, %llu bytes echoed\n", (unsigned long long)stats.accepted, (unsigned long long)stats.bytes_sent);
+    std::printf("%llu connections, %llu bytes through Linux\n", (unsigned long long)stats.accepted, (unsigned long long)stats.bytes_sent);
     return spinio_net_close(net) ? fail("cannot close the net") : 0;
 }

@@ -9,7 +9,7 @@
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── benches/gaia                          what maps of files cost
 //!         ── benches/gpunet                        what sockets of kernels cost: nvcc builds it there
-//!         ── net.cu, reader.cu                     sockets and on-demand reads of kernels: nvcc builds them there
+//!         ── net.cu, device/tests                  sockets and on-demand reads of kernels: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
 //!         ── wheels/                               with --peers: KvikIO, fastsafetensors, ZeroMQ (vendored.rs)
@@ -83,7 +83,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("crates/capi/include/spinio_net.h", "spinio_net.h"),
         ("tests/gpu/frameworks.py", "frameworks.py"),
         ("tests/gpu/net.cu", "net.cu"),
-        ("device/tests/reader.cpp", "reader.cu"),
         ("crates/device/src/cuda/gather.ptx", "gather.ptx"),
     ] {
         copy(&root.join(from), &pack.join(to))?;
@@ -122,6 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         "benches/record",
         "benches/safetensors",
         "device/include",
+        "device/tests",
         "examples/nvmmu",
     ] {
         for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {

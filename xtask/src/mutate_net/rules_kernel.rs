@@ -17,8 +17,8 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between what the leader tells and its readers",
         GROUP,
         [
-            "            ring = outcome.ring;\n        }\n        __syncthreads();\n",
-            "            ring = outcome.ring;\n        }\n",
+            "            message = outcome.message;\n        }\n        __syncthreads();\n",
+            "            message = outcome.message;\n        }\n",
         ],
         &[Races("source")],
     ),
@@ -45,7 +45,7 @@ pub(super) const RULES: &[Mutant] = &[
         "a barrier lies between the copies out of the ring and the consumed position",
         STREAM,
         [
-            "there.position, to + done, take, true);\n        group.sync();\n",
+            "there.position, to + done, take, true);\n            group.sync();\n",
             "there.position, to + done, take, true);\n",
         ],
         &[Races("sink")],
@@ -199,10 +199,7 @@ pub(super) const RULES: &[Mutant] = &[
         "stop",
         "a wait looks at the stop word",
         LINE,
-        [
-            "        if (polls % polls_a_stop == 0 && stopped(net))\n            return -ESHUTDOWN;\n        return deadline",
-            "        return deadline",
-        ],
+        ["        if (stopped(net))\n            return -ESHUTDOWN;\n        return is_late", "        return is_late"],
         &[Rules("words")],
     ),
     quick(rule(
@@ -390,7 +387,7 @@ pub(super) const RULES: &[Mutant] = &[
         "a record that is longer than what has arrived is EPROTO",
         DATAGRAM,
         [
-            "return record > uint64_t(there) || length > layout::address_bytes ? -EPROTO",
+            "return record > uint64_t(there.bytes) || length > layout::address_bytes ? -EPROTO",
             "return length > layout::address_bytes ? -EPROTO",
         ],
         &[Rules("datagrams")],

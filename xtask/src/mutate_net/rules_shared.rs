@@ -1,11 +1,13 @@
 //! Rules of memory that CPU programs share with a net: the words of granules, on both sides, and the packets that agree on it.
 
-use super::checks::Check::{self, Cargo, Kernels, Models};
+use super::checks::Check::{self, Cargo, KernelRaces, Kernels, Models};
 use super::{Mutant, hostile, quick, rule, unit};
 
 const GRANULE: &str = "crates/ring/src/granule.rs";
 const PEER: &str = "crates/ring/src/peer.rs";
 const SOCKET: &str = "crates/net/src/socket.rs";
+const DIRECTION: &str = "crates/net/src/socket/direction.rs";
+const PROGRAM_SPAN: &str = "crates/net/src/socket/span.rs";
 const MAPPED: &str = "crates/net/src/mapped_granule.rs";
 const CHANNELS: &str = "crates/net/src/proxy/channels.rs";
 const SHARED: &str = "crates/net/src/proxy/shared.rs";
@@ -18,7 +20,10 @@ const CONTROL: &str = "crates/net/src/proxy/control.rs";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
-const KERNEL_STREAM: &str = "device/include/spinio/net/stream.h";
+const MESSAGE: &str = "crates/ring/src/message.rs";
+const INTERLEAVINGS: &str = "crates/ring/src/interleavings.rs";
+const KERNEL_MESSAGE: &str = "device/include/spinio/net/message.h";
+const KERNEL_SPAN: &str = "device/include/spinio/net/span.h";
 const KERNEL_EVENT: &str = "device/include/spinio/net/event.h";
 
 const fn program(name: &'static str) -> Check {
@@ -246,7 +251,7 @@ pub(super) const RULES: &[Mutant] = &[
         "peer-tail",
         "what the other end has sent fits the ring, or it is EPROTO",
         KERNEL_PEER,
-        ["        if (there > peer.size)\n", "        if (false)\n"],
+        ["        if (there > (message ? layout::message_bytes : peer.size))\n", "        if (false)\n"],
         &[Kernels("net_shared")],
     ),
     rule(
@@ -300,10 +305,10 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "peer-untold-wait",
         "a reader that waits has told of all that it has received",
-        KERNEL_STREAM,
+        KERNEL_PEER,
         [
-            "    if (locked.told != there.position)\n        publish_position(net, s, there.position, 0);\n    deadline",
-            "    deadline",
+            "            publish_position(net, s, consumed, 0);\n            untold = false;\n",
+            "            untold = false;\n",
         ],
         &[Kernels("net_credit")],
     ),
@@ -313,5 +318,103 @@ pub(super) const RULES: &[Mutant] = &[
         KERNEL_EVENT,
         ["        if (!result)\n            detail::publish_received(net, s);\n", ""],
         &[Kernels("net_credit")],
+    ),
+    // Short messages.
+    rule(
+        "message-early",
+        "a message that was taken before the proxy of its writer knows of it is no event",
+        GRANULE,
+        [
+            "when(sent.position != consumed.position && !early || ended",
+            "when(sent.position != consumed.position || ended",
+        ],
+        &[unit("events_and_last_words")],
+    ),
+    quick(rule(
+        "message-tag",
+        "a word of a message that is of another one is waited for",
+        MESSAGE,
+        ["        if (word ^ tag(end)) >> TAG_SHIFT != 0 {", "        if word == 0 {"],
+        &[unit("each_word_says_whether")],
+    )),
+    quick(rule(
+        "message-clear",
+        "the words of an earlier use of the memory are cleared before the first bytes",
+        INTERLEAVINGS,
+        ["                message::clear(&*words);\n", ""],
+        &[Models("message_is_taken_from_its_words")],
+    )),
+    quick(rule(
+        "message-answered",
+        "a message is written only after the reader has taken all that was sent before",
+        INTERLEAVINGS,
+        [
+            "                while Mark::now(ends[peer::CONSUMED].load_acquire(), 1, first).position != first.after(1) {",
+            "                while false {",
+        ],
+        &[Models("message_is_taken_from_its_words")],
+    )),
+    quick(rule(
+        "message-flag",
+        "the first tail of a message sends the reader to the words: the ring is not complete yet",
+        INTERLEAVINGS,
+        ["            if tail & (peer::MESSAGE | peer::CLOSED) == peer::MESSAGE {", "            if false {"],
+        &[Models("message_is_taken_from_its_words")],
+    )),
+    rule(
+        "message-known",
+        "a kernel writes the words of a message only if the other end has received all before it",
+        KERNEL_MESSAGE,
+        ["    return peer.direct() && known && bytes", "    return peer.direct() && bytes"],
+        &[Kernels("net_message")],
+    ),
+    // Spans.
+    quick(rule(
+        "span-stores",
+        "a barrier lies between the stores of a group into a span and their publication",
+        KERNEL_SPAN,
+        [
+            "    group.sync();\n    return int(share(group, group.leads() ? detail::end_reserve",
+            "    return int(share(group, group.leads() ? detail::end_reserve",
+        ],
+        &[KernelRaces("net_spans")],
+    )),
+    rule(
+        "span-loads",
+        "a barrier lies between the loads of a group from a span and their publication",
+        KERNEL_SPAN,
+        [
+            "    group.sync();\n    return int(share(group, group.leads() ? detail::end_borrow",
+            "    return int(share(group, group.leads() ? detail::end_borrow",
+        ],
+        &[KernelRaces("net_spans")],
+    ),
+    rule(
+        "span-size",
+        "no more than the span is sent or received",
+        KERNEL_SPAN,
+        ["    if (!size || bytes > size)\n", "    if (!size)\n"],
+        &[Kernels("net_spans")],
+    ),
+    rule(
+        "program-span-lock",
+        "while a program has a span no other call has its direction",
+        DIRECTION,
+        ["        while side.span > 0 {\n", "        while false {\n"],
+        &[Kernels("net_spans")],
+    ),
+    rule(
+        "program-span-size",
+        "a program sends or receives no more than its span",
+        DIRECTION,
+        ["if bytes > side.span || side.span == 0 {", "if side.span == 0 {"],
+        &[Kernels("net_spans")],
+    ),
+    rule(
+        "program-span-ring",
+        "a span of a program ends where the ring does",
+        PROGRAM_SPAN,
+        ["side.span = there.min(most).min(whole);", "side.span = there.min(most);"],
+        &[Kernels("net_scripts")],
     ),
 ];

@@ -1,32 +1,34 @@
 //! The fillers: threads that read pages for kernels.
 //!
 //! ```text
-//!   filler A: looks at the ring ── request ──> reads ── copies ── waits ──> done word
+//!   filler A: looks at the ring ── request, free slot ──> pread into the slot ──> done word
 //!   filler B: waits for its turn to look ──> looks at the ring ...
 //! ```
 //!
 //! One filler looks at a time, the others read or wait: without requests one thread wakes up, every 1 ms, and after a
 //! while every 5 ms. A GPU cannot wake a thread.
 //!
-//! They share the program's descriptor table, as every thread that calls a device.
+//! They make no call of the driver: a copy by a copy engine takes 10 us, and milliseconds beside a kernel of which many warps
+//! poll one word of host memory (benches/gpu/polling.cu). So they have the descriptor table of the shadow workers, where the file
+//! is open.
+
+#![expect(unsafe_code, reason = "reads into memory that kernels share")]
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, set_thread_stream};
 use spinio_host::lock;
 use spinio_sys::Errno;
-use spinio_sys::linux::spawn_signals_blocked;
+use spinio_sys::linux::{self, Fd};
 
 use super::words::{Request, Words};
 use crate::file_reader::OpenFile;
 use crate::{Error, Result};
 
-/// Threads of a reader.
-const FILLERS: usize = 4;
-const STACK: usize = 512 << 10;
+/// Threads of a reader: one for each processor, but at least 4, since reads wait for storage, and at most 8.
+const FILLERS: (usize, usize) = (4, 8);
 /// Looks without a pause, where there are processors for it.
 const BUSY_LOOKS: u32 = 400;
 const MANY_PROCESSORS: usize = 8;
@@ -50,41 +52,46 @@ pub struct ReaderStats {
 
 pub(super) struct Fillers {
     file: Box<dyn OpenFile>,
-    device: &'static dyn Device,
-    frames_at: DeviceAddr,
     page: u64,
     frames: u64,
     pub(super) words: Words,
-    /// The number of the next request; the thread that has it locked looks at the ring.
-    next: Mutex<u64>,
+    /// The thread that has it locked looks at the ring.
+    next: Mutex<Next>,
     running: Mutex<usize>,
     ended: Condvar,
+    threads: usize,
     busy_looks: u32,
     fills: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
 }
 
+/// The number of the next request, and the slot that was taken last.
+#[derive(Default)]
+struct Next {
+    ticket: u64,
+    slot: usize,
+}
+
+/// A request and the slot for its bytes.
+struct Fill {
+    ticket: u64,
+    request: Request,
+    slot: usize,
+}
+
 impl Fillers {
-    pub(super) fn new(
-        file: Box<dyn OpenFile>,
-        device: &'static dyn Device,
-        frames_at: DeviceAddr,
-        page: u64,
-        frames: u64,
-        words: Words,
-    ) -> Fillers {
+    pub(super) fn new(file: Box<dyn OpenFile>, page: u64, frames: u64, words: Words) -> Fillers {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Fillers {
             file,
-            device,
-            frames_at,
             page,
             frames,
             words,
-            next: Mutex::new(0),
+            next: Mutex::new(Next::default()),
             running: Mutex::new(0),
             ended: Condvar::new(),
+            threads: processors.clamp(FILLERS.0, FILLERS.1),
             busy_looks: if processors >= MANY_PROCESSORS { BUSY_LOOKS } else { 0 },
             fills: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -94,16 +101,10 @@ impl Fillers {
 
     /// Starts the threads; one is enough.
     pub(super) fn start(fillers: &Arc<Fillers>) -> Result<()> {
-        let failed = |e| Error::device(e, "get a stream for a reader");
-        for number in 0..FILLERS {
-            let stream = match fillers.device.acquire_stream() {
-                Ok(stream) => OwnStream(fillers.device, stream),
-                Err(e) if number == 0 => return Err(failed(e)),
-                Err(_) => break,
-            };
+        for number in 0..fillers.threads {
             let this = Arc::clone(fillers);
             *lock(&fillers.running) += 1;
-            if spawn_signals_blocked("spinio-reader", STACK, move || this.run(&stream)).is_err() {
+            if !fillers.file.spawn("spinio-reader", Box::new(move |fd| this.run(fd))) {
                 *lock(&fillers.running) -= 1;
                 if number == 0 {
                     return Err(Error::of(Errno::AGAIN, "start a thread for a reader"));
@@ -130,39 +131,45 @@ impl Fillers {
         }
     }
 
-    fn run(&self, stream: &OwnStream) {
-        // Reads of this thread go there: the default stream waits for the kernels.
-        set_thread_stream(stream.1);
-        while let Some((ticket, request)) = self.next_request() {
-            let result = self.fill(request, stream);
-            let word = match result {
+    fn run(&self, fd: Fd) {
+        while let Some(fill) = self.next_fill() {
+            let frame = fill.request.frame;
+            if frame >= self.frames {
+                // No kernel of ours stores that.
+                self.words.free_slot(fill.slot);
+                self.errors.fetch_add(1, Relaxed);
+                continue;
+            }
+            match self.read(fd, &fill) {
                 Ok(bytes) => {
                     self.fills.fetch_add(1, Relaxed);
-                    self.bytes.fetch_add(bytes, Relaxed);
-                    bytes as i32
+                    self.bytes.fetch_add(bytes as u64, Relaxed);
+                    match bytes {
+                        0 => self.words.finish_empty(fill.ticket, frame, fill.slot, 0),
+                        _ => self.words.finish(fill.ticket, frame, fill.slot, bytes),
+                    }
                 }
                 Err(e) => {
                     self.errors.fetch_add(1, Relaxed);
-                    -e.errno.raw_os_error()
+                    self.words.finish_empty(fill.ticket, frame, fill.slot, -e.raw_os_error());
                 }
-            };
-            if request.frame < self.frames {
-                self.words.finish(ticket, request.frame, word);
             }
         }
         *lock(&self.running) -= 1;
         self.ended.notify_all();
     }
 
-    /// The next request and its number; `None` once the reader is stopped.
-    fn next_request(&self) -> Option<(u64, Request)> {
+    /// The next request, with a slot; `None` once the reader is stopped.
+    fn next_fill(&self) -> Option<Fill> {
         let mut next = lock(&self.next);
         let (mut looks, mut sleep) = (0_u32, FIRST_SLEEP);
         while self.words.stop().load(Acquire) == 0 {
-            if let Some(request) = self.words.request(*next) {
-                let ticket = *next;
-                *next += 1;
-                return Some((ticket, request));
+            let ticket = next.ticket;
+            if let Some(request) = self.words.request(ticket)
+                && let Some(slot) = self.words.take_slot(ticket, next.slot)
+            {
+                *next = Next { ticket: ticket + 1, slot };
+                return Some(Fill { ticket, request, slot });
             }
             looks += 1;
             if looks <= self.busy_looks {
@@ -176,27 +183,23 @@ impl Fillers {
         None
     }
 
-    /// Reads a page into its frame; when it returns, the bytes are there.
-    fn fill(&self, request: Request, stream: &OwnStream) -> Result<u64> {
-        if request.frame >= self.frames {
-            return Err(Error::new(Errno::FAULT, "A kernel requests a frame that does not exist"));
-        }
-        let to = self.frames_at.offset(request.frame * self.page);
+    /// Reads a page into its slot. Fewer bytes than a page has only at the end of the file.
+    fn read(&self, fd: Fd, fill: &Fill) -> core::result::Result<usize, Errno> {
         // Past what a file can have: no bytes, as past its end.
-        let offset = request.page.checked_mul(self.page).filter(|&at| i64::try_from(at + self.page).is_ok());
+        let offset = fill.request.page.checked_mul(self.page).filter(|&at| i64::try_from(at + self.page).is_ok());
         let Some(offset) = offset else { return Ok(0) };
-        let got = self.file.read(offset, self.device, to, self.page)?;
-        let waited = self.device.synchronize(stream.1, WaitMode::Block);
-        waited.map_err(|e| Error::device(e, "copy a page"))?;
-        Ok(got)
-    }
-}
-
-/// A stream that is released when it is dropped.
-struct OwnStream(&'static dyn Device, StreamId);
-
-impl Drop for OwnStream {
-    fn drop(&mut self) {
-        self.0.release_stream(self.1);
+        let (to, len) = (self.words.slot(fill.slot), self.page as usize);
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the slot has that many bytes, and is this thread's until it says that it is filled.
+            match unsafe { linux::pread(fd, to.add(done), len - done, offset + done as u64) } {
+                Ok(0) => break,
+                Ok(got) => done += got,
+                Err(Errno::INTR) => {}
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
     }
 }

@@ -3,21 +3,21 @@
 //! ```text
 //!   kernel (device/include/spinio/gaia_device.h)              fillers: threads of this process       fill.rs
 //!     tags: which page is in which frame                        ring entry: page and frame
-//!     miss: claims a frame, stores a request ── ring ────────>  reads the page by SPIN into the frame
-//!     waits for the frame's word             <── done words ──  bytes or errno, after they are there
+//!     miss: claims a frame, stores a request ── ring ────────>  pread of the page into a slot of pinned memory
+//!     waits for the frame's word             <── done words ──  slot and bytes, or errno
+//!     copies slot to frame, gives it back    ── taken words ──> the slot is free
 //!     counts itself as user of the frame
 //! ```
 //!
 //! Tags, counts and locks are in device memory, and only kernels access them. The words in pinned memory have one
-//! writer each: kernels the ring, fillers the done words, the program the stop word ([`words`]). Nothing here trusts
-//! them: an entry of the ring that makes no sense is ignored.
+//! writer each ([`words`]). Nothing here trusts them: an entry of the ring that makes no sense is ignored.
 //!
-//! Fillers copy on streams of their own, and read at most 64 KiB at a time, by the route `copy`: other routes may wait for
-//! kernels (pages are given back by the driver only when none runs), and kernels wait for the fillers.
+//! No call of the driver is on the way of a page: kernels wait for it, and what the driver does may wait for kernels.
 //!
 //! `close`, and the end of the process, stop the waiting kernels with an error first.
 //!
-//! Known flaws: a page is read by one system call, through the page cache; a device without copies has no readers.
+//! Known flaws: a page is read by one system call, through the page cache. Pages that were requested ahead and that no
+//! kernel uses keep their slots until another page replaces them, or a kernel waits for a slot. A device without copies has no readers.
 
 #![expect(unsafe_code, reason = "device memory")]
 
@@ -40,7 +40,7 @@ use crate::file_reader::FileReader;
 use crate::{Error, Result};
 
 const MIN_PAGE: u64 = 4096;
-/// SPIN's small requests, which take the route `copy` only.
+/// A done word has 17 bits for their number.
 const MAX_PAGE: u64 = 64 << 10;
 /// Frames that a page may be in.
 const WAYS: u64 = 8;
@@ -69,10 +69,12 @@ pub struct Handle {
     tail: u64,
     ring: u64,
     done: u64,
+    taken: u64,
+    staged: u64,
     stop: u64,
     page_shift: u32,
     sets: u32,
-    slots: u32,
+    entries: u32,
     prefetch: u32,
 }
 
@@ -119,14 +121,14 @@ pub fn open(
         .replica_memory()
         .ok_or_else(|| Error::new(Errno::NOTSUP, format!("{} has no memory for the pages of a reader", device.id())))?;
     let file = files.open(linux::gettid(), fd)?;
-    let words = Words::new(device, frames)?;
-    // Tags, tickets, results and a lock for each set; the ticket counter has a line of its own.
-    let control = (frames * 24 + frames / WAYS * 8 + 128).next_multiple_of(MIN_PAGE);
+    let words = Words::new(device, frames, page)?;
+    // Tags, tickets, results and a lock for each set; the ticket counter has a line of its own, and so have the words of the stop.
+    let control = (frames * 24 + frames / WAYS * 8 + 192).next_multiple_of(MIN_PAGE);
     let failed = |e| Error::device(e, "allocate the cache of a reader");
     let at = memory.alloc_replica(frames * page + control).map_err(failed)?;
     let tags = at.offset(frames * page);
     let started = zero(device, tags, control).and_then(|()| {
-        let fillers = Arc::new(Fillers::new(file, device, at, page, frames, words));
+        let fillers = Arc::new(Fillers::new(file, page, frames, words));
         Fillers::start(&fillers).map(|()| fillers)
     });
     let fillers = match started {
@@ -137,7 +139,7 @@ pub fn open(
         }
     };
     let words = &fillers.words;
-    let (ring, done, stop) = words.device_addresses(device)?;
+    let shared = words.device_addresses(device)?;
     let tickets = tags.offset(frames * 8);
     let results = tickets.offset(frames * 8);
     let locks = results.offset(frames * 8);
@@ -155,12 +157,14 @@ pub fn open(
         results: results.0,
         locks: locks.0,
         tail: tail.0,
-        ring,
-        done,
-        stop,
+        ring: shared.ring,
+        done: shared.done,
+        taken: shared.taken,
+        staged: shared.staged,
+        stop: shared.stop,
         page_shift: page.trailing_zeros(),
         sets: (frames / WAYS) as u32,
-        slots: words.slots() as u32,
+        entries: words.entries() as u32,
         prefetch: if sequential && frames >= 64 { PREFETCH } else { 0 },
     };
     readers.1.push(Reader { id, process: linux::getpid() as u32, device: memory, memory: at, fillers });

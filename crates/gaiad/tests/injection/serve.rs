@@ -98,6 +98,10 @@ impl OpenFile for Opened {
         device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         Ok(got as u64)
     }
+
+    fn spawn(&self, _name: &str, _body: Box<dyn FnOnce(i32) + Send>) -> bool {
+        false
+    }
 }
 
 fn loaded(map: &Map, device: &Emulated) -> Vec<u8> {

@@ -240,6 +240,21 @@ fn kernels_tell_of_room_where_it_is_waited_for() {
 }
 
 #[test]
+fn kernels_send_and_receive_in_place() {
+    passes_with_sockets("net_spans");
+}
+
+#[test]
+fn process_that_is_killed_with_a_span_leaves_nothing() {
+    passes_with_sockets("net_spans_killed");
+}
+
+#[test]
+fn short_messages_between_kernels_arrive_whole() {
+    passes_with_sockets("net_message");
+}
+
+#[test]
 fn what_kernels_have_sent_arrives_however_they_end() {
     passes_with_sockets("net_ends");
 }
@@ -274,6 +289,11 @@ fn benchmark_of_sockets_runs_every_row() {
         "many",
         "shared",
         "peer",
+        "events",
+        "poll",
+        "datagrams",
+        "files",
+        "spans",
     ] {
         assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }

@@ -31,4 +31,8 @@ impl OpenFile for Opened {
         let read = runtime().read(self.0.fd(), Some(offset), Target { allocation, addr: to }, len);
         read.map(|got| got as u64).map_err(|e| Error::new(e.kind.errno(), e.to_string()))
     }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce(Fd) + Send>) -> bool {
+        self.0.spawn_dedicated(name, body)
+    }
 }

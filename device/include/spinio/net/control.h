@@ -276,6 +276,11 @@ __device__ inline int end_use(const Handle &net, int s)
             // The position stays.
             if (is_free(s, old) && compare_exchange_device(word, old, old & layout::position_mask) == old)
                 break;
+            uint32_t *span = word == &socket->receive_lock ? &socket->borrowed : &socket->reserved;
+            if (load_relaxed_device(span) && exchange_relaxed_device(span, 0)) {
+                store_release_device(word, old & layout::position_mask);
+                break;
+            }
             waiting.pause();
         }
     }

@@ -66,7 +66,7 @@ __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t 
 }
 
 template <typename Group>
-__device__ int64_t send_datagram(Group group, const Handle &net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to)
+__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t place = socket->send_ring;
@@ -121,18 +121,19 @@ __device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, u
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t deadline = 0;
-    int64_t there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), load_relaxed_device(&socket->receive_timeout), deadline, full);
-    if (there <= 0)
-        return there;
+    const Arrived there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), load_relaxed_device(&socket->receive_timeout), deadline);
+    full = there.full;
+    if (there.bytes <= 0)
+        return there.bytes;
     for (unsigned i = 0; i < 4; i++)
         header[i] = *record_word(net, socket->receive_ring, consumed, i);
     uint64_t length = header[0] >> 32 & 0xff;
     uint64_t record = layout::datagram_header + padded(uint32_t(header[0])) + long_address(unsigned(length));
-    return record > uint64_t(there) || length > layout::address_bytes ? -EPROTO : int64_t(record);
+    return record > uint64_t(there.bytes) || length > layout::address_bytes ? -EPROTO : int64_t(record);
 }
 
 template <typename Group>
-__device__ int64_t receive_datagram(Group group, const Handle &net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from)
+__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t place = socket->receive_ring, header[4] = {0, 0, 0, 0};

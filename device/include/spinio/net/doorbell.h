@@ -8,12 +8,13 @@
 
 #include <spinio/net/layout.h>
 #include <spinio/standard.h>
+#include <spinio/stop.h>
 #include <spinio/wait.h>
 #include <spinio/word.h>
 
 namespace spinio::net::detail {
 
-// How many polls in vain before the stop word is looked at, which is another read of host memory.
+// How many polls in vain before the stop word is looked at.
 constexpr unsigned polls_a_stop = 16;
 
 __device__ inline uint64_t *pinned_words(const Handle &net, size_t offset)
@@ -29,7 +30,7 @@ __device__ inline uint64_t *device_words(const Handle &net, size_t offset)
 // 0, 1 once the net is stopped, 2 once the proxy has ended.
 __device__ inline uint64_t stopped(const Handle &net)
 {
-    return load_acquire_system(pinned_words(net, 0) + layout::header_stop);
+    return stop_word(pinned_words(net, 0) + layout::header_stop, device_words(net, 0) + layout::claims_stop);
 }
 
 __device__ inline void publish()

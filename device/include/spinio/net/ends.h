@@ -7,6 +7,13 @@
 
 namespace spinio::net::detail {
 
+// Of a tail.
+__device__ inline bool is_reset(uint64_t tail) { return (tail & (layout::end_closed | layout::end_reset)) == (layout::end_closed | layout::end_reset); }
+__device__ inline bool has_message(uint64_t tail) { return (tail & (layout::end_closed | layout::end_message)) == layout::end_message; }
+
+// Of the words of a message that ends at this position: message.h.
+__device__ inline uint64_t message_tag(uint64_t position) { return (0x80 | (position & 0x7f)) << 56; }
+
 // The two ends, as one of them sees them.
 struct Peer {
     layout::PeerEnd *mine, *theirs;
@@ -51,6 +58,9 @@ struct Peer {
     {
         return ((word >> layout::position_bits ^ generation) & ((1 << layout::generation_bits) - 1)) == 0;
     }
+
+    // Both ends are kernels, and the words in device memory.
+    __device__ bool direct() const { return !shared || my_copy; }
 
     // A word of the other end; if it has written none yet, that says that nothing has happened.
     __device__ uint64_t look(const uint64_t *at) const

@@ -73,7 +73,7 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
 }
 
 // 1 once there is room for more, or -errno. Others send meanwhile, so it takes the lock of the direction as they do.
-__device__ SPINIO_NET_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net, int s, int flags, uint64_t deadline)
+__device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net, int s, int flags, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Position locked = lock(net, s, &socket->send_lock, true);

@@ -11,23 +11,16 @@
 #define SPINIO_NET_GROUP_H
 
 #include <spinio/kernel.h>
+#include <spinio/quads.h>
 #include <spinio/standard.h>
-
-// A function that is called, not inlined: one that waits, or is called seldom, should take no registers of its callers. Its arguments
-// are values: what a reference refers to has to be in local memory, also while others use it, and a load with acquire order takes
-// that out of the L1 cache.
-#if defined(__CUDACC__)
-#define SPINIO_NET_OUTLINE __noinline__
-#else
-#define SPINIO_NET_OUTLINE
-#endif
+#include <spinio/wait.h>
 
 namespace spinio::net {
 
-// `ring`: where it is, or 0: ring_word() in stream.h.
+// `ring`: where it is, or 0: Ring in stream.h. `message`: where the words of a short message are, or 0: message.h.
 struct Outcome {
     int64_t value;
-    uint64_t position, ring;
+    uint64_t position, ring, message = 0;
 };
 
 struct Thread {
@@ -35,6 +28,7 @@ struct Thread {
     __device__ unsigned rank() const { return 0; }
     __device__ unsigned size() const { return 1; }
     __device__ void sync() const {}
+    __device__ bool any(bool yes) const { return yes; }
     __device__ Outcome share(Outcome outcome) const { return outcome; }
 };
 
@@ -44,11 +38,20 @@ struct Warp {
     __device__ unsigned size() const { return 32; }
     __device__ void sync() const { __syncwarp(); }
 
+    // Whether one of them says so; and a sync().
+    __device__ bool any(bool yes) const
+    {
+        const bool some = __any_sync(0xffffffffu, yes) != 0;
+        __syncwarp();
+        return some;
+    }
+
     __device__ Outcome share(Outcome outcome) const
     {
         outcome.value = int64_t(__shfl_sync(0xffffffffu, (unsigned long long)outcome.value, 0));
         outcome.position = __shfl_sync(0xffffffffu, (unsigned long long)outcome.position, 0);
         outcome.ring = __shfl_sync(0xffffffffu, (unsigned long long)outcome.ring, 0);
+        outcome.message = __shfl_sync(0xffffffffu, (unsigned long long)outcome.message, 0);
         // Shuffles do not order memory: what the leader has seen is seen by all after this.
         __syncwarp();
         return outcome;
@@ -65,18 +68,20 @@ struct Block {
     __device__ unsigned rank() const { return Warp::linear(); }
     __device__ unsigned size() const { return blockDim.x * blockDim.y * blockDim.z; }
     __device__ void sync() const { __syncthreads(); }
+    __device__ bool any(bool yes) const { return __syncthreads_or(yes) != 0; }
 
     __device__ Outcome share(Outcome outcome) const
     {
         __shared__ int64_t value;
-        __shared__ uint64_t position, ring;
+        __shared__ uint64_t position, ring, message;
         if (leads()) {
             value = outcome.value;
             position = outcome.position;
             ring = outcome.ring;
+            message = outcome.message;
         }
         __syncthreads();
-        outcome = {value, position, ring};
+        outcome = {value, position, ring, message};
         // The next share may begin only after all have read.
         __syncthreads();
         return outcome;
@@ -94,53 +99,11 @@ __device__ int64_t share(Group group, int64_t value)
     return group.share({value, 0, 0}).value;
 }
 
-#if defined(__CUDACC__)
-using AliasedWord = uint64_t;
-#else
-using AliasedWord __attribute__((__may_alias__)) = uint64_t;
-#endif
-
-// 16 bytes that one instruction loads.
-struct alignas(16) Quad {
-    AliasedWord low, high;
-};
-
-// Copies units, each thread its part. A thread that waits for each read moves 16 bytes in the time of a read, 0.3 us in device
-// memory and 1.2 us in that of the host: so it has several on their way; not more, since each thread of a block of 1024 may have 64
-// registers.
-template <typename Group>
-__device__ void copy_quads(Group group, Quad *to, const Quad *from, size_t count)
-{
-    constexpr unsigned reads = 4;
-    const unsigned step = group.size();
-    const Quad *last = from + count;
-    from += group.rank();
-    to += group.rank();
-    for (; from + (reads - 1) * step < last; from += reads * step, to += reads * step) {
-        Quad quads[reads];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-        for (unsigned k = 0; k < reads; k++)
-            quads[k] = from[k * step];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-        for (unsigned k = 0; k < reads; k++)
-            to[k * step] = quads[k];
-    }
-#if defined(__CUDACC__)
-#pragma unroll 1
-#endif
-    for (; from < last; from += step, to += step)
-        *to = *from;
-}
-
 // Copies bytes, each thread its part; not finished before the next sync(). In units of 16 bytes where both places
 // allow that. Elsewhere each thread makes words of the destination out of two words of the source; only words that lie
 // wholly inside the source are read.
 template <typename Group>
-__device__ void copy(Group group, unsigned char *to, const unsigned char *from, size_t bytes)
+__device__ SPINIO_OUTLINE void copy(Group group, unsigned char *to, const unsigned char *from, size_t bytes)
 {
     size_t head = 0, inner = 0; // bytes
     const unsigned apart = unsigned(uintptr_t(to) ^ uintptr_t(from)) & 15;

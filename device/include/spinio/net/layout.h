@@ -50,7 +50,7 @@ constexpr size_t file_buffer_bytes = 128 << 10, path_bytes = 4095;
 
 // Words of the header, and of the first page of device memory.
 constexpr unsigned header_stop = 1, header_doorbell_head = 16;
-constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64;
+constexpr unsigned claims_doorbell_tail = 0, claims_doorbell_head = 1, claims_file_buffers = 64, claims_stop = 128;
 
 // Records of datagrams: crates/ring/src/datagram.rs explains them.
 constexpr unsigned datagram_header = 32, datagram_short_address = 16, datagram_dontwait = 1;
@@ -106,12 +106,15 @@ struct DeviceSocket {
     uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
     uint64_t granule;   // where the granule of such an end is, if it is in one
     uint64_t taken;     // what the other end of such an end was last seen to say that it has received
-    uint64_t reserved;
+    // Bytes that a group has in the rings (span.h) while it has the lock but is in no call. The call that exchanges them for 0 gives the
+    // lock back: of that group, or a close.
+    uint32_t reserved, borrowed;
 };
 
 // Connections inside a net: crates/ring/src/peer.rs explains them. The word of a record that says which end a socket is:
 // logarithm of the ring's size 8 | pair 32 | side 1 | remote 1, and in the high bits the generation 13 and a bit that it is one.
 constexpr unsigned peer_pair_bit = 8, peer_side_bit = 40, generation_bits = 13;
+constexpr uint64_t generation_mask = ((uint64_t(1) << generation_bits) - 1) << position_bits;
 constexpr uint64_t peer_bit = lap_bit;
 // The pair is in a granule: crates/ring/src/granule.rs. End 0 has connected, and may be a program or a kernel of another net.
 constexpr uint64_t shared_bit = uint64_t(1) << 62;
@@ -125,12 +128,16 @@ constexpr unsigned moved = 0xffff;
 
 // An end, in device memory. Its own groups write the words; those of the other end take the watch.
 struct PeerEnd {
-    uint64_t tail;     // bytes that it has sent: position, generation, end_watched, end_closed, end_reset
+    uint64_t tail;     // bytes that it has sent: position, generation, end_watched, end_closed, end_reset or end_message
     uint64_t consumed; // bytes that it has received: the same, end_watched, end_closed, end_shut
     uint64_t watch;    // what it wants to be told: events 16 | number of the arming 32 | generation
-    uint64_t reserved[13];
+    uint64_t received; // bytes that it had received as it wrote the message below: position 48, tag 8
+    uint64_t message[12]; // message.h
 };
+constexpr unsigned message_words = 12, message_word_bytes = 7, message_bytes = message_words * message_word_bytes;
 constexpr uint64_t end_watched = uint64_t(1) << 61, end_closed = uint64_t(1) << 62, end_reset = uint64_t(1) << 63, end_shut = uint64_t(1) << 63;
+// Of a tail that is not closed: what was sent last is a short message, whose bytes may not be in the ring yet.
+constexpr uint64_t end_message = uint64_t(1) << 63;
 
 // Of a notice, as a position has it: events 16 | number of the arming 32.
 constexpr unsigned notice_events_bits = 16;

@@ -134,6 +134,7 @@ __device__ inline int find(const Handle &net, int s)
         // Of generation 0, so of no use of a pair.
         socket->taken = 0;
         socket->shut = socket->receive_timeout = socket->send_timeout = 0;
+        socket->reserved = socket->borrowed = 0;
         store_release_device(&socket->state, open_state(s));
         store_release_device(&socket->receive_lock, free_lock(s, first));
         store_release_device(&socket->send_lock, free_lock(s, first));
@@ -148,7 +149,7 @@ struct Position {
 };
 
 // Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed.
-__device__ inline Position lock(Handle net, int s, uint64_t *word, bool wait)
+__device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word, bool wait)
 {
     Backoff waiting;
     for (unsigned polls = 1;; polls++) {
@@ -168,13 +169,34 @@ __device__ inline Position lock(Handle net, int s, uint64_t *word, bool wait)
     }
 }
 
-// What a call knows of a socket whose direction it has locked, on the leader.
+// What a call knows of a socket whose direction it has locked, on the leader. `received`: how far the other direction is.
 struct Locked {
-    uint64_t peer, granule, shut, sent, taken, told, timeout;
+    uint64_t peer, granule, shut, sent, taken, told, timeout, received;
     // Of the other end's consumed position, which may still be on its way; and whether there is one.
     uint64_t ahead;
     bool looks_ahead;
 };
+
+// Bytes that have arrived, 0 at the end of the stream, or -errno. `full`: the proxy waits for places; `message`: they are in the words of
+// a short message.
+struct Arrived {
+    int64_t bytes;
+    bool full = false, message = false;
+};
+
+// The fields that a call needs. None of these loads waits for another one.
+__device__ inline void load_fields(const Handle &net, int s, bool receive, Locked &locked)
+{
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    locked.peer = load_relaxed_device(&socket->peer);
+    locked.granule = load_relaxed_device(&socket->granule);
+    locked.shut = load_relaxed_device(&socket->shut);
+    locked.sent = load_relaxed_device(&socket->sent);
+    locked.taken = load_relaxed_device(&socket->taken);
+    locked.told = load_relaxed_device(&socket->told);
+    locked.timeout = load_relaxed_device(receive ? &socket->receive_timeout : &socket->send_timeout);
+    locked.received = position_of(&socket->receive_lock);
+}
 
 __device__ inline void unlock(int s, uint64_t *word, uint64_t position)
 {
@@ -190,10 +212,6 @@ __device__ inline void unlock_ordered(int s, uint64_t *word, uint64_t position)
 // A group that waits for so many polls says so, for `spinio net`: crates/ring/src/wait.rs explains the word. It does not
 // take the word back once it has what it waited for: the position tells.
 constexpr unsigned polls_of_a_long_wait = 256;
-
-// Polls between two looks at whether the socket is still open, each of which takes as long as a poll of device memory.
-constexpr unsigned polls_a_state = 4;
-static_assert(polls_a_stop % polls_a_state == 0, "the stop word is looked at with the state");
 
 __device__ inline void tell_wait(uint64_t *word, uint64_t position)
 {
@@ -233,8 +251,12 @@ public:
         if (dontwait)
             return -EAGAIN;
         int failed = 0;
-        if (++polls % polls_a_state == 0)
+        // Whether the socket is still open: that takes as long as a poll of device memory.
+        if (++polls % polls_a_stop == 0)
             failed = look_around();
+        // The first look of a later wait of the same call, which may have waited often.
+        else if (polls == 1 && is_late())
+            failed = -EAGAIN;
         if (polls == polls_of_a_long_wait || (failed && polls > polls_of_a_long_wait))
             tell_long_wait(net, s, sends, failed == 0);
         if (!failed)
@@ -254,10 +276,12 @@ private:
     {
         if (load_relaxed_device(&device_socket(net, s)->state) != open_state(s))
             return -EBADF;
-        if (polls % polls_a_stop == 0 && stopped(net))
+        if (stopped(net))
             return -ESHUTDOWN;
-        return deadline && nanoseconds() > deadline ? -EAGAIN : 0;
+        return is_late() ? -EAGAIN : 0;
     }
+
+    __device__ bool is_late() const { return deadline && nanoseconds() > deadline; }
 
     const Handle &net;
     int s;

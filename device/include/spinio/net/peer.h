@@ -38,7 +38,7 @@ __device__ inline uint64_t receive_flags(const layout::DeviceSocket *socket)
 }
 
 // The other end wants to be told, if it is in an event set and armed: after `events` have become true for it.
-__device__ inline void tell_peer(Handle net, int s, uint64_t word, unsigned events)
+__device__ SPINIO_OUTLINE inline void tell_peer(Handle net, int s, uint64_t word, unsigned events)
 {
     // A program, and the proxy of another net, look by themselves.
     if (word & layout::shared_bit)
@@ -103,9 +103,9 @@ __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, con
     uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
     uint64_t theirs = peer.look(&peer.theirs->tail), taken = peer.look(&peer.theirs->consumed), shut = load_acquire_device(&socket->shut);
     uint64_t there = (theirs - consumed) & layout::position_mask, used = (tail - taken) & layout::position_mask;
-    // What the other end has said may be newer than what was loaded before.
-    PeerState state = {0, there < peer.size ? there : peer.size, used < peer.size ? peer.size - used : 0};
-    const bool reset = theirs & layout::end_reset, ended = theirs & layout::end_closed;
+    // What the other end has said may be newer than what was loaded before; and it may have received a message whose send goes on.
+    PeerState state = {0, there < peer.size ? there : peer.size, used <= peer.size ? peer.size - used : peer.size};
+    const bool reset = is_reset(theirs), ended = theirs & layout::end_closed;
     const bool no_reader = taken & (layout::end_closed | (domain_of(socket) == UNIX ? layout::end_shut : 0));
     if (there || ended || shut & shut_receive)
         state.events |= IN;
@@ -121,7 +121,7 @@ __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, con
 }
 
 // Arms a socket of an event set, if it is an end, after all that the group has done.
-__device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(Handle net, int s)
+__device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t word = load_acquire_device(&socket->peer);
@@ -138,7 +138,7 @@ __device__ SPINIO_NET_OUTLINE inline int rearm_if_peer(Handle net, int s)
 }
 
 // After connect: uses the end that the socket has become, and arms it if it is in an event set.
-__device__ SPINIO_NET_OUTLINE inline void connected_peer(Handle net, int s)
+__device__ SPINIO_OUTLINE inline void connected_peer(Handle net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit))
@@ -162,35 +162,71 @@ __device__ inline int look_at_line(const Handle &net, int s)
     return word & layout::flag_eof ? 1 : 0;
 }
 
-// Bytes that can be received after `consumed`; 0 if wait_for_peer() has to find out more.
-__device__ inline int64_t look_for_bytes_of_peer(const Peer &peer, uint64_t consumed)
+// Bytes were received: their places are free. `left` are there after them.
+// No fence comes before: the group has its bytes, so its loads are complete.
+__device__ inline void publish_consumed_by_peer(const Handle &net, int s, uint64_t word, uint64_t granule, uint64_t shut, uint64_t consumed, uint64_t left)
 {
-    const uint64_t there = (peer.look(&peer.theirs->tail) - consumed) & layout::position_mask;
-    return there <= peer.size ? int64_t(there) : 0;
+    const Peer peer(net, word, granule);
+    const uint64_t flags = shut & shut_receive ? layout::end_shut : 0;
+    if (peer.shared)
+        return peer.store_relaxed(&peer.mine->consumed, consumed, flags);
+    const uint64_t old = exchange_relaxed_device(&peer.mine->consumed, peer.word_of(consumed, flags));
+    if (old & layout::end_watched) {
+        if (left <= peer.size / 2)
+            tell_peer(net, s, word, OUT);
+        else
+            // It is told later: once half of the ring is free.
+            or_device(&peer.mine->consumed, layout::end_watched);
+    }
 }
 
-// Bytes that can be received after `consumed`, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_peer(Handle net, int s, int flags, uint64_t consumed, uint64_t deadline)
+// The same in a call that keeps little for it, since bytes are copied meanwhile; and what a later call publishes comes later.
+__device__ inline void publish_position(const Handle &net, int s, uint64_t position, uint64_t left)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
+    publish_consumed_by_peer(net, s, load_relaxed_device(&socket->peer), load_relaxed_device(&socket->granule), load_relaxed_device(&socket->shut), position, left);
+    store_relaxed_device(&socket->told, position);
+    fence_device();
+}
+
+// Polls before a reader that waits tells what it has received. Before a call waits at all that is a quarter of the ring or less
+// (many_untold() in stream.h), so no writer waits for it; but if the process ends, its proxy knows of no later word.
+constexpr unsigned polls_before_telling = 16;
+
+// Bytes that can be received after `consumed`; 0 if wait_for_peer() has to find out more.
+__device__ inline Arrived look_for_bytes_of_peer(const Peer &peer, uint64_t consumed)
+{
+    const uint64_t tail = peer.look(&peer.theirs->tail), there = (tail - consumed) & layout::position_mask;
+    const bool message = has_message(tail);
+    return {there <= (message ? layout::message_bytes : peer.size) ? int64_t(there) : 0, false, message};
+}
+
+// The same, 0 at the end of the stream, or -errno. On the leader. `untold`: something was received that the other end does not know of.
+__device__ SPINIO_OUTLINE inline Arrived wait_for_peer(Handle net, int s, int flags, uint64_t consumed, bool untold, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
     Wait wait(net, s, flags, deadline);
     int line = 0;
     for (unsigned polls = 1;; polls++) {
-        uint64_t tail = peer.look(&peer.theirs->tail);
-        uint64_t there = (tail - consumed) & layout::position_mask;
-        if (there > peer.size)
-            return -EPROTO;
+        const uint64_t tail = peer.look(&peer.theirs->tail), there = (tail - consumed) & layout::position_mask;
+        const bool message = has_message(tail);
+        if (there > (message ? layout::message_bytes : peer.size))
+            return {-EPROTO};
         if (there) {
             wait.over();
-            return int64_t(there);
+            return {int64_t(there), false, message};
         }
         if (tail & layout::end_closed)
-            return tail & layout::end_reset ? -ECONNRESET : 0;
+            return {is_reset(tail) ? -ECONNRESET : 0};
         if (line)
-            return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : 0;
-        if (polls % polls_a_state == 1 && load_acquire_device(&socket->shut) & shut_receive)
-            return 0;
+            return {line < 0 ? line : is_reset(peer.last_tail()) ? -ECONNRESET : 0};
+        if ((flags & DONTWAIT || polls % polls_a_stop == 0) && load_acquire_device(&socket->shut) & shut_receive)
+            return {0};
+        if (untold && (flags & DONTWAIT || polls == polls_before_telling)) {
+            publish_position(net, s, consumed, 0);
+            untold = false;
+        }
         // What came before it is received first.
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
             line = look_at_line(net, s);
@@ -198,7 +234,7 @@ __device__ inline int64_t wait_for_peer(Handle net, int s, int flags, uint64_t c
                 continue;
         }
         if (int failed = wait.again())
-            return failed;
+            return {failed};
     }
 }
 
@@ -234,7 +270,7 @@ __device__ inline int64_t look_for_room_of_peer(const Handle &net, int s, Locked
 }
 
 // Bytes for which there is room after `tail`, or -errno. On the leader.
-__device__ inline int64_t wait_for_room_of_peer(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
+__device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const Peer peer = peer_of(net, s, load_relaxed_device(&socket->peer));
@@ -244,7 +280,7 @@ __device__ inline int64_t wait_for_room_of_peer(Handle net, int s, int flags, ui
             return -EPIPE;
         uint64_t consumed = peer.look(&peer.theirs->consumed);
         if (consumed & layout::end_closed) {
-            if (peer.look(&peer.theirs->tail) & layout::end_reset)
+            if (is_reset(peer.look(&peer.theirs->tail)))
                 return -ECONNRESET;
             // TCP learns it from the answer to the first bytes that come too late.
             if (domain_of(socket) == UNIX || or_acquire_device(&socket->shut, told_closed) & told_closed)
@@ -263,28 +299,10 @@ __device__ inline int64_t wait_for_room_of_peer(Handle net, int s, int flags, ui
         if (flags & DONTWAIT || polls % polls_a_line == 0) {
             int line = look_at_line(net, s);
             if (line)
-                return line < 0 ? line : peer.last_tail() & layout::end_reset ? -ECONNRESET : -EPIPE;
+                return line < 0 ? line : is_reset(peer.last_tail()) ? -ECONNRESET : -EPIPE;
         }
         if (int failed = wait.again())
             return failed;
-    }
-}
-
-// Bytes were received: their places are free. `left` are there after them.
-// No fence comes before: the group has its bytes, so its loads are complete.
-__device__ inline void publish_consumed_by_peer(const Handle &net, int s, uint64_t word, uint64_t granule, uint64_t shut, uint64_t consumed, uint64_t left)
-{
-    const Peer peer(net, word, granule);
-    const uint64_t flags = shut & shut_receive ? layout::end_shut : 0;
-    if (peer.shared)
-        return peer.store_relaxed(&peer.mine->consumed, consumed, flags);
-    const uint64_t old = exchange_relaxed_device(&peer.mine->consumed, peer.word_of(consumed, flags));
-    if (old & layout::end_watched) {
-        if (left <= peer.size / 2)
-            tell_peer(net, s, word, OUT);
-        else
-            // It is told later: once half of the ring is free.
-            or_device(&peer.mine->consumed, layout::end_watched);
     }
 }
 
@@ -293,6 +311,8 @@ __device__ inline void publish_tail(const Handle &net, int s, const Locked &lock
 {
     const Peer peer(net, locked.peer, locked.granule);
     uint64_t old = 0;
+    if (peer.direct())
+        store_relaxed_device(&peer.mine->received, locked.received | message_tag(tail));
     if (peer.shared)
         peer.store(&peer.mine->tail, tail, 0);
     else
@@ -318,7 +338,7 @@ __device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, L
 }
 
 // Ends a direction, on the leader: the other end learns it after what was sent before.
-__device__ SPINIO_NET_OUTLINE inline void shutdown_peer(Handle net, int s, bool receive)
+__device__ SPINIO_OUTLINE inline void shutdown_peer(Handle net, int s, bool receive)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t end = load_acquire_device(&socket->peer);
@@ -341,7 +361,7 @@ __device__ SPINIO_NET_OUTLINE inline void shutdown_peer(Handle net, int s, bool 
 }
 
 // Both directions, of a socket that no group uses any more.
-__device__ SPINIO_NET_OUTLINE inline void close_peer(Handle net, int s)
+__device__ SPINIO_OUTLINE inline void close_peer(Handle net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t word = load_acquire_device(&socket->peer);

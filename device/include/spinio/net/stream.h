@@ -14,6 +14,7 @@
 
 #include <spinio/net/group.h>
 #include <spinio/net/line.h>
+#include <spinio/net/message.h>
 #include <spinio/net/peer.h>
 
 namespace spinio::net {
@@ -24,9 +25,9 @@ namespace detail {
 
 // datagram.h; the caller has locked the direction: `start`.
 template <typename Group>
-__device__ int64_t receive_datagram(Group group, const Handle &net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from);
+__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from);
 template <typename Group>
-__device__ int64_t send_datagram(Group group, const Handle &net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to);
+__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to);
 
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
@@ -44,12 +45,7 @@ __device__ inline int64_t arrived(uint64_t word, uint64_t consumed, uint64_t siz
     return word & layout::flag_eof ? 0 : nothing;
 }
 
-// The same, of the line of a socket; `full`: the proxy waits for places.
-struct Arrived {
-    int64_t bytes;
-    bool full;
-};
-
+// The same, of the line of a socket.
 __device__ inline Arrived look_for_bytes(const Handle &net, int s, uint64_t consumed, uint64_t size)
 {
     uint64_t word = load_acquire_system(device_line(net, s));
@@ -57,12 +53,12 @@ __device__ inline Arrived look_for_bytes(const Handle &net, int s, uint64_t cons
 }
 
 // After a look in vain.
-__device__ inline Arrived wait_for_more_bytes(Handle net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t deadline)
+__device__ SPINIO_OUTLINE inline Arrived wait_for_more_bytes(Handle net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t deadline)
 {
     Wait wait(net, s, flags, deadline);
     for (;;) {
         if (int failed = wait.again())
-            return {failed, false};
+            return {failed};
         const Arrived seen = look_for_bytes(net, s, consumed, size);
         if (seen.bytes != nothing)
             return seen;
@@ -70,20 +66,20 @@ __device__ inline Arrived wait_for_more_bytes(Handle net, int s, int flags, uint
 }
 
 // Bytes that have arrived, 0 at the end of the stream, or -errno. On the leader.
-__device__ inline int64_t wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t timeout, uint64_t &deadline, bool &full)
+__device__ inline Arrived wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t timeout, uint64_t &deadline)
 {
     Arrived seen = look_for_bytes(net, s, consumed, size);
     if (seen.bytes == nothing) {
         deadline = deadline_of(timeout, deadline);
         seen = wait_for_more_bytes(net, s, flags, consumed, size, deadline);
     }
-    full = seen.full;
-    const int64_t value = seen.bytes;
-    return value == has_failed ? -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits) : value;
+    if (seen.bytes == has_failed)
+        seen.bytes = -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits);
+    return seen;
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
-__device__ inline int64_t wait_until_sent(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
+__device__ SPINIO_OUTLINE inline int64_t wait_until_sent(Handle net, int s, int flags, uint64_t tail, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t size = ring_size(socket->send_ring);
@@ -136,40 +132,42 @@ struct Ring {
     }
 };
 
-// The fields that a call needs. None of these loads waits for another one.
-__device__ inline void load_fields(const Handle &net, int s, bool receive, Locked &locked)
+// Where the ring of the direction of a socket is, whose fields are loaded.
+__device__ inline uint64_t ring_of(const Handle &net, const Locked &locked, bool receive, uint64_t place, uint64_t kind)
 {
-    const layout::DeviceSocket *socket = device_socket(net, s);
-    locked.peer = load_relaxed_device(&socket->peer);
-    locked.granule = load_relaxed_device(&socket->granule);
-    locked.shut = load_relaxed_device(&socket->shut);
-    locked.sent = load_relaxed_device(&socket->sent);
-    locked.taken = load_relaxed_device(&socket->taken);
-    locked.told = load_relaxed_device(&socket->told);
-    locked.timeout = load_relaxed_device(receive ? &socket->receive_timeout : &socket->send_timeout);
+    if (locked.peer) {
+        const Peer peer(net, locked.peer, locked.granule);
+        return uint64_t(uintptr_t(receive ? peer.receive_ring : peer.send_ring)) | (locked.peer & ring_log2_mask) | ring_peer;
+    }
+    const uint64_t ring = uint64_t(uintptr_t(ring_bytes(net, place & layout::position_mask))) | (place & ring_log2_mask);
+    return (kind & 15) == STREAM ? ring : ring | ring_datagrams;
 }
 
 // Locks a direction, on the leader: 0 or -errno, the position, and where the ring is; never 0 if it is locked.
 //
-// A word that says that the lock is free has order, and what else there is to know is loaded while the compare-and-swap is on its way:
-// if another call has had the lock meanwhile, it has left the position and, at most, newer counterparts of what others have said.
+// The lock is taken and the fields are loaded at the same time. If another call has had it just before, it has left the position and, at
+// most, newer counterparts of what others have said.
 __device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bool receive, Locked &locked)
 {
     if (!may_be_open(net, s))
         return {-EBADF, 0, 0};
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
-    const uint64_t old = load_acquire_device(word), seen = is_free(s, old) ? compare_exchange_relaxed_device(word, old, old | locked_bit) : ~old;
-    uint64_t place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring), type = load_relaxed_device(&socket->kind) & 15;
+    const uint64_t *places = receive ? &socket->receive_ring : &socket->send_ring;
+    const uint64_t old = or_relaxed_device(word, locked_bit);
+    uint64_t place = load_relaxed_device(places), kind = load_relaxed_device(&socket->kind);
     load_fields(net, s, receive, locked);
     uint64_t position = old & layout::position_mask;
-    if (seen != old) {
+    if (!is_free(s, old)) {
+        // It is free, but of another socket.
+        if (!(old & locked_bit))
+            (void)compare_exchange_relaxed_device(word, old | locked_bit, old);
         const Position later = lock(net, s, word, !(flags & DONTWAIT));
         if (later.failed)
             return {later.failed, 0, 0};
         position = later.position;
-        place = load_relaxed_device(receive ? &socket->receive_ring : &socket->send_ring);
-        type = load_relaxed_device(&socket->kind) & 15;
+        place = load_relaxed_device(places);
+        kind = load_relaxed_device(&socket->kind);
         load_fields(net, s, receive, locked);
     }
     // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
@@ -177,12 +175,7 @@ __device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bo
         locked.peer = load_acquire_device(&socket->peer);
         locked.granule = load_relaxed_device(&socket->granule);
     }
-    if (locked.peer) {
-        const Peer peer(net, locked.peer, locked.granule);
-        return {0, position, uint64_t(uintptr_t(receive ? peer.receive_ring : peer.send_ring)) | (locked.peer & ring_log2_mask) | ring_peer};
-    }
-    const uint64_t ring = uint64_t(uintptr_t(ring_bytes(net, place & layout::position_mask))) | (place & ring_log2_mask);
-    return {0, position, type == STREAM ? ring : ring | ring_datagrams};
+    return {0, position, ring_of(net, locked, receive, place, kind)};
 }
 
 // Copies between a ring and a buffer, around the end of the ring.
@@ -211,43 +204,37 @@ __device__ inline void publish_consumed(const Handle &net, int s, uint64_t consu
         (void)ring(net, layout::doorbell_credit, index_of(s), epoch_of(s), 0);
 }
 
-// The same of a peer, `left` bytes being there after it; and what a later call publishes comes later. Little is kept for it while bytes
-// are copied, which needs the registers.
-__device__ inline void publish_position(const Handle &net, int s, uint64_t position, uint64_t left)
+// Whether what was received of a peer is told now: once a quarter of the ring is free. Otherwise a later call does it, which waits.
+__device__ inline bool is_to_be_told(uint64_t position, uint64_t told, uint64_t size)
 {
-    Locked locked;
-    load_fields(net, s, true, locked);
-    publish_consumed_by_peer(net, s, locked.peer, locked.granule, locked.shut, position, left);
-    store_relaxed_device(&device_socket(net, s)->told, position);
-    fence_device();
+    return ((position - told) & layout::position_mask) >= size / 4;
 }
 
-// Whether a call publishes what it will have received of a peer: once a quarter of the ring is free. Otherwise the next call does it,
-// if it has to wait anyway.
+// The same of what a call will have received.
 __device__ inline bool many_untold(const Locked &locked, Outcome there, uint64_t most)
 {
     if (there.value <= 0)
         return false;
     const uint64_t take = most < uint64_t(there.value) ? most : uint64_t(there.value);
-    return ((there.position + take - locked.told) & layout::position_mask) >= Ring(there.ring).size / 4;
+    return is_to_be_told(there.position + take, locked.told, Ring(there.ring).size);
 }
 
-// Waits for bytes at the position, on the leader: how many, 0 or -errno.
-__device__ inline int64_t wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline, bool &full)
+// Waits for bytes at the position, on the leader.
+__device__ inline Arrived wait_to_receive(const Handle &net, int s, int flags, const Locked &locked, Outcome there, uint64_t &deadline)
 {
     if (!locked.peer)
-        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, locked.timeout, deadline, full);
-    const int64_t bytes = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
-    if (bytes)
-        return bytes;
-    if (locked.told != there.position)
-        publish_position(net, s, there.position, 0);
+        return wait_for_bytes(net, s, flags, there.position, Ring(there.ring).size, locked.timeout, deadline);
+    const Arrived seen = look_for_bytes_of_peer(Peer(net, locked.peer, locked.granule), there.position);
+    if (seen.bytes)
+        return seen;
+    if (locked.shut & shut_receive)
+        return {0};
     deadline = deadline_of(locked.timeout, deadline);
-    return wait_for_peer(net, s, flags, there.position, deadline);
+    return wait_for_peer(net, s, flags, there.position, locked.told != there.position, deadline);
 }
 
 // Before a socket is armed: what was received is no reason for an event. A group that has the lock does so itself, before it waits.
-__device__ SPINIO_NET_OUTLINE inline void publish_received(Handle net, int s)
+__device__ SPINIO_OUTLINE inline void publish_received(Handle net, int s)
 {
     Locked locked;
     const Outcome there = lock_direction(net, s, DONTWAIT, true, locked);
@@ -261,12 +248,8 @@ __device__ SPINIO_NET_OUTLINE inline void publish_received(Handle net, int s)
 // Waits for room at the position, on the leader: for how many bytes, or -errno.
 __device__ inline int64_t wait_to_send(const Handle &net, int s, int flags, Locked &locked, Outcome room, uint64_t wanted, uint64_t &deadline)
 {
-    if (!locked.peer) {
-        const int64_t bytes = wait_for_room(net, s, flags, locked, room.position, Ring(room.ring).size, deadline);
-        // Of a later chunk of the same call.
-        locked.sent = room.position - Ring(room.ring).size + uint64_t(bytes);
-        return bytes;
-    }
+    if (!locked.peer)
+        return wait_for_room(net, s, flags, locked, room.position, Ring(room.ring).size, deadline);
     const int64_t bytes = look_for_room_of_peer(net, s, locked, room.position, wanted);
     if (bytes)
         return bytes;
@@ -282,17 +265,24 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     size_t done = 0;
     uint64_t deadline = 0;
     Outcome there = {0, 0, 0};
+    Locked locked = {};
     do {
         bool full = false, untold = false;
+        uint64_t received = 0;
         if (group.leads()) {
-            Locked locked;
             if (!there.ring)
                 there = lock_direction(net, s, flags, true, locked);
             else
                 load_fields(net, s, true, locked);
-            if (bytes && has_stream(there.ring))
-                there.value = wait_to_receive(net, s, flags, locked, there, deadline, full);
+            if (bytes && has_stream(there.ring)) {
+                const Arrived seen = wait_to_receive(net, s, flags, locked, there, deadline);
+                there.value = seen.bytes;
+                there.message = seen.message ? message_of(net, locked) : 0;
+                full = seen.full;
+            }
             untold = many_untold(locked, there, bytes - done);
+            if (locked.peer)
+                received = look_at_received(net, locked, there);
         }
         there = group.share(there);
         if (!there.ring)
@@ -302,10 +292,20 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
-        const Ring ring(there.ring);
-        copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
-        group.sync();
+        if (there.message) {
+            const bool complete = load_message(group, there.message, to + done, size_t(there.value), take, there.position + uint64_t(there.value));
+            if (group.any(!complete)) {
+                there.value = -EPROTO;
+                break;
+            }
+        } else {
+            const Ring ring(there.ring);
+            copy_ring(group, ring.bytes, ring.size, there.position, to + done, take, true);
+            group.sync();
+        }
         done += take;
+        if (group.leads() && received)
+            take_received(net, s, locked, there, received);
         if (flags & PEEK)
             break;
         there.position = (there.position + take) & layout::position_mask;
@@ -325,13 +325,14 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
     return done ? int64_t(done) : there.value;
 }
 
-// Bytes are in the ring. If it fails, the net is stopped: the line says so.
-__device__ inline void publish_sent(const Handle &net, int s, const Locked &locked, uint64_t tail)
+// So many bytes after `position` are in the ring. If it fails, the net is stopped: the line says so.
+__device__ inline void publish_sent(const Handle &net, int s, const Locked &locked, uint64_t position, size_t bytes)
 {
-    if (locked.peer)
-        publish_tail(net, s, locked, tail);
-    else
-        (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+    const uint64_t tail = (position + bytes) & layout::position_mask;
+    if (!locked.peer)
+        return (void)ring(net, layout::doorbell_send, index_of(s), epoch_of(s), tail);
+    open_message(net, locked, position);
+    publish_tail(net, s, locked, tail);
 }
 
 // What send does; -moved: as above.
@@ -349,8 +350,10 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
                 room = lock_direction(net, s, flags, false, locked);
             else
                 load_fields(net, s, false, locked);
-            if (bytes && has_stream(room.ring))
+            if (bytes && has_stream(room.ring)) {
                 room.value = wait_to_send(net, s, flags, locked, room, bytes - done, deadline);
+                room.message = room.value > 0 && locked.peer ? place_of_message(net, locked, room.position, bytes - done) : 0;
+            }
         }
         room = group.share(room);
         if (!room.ring)
@@ -366,6 +369,11 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         // Half a ring at most, so that the proxy sends one half while this group writes the other one.
         if (take > ring.size / 2)
             take = ring.size / 2;
+        if (room.message) {
+            store_message(group, room.message, from + done, take, room.position + take);
+            if (group.leads())
+                publish_message(Peer(net, locked.peer, locked.granule), room.position + take, locked.received);
+        }
         copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
         if (room.ring & ring_peer) {
@@ -377,10 +385,10 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
             if (room.value <= 0 || room.value == nowhere)
                 break;
         }
+        if (group.leads())
+            publish_sent(net, s, locked, room.position, take);
         room.position = (room.position + take) & layout::position_mask;
         done += take;
-        if (group.leads())
-            publish_sent(net, s, locked, room.position);
     } while (done < bytes);
     if (group.leads()) {
         if (room.value == -int(layout::moved))

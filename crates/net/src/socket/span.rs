@@ -1,0 +1,113 @@
+//! Bytes of a stream in place: a program writes what it sends, and reads what it receives, in the memory that it shares.
+//!
+//! ```text
+//!   reserve ── room in the ring ──> the program writes ──> commit(n): the first n bytes are sent
+//!   borrow  ── bytes there      ──> the program reads  ──> give_back(n): the first n bytes are received
+//! ```
+//!
+//! Between the two calls the program has the direction: others wait. A span ends where the ring does, and a reserved one has at most
+//! half of the ring, as in kernels (`device/include/spinio/net/span.h`). On a socket that shares no memory the calls have the same
+//! results and copy, through a buffer.
+
+#![expect(unsafe_code, reason = "memory that GPU kernels access at the same time")]
+
+use spinio_ring::Word;
+use spinio_ring::peer::TAIL;
+use spinio_sys::Errno;
+use spinio_sys::linux::channel;
+
+use super::{IN, MSG_DONTWAIT, MSG_PEEK, OUT, Socket, again, deadline};
+
+/// Bytes of a span of a socket that shares no memory.
+const BUFFER: usize = 64 << 10;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+impl Socket {
+    /// Room for up to `most` bytes that are to be sent. Flags: MSG_DONTWAIT.
+    pub fn reserve(&self, most: usize, flags: u32) -> Result<(*mut u8, usize)> {
+        self.check_span(most, flags)?;
+        let mut side = self.sends.lock(flags & MSG_DONTWAIT == 0)?;
+        let Some(shared) = &self.shared else {
+            let len = most.min(BUFFER);
+            side.buffer.resize(len, 0);
+            side.span = len;
+            return Ok((side.buffer.as_mut_ptr(), len));
+        };
+        let room = self.wait_for_room(shared, side.position, flags, deadline(self.timeouts[1]))?.ok_or(Errno::PIPE)?;
+        let (at, whole) = shared.memory.contiguous(false, side.position);
+        let len = room.min(most).min(whole).min(shared.memory.size() as usize / 2);
+        side.span = len;
+        Ok((at, len))
+    }
+
+    /// Sends the first `bytes` of what was reserved, and gives the rest back. EINVAL: nothing is reserved, or less. Waits only on
+    /// a socket that shares no memory.
+    pub fn commit(&self, bytes: usize) -> Result<()> {
+        self.check()?;
+        let mut side = self.sends.take_back(bytes)?;
+        let Some(shared) = &self.shared else {
+            let mut done = 0;
+            while done < bytes {
+                // SAFETY: the buffer has these bytes.
+                done += again(|| unsafe {
+                    channel::send_with(self.anchor.0, side.buffer.as_ptr().add(done), bytes - done, 0)
+                })?;
+            }
+            return Ok(());
+        };
+        if bytes > 0 {
+            side.position = side.position.after(bytes as u64);
+            shared.memory.words()[TAIL].store_release(shared.mark(side.position, 0));
+            self.tell(shared, IN);
+        }
+        Ok(())
+    }
+
+    /// Up to `most` bytes that have arrived; none at the end of the stream. Flags: MSG_DONTWAIT.
+    pub fn borrow(&self, most: usize, flags: u32) -> Result<(*mut u8, usize)> {
+        self.check_span(most, flags)?;
+        let mut side = self.receives.lock(flags & MSG_DONTWAIT == 0)?;
+        let Some(shared) = &self.shared else {
+            let len = most.min(BUFFER);
+            side.buffer.resize(len, 0);
+            let to = side.buffer.as_mut_ptr();
+            // SAFETY: the buffer has these bytes.
+            side.span = again(|| unsafe { channel::receive_with(self.anchor.0, to, len, flags | MSG_PEEK) })?;
+            return Ok((to, side.span));
+        };
+        let there = self.wait_for_bytes(shared, side.position, flags, deadline(self.timeouts[0]))?;
+        let (at, whole) = shared.memory.contiguous(true, side.position);
+        side.span = there.min(most).min(whole);
+        Ok((at, side.span))
+    }
+
+    /// Has received the first `bytes` of what was borrowed; the rest comes again. EINVAL: nothing is borrowed, or less.
+    pub fn give_back(&self, bytes: usize) -> Result<()> {
+        self.check()?;
+        let mut side = self.receives.take_back(bytes)?;
+        let Some(shared) = &self.shared else {
+            let mut done = 0;
+            while done < bytes {
+                // They are there: MSG_PEEK has seen them.
+                let to = side.buffer.as_mut_ptr();
+                // SAFETY: the buffer has these bytes.
+                done += again(|| unsafe { channel::receive_with(self.anchor.0, to, bytes - done, MSG_DONTWAIT) })?;
+            }
+            return Ok(());
+        };
+        if bytes > 0 {
+            side.position = side.position.after(bytes as u64);
+            self.publish_consumed(shared, side.position);
+            self.tell(shared, OUT);
+        }
+        Ok(())
+    }
+
+    fn check_span(&self, most: usize, flags: u32) -> Result<()> {
+        if most == 0 || flags & !MSG_DONTWAIT != 0 {
+            return Err(Errno::INVAL);
+        }
+        self.check()
+    }
+}

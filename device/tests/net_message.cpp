@@ -1,0 +1,165 @@
+// Short messages between ends in device memory, which go in words beside the tail: all lengths and groups, messages that are received
+// in parts or not at all before others follow, and memory that was used before. Prints each failure and exits with 1.
+#include "net_peer.h"
+
+constexpr unsigned longest = 120;
+
+__host__ __device__ inline unsigned char byte_of(uint64_t at) { return (unsigned char)(at * 11 + (at >> 8) * 5 + 3); }
+
+// Whether the group has the bytes of the stream from `at` on.
+template <typename Group>
+__device__ bool has_bytes(Group group, const unsigned char *bytes, uint64_t at, int64_t count)
+{
+    bool right = true;
+    for (int64_t i = group.rank(); i < count; i += group.size())
+        right = right && bytes[i] == byte_of(at + uint64_t(i));
+    return !group.any(!right);
+}
+
+template <typename Group>
+__device__ bool send_bytes(Group group, const net::Handle &handle, int s, unsigned char *bytes, uint64_t at, unsigned count)
+{
+    group.sync();
+    for (unsigned i = group.rank(); i < count; i += group.size())
+        bytes[i] = byte_of(at + i);
+    group.sync();
+    return net::send(group, handle, s, bytes, count) == int64_t(count);
+}
+
+// Waits until so many bytes can be received.
+__device__ inline bool waits_for_bytes(net::Handle handle, int s, unsigned count)
+{
+    __shared__ net::Poll poll;
+    const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+    while (__syncthreads_or(spinio::nanoseconds() < deadline)) {
+        if (threadIdx.x == 0)
+            poll = {s, net::IN, 0, 0, 0};
+        __syncthreads();
+        net::poll(net::block(), handle, &poll, 1, 0);
+        if (poll.in == count)
+            return true;
+        if (threadIdx.x == 0)
+            __nanosleep(100000);
+    }
+    return false;
+}
+
+// Messages of all lengths, each of which comes back. What is received is looked at first, then taken in two parts.
+template <typename Group>
+__device__ int64_t ask(Group group, const net::Handle &handle, int s, unsigned char *bytes)
+{
+    uint64_t at = 0;
+    int64_t right = 0;
+    for (unsigned count = 1; count <= longest; at += count, count++)
+        right += send_bytes(group, handle, s, bytes, at, count) && net::recv(group, handle, s, bytes, count, net::WAITALL) == int64_t(count) && has_bytes(group, bytes, at, count);
+    return right;
+}
+
+template <typename Group>
+__device__ int64_t answer(Group group, const net::Handle &handle, int s, unsigned char *bytes)
+{
+    uint64_t at = 0;
+    int64_t right = 0;
+    for (unsigned count = 1; count <= longest; at += count, count++) {
+        bool good = net::recv(group, handle, s, bytes, longest, net::PEEK) == int64_t(count) && has_bytes(group, bytes, at, count);
+        const unsigned part = count > 10 ? count % 10 : 0;
+        if (part)
+            good = good && net::recv(group, handle, s, bytes, part) == int64_t(part) && has_bytes(group, bytes, at, part);
+        group.sync();
+        good = good && net::recv(group, handle, s, bytes, longest) == int64_t(count - part) && has_bytes(group, bytes, at + part, count - part);
+        right += good && send_bytes(group, handle, s, bytes, at, count);
+    }
+    return right;
+}
+
+// Three messages that are received after all of them are sent, then one and many bytes: the next one may not replace the words, and what
+// comes later says that all is in the ring.
+__device__ inline int64_t send_unread(const net::Handle &handle, int s, unsigned char *bytes)
+{
+    auto g = net::block();
+    uint64_t at = 0;
+    int64_t right = 0;
+    const unsigned counts[] = {40, 40, 40, 0, 60, 3000, 0};
+    for (unsigned count : counts) {
+        // Then the other side has received all.
+        right += count ? send_bytes(g, handle, s, bytes, at, count) : net::recv(g, handle, s, bytes, 1) == 1;
+        at += count;
+    }
+    return right;
+}
+
+__device__ inline int64_t receive_unread(const net::Handle &handle, int s, unsigned char *bytes)
+{
+    auto g = net::block();
+    int64_t right = 0;
+    for (unsigned count : {120u, 3060u})
+        right += waits_for_bytes(handle, s, count) && net::recv(g, handle, s, bytes, count, net::WAITALL) == int64_t(count) && has_bytes(g, bytes, right ? 120 : 0, count) && net::send(g, handle, s, bytes, 1) == 1;
+    return right;
+}
+
+// Calls it with the group of so many threads of the block: the result, -1 for the other threads.
+template <typename Call>
+__device__ int64_t by_group(int size, Call call)
+{
+    __syncthreads();
+    int64_t result = -1;
+    if (size == 1 && threadIdx.x == 0)
+        result = call(net::thread());
+    else if (size == 32 && threadIdx.x < 32)
+        result = call(net::warp());
+    else if (size == 64)
+        result = call(net::block());
+    __syncthreads();
+    return result;
+}
+
+__global__ void asks(net::Handle handle, net::Address to, int size, int64_t *out)
+{
+    __shared__ unsigned char bytes[4096];
+    int s = connected(net::block(), handle, to);
+    const int64_t right = by_group(size, [&](auto group) { return ask(group, handle, s, bytes); });
+    const int64_t unread = send_unread(handle, s, bytes);
+    net::close(net::block(), handle, s);
+    if (threadIdx.x == 0)
+        out[0] = right, out[1] = unread;
+}
+
+__global__ void answers(net::Handle handle, int listener, int size, int64_t *out)
+{
+    __shared__ unsigned char bytes[4096];
+    int s = net::accept(net::block(), handle, listener);
+    const int64_t right = by_group(size, [&](auto group) { return answer(group, handle, s, bytes); });
+    const int64_t unread = receive_unread(handle, s, bytes);
+    // The words of the other end are those of a message.
+    if (threadIdx.x == 0)
+        out[2] = right, out[3] = unread, out[4] = int64_t(net::detail::attached_peer(handle, s).theirs->message[0] >> 63);
+    net::close(net::block(), handle, s);
+}
+
+// `two`: the ends are of two nets.
+static void messages_arrive(const char *where, bool two)
+{
+    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
+    Net &client = two ? connects : accepts;
+    std::string address;
+    int s = listener(accepts, where, address);
+    for (int size : {1, 32, 64, 64, 32}) {
+        int64_t *out = accepts.words;
+        spinio::launch_resident_on(accepts.stream, answers, 1, 64, accepts.handle, s, size, out);
+        spinio::launch_resident_on(connects.stream, asks, 1, 64, client.handle, address_of(address), size, out);
+        accepts.wait();
+        connects.wait();
+        CHECK(out[0] == longest && out[1] == 7 && out[2] == longest && out[3] == 2 && out[4] == 1);
+        CHECK(others_close(accepts));
+    }
+    CHECK((two ? accepts.stats().peer : accepts.stats().upgraded) == 5 && accepts.stats().bytes_sent == 0 && accepts.stats().violations == 0);
+}
+
+int main()
+{
+    messages_arrive("tcp://127.0.0.1:0", false);
+    messages_arrive("unix:@", false);
+    messages_arrive("tcp://127.0.0.1:0", true);
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}
