@@ -247,7 +247,7 @@ struct Net {
     spinio_net *net;
     net::Handle handle;
 
-    explicit Net(unsigned connections = 16, unsigned ring_bytes = 0, bool no_upgrade = true)
+    explicit Net(unsigned connections = 16, unsigned ring_bytes = 0, bool no_upgrade = true, unsigned shared_connections = 0)
     {
         struct spinio_net_options options = {};
         options.size = sizeof options;
@@ -255,6 +255,7 @@ struct Net {
         options.sockets = connections + 16;
         options.ring_bytes = ring_bytes;
         options.no_upgrade = no_upgrade;
+        options.shared_connections = shared_connections;
         net = spinio_net_open(nullptr, &options);
         check(net && !spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)), "open a net");
     }

@@ -24,7 +24,7 @@ __global__ void ask(net::Handle handle, int s, unsigned rounds, unsigned long lo
     net::close(g, handle, s);
 }
 
-// Accepts a connection, and sends messages of `bytes`, a multiple of the period, until that fails.
+// Each block accepts a connection, and sends messages of `bytes`, a multiple of the period, until that fails.
 __global__ void __launch_bounds__(1024) give(net::Handle handle, int listener, unsigned char *buffer, unsigned bytes)
 {
     for (size_t at = 0; at < bytes; at += period)
@@ -35,21 +35,23 @@ __global__ void __launch_bounds__(1024) give(net::Handle handle, int listener, u
     net::close(net::block(), handle, s);
 }
 
-// Receives so many bytes of give(), and looks at the first and the last one of each call.
-__global__ void __launch_bounds__(1024) take(net::Handle handle, int s, unsigned char *buffer, unsigned message, uint64_t bytes, uint64_t *wrong)
+// Each block receives so many bytes of give(), and looks at the first and the last one of each call.
+__global__ void __launch_bounds__(1024) take(net::Handle handle, const int *sockets, unsigned char *buffers, unsigned message, uint64_t bytes, uint64_t *wrong)
 {
+    const int s = sockets[blockIdx.x];
+    unsigned char *buffer = buffers + size_t(blockIdx.x) * message;
     uint64_t total = 0;
     while (total < bytes) {
         int64_t got = net::recv(net::block(), handle, s, buffer, message);
         if (got <= 0)
             break;
         if (threadIdx.x == 0 && (buffer[0] != byte_at(total) || buffer[got - 1] != byte_at(total + uint64_t(got) - 1)))
-            *wrong += 1;
+            wrong[blockIdx.x] += 1;
         total += uint64_t(got);
         __syncthreads();
     }
     if (threadIdx.x == 0 && total < bytes)
-        *wrong += 1;
+        wrong[blockIdx.x] += 1;
     net::close(net::block(), handle, s);
 }
 
@@ -73,12 +75,13 @@ struct alignas(16) Sixteen {
     uint64_t low, high;
 };
 
-// One block stores a period again and again.
+// Each block stores a period again and again.
 __global__ void __launch_bounds__(1024) bare_stores(const Sixteen *from, Sixteen *to, size_t bytes, unsigned repeats)
 {
+    Sixteen *own = to + blockIdx.x * (bytes / sizeof(Sixteen));
     for (unsigned repeat = 0; repeat < repeats; repeat++)
         for (size_t i = threadIdx.x; i < bytes / sizeof(Sixteen); i += blockDim.x)
-            to[i] = from[i];
+            own[i] = from[i];
 }
 
 // The devices of the two nets.
@@ -189,26 +192,28 @@ static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgra
     end(two, connects, accepts);
 }
 
-static void peer_stream(const Size &size, const Two &two, unsigned ring, unsigned message, bool no_upgrade)
+static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsigned ring, unsigned message, bool no_upgrade)
 {
     const uint64_t bytes = size.small ? 1 << 20 : uint64_t(1) << 30;
+    const unsigned connections = std::max(blocks, 16u);
     two.use(1);
-    Net sends(16, ring, no_upgrade);
+    Net sends(connections, ring, no_upgrade, connections);
     Name name;
     int listener = sends.listener(false, name);
-    unsigned char *from = two.memory<unsigned char>(1, message), *to = two.memory<unsigned char>(0, message);
+    unsigned char *from = two.memory<unsigned char>(1, message), *to = two.memory<unsigned char>(0, size_t(blocks) * message);
     two.use(1);
-    sends.launch(give, 1, 512, sends.handle, listener, from, message);
+    sends.launch(give, blocks, 512, sends.handle, listener, from, message);
     two.use(0);
-    Net takes(16, ring, no_upgrade);
-    int s = spinio_net_connect(takes.net, name.text().c_str());
-    check(s > 0, "connect to another net");
-    auto wrong = pinned<uint64_t>(1);
+    Net takes(connections, ring, no_upgrade, connections);
+    auto sockets = pinned<int>(blocks);
+    for (unsigned i = 0; i < blocks; i++)
+        check((sockets[i] = spinio_net_connect(takes.net, name.text().c_str())) > 0, "connect to another net");
+    auto wrong = pinned<uint64_t>(blocks);
     double begun = now();
-    takes.launch(take, 1, 512, takes.handle, s, to, message, bytes, wrong);
-    check(cudaStreamSynchronize(takes.stream) == cudaSuccess && *wrong == 0, "a stream with wrong bytes");
-    Result("peer", std::string(two.name()) + "one block to one, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB, messages of " + std::to_string(message >> 10) + " KiB")
-        .number("GB_s", double(bytes) / (now() - begun) * 1e-9);
+    takes.launch(take, blocks, 512, takes.handle, (const int *)sockets, to, message, bytes, wrong);
+    check(cudaStreamSynchronize(takes.stream) == cudaSuccess && std::count(wrong, wrong + blocks, 0u) == blocks, "a stream with wrong bytes");
+    Result("peer", std::string(two.name()) + std::to_string(blocks) + " to " + std::to_string(blocks) + " blocks, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB, messages of " + std::to_string(message >> 10) + " KiB")
+        .number("GB_s", double(bytes) * blocks / (now() - begun) * 1e-9);
     end(two, takes, sends);
 }
 
@@ -216,7 +221,8 @@ static void peer_limits(const Size &size, const Two &two)
 {
     const size_t bytes = size.small ? 1 << 20 : 64 << 20;
     const unsigned repeats = size.small ? 1 : 20;
-    auto from = two.memory<unsigned char>(0, bytes), to = two.memory<unsigned char>(1, bytes);
+    const unsigned most = two.device[1] ? 132 : 1;
+    auto from = two.memory<unsigned char>(0, bytes), to = two.memory<unsigned char>(1, std::max(bytes, most * period));
     two.use(0);
     check(cudaMemcpyPeer(to, two.device[1], from, two.device[0], bytes) == cudaSuccess, "cudaMemcpyPeer");
     double begun = now();
@@ -229,18 +235,21 @@ static void peer_limits(const Size &size, const Two &two)
     struct {
         const char *what;
         unsigned char *from, *to;
+        unsigned blocks;
         bool possible;
-    } const all[] = {{"stores of a block to pinned memory", from, host, true},
-                     {"loads of a block from pinned memory", host, from, true},
-                     {"stores of a block to the other GPU", from, to, two.can_access}};
+    } const all[] = {{"stores of a block to pinned memory", from, host, 1, true},
+                     {"loads of a block from pinned memory", host, from, 1, true},
+                     {"stores of a block to the other GPU", from, to, 1, two.can_access},
+                     {"stores of 8 blocks to the other GPU", from, to, 8, two.can_access},
+                     {"stores of 132 blocks to the other GPU", from, to, 132, two.can_access}};
     for (auto &each : all) {
         if (!each.possible)
             continue;
         const unsigned periods = size.small ? 4 : 4000;
         begun = now();
-        spinio::launch_resident_on(stream, bare_stores, 1, 512, reinterpret_cast<const Sixteen *>(each.from), reinterpret_cast<Sixteen *>(each.to), period, periods);
+        spinio::launch_resident_on(stream, bare_stores, each.blocks, 512, reinterpret_cast<const Sixteen *>(each.from), reinterpret_cast<Sixteen *>(each.to), period, periods);
         check(cudaStreamSynchronize(stream) == cudaSuccess, each.what);
-        Result("peer", std::string(two.name()) + each.what).number("GB_s", double(period) * periods / (now() - begun) * 1e-9);
+        Result("peer", std::string(two.name()) + each.what).number("GB_s", double(period) * periods * each.blocks / (now() - begun) * 1e-9);
     }
 }
 
@@ -256,7 +265,12 @@ static void row_peer(const Size &size)
         for (unsigned message : {unsigned(period), 8 * unsigned(period)})
             for (bool no_upgrade : {true, false})
                 if (ring >= message)
-                    peer_stream(size, two, ring, message, no_upgrade);
+                    peer_stream(size, two, 1, ring, message, no_upgrade);
+    // On one GPU both kernels would not be resident.
+    for (unsigned blocks : {8u, 132u})
+        for (unsigned message : {unsigned(period), 8 * unsigned(period)})
+            if (two.device[1])
+                peer_stream(size, two, blocks, message == period ? 64 << 10 : 1 << 20, message, false);
     peer_limits(size, two);
 }
 

@@ -207,11 +207,12 @@ static void row_files(const Size &size)
     struct spinio_net_options options = {};
     options.size = sizeof options;
     options.files_root = folder;
+    // Makes the context of a GPU, which the net is for.
+    unsigned char *buffer;
+    check(cudaMalloc(&buffer, 1 << 20) == cudaSuccess, "cudaMalloc");
     spinio_net *opened = spinio_net_open(nullptr, &options);
     net::Handle handle;
     check(opened && !spinio_net_handle(opened, reinterpret_cast<struct spinio_net_handle *>(&handle)), "open a net");
-    unsigned char *buffer;
-    check(cudaMalloc(&buffer, 1 << 20) == cudaSuccess, "cudaMalloc");
     auto path = pinned<char>(8);
     std::strcpy(path, "file");
     for (size_t bytes : {size_t(4096), size_t(64 << 10), size_t(1 << 20)}) {

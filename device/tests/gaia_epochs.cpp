@@ -109,8 +109,8 @@ int main(int count, char **arguments)
 {
     const int fd = count == 2 ? open(arguments[1], O_RDWR) : -1;
     CHECK(fd >= 0);
-    if (spinio::emulated)
-        spinio_emulated_stream(); // starts the device
+    cudaStream_t first;
+    CHECK(cudaStreamCreate(&first) == cudaSuccess); // a device is in use from now on
     auto *map = static_cast<unsigned char *>(spinio_gaia_map(fd, 0, pages * page, SPINIO_GAIA_WRITE));
     CHECK(map);
     if (failures)

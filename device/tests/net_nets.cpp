@@ -281,6 +281,27 @@ static void names_are_those_of_the_connection(const char *where)
             CHECK(all[0][side][which].length == all[1][side][which].length && !std::memcmp(all[0][side][which].bytes, all[1][side][which].bytes, all[0][side][which].length));
 }
 
+// --- how many ---
+
+static void as_many_connections_as_asked_for_use_device_memory()
+{
+    const unsigned wanted = 40;
+    for (unsigned count : {wanted, 3u}) {
+        Net accepts({.connections = 64, .sockets = 128, .shared_connections = count}), connects({.connections = 64, .sockets = 128, .shared_connections = wanted});
+        std::string address;
+        listener(accepts, "tcp://127.0.0.1:0", address);
+        std::vector<int> sockets;
+        for (unsigned i = 0; i < wanted; i++) {
+            sockets.push_back(spinio_net_connect(connects.net, address.c_str()));
+            CHECK(sockets.back() > 0);
+        }
+        CHECK(connects.stats().peer == count && connects.stats().kept_by_granules == wanted - count);
+        for (int each : sockets)
+            close_in_a_kernel(connects, each);
+        waits_for_open(connects, 0);
+    }
+}
+
 // --- reasons ---
 
 static void reasons_are_counted()
@@ -476,6 +497,7 @@ int main(int count, char **arguments)
     poll_sees_a_connection_that_no_call_has_found();
     names_are_those_of_the_connection("tcp://127.0.0.1:0");
     names_are_those_of_the_connection(path.c_str());
+    as_many_connections_as_asked_for_use_device_memory();
     reasons_are_counted();
     bound_and_refused_sockets_connect_as_others_do();
     for (bool no_upgrade : {false, true})

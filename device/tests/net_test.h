@@ -72,6 +72,7 @@ struct NetOptions {
     const char *files_root = nullptr;
     bool files_write = false;
     unsigned files = 0;
+    unsigned shared_connections = 0;
     const char *device = test_device;
 };
 
@@ -105,6 +106,7 @@ struct Net {
         options.files_root = wanted.files_root;
         options.files_write = wanted.files_write;
         options.files = wanted.files;
+        options.shared_connections = wanted.shared_connections;
         options.no_upgrade = wanted.no_upgrade;
         // Makes the context of a GPU, which the net is for.
         CHECK(cudaFree(nullptr) == cudaSuccess);

@@ -50,6 +50,8 @@ struct spinio_net_options {
                                 default NULL: none */
     uint32_t files_write;    /* 1: they may also write, create and cut them */
     uint32_t files;          /* at a time, at most 256; default 64 */
+    uint32_t shared_connections; /* connections at a time whose bytes do not go through Linux, to programs and to kernels of other
+                                    nets: two rings of pinned memory each; default a quarter of connections, at most 32, or 16 MiB */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */
@@ -81,7 +83,7 @@ struct spinio_net_stats {
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated
- * GPU. options: NULL for the defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no
+ * GPU: a program for CUDA makes its context before, with cudaFree(0) or any allocation. options: NULL for the defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no
  * virtual memory management. EAGAIN: no thread. With files_root the errno of open(2). */
 spinio_net *spinio_net_open(const char *device, const struct spinio_net_options *options);
 

@@ -30,6 +30,7 @@ struct RawOptions {
     files_root: *const c_char,
     files_write: u32,
     files: u32,
+    shared_connections: u32,
 }
 
 pub(crate) fn null(what: &str) -> Failure {
@@ -101,6 +102,7 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
                 count: given.files,
             }),
             no_upgrade: given.no_upgrade != 0,
+            shared_connections: given.shared_connections,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

@@ -35,7 +35,7 @@ const LARGEST_RING: u64 = 4 << 20;
 const WAITING_MAILBOXES: u32 = 2048;
 /// Bytes of device memory for the rings of connections inside a net.
 const INNER_BYTES: u64 = 32 << 20;
-/// Connections over memory that a program maps too: at most this many, a quarter of all, and so many bytes.
+/// Connections over memory that a program maps too, by default: at most this many, a quarter of all, and so many bytes.
 const MOST_GRANULES: u32 = 32;
 const GRANULES_BYTES: u64 = 16 << 20;
 
@@ -64,6 +64,8 @@ pub struct Options {
     pub fault_seed: u32,
     /// Connections whose both ends are in this net, or one of which is a program of this machine, go through Linux too.
     pub no_upgrade: bool,
+    /// Connections at a time over memory that another process maps too. Default: a quarter of all, at most 32, and 16 MiB.
+    pub shared_connections: u32,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
 }
@@ -124,7 +126,8 @@ impl Net {
         // A connection inside the net has two sockets.
         let inner_pairs = ring_pairs.div_ceil(2).min((INNER_BYTES / (2 * ring_bytes)) as u32);
         let most = (GRANULES_BYTES / granule::bytes(ring_bytes)) as u32;
-        let granules = ring_pairs.div_ceil(4).min(MOST_GRANULES).min(most);
+        let granules =
+            or(options.shared_connections, ring_pairs.div_ceil(4).min(MOST_GRANULES).min(most)).min(ring_pairs);
         let upgrades = !options.no_upgrade && Settings::of_process().net_upgrade;
         let (inner_pairs, granules) = if upgrades { (inner_pairs, granules) } else { (0, 0) };
         let has_files = files.is_some();

@@ -39,6 +39,7 @@ impl Net {
         files_root: Option<PathBuf>,
         files_write: bool,
         files: u32,
+        shared_connections: u32,
     ) -> PyResult<Net> {
         let options = Options {
             sockets,
@@ -49,6 +50,7 @@ impl Net {
             files_root: files_root.as_deref(),
             files_write,
             files,
+            shared_connections,
         };
         let net = py.detach(|| net::Net::open(device, &options)).map_err(|e| failure::request_error(&e))?;
         Ok(Net { net: RwLock::new(Some(net)), process: std::process::id() })

@@ -67,9 +67,9 @@ pub const WAIT_BYTES: usize = 16;
 /// Device memory of one direction of a connection between two devices: a page of words, and a ring.
 pub const PEER_BYTES: u64 = 2 << 20;
 /// Places in a net's window for its own such memory, and after them those for that of other nets.
-pub const OWN_PEERS: u16 = 16;
+pub const OWN_PEERS: u16 = 256;
 /// As above.
-pub const FAR_PEERS: u16 = 64;
+pub const FAR_PEERS: u16 = 512;
 
 /// Words of an event set in pinned memory.
 pub mod event_words {

@@ -275,6 +275,7 @@ struct NetOptions {
     no_upgrade: u32,
     files_write: u32,
     files: u32,
+    shared_connections: u32,
     /// A path in bytes; null: kernels may open no files.
     files_root: *const u8,
     files_root_len: usize,

@@ -1,7 +1,7 @@
 //! Device memory for connections between two devices: that of this net, into which kernels of others store, and theirs.
 //!
 //! ```text
-//!   window of kernels:  own 0 .. 15: each for one process        far 16 .. 79: of other nets
+//!   window of kernels:  own 0 .. 255: each for one process       far 256 .. 767: of other nets
 //!     own: made ── offered ── used by a connection until both sides have left ──> free, for the same process, or for any once
 //!                                                                                 that has ended
 //! ```

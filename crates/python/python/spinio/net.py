@@ -85,6 +85,7 @@ def open(
     ring_bytes: int = 0,
     idle_us: int = 0,
     upgrade: bool = True,
+    shared_connections: int = 0,
 ) -> Net:
     """Opens a net, the network stack of one device in this process; a context manager that stops and closes it.
 
@@ -96,7 +97,8 @@ def open(
 
     0 is the default of the numbers. sockets: at a time (1024, at most 65536). connections: pairs of rings (256). ring_bytes: of
     each direction, a power of two from 4096 to 4 MiB (65536). idle_us: the longest sleep of the net's thread in microseconds
-    (5000). upgrade=False: all connections go through Linux.
+    (5000). upgrade=False: all connections go through Linux. shared_connections: those that do not, to programs and to kernels of
+    other nets (a quarter of all, at most 32, or 16 MiB).
 
     All memory is made here: 37 MiB of pinned host memory with the defaults (2 more with files_root), and 18 MiB of the device. Errors are an OSError:
     EINVAL for options, ENODEV for a device that is not in use, ENOMEM, ENOTSUP if the device has no virtual memory management,
@@ -113,6 +115,7 @@ def open(
             None if files_root is None else os.fsdecode(files_root),
             bool(files_write),
             operator.index(files),
+            operator.index(shared_connections),
         ),
         operator.index(ring_bytes) or _DEFAULT_RING,
     )

@@ -21,6 +21,7 @@ pub struct Options<'a> {
     pub files_root: Option<&'a Path>,
     pub files_write: bool,
     pub files: u32,
+    pub shared_connections: u32,
 }
 
 /// The network stack of a device. If it is dropped without [`Net::close`], its memory and its thread stay: a kernel may use
@@ -46,6 +47,7 @@ impl Net {
             no_upgrade: options.no_upgrade.into(),
             files_write: options.files_write.into(),
             files: options.files,
+            shared_connections: options.shared_connections,
             files_root: root.map_or(null(), <[u8]>::as_ptr),
             files_root_len: root.map_or(0, <[u8]>::len),
         };

@@ -65,6 +65,7 @@ pub(super) unsafe extern "C" fn open(
             ring_bytes: given.ring_bytes,
             idle_us: given.idle_us,
             no_upgrade: given.no_upgrade != 0,
+            shared_connections: given.shared_connections,
             files,
             ..Options::default()
         };
