@@ -41,6 +41,7 @@ const NR_REGISTER: u32 = 427;
 const SETUP_CLAMP: u32 = 1 << 4;
 const FEAT_SINGLE_MMAP: u32 = 1;
 const OFF_SQES: u64 = 0x1000_0000;
+const OP_NOP: u64 = 0;
 const OP_READ: u64 = 22;
 const MAP_POPULATE: u32 = 0x8000;
 const MADV_DONTFORK: u32 = 10;

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use super::commands::Commands;
 use super::slots::{SQE_FIXED_FILE, add_slots, checked, register, set_slot};
-use super::{NR_ENTER, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
+use super::{NR_ENTER, OP_NOP, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
 use crate::linux::files::{Fd, close, fstat};
 
 const SETUP_COOP_TASKRUN: u32 = 1 << 8;
@@ -37,6 +37,9 @@ const ENTER_REGISTERED_RING: usize = 1 << 4;
 
 /// Commands of one read in flight.
 const DEPTH: usize = 64;
+
+/// The token of an entry that does nothing.
+const FILLER: u64 = u64::MAX;
 
 /// How long the kernel waits before the caller may look at its signals.
 const WAIT_NS: i64 = 20_000_000;
@@ -174,6 +177,8 @@ impl OwnRing {
         let tail_word = self.memory.word(self.memory.offsets.sq_tail);
         let mut tail = tail_word.load(Relaxed);
         let (mut unsubmitted, mut in_flight) = (0, 0);
+        // Entries that do nothing and are not over.
+        let mut fillers = 0;
         loop {
             while (unsubmitted + in_flight) < DEPTH as u32
                 && let Some((at, bytes)) = commands.next()
@@ -185,16 +190,26 @@ impl OwnRing {
                 tail = tail.wrapping_add(1);
                 unsubmitted += 1;
             }
-            if unsubmitted + in_flight == 0 {
+            if unsubmitted + in_flight + fillers == 0 {
                 return commands.result();
             }
-            tail_word.store(tail, Release);
+            // The kernel collects the commands of three entries or more for the disk, and hands over those of two one by one.
+            let filler = u32::from(unsubmitted == 2 && in_flight == 0);
+            if filler == 1 {
+                // SAFETY: there are more than three entries, and the kernel has taken all before these.
+                unsafe { self.memory.write_entry(tail, [OP_NOP, 0, 0, 0, FILLER, 0, 0, 0]) };
+            }
+            tail_word.store(tail.wrapping_add(filler), Release);
             // Half of them, where more follow: storage is not left without work.
             let wait = (unsubmitted + in_flight).div_ceil(1 + u32::from(commands.has_next()));
-            match self.enter(unsubmitted, wait) {
+            match self.enter(unsubmitted + filler, wait + fillers + filler) {
                 Ok(taken) => {
-                    unsubmitted -= taken;
-                    in_flight += taken;
+                    // The filler is the last one: what is not taken of two commands is followed by another one.
+                    let begun = taken.min(unsubmitted);
+                    unsubmitted -= begun;
+                    in_flight += begun;
+                    fillers += taken - begun;
+                    tail = tail.wrapping_add(taken - begun);
                 }
                 Err(Errno::INTR | Errno::TIME) => on_wait(),
                 Err(errno) => {
@@ -208,6 +223,10 @@ impl OwnRing {
                 }
             }
             while let Some((at, result)) = self.memory.take_completion() {
+                if at == FILLER {
+                    fillers -= 1;
+                    continue;
+                }
                 commands.ended(at as usize, result);
                 in_flight -= 1;
             }
@@ -282,6 +301,8 @@ mod tests {
                 (0, SIZE, SIZE),
                 (4096, 100, 100),
                 (777, 2 << 20, 2 << 20),
+                (4096, 1 << 20, 1 << 20),
+                (SIZE - (600 << 10), 1 << 20, 600 << 10),
                 (0, SIZE + 4096, SIZE),
                 (SIZE - 5, 2 << 20, 5),
                 (SIZE, 4096, 0),
