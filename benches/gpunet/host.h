@@ -28,6 +28,8 @@
 #include <spinio/net.h>
 #include <spinio_net.h>
 
+#include "result.h"
+
 namespace net = spinio::net;
 
 // How long a measurement may take, in seconds, and how many connections the largest one has.
@@ -37,65 +39,12 @@ struct Size {
     unsigned connections;
 };
 
-[[noreturn]] static void fail(const char *what)
-{
-    std::printf("{\"failed\": \"%s: %s; %s\"}\n", what, std::strerror(errno), spinio_last_error());
-    std::fflush(stdout);
-    // Without exit handlers, which would wait for a kernel.
-    _exit(1);
-}
+static const char *last_error() { return spinio_last_error(); }
 
-static void check(bool right, const char *what)
-{
-    if (!right)
-        fail(what);
-}
-
-static double seconds(clockid_t clock)
-{
-    timespec t;
-    clock_gettime(clock, &t);
-    return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
-}
-
-static double now() { return seconds(CLOCK_MONOTONIC); }
 static double process_cpu() { return seconds(CLOCK_PROCESS_CPUTIME_ID); }
 static double thread_cpu() { return seconds(CLOCK_THREAD_CPUTIME_ID); }
 
 static bool polls() { return std::thread::hardware_concurrency() >= 8; }
-
-// One result: the row's name, what was measured, then numbers by name.
-class Result {
-public:
-    Result(const char *row, const std::string &what) { text = std::string("{\"row\": \"") + row + "\", \"what\": \"" + what + "\""; }
-
-    Result &number(const char *name, double value)
-    {
-        char buffer[96];
-        std::snprintf(buffer, sizeof buffer, ", \"%s\": %.6g", name, value);
-        text += buffer;
-        return *this;
-    }
-
-    // Times in microseconds.
-    Result &times(std::vector<double> all)
-    {
-        if (all.empty())
-            return number("count", 0);
-        std::sort(all.begin(), all.end());
-        auto at = [&](double part) { return all[std::min(all.size() - 1, size_t(double(all.size()) * part))]; };
-        return number("p50_us", at(0.5)).number("p99_us", at(0.99)).number("p999_us", at(0.999)).number("count", double(all.size()));
-    }
-
-    ~Result()
-    {
-        std::printf("%s}\n", text.c_str());
-        std::fflush(stdout);
-    }
-
-private:
-    std::string text;
-};
 
 // An address for connect() and bind().
 struct Name {

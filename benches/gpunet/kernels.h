@@ -4,28 +4,9 @@
 
 #include <spinio/net.h>
 
+#include "device_clock.h"
+
 namespace net = spinio::net;
-
-// A clock of fine steps: cycles of the multiprocessor on a GPU.
-__device__ inline unsigned long long ticks()
-{
-#if defined(__CUDA_ARCH__)
-    return (unsigned long long)clock64();
-#else
-    return spinio::nanoseconds();
-#endif
-}
-
-// What turns ticks into nanoseconds: both clocks at the beginning and the end of a kernel.
-struct Clocks {
-    unsigned long long ticks[2], ns[2];
-    __device__ void read(int at)
-    {
-        ticks[at] = ::ticks();
-        ns[at] = spinio::nanoseconds();
-    }
-    double ns_a_tick() const { return double(ns[1] - ns[0]) / double(ticks[1] - ticks[0] ? ticks[1] - ticks[0] : 1); }
-};
 
 __device__ inline uint64_t look(const uint64_t *word, spinio::Backoff &waiting)
 {

@@ -126,14 +126,6 @@ static void row_relay(const Size &size)
     zmq_rows("relay", message, size.seconds, [&](void *bytes, size_t count) { return way.process(bytes, count); });
 }
 
-static std::vector<double> device_times(const unsigned long long *ticks, size_t count, const Clocks &clocks)
-{
-    std::vector<double> times;
-    for (size_t i = std::min<size_t>(count / 10, 100); i < count; i++)
-        times.push_back(double(ticks[i]) * clocks.ns_a_tick() * 1e-3);
-    return times;
-}
-
 static void row_blocks(const Size &size)
 {
     for (bool inet : {false, true})
