@@ -50,7 +50,7 @@ enum Count { served, wrong, sent_out, quit };
 __device__ inline void count(int64_t *words, Count which)
 {
     if (threadIdx.x == 0)
-        __atomic_fetch_add(words + which, 1, __ATOMIC_RELAXED);
+        atomicAdd(reinterpret_cast<unsigned long long *>(words + which), 1ull);
 }
 
 // Whether the chunk in `buffer` is right, for all threads. Changes each byte of it and seals it again.
