@@ -212,7 +212,7 @@ static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsig
     double begun = now();
     takes.launch(take, blocks, 512, takes.handle, (const int *)sockets, to, message, bytes, wrong);
     check(cudaStreamSynchronize(takes.stream) == cudaSuccess && std::count(wrong, wrong + blocks, 0u) == blocks, "a stream with wrong bytes");
-    Result("peer", std::string(two.name()) + std::to_string(blocks) + " to " + std::to_string(blocks) + " blocks, UNIX" + transport(takes) + ", ring of " + std::to_string(ring >> 10) + " KiB, messages of " + std::to_string(message >> 10) + " KiB")
+    Result("peer", std::string(two.name()) + std::to_string(blocks) + " to " + std::to_string(blocks) + " blocks, UNIX" + transport(takes) + (ring ? ", ring of " + std::to_string(ring >> 10) + " KiB" : ", default rings") + ", messages of " + std::to_string(message >> 10) + " KiB")
         .number("GB_s", double(bytes) * blocks / (now() - begun) * 1e-9);
     end(two, takes, sends);
 }
@@ -243,7 +243,7 @@ static void peer_limits(const Size &size, const Two &two)
                      {"stores of 8 blocks to the other GPU", from, to, 8, two.can_access},
                      {"stores of 132 blocks to the other GPU", from, to, 132, two.can_access}};
     for (auto &each : all) {
-        if (!each.possible)
+        if (!each.possible || spinio::largest_resident_grid(bare_stores, 512) < each.blocks)
             continue;
         const unsigned periods = size.small ? 4 : 4000;
         begun = now();
@@ -260,18 +260,23 @@ static void row_peer(const Size &size)
     for (bool no_upgrade : {true, false})
         for (bool inet : {false, true})
             peer_echo(size, two, inet, no_upgrade);
-    // The last one does not fit into device memory for others.
-    for (unsigned ring : {64u << 10, 1u << 20, 2u << 20})
+    // 0: the default, which is 64 KiB through Linux and 1 MiB in device memory.
+    for (unsigned ring : {64u << 10, 0u})
         for (unsigned message : {unsigned(period), 8 * unsigned(period)})
             for (bool no_upgrade : {true, false})
-                if (ring >= message)
+                if (!ring || ring >= message)
                     peer_stream(size, two, 1, ring, message, no_upgrade);
-    // On one GPU both kernels would not be resident.
+    peer_limits(size, two);
+}
+
+// As many blocks at each side, a connection each. On one GPU both kernels would not be resident.
+static void row_peer_blocks(const Size &size)
+{
+    const Two two;
     for (unsigned blocks : {8u, 132u})
         for (unsigned message : {unsigned(period), 8 * unsigned(period)})
-            if (two.device[1])
-                peer_stream(size, two, blocks, message == period ? 64 << 10 : 1 << 20, message, false);
-    peer_limits(size, two);
+            if (two.device[1] && spinio::largest_resident_grid(take, 512) >= blocks)
+                peer_stream(size, two, blocks, 0, message, false);
 }
 
 #endif

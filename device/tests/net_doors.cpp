@@ -60,8 +60,8 @@ struct RawNet {
         }
     }
 
-    // Offers device memory too, `bytes` of it, as number `of` of a net. Without an answer to it: false.
-    bool offers_memory(uint64_t generation, uint64_t of, size_t bytes = 2 << 20)
+    // Offers device memory too, `bytes` of it with rings of this size, as number `of` of a net. Without an answer to it: false.
+    bool offers_memory(uint64_t generation, uint64_t of, size_t bytes = 2 << 20, uint64_t ring_log2 = 12)
     {
         goes(1);
         anchor = accept(listening, nullptr, nullptr);
@@ -70,7 +70,11 @@ struct RawNet {
         CHECK(!ftruncate(memory, 4096 * 3) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK));
         CHECK(!ftruncate(own, off_t(bytes)) && !fcntl(own, F_ADD_SEALS, F_SEAL_SHRINK));
         words = static_cast<uint64_t *>(mmap(nullptr, 4096 * 3, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
-        give_packet(channel, packet(4, 12 | generation << 8 | uint64_t(1) << 32, (uint64_t(1) << 48) - 1000), memory);
+        give_packet(channel, packet(4, 12 | generation << 8 | ring_log2 << 32, (uint64_t(1) << 48) - 1000), memory);
+        if (ring_log2 < 12 || ring_log2 > 20) {
+            CHECK(take_packet(channel).empty());
+            return false;
+        }
         give_packet(channel, packet(8, uint64_t(getpid()), of), own);
         std::string answer = take_packet(channel, &theirs);
         if (answer == packet(5))
@@ -286,6 +290,20 @@ static void device_memory_that_was_not_offered_is_not_used()
     }
 }
 
+// The memory has 2 MiB, of which a page is for words.
+static void rings_that_do_not_fit_into_device_memory_are_refused()
+{
+    for (uint64_t ring_log2 : {1, 11, 21, 64, 255}) {
+        Net connects;
+        RawNet net;
+        std::thread holder([&] { CHECK(!net.offers_memory(1, 0, 2 << 20, ring_log2)); });
+        int s = spinio_net_connect(connects.net, net.address.c_str());
+        holder.join();
+        const struct spinio_net_stats stats = connects.stats();
+        CHECK(s > 0 && stats.peer == 0 && stats.shared == 0 && stats.kept_by_time == 1 && stats.violations == 0);
+    }
+}
+
 // A kernel that has left does not know whether the other one still stores into its memory.
 static void device_memory_is_used_again_once_both_have_left()
 {
@@ -329,7 +347,7 @@ struct RawClient {
         give_packet(channel, packet(1, 1, 1 << 16, std::string(reinterpret_cast<char *>(&name), sizeof name)));
         CHECK(take_packet(channel) == packet(2) && !connect(anchor, reinterpret_cast<sockaddr *>(&to), sizeof to));
         std::string offer = take_packet(channel), memory = take_packet(channel);
-        CHECK(offer.size() == 24 && offer[12] == 1 && memory.size() == 24 && memory[7] == 8);
+        CHECK(offer.size() == 24 && offer[12] == 12 && memory.size() == 24 && memory[7] == 8);
         std::memcpy(&generation, offer.data() + 8, 4);
         generation >>= 8;
         std::memcpy(&number, memory.data() + 16, 8);
@@ -401,6 +419,7 @@ int main()
     net_that_breaks_the_rules_ends_its_own_connection_only();
     kernel_checks_what_is_in_its_device_memory();
     device_memory_that_was_not_offered_is_not_used();
+    rings_that_do_not_fit_into_device_memory_are_refused();
     device_memory_is_used_again_once_both_have_left();
     device_memory_is_used_again_once_the_kernel_has_left();
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);

@@ -96,9 +96,8 @@ __global__ void ask_all(net::Handle handle, net::Address to, int64_t *out)
         out[blockIdx.x] = right;
 }
 
-// `ordinal`: of the device of the net that connects, -1: the same one. Rings that do not fit into device memory for others are in
-// pinned memory.
-static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsigned ring_bytes = 4096)
+// `ordinal`: of the device of the net that connects, -1: the same one. Without access to the other one's memory, rings are in pinned memory.
+static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsigned ring_bytes = 4096, bool have_access = true)
 {
     Net accepts({.connections = 64, .ring_bytes = ring_bytes});
     std::string address;
@@ -110,7 +109,7 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsig
     }
     {
         Net connects({.ring_bytes = ring_bytes, .device = ordinal < 0 ? "emulated" : nullptr});
-        // The largest rings have memory for three connections, which may be free a little later.
+        // The largest rings have pinned memory for three connections, which may be free a little later.
         const int rounds = ring_bytes > 1 << 20 ? 1 : 3;
         for (int again = 0; again < rounds; again++) {
             spinio::launch_resident_on(accepts.stream, echo, 3, 64, accepts.handle, s);
@@ -122,7 +121,7 @@ static void all_groups_exchange_bytes(const char *where, int ordinal = -1, unsig
             waits_for_open(accepts, 1);
         }
         for (const Net *net : {&accepts, &connects})
-            CHECK((ring_bytes > 1 << 20 ? net->stats().shared : net->stats().peer) == uint64_t(rounds) * 3 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
+            CHECK((have_access ? net->stats().peer : net->stats().shared) == uint64_t(rounds) * 3 && net->stats().bytes_sent == 0 && net->stats().bytes_received == 0 && net->stats().violations == 0);
     }
     if (ordinal >= 0)
         CHECK(cudaSetDevice(0) == cudaSuccess);
@@ -480,6 +479,11 @@ int main(int count, char **arguments)
         all_groups_exchange_bytes("tcp://127.0.0.1:0", 1);
         return failures != 0;
     }
+    if (count == 2 && !std::strcmp(arguments[1], "no-access")) {
+        all_groups_exchange_bytes("tcp://127.0.0.1:0", 1, 4096, false);
+        all_groups_exchange_bytes("tcp://127.0.0.1:0", 1, 2 << 20, false);
+        return failures != 0;
+    }
     {
         // What the library keeps open for good is open after this.
         Net first;
@@ -508,6 +512,10 @@ int main(int count, char **arguments)
     CHECK(open_descriptors() == descriptors && granules_mapped() == 0);
     {
         Child child({"two-devices"}, "SPINIO_EMULATED=devices=2");
+        CHECK(child.ends() == 0);
+    }
+    {
+        Child child({"no-access"}, "SPINIO_EMULATED=devices=2,peer=0");
         CHECK(child.ends() == 0);
     }
     std::printf("%d failures\n", failures);

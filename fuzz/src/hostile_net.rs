@@ -81,7 +81,7 @@ impl Script {
         for _ in 0..input.int_in_range(0..=7_u8)?.saturating_sub(5) {
             files.push(packets::socket(libc::SOCK_STREAM));
         }
-        let offer = Packet::Offer { size_log2, generation, first, peer: false }.encode();
+        let offer = Packet::Offer { size_log2, generation, first, peer: None }.encode();
         let mut packets = vec![
             (Packet::Welcome.encode(), Vec::new()),
             (offer, files),

@@ -277,7 +277,7 @@ impl Peer<'_> {
             }
             2 => self.connect(),
             3 => match self.hear() {
-                Some(Packet::Offer { size_log2, generation, first, peer: false }) if self.memory.is_some() => {
+                Some(Packet::Offer { size_log2, generation, first, peer: None }) if self.memory.is_some() => {
                     assert!(1 << size_log2 == RING && generation > 0);
                     self.offer = (generation, first);
                 }

@@ -41,7 +41,8 @@ struct spinio_net_options {
     size_t size;
     uint32_t sockets;        /* descriptors at a time, at most 65536; default 1024 */
     uint32_t connections;    /* connections at a time: pairs of rings; default 256 */
-    uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536 */
+    uint32_t ring_bytes;     /* of each direction: a power of two from 4096 to 4 MiB; default 65536, and 1 MiB, the most there, in
+                                device memory of kernels of other nets */
     uint32_t idle_us;        /* longest sleep of the proxy, and so the latest answer after a pause; default 5000 */
     uint64_t first_position; /* where streams begin, a multiple of 8; for tests */
     uint32_t fault_seed;     /* faults of the network, from this seed; for tests */

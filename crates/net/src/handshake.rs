@@ -121,7 +121,7 @@ impl Announced {
     /// After the socket is connected: the memory through which the bytes go, or the reason why they go through Linux.
     pub(crate) fn agree(self) -> Result<Memory, &'static str> {
         let (offer, file) = self.receive();
-        let (Some(Packet::Offer { size_log2, generation, first, peer: false }), Some(file)) = (offer, file) else {
+        let (Some(Packet::Offer { size_log2, generation, first, peer: None }), Some(file)) = (offer, file) else {
             return Err(LATE);
         };
         injection_point!("program: offer received");

@@ -14,7 +14,7 @@ use spinio_host::settings::Settings;
 use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
 use spinio_ring::granule;
-use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, QUICK_MAILBOXES, Sizes};
+use spinio_ring::layout::{Descriptor, Handle, MAX_FILES, MAX_SOCKETS, PEER_RING_LOG2, QUICK_MAILBOXES, Sizes};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket_move::{Passage, receive_descriptor};
@@ -54,7 +54,8 @@ pub struct Options {
     pub sockets: u32,
     /// Connections at a time. Default: 256.
     pub connections: u32,
-    /// Bytes of a ring, one for each direction of a connection: a power of two from 4096 to 4 MiB. Default: 65536.
+    /// Bytes of a ring, one for each direction of a connection: a power of two from 4096 to 4 MiB. Default: 65536, and 1 MiB, which is
+    /// the most there, in device memory that another device maps.
     pub ring_bytes: u32,
     /// The longest sleep of the proxy in microseconds. Default: 5000.
     pub idle_us: u32,
@@ -149,6 +150,7 @@ impl Net {
             sizes,
             ring_pairs,
             ring_bytes,
+            peer_ring_bytes: u64::from(or(options.ring_bytes, u32::MAX)).min(1 << PEER_RING_LOG2.end()),
             inner_pairs,
             importer,
             has_window: memory.window().is_some(),

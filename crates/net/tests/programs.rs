@@ -86,7 +86,7 @@ fn connect(name: &str, file: OwnedFd) -> (Socket, Offered) {
         let tell = |packet: Packet, file| send_packet(channel.as_raw_fd(), &packet.encode(), file).unwrap();
         assert!(matches!(hear(), Some(Packet::Announce { .. })));
         tell(Packet::Welcome, None);
-        let offer = Packet::Offer { size_log2: 12, generation: GENERATION, first: first(), peer: false };
+        let offer = Packet::Offer { size_log2: 12, generation: GENERATION, first: first(), peer: None };
         tell(offer, Some(file.as_raw_fd()));
         // None, if the program does not want this file.
         if hear() == Some(Packet::Agreed) {

@@ -150,8 +150,8 @@ pub enum Packet {
         generation: u16,
         /// At which both directions begin.
         first: Position,
-        /// MEMORY follows.
-        peer: bool,
+        /// MEMORY follows: the logarithm of the size of each ring there, not 0.
+        peer: Option<u8>,
     },
     /// With the descriptor of device memory, into which the other end's kernel stores.
     Memory {
@@ -194,7 +194,7 @@ impl Packet {
             Packet::Welcome => (2, [0; 2], &[]),
             Packet::Refused(refusal) => (3, [*refusal as u64, 0], &[]),
             Packet::Offer { size_log2, generation, first, peer } => {
-                let what = u64::from(*size_log2) | u64::from(*generation) << 8 | u64::from(*peer) << 32;
+                let what = u64::from(*size_log2) | u64::from(*generation) << 8 | u64::from(peer.unwrap_or(0)) << 32;
                 (4, [what, first.bits()], &[])
             }
             Packet::Agreed => (5, [0; 2], &[]),
@@ -231,7 +231,7 @@ impl Packet {
                 size_log2: word(1) as u8,
                 generation: (word(1) >> 8) as u16,
                 first: Position::of(word(2)),
-                peer: word(1) >> 32 == 1,
+                peer: Some((word(1) >> 32) as u8).filter(|log2| *log2 != 0),
             },
             5 => Packet::Agreed,
             6 => Packet::Go { peer: word(1) == 1 },
@@ -254,7 +254,11 @@ mod tests {
         let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
         let announced = [None, Some(0), Some(0x1fff)].map(|peer| {
             let kernel = peer.is_some();
-            [Packet::Announce { name: vec![7; 112], kernel, peer }, offer(kernel), Packet::Go { peer: kernel }]
+            [
+                Packet::Announce { name: vec![7; 112], kernel, peer },
+                offer(kernel.then_some(20)),
+                Packet::Go { peer: kernel },
+            ]
         });
         let memory = Packet::Memory { net: u64::MAX, number: 15 };
         let others = [Packet::Welcome, Packet::Agreed, Packet::Ring, memory];

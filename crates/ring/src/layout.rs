@@ -14,6 +14,8 @@
 //!        .  file buffers, if kernels may open files: 16 of 128 KiB each
 //! ```
 
+use core::ops::RangeInclusive;
+
 /// The first word of the header.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"spinnet\x01");
 /// Bytes of a page, and of each header.
@@ -66,10 +68,12 @@ pub const WAIT_BYTES: usize = 16;
 
 /// Device memory of one direction of a connection between two devices: a page of words, and a ring.
 pub const PEER_BYTES: u64 = 2 << 20;
+/// The logarithms of the sizes that a ring in it may have.
+pub const PEER_RING_LOG2: RangeInclusive<u8> = 12..=20;
 /// Places in a net's window for its own such memory, and after them those for that of other nets.
 pub const OWN_PEERS: u16 = 256;
 /// As above.
-pub const FAR_PEERS: u16 = 512;
+pub const FAR_PEERS: u16 = 256;
 
 /// Words of an event set in pinned memory.
 pub mod event_words {

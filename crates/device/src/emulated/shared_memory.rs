@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use spinio_sys::linux::{self, Fd};
@@ -14,6 +15,9 @@ use super::chunks::GRANULARITY;
 use super::{Emulated, Result};
 use crate::host_memory::system_error;
 use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind, SharedMemory, registry};
+
+/// Begins the name of a memory file; the number of the device follows.
+const CHUNK: &str = "spinio-chunk-";
 
 /// Begins the identity of a device; its number follows.
 const UUID: &[u8; 12] = b"spinio-emu\0\0";
@@ -30,6 +34,12 @@ pub(super) fn check_chunk(fd: Fd, len: u64) -> Result<()> {
         return Err(DeviceError::new(ErrorKind::Driver, "import of a chunk"));
     }
     Ok(())
+}
+
+/// The number of the device that has made a chunk, by the name of the memory file.
+fn device_of(fd: Fd) -> Option<u32> {
+    let name = std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok()?;
+    name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(CHUNK)?.strip_suffix(" (deleted)")?.parse().ok()
 }
 
 impl Emulated {
@@ -77,7 +87,8 @@ impl SharedMemory for Emulated {
         if len == 0 || !len.is_multiple_of(GRANULARITY) {
             return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
         }
-        let fd = linux::sized_memfd(c"spinio-chunk", len).map_err(|e| system_error("memfd_create", e))?;
+        let name = CString::new(format!("{CHUNK}{}", self.ordinal)).unwrap_or_default();
+        let fd = linux::sized_memfd(&name, len).map_err(|e| system_error("memfd_create", e))?;
         // SAFETY: opened above, and owned by nothing else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok((self.handle_of(fd.as_raw_fd(), len)?, fd))
@@ -86,6 +97,9 @@ impl SharedMemory for Emulated {
     fn import_chunk(&self, fd: BorrowedFd<'_>, len: u64) -> Result<Chunk> {
         self.check()?;
         check_chunk(fd.as_raw_fd(), len)?;
+        if !self.config.peer && device_of(fd.as_raw_fd()).is_some_and(|device| device != self.ordinal) {
+            return Err(DeviceError::new(ErrorKind::Unsupported, "import of a chunk of a device without access"));
+        }
         self.handle_of(fd.as_raw_fd(), len)
     }
 

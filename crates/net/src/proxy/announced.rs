@@ -14,7 +14,7 @@
 
 use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
-use spinio_ring::layout::Descriptor;
+use spinio_ring::layout::{Descriptor, PEER_RING_LOG2};
 use spinio_ring::mailbox::Reply;
 use spinio_ring::peer::{Place, Remote};
 use spinio_sys::linux::channel::{receive_packet, send_packet};
@@ -74,6 +74,7 @@ impl Proxy {
             process,
             granule_ready: false,
             expects_memory: false,
+            peer_size_log2: 0,
             near: Slot::None,
             far: Slot::None,
             is_gone: false,
@@ -200,8 +201,9 @@ impl Proxy {
             }
             (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {
                 injection_point!("connecting net: offer received");
-                announced.expects_memory = peer;
-                let found = match file.filter(|_| first == self.first) {
+                let fits = peer.is_none_or(|log2| PEER_RING_LOG2.contains(&log2));
+                (announced.expects_memory, announced.peer_size_log2) = (peer.is_some(), peer.unwrap_or(0));
+                let found = match file.filter(|_| fits && first == self.first) {
                     Some(file) => self.imports.take(file.0, size_log2),
                     None => Found::Refused,
                 };
@@ -317,7 +319,9 @@ impl Proxy {
             // It was offered none.
             return self.violation(index);
         }
-        if !peer {
+        if peer {
+            place.size_log2 = announced.peer_size_log2.into();
+        } else {
             place.remote = None;
             self.rings.give_back(std::mem::take(&mut announced.near));
         }

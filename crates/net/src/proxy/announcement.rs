@@ -39,6 +39,8 @@ pub(super) struct Announced {
     pub(super) granule_ready: bool,
     /// Device memory of the other net is to come.
     pub(super) expects_memory: bool,
+    /// The logarithm of the size of the rings there.
+    pub(super) peer_size_log2: u8,
     pub(super) near: Slot,
     pub(super) far: Slot,
     /// The other net has closed the channel.

@@ -77,16 +77,19 @@ pub(super) struct Shared {
     pub(super) granules: Vec<Granule>,
     pub(super) doors: Vec<Door>,
     pub(super) channels: Vec<Option<Channel>>,
+    /// The logarithm of the size of rings in granules, and in device memory.
     pub(super) size_log2: u32,
+    pub(super) peer_size_log2: u32,
 }
 
 impl Shared {
     /// `files`: descriptors of the granules; without them, the net has no doors.
-    pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64) -> Shared {
+    pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64, peer_ring_bytes: u64) -> Shared {
         let granule =
             |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false, rings: false };
         let granules = files.into_iter().map(granule).collect();
-        Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2: ring_bytes.trailing_zeros() }
+        let (size_log2, peer_size_log2) = (ring_bytes.trailing_zeros(), peer_ring_bytes.trailing_zeros());
+        Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2, peer_size_log2 }
     }
 
     /// A granule that this process may map.

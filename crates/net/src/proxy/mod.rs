@@ -117,6 +117,8 @@ pub(crate) struct Setup {
     pub(crate) sizes: Sizes,
     pub(crate) ring_pairs: u32,
     pub(crate) ring_bytes: u64,
+    /// Of rings in device memory that another device maps.
+    pub(crate) peer_ring_bytes: u64,
     pub(crate) inner_pairs: u32,
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
@@ -195,10 +197,11 @@ impl Proxy {
             shared: Shared::new(
                 setup.granules.iter().map_while(|file| file.duplicate().ok()).collect(),
                 setup.ring_bytes,
+                setup.peer_ring_bytes,
             ),
             announced: Vec::new(),
             imports: Imports::new(setup.importer),
-            rings: Rings::new(for_rings, linux::monotonic_ns(), setup.ring_bytes),
+            rings: Rings::new(for_rings, linux::monotonic_ns()),
             looked_at: VecDeque::new(),
             listeners: Vec::new(),
             clients: Vec::new(),

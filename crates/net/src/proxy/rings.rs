@@ -1,7 +1,7 @@
 //! Device memory for connections between two devices: that of this net, into which kernels of others store, and theirs.
 //!
 //! ```text
-//!   window of kernels:  own 0 .. 255: each for one process       far 256 .. 767: of other nets
+//!   window of kernels:  own 0 .. 255: each for one process       far 256 .. 511: of other nets
 //!     own: made ── offered ── used by a connection until both sides have left ──> free, for the same process, or for any once
 //!                                                                                 that has ended
 //! ```
@@ -13,7 +13,7 @@
 
 use std::sync::mpsc::Sender;
 
-use spinio_ring::layout::{FAR_PEERS, OWN_PEERS, PAGE, PEER_BYTES};
+use spinio_ring::layout::{FAR_PEERS, OWN_PEERS};
 use spinio_ring::peer::LAST_GENERATION;
 use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket_move::send_descriptor;
@@ -78,8 +78,7 @@ pub(super) struct Rings {
 
 impl Rings {
     /// Without an importer, connections to other devices go through granules.
-    pub(super) fn new(importer: Option<Sender<Request>>, net: u64, ring_bytes: u64) -> Rings {
-        let importer = importer.filter(|_| PAGE as u64 + ring_bytes <= PEER_BYTES);
+    pub(super) fn new(importer: Option<Sender<Request>>, net: u64) -> Rings {
         Rings { own: Vec::new(), far: Vec::new(), net, importer }
     }
 

@@ -211,13 +211,14 @@ impl Proxy {
 
     /// The connection of a channel goes through a granule, or stays with Linux.
     pub(super) fn decide(&mut self, number: u32, listener: u32, granule: Option<(u32, Option<Remote>)>) {
-        let size_log2 = self.shared.size_log2;
+        let remote = granule.and_then(|(_, remote)| remote);
+        let size_log2 = if remote.is_some() { self.shared.peer_size_log2 } else { self.shared.size_log2 };
         let generation = granule.map_or(0, |(granule, _)| self.shared.granules[granule as usize].generation);
         let Some(socket) = self.sockets.at(listener) else { return };
         if let Some(held) = socket.meeting.held.iter_mut().find(|held| held.undecided == Some(number)) {
             held.undecided = None;
             held.place =
-                granule.map(|(pair, remote)| Place { pair, second: true, generation, size_log2, shared: true, remote });
+                granule.map(|(pair, _)| Place { pair, second: true, generation, size_log2, shared: true, remote });
         }
         self.heat(listener);
     }
@@ -309,7 +310,8 @@ impl Proxy {
             // A bus never sees a word of an earlier connection.
             words.iter().for_each(|word| word.store_release(0));
             let (size_log2, generation) = (self.shared.size_log2 as u8, granule.generation);
-            let offer = Packet::Offer { size_log2, generation, first: self.first, peer: near.is_some() };
+            let peer = near.map(|_| self.shared.peer_size_log2 as u8);
+            let offer = Packet::Offer { size_log2, generation, first: self.first, peer };
             // From now on the process may map it.
             granule.owner = Some((process, owner));
             send_packet(fd, &offer.encode(), Some(granule.fd.0)).ok()?;

@@ -22,7 +22,8 @@
 
 enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, NOTFOUND = 500,
        DESTROYED = 709, ALREADY = 712, NOTREG = 713, DENIED = 800, CAPTURE = 900, IMPLICIT = 906 };
-enum { DEVICES = 2, SPAN = 1 << 30 };
+enum { DEVICES = 2 };
+#define SPAN (1ull << 33)
 
 typedef struct context { int device, alive; uint64_t id; } context;
 typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
