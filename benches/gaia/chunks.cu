@@ -1,0 +1,74 @@
+// What 8 GiB of device memory in chunks cost: made, mapped, made accessible to their device, and to another one.
+//
+//     nvcc -O2 -std=c++17 benches/gaia/chunks.cu -lcuda -o chunks && ./chunks
+//
+// Prints a line for each size of chunk, without and with a descriptor for other processes; sizes come again, since the driver treats memory
+// that was used before otherwise. Exit status: 1 after an error of the driver.
+#include <cuda.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+static double now_ms()
+{
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
+}
+
+static void check(CUresult result, const char *what)
+{
+    if (result == CUDA_SUCCESS)
+        return;
+    std::printf("%s: error %d\n", what, int(result));
+    std::exit(1);
+}
+
+int main()
+{
+    constexpr size_t total = size_t(8) << 30;
+    CUdevice device;
+    CUcontext context;
+    int devices = 0;
+    check(cuInit(0), "cuInit");
+    check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
+    check(cuDeviceGet(&device, 0), "cuDeviceGet");
+    check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    for (bool shared : {false, true})
+        for (size_t mib : {64, 128, 256, 512, 1024, 64, 256}) {
+            const size_t size = mib << 20, count = total / size;
+            CUmemAllocationProp wanted = {};
+            wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+            wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+            if (shared)
+                wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            CUdeviceptr start;
+            check(cuMemAddressReserve(&start, total, 0, 0, 0), "cuMemAddressReserve");
+            std::vector<CUmemGenericAllocationHandle> chunks(count);
+            double at[5] = {now_ms()};
+            for (auto &chunk : chunks)
+                check(cuMemCreate(&chunk, size, &wanted, 0), "cuMemCreate");
+            at[1] = now_ms();
+            for (size_t i = 0; i < count; i++)
+                check(cuMemMap(start + i * size, size, 0, chunks[i], 0), "cuMemMap");
+            at[2] = now_ms();
+            CUmemAccessDesc access[2] = {};
+            access[0].location = access[1].location = wanted.location;
+            access[0].flags = access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            access[1].location.id = 1;
+            check(cuMemSetAccess(start, total, access, 1), "cuMemSetAccess");
+            at[3] = now_ms();
+            if (devices > 1)
+                check(cuMemSetAccess(start, total, access, 2), "cuMemSetAccess of two devices");
+            at[4] = now_ms();
+            std::printf("fd %d chunks of %zu MiB: create %.2f map %.2f access %.2f peer access %.2f ms\n", shared, mib, at[1] - at[0], at[2] - at[1],
+                        at[3] - at[2], at[4] - at[3]);
+            check(cuMemUnmap(start, total), "cuMemUnmap");
+            for (auto chunk : chunks)
+                check(cuMemRelease(chunk), "cuMemRelease");
+            check(cuMemAddressFree(start, total), "cuMemAddressFree");
+        }
+}
