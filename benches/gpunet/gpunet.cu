@@ -31,8 +31,8 @@ static const Row rows[] = {
     {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"blocks", row_blocks, 8},
     {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 12}, {"contention", row_contention, 12},
     {"attributes", row_attributes, 8}, {"idle", row_idle, 12}, {"many", row_many, 15},
-    {"shared", row_shared, 8},         {"peer", row_peer, 15},    {"peer-blocks", row_peer_blocks, 40},    {"events", row_events, 8}, {"poll", row_poll, 8},
-    {"datagrams", row_datagrams, 8},   {"files", row_files, 8},   {"spans", row_spans, 8},
+    {"shared", row_shared, 8},         {"peer", row_peer, 15},    {"events", row_events, 8}, {"poll", row_poll, 8},
+    {"datagrams", row_datagrams, 8},   {"files", row_files, 8},   {"spans", row_spans, 8},   {"peer-blocks", row_peer_blocks, 30},
 };
 
 // One row in this process.

@@ -13,7 +13,10 @@
 // gpunet.cu does. Exit status: 0, 1 after an error, 77 with less than two GPUs.
 #include <nvshmem.h>
 #include <nvshmemx.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+
+#include <csignal>
 
 #include <cstdint>
 #include <cstdlib>
@@ -105,6 +108,7 @@ int main(int count, char **arguments)
     const pid_t child = fork();
     nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); // it may wait for the other one forever
         close(ends[1]);
         if (read(ends[0], &id, sizeof id) == sizeof id)
             rank(1, id, small);

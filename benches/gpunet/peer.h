@@ -208,6 +208,8 @@ static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsig
     auto sockets = pinned<int>(blocks);
     for (unsigned i = 0; i < blocks; i++)
         check((sockets[i] = spinio_net_connect(takes.net, name.text().c_str())) > 0, "connect to another net");
+    struct spinio_net_stats stats;
+    check(!spinio_net_stats(takes.net, &stats, sizeof stats) && (no_upgrade || stats.peer + stats.shared == blocks), "a connection goes through Linux");
     auto wrong = pinned<uint64_t>(blocks);
     double begun = now();
     takes.launch(take, blocks, 512, takes.handle, (const int *)sockets, to, message, bytes, wrong);

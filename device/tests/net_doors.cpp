@@ -186,6 +186,32 @@ static void memory_is_for_one_connection()
     CHECK(connects.stats().shared == 1 && connects.stats().connected == 2 && connects.stats().kept_by_time == 1);
 }
 
+// Memory that is known is offered again, with rings of another size.
+static void memory_has_the_size_that_it_had()
+{
+    Net connects;
+    RawNet one;
+    std::thread holder([&] { one.goes(3); });
+    int s = spinio_net_connect(connects.net, one.address.c_str());
+    holder.join();
+    close_in_a_kernel(connects, s);
+    close(one.channel);
+    one.channel = -1;
+    waits_for_open(connects, 0);
+    for (uint64_t ring_log2 : {13, 76, 255}) {
+        RawNet two;
+        holder = std::thread([&] {
+            two.goes(1);
+            two.anchor = accept(two.listening, nullptr, nullptr);
+            give_packet(two.channel, packet(4, ring_log2 | 2 << 8, (uint64_t(1) << 48) - 1000), one.memory);
+            CHECK(take_packet(two.channel).empty());
+        });
+        CHECK(spinio_net_connect(connects.net, two.address.c_str()) > 0);
+        holder.join();
+    }
+    CHECK(connects.stats().shared == 1 && connects.stats().connected == 4 && connects.stats().kept_by_time == 3);
+}
+
 static void net_that_breaks_the_rules_ends_its_own_connection_only()
 {
     Net accepts, connects;
@@ -416,6 +442,7 @@ int main()
     kernel_does_not_trust_the_holder_of_a_door();
     kernel_does_not_wait_for_the_holder_of_a_door();
     memory_is_for_one_connection();
+    memory_has_the_size_that_it_had();
     net_that_breaks_the_rules_ends_its_own_connection_only();
     kernel_checks_what_is_in_its_device_memory();
     device_memory_that_was_not_offered_is_not_used();

@@ -51,8 +51,10 @@ struct spinio_net_options {
                                 default NULL: none */
     uint32_t files_write;    /* 1: they may also write, create and cut them */
     uint32_t files;          /* at a time, at most 256; default 64 */
-    uint32_t shared_connections; /* connections at a time whose bytes do not go through Linux, to programs and to kernels of other
-                                    nets: two rings of pinned memory each; default a quarter of connections, at most 32, or 16 MiB */
+    uint32_t shared_connections; /* connections at a time that programs and kernels of other nets make to this one, and whose bytes do
+                                    not go through Linux: two rings of pinned memory and six descriptors each, and between kernels
+                                    2 MiB of device memory on either side, from the first use until the net is closed; at most
+                                    512; default a quarter of connections, at most 32, or 16 MiB */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */

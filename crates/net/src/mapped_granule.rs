@@ -11,7 +11,7 @@ use spinio_sys::linux::{self, Fd, MAP_SHARED, PROT_READ, PROT_WRITE};
 /// `MADV_DONTFORK`
 const MADV_DONTFORK: u32 = 10;
 /// Logarithms of the sizes that rings have.
-const SIZES: std::ops::RangeInclusive<u8> = 12..=22;
+pub(crate) const SIZES: std::ops::RangeInclusive<u8> = 12..=22;
 
 /// The mapping, which a child of fork does not have.
 #[derive(Debug)]

@@ -38,6 +38,8 @@ const INNER_BYTES: u64 = 32 << 20;
 /// Connections over memory that a program maps too, by default: at most this many, a quarter of all, and so many bytes.
 const MOST_GRANULES: u32 = 32;
 const GRANULES_BYTES: u64 = 16 << 20;
+/// The most that may be asked for: the proxy has six descriptors for each.
+const MOST_SHARED: u32 = 512;
 
 /// Threads that wait for disks, started as calls come.
 const FILE_WORKERS: usize = 8;
@@ -65,7 +67,7 @@ pub struct Options {
     pub fault_seed: u32,
     /// Connections whose both ends are in this net, or one of which is a program of this machine, go through Linux too.
     pub no_upgrade: bool,
-    /// Connections at a time over memory that another process maps too. Default: a quarter of all, at most 32, and 16 MiB.
+    /// Connections at a time that others make to this net, over memory that both map: at most 512. Default: a quarter of all, at most 32, and 16 MiB.
     pub shared_connections: u32,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
@@ -109,6 +111,11 @@ impl Net {
         let (sockets, ring_pairs) = (or(options.sockets, 1024), or(options.connections, 256));
         if sockets > MAX_SOCKETS || ring_pairs > MAX_SOCKETS {
             let sentence = format!("{} sockets: a net has at most {MAX_SOCKETS}", sockets.max(ring_pairs));
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
+        if options.shared_connections > MOST_SHARED {
+            let sentence =
+                format!("{} shared connections: a net has at most {MOST_SHARED}", options.shared_connections);
             return Err(Error::new(Errno::INVAL, sentence));
         }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };

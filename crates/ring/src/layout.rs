@@ -73,7 +73,7 @@ pub const PEER_RING_LOG2: RangeInclusive<u8> = 12..=20;
 /// Places in a net's window for its own such memory, and after them those for that of other nets.
 pub const OWN_PEERS: u16 = 256;
 /// As above.
-pub const FAR_PEERS: u16 = 256;
+pub const FAR_PEERS: u16 = 512;
 
 /// Words of an event set in pinned memory.
 pub mod event_words {

@@ -15,6 +15,7 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
+use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use spinio_sys::linux;
@@ -162,8 +163,8 @@ impl Memory {
         Ok(DeviceAddr(self.base + at))
     }
 
-    /// Maps a private chunk into a reservation; for the worker, whose table gets its descriptor.
-    pub(super) fn map_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<(), DeviceError> {
+    /// Maps a private chunk into a reservation, a memory file of this name; for the worker, whose table gets its descriptor.
+    pub(super) fn map_private_chunk(&self, name: &CStr, addr: DeviceAddr, len: u64) -> Result<(), DeviceError> {
         if len == 0 || !len.is_multiple_of(GRANULARITY) {
             return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
         }
@@ -172,7 +173,7 @@ impl Memory {
         if len > self.size.saturating_sub(fit.bytes() + self.chunks.private_bytes()) {
             return Err(DeviceError::new(ErrorKind::NoMemory, "chunk on the emulated device"));
         }
-        let fd = linux::sized_memfd(c"spinio-chunk", len).map_err(|e| system_error("memfd_create", e))?;
+        let fd = linux::sized_memfd(name, len).map_err(|e| system_error("memfd_create", e))?;
         let mapped = self.chunks.map_private(addr, len, fd);
         if mapped.is_err() {
             let _ = linux::close(fd);

@@ -43,6 +43,11 @@ fn device_of(fd: Fd) -> Option<u32> {
 }
 
 impl Emulated {
+    /// Of the memory files of this device.
+    fn chunk_name(&self) -> CString {
+        CString::new(format!("{CHUNK}{}", self.ordinal)).unwrap_or_default()
+    }
+
     /// A handle for a descriptor of the caller's table.
     fn handle_of(&self, fd: Fd, len: u64) -> Result<Chunk> {
         let tid = linux::gettid();
@@ -87,8 +92,7 @@ impl SharedMemory for Emulated {
         if len == 0 || !len.is_multiple_of(GRANULARITY) {
             return Err(DeviceError::new(ErrorKind::Unsupported, "chunk of this length"));
         }
-        let name = CString::new(format!("{CHUNK}{}", self.ordinal)).unwrap_or_default();
-        let fd = linux::sized_memfd(&name, len).map_err(|e| system_error("memfd_create", e))?;
+        let fd = linux::sized_memfd(&self.chunk_name(), len).map_err(|e| system_error("memfd_create", e))?;
         // SAFETY: opened above, and owned by nothing else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok((self.handle_of(fd.as_raw_fd(), len)?, fd))
@@ -110,9 +114,9 @@ impl SharedMemory for Emulated {
 
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize> {
         self.check()?;
-        let mut at = addr;
+        let (name, mut at) = (self.chunk_name(), addr);
         for (n, len) in lens.iter().enumerate() {
-            match self.worker.run_blocking(|| self.memory.map_private_chunk(at, *len))? {
+            match self.worker.run_blocking(|| self.memory.map_private_chunk(&name, at, *len))? {
                 Ok(()) => at = at.offset(*len),
                 Err(e) if e.kind == ErrorKind::NoMemory => return Ok(n),
                 Err(e) => {

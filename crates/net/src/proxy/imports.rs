@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use spinio_ring::layout::FAR_PEERS;
 use spinio_sys::linux::{self, Fd};
 
 use crate::importer::Request;
-use crate::mapped_granule::MappedGranule;
+use crate::mapped_granule::{MappedGranule, SIZES};
 
-/// At a time: as many, and as many bytes.
-const MOST: usize = 128;
-const MOST_BYTES: usize = 64 << 20;
+/// At a time: as many, and as many bytes, which connections of default size do not reach.
+const MOST: usize = FAR_PEERS as usize;
+const MOST_BYTES: usize = 256 << 20;
 
 #[derive(Debug)]
 struct Import {
@@ -58,7 +59,7 @@ impl Imports {
 
     /// The granule of a file with rings of this size, for a connection.
     pub(super) fn take(&mut self, file: Fd, size_log2: u8) -> Found {
-        let Ok(stat) = linux::fstat(file) else { return Found::Refused };
+        let Some(stat) = linux::fstat(file).ok().filter(|_| SIZES.contains(&size_log2)) else { return Found::Refused };
         let id = (stat.dev, stat.ino);
         if let Some(number) = self.all.iter().position(|import| import.file == id) {
             let import = &mut self.all[number];

@@ -1,7 +1,7 @@
 //! Device memory for connections between two devices: that of this net, into which kernels of others store, and theirs.
 //!
 //! ```text
-//!   window of kernels:  own 0 .. 255: each for one process       far 256 .. 511: of other nets
+//!   window of kernels:  own 0 .. 255: each for one process       far 256 .. 767: of other nets
 //!     own: made ── offered ── used by a connection until both sides have left ──> free, for the same process, or for any once
 //!                                                                                 that has ended
 //! ```
@@ -84,16 +84,19 @@ impl Rings {
 
     /// The last use of all own memory, if this net has any to offer.
     pub(super) fn last_generation(&self) -> Option<u16> {
-        self.importer.as_ref().map(|_| self.own.iter().map(|own| own.generation).max().unwrap_or(0))
+        let of = self.own.iter().map(|own| own.generation).filter(|generation| *generation < LAST_GENERATION);
+        self.importer.as_ref().map(|_| of.max().unwrap_or(0))
     }
 
     /// Own memory for a connection to a process.
     pub(super) fn take_own(&mut self, process: u32) -> Slot {
         let Some(importer) = &self.importer else { return Slot::None };
+        // What has no generation left is of no use any more.
+        let lasts = |own: &Own| own.generation < LAST_GENERATION;
         let is_of = |own: &Own| own.owner.as_ref().is_some_and(|(of, fd)| *of == process && !fd.has_ended());
         let is_for_any = |own: &Own| own.owner.as_ref().is_none_or(|(_, fd)| fd.has_ended());
         let number = |own: &Vec<Own>, fits: &dyn Fn(&Own) -> bool| {
-            own.iter().position(|each| !each.used && each.fd.is_some() && fits(each))
+            own.iter().position(|each| !each.used && each.fd.is_some() && lasts(each) && fits(each))
         };
         if let Some(at) = number(&self.own, &is_of).or_else(|| number(&self.own, &is_for_any)) {
             self.own[at].used = true;

@@ -98,7 +98,7 @@ def open(
     0 is the default of the numbers. sockets: at a time (1024, at most 65536). connections: pairs of rings (256). ring_bytes: of
     each direction, a power of two from 4096 to 4 MiB (65536, and 1 MiB in device memory of other nets). idle_us: the longest
     sleep of the net's thread in microseconds (5000). upgrade=False: all connections go through Linux. shared_connections: those
-    that do not, to programs and to kernels of other nets (a quarter of all, at most 32, or 16 MiB).
+    that programs and other nets make to this one and that do not (a quarter of all, at most 32, or 16 MiB; at most 512).
 
     All memory is made here: 37 MiB of pinned host memory with the defaults (2 more with files_root), and 18 MiB of the device. Errors are an OSError:
     EINVAL for options, ENODEV for a device that is not in use, ENOMEM, ENOTSUP if the device has no virtual memory management,
