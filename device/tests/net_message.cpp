@@ -155,8 +155,59 @@ static void messages_arrive(const char *where, bool two)
     CHECK((two ? accepts.stats().peer : accepts.stats().upgraded) == 5 && accepts.stats().bytes_sent == 0 && accepts.stats().violations == 0);
 }
 
+// Sends 1000 bytes, whose reply says that they were received, before the word of the other end does: then a whole ring has room.
+__global__ void fills_the_ring(net::Handle handle, net::Address to, int64_t *out)
+{
+    __shared__ unsigned char bytes[4000];
+    auto g = net::block();
+    int s = connected(g, handle, to);
+    bool good = send_bytes(g, handle, s, bytes, 0, 1000) && net::recv(g, handle, s, bytes, 10, net::WAITALL) == 10;
+    good = good && send_bytes(g, handle, s, bytes, 1000, 4000);
+    const int64_t more = net::send(g, handle, s, bytes, 200, net::DONTWAIT), none = net::send(g, handle, s, bytes, 1, net::DONTWAIT);
+    net::close(g, handle, s);
+    if (threadIdx.x == 0) {
+        out[1] = good && more == 96 && none == -EAGAIN;
+        spinio::store_release_system(reinterpret_cast<uint64_t *>(out), 1);
+    }
+}
+
+// Receives the first bytes, replies, and receives nothing until the other side is done.
+__global__ void replies_once(net::Handle handle, int listener, int64_t *out)
+{
+    __shared__ unsigned char bytes[4000];
+    auto g = net::block();
+    int s = net::accept(g, handle, listener);
+    bool good = net::recv(g, handle, s, bytes, 1000, net::WAITALL) == 1000 && send_bytes(g, handle, s, bytes, 0, 10);
+    if (threadIdx.x == 0) {
+        spinio::Backoff waiting;
+        const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+        while (!spinio::load_acquire_system(reinterpret_cast<const uint64_t *>(out)) && spinio::nanoseconds() < deadline)
+            waiting.pause();
+    }
+    __syncthreads();
+    good = good && net::recv(g, handle, s, bytes, 4000, net::WAITALL) == 4000 && has_bytes(g, bytes, 1000, 4000);
+    net::close(g, handle, s);
+    if (threadIdx.x == 0)
+        out[2] = good;
+}
+
+static void room_is_what_the_other_end_has_said_at_last(bool two)
+{
+    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
+    Net &client = two ? connects : accepts;
+    std::string address;
+    int s = listener(accepts, "tcp://127.0.0.1:0", address);
+    spinio::launch_resident_on(accepts.stream, replies_once, 1, 64, accepts.handle, s, accepts.words);
+    spinio::launch_resident_on(connects.stream, fills_the_ring, 1, 64, client.handle, address_of(address), accepts.words);
+    accepts.wait();
+    connects.wait();
+    CHECK(accepts.words[1] == 1 && accepts.words[2] == 1);
+}
+
 int main()
 {
+    room_is_what_the_other_end_has_said_at_last(false);
+    room_is_what_the_other_end_has_said_at_last(true);
     messages_arrive("tcp://127.0.0.1:0", false);
     messages_arrive("unix:@", false);
     messages_arrive("tcp://127.0.0.1:0", true);

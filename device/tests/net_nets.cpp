@@ -40,7 +40,8 @@ __device__ void send_back(Group group, const net::Handle &handle, int listener, 
     int s = net::accept(group, handle, listener);
     int64_t got;
     while ((got = net::recv(group, handle, s, buffer, size)) > 0)
-        net::send(group, handle, s, buffer, size_t(got));
+        if (net::send(group, handle, s, buffer, size_t(got)) != got)
+            break;
     net::close(group, handle, s);
 }
 

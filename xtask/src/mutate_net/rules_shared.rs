@@ -158,7 +158,7 @@ pub(super) const RULES: &[Mutant] = &[
         "nets-first",
         "streams of two nets begin at one position, or they share no memory",
         ANNOUNCED,
-        ["file.filter(|_| first == self.first)", "file"],
+        ["file.filter(|_| fits && first == self.first)", "file.filter(|_| fits)"],
         &[Kernels("net_doors")],
     ),
     rule(
@@ -366,6 +366,13 @@ pub(super) const RULES: &[Mutant] = &[
         "a kernel writes the words of a message only if the other end has received all before it",
         KERNEL_MESSAGE,
         ["    return peer.direct() && known && bytes", "    return peer.direct() && bytes"],
+        &[Kernels("net_message")],
+    ),
+    rule(
+        "message-room",
+        "what the other end has said with its bytes is not forgotten for what its word said before",
+        KERNEL_PEER,
+        ["    return is_behind ? ", "    return false ? "],
         &[Kernels("net_message")],
     ),
     // Spans.

@@ -136,6 +136,7 @@ struct PeerEnd {
 };
 constexpr unsigned message_words = 12, message_word_bytes = 7, message_bytes = message_words * message_word_bytes;
 constexpr uint64_t end_watched = uint64_t(1) << 61, end_closed = uint64_t(1) << 62, end_reset = uint64_t(1) << 63, end_shut = uint64_t(1) << 63;
+constexpr uint64_t end_flags = end_watched | end_closed | end_reset;
 // Of a tail that is not closed: what was sent last is a short message, whose bytes may not be in the ring yet.
 constexpr uint64_t end_message = uint64_t(1) << 63;
 

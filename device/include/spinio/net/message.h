@@ -13,6 +13,9 @@
 // The bytes lie at the end of the words, so that nothing has to say how many they are. All words are written each time, and
 // looked at each time: so the reader has seen all of one message, and each word is of that or of the next one, whose tag is another one.
 //
+// What the other end has received comes with its bytes, and may be newer than its word, which is told at last: the newer one counts
+// (newer_consumed() in peer.h).
+//
 // Rules: the words are written only after the other end has said that it has received all that was sent before; they are cleared
 // before the first bytes of a connection are published.
 #ifndef SPINIO_NET_MESSAGE_H

@@ -241,6 +241,14 @@ __device__ SPINIO_OUTLINE inline Arrived wait_for_peer(Handle net, int s, int fl
 // What wait_for_room_of_peer() says of a connection that the other end has closed: what is sent goes nowhere.
 constexpr int64_t nowhere = INT64_MAX;
 
+// What the other end has received, by its word and by what it said before: with bytes that it sent it may have said more than its word
+// does so far (message.h).
+__device__ inline uint64_t newer_consumed(const Peer &peer, uint64_t word, uint64_t known)
+{
+    const bool is_behind = peer.is_of(known) && ((known - word) & layout::position_mask) < uint64_t(1) << (layout::position_bits - 1);
+    return is_behind ? (known & ~layout::end_flags) | (word & layout::end_flags) : word;
+}
+
 // Bytes for which there is room after `tail` if the other end has said `consumed`; 0 if wait_for_room_of_peer() has to find out more.
 __device__ inline int64_t room_of_peer(const Peer &peer, const Locked &locked, uint64_t tail, uint64_t consumed)
 {
@@ -262,7 +270,7 @@ __device__ inline int64_t look_for_room_of_peer(const Handle &net, int s, Locked
         locked.ahead = load_ahead_system(&peer.theirs->consumed);
         return room;
     }
-    locked.taken = peer.look(&peer.theirs->consumed);
+    locked.taken = newer_consumed(peer, peer.look(&peer.theirs->consumed), locked.taken);
     room = room_of_peer(peer, locked, tail, locked.taken);
     if (room)
         store_relaxed_device(&device_socket(net, s)->taken, locked.taken);
@@ -278,7 +286,7 @@ __device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer(Handle net, int s
     for (unsigned polls = 1;; polls++) {
         if (load_acquire_device(&socket->shut) & shut_send)
             return -EPIPE;
-        uint64_t consumed = peer.look(&peer.theirs->consumed);
+        uint64_t consumed = newer_consumed(peer, peer.look(&peer.theirs->consumed), load_relaxed_device(&socket->taken));
         if (consumed & layout::end_closed) {
             if (is_reset(peer.look(&peer.theirs->tail)))
                 return -ECONNRESET;
@@ -327,7 +335,7 @@ __device__ inline void publish_tail(const Handle &net, int s, const Locked &lock
 __device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, Locked &locked, uint64_t tail, uint64_t &deadline)
 {
     const Peer peer(net, locked.peer, locked.granule);
-    locked.taken = peer.is_of(locked.ahead) ? locked.ahead : peer.first;
+    locked.taken = newer_consumed(peer, peer.is_of(locked.ahead) ? locked.ahead : peer.first, locked.taken);
     const int64_t room = room_of_peer(peer, locked, tail, locked.taken);
     if (!room) {
         deadline = deadline_of(locked.timeout, deadline);
