@@ -164,9 +164,14 @@ __global__ void fills_the_ring(net::Handle handle, net::Address to, int64_t *out
     bool good = send_bytes(g, handle, s, bytes, 0, 1000) && net::recv(g, handle, s, bytes, 10, net::WAITALL) == 10;
     good = good && send_bytes(g, handle, s, bytes, 1000, 4000);
     const int64_t more = net::send(g, handle, s, bytes, 200, net::DONTWAIT), none = net::send(g, handle, s, bytes, 1, net::DONTWAIT);
+    __shared__ net::Poll poll;
+    if (threadIdx.x == 0)
+        poll = {s, net::OUT, 0, 0, 0};
+    __syncthreads();
+    const int ready = net::poll(g, handle, &poll, 1, 0);
     net::close(g, handle, s);
     if (threadIdx.x == 0) {
-        out[1] = good && more == 96 && none == -EAGAIN;
+        out[1] = good && more == 96 && none == -EAGAIN && ready == 0 && poll.out == 0;
         spinio::store_release_system(reinterpret_cast<uint64_t *>(out), 1);
     }
 }

@@ -97,11 +97,20 @@ struct PeerState {
     uint64_t in, out;
 };
 
+// What the other end has received, by its word and by what it said before: with bytes that it sent it may have said more than its word
+// does so far (message.h).
+__device__ inline uint64_t newer_consumed(const Peer &peer, uint64_t word, uint64_t known)
+{
+    const bool is_behind = peer.is_of(known) && ((known - word) & layout::position_mask) < uint64_t(1) << (layout::position_bits - 1);
+    return is_behind ? (known & ~layout::end_flags) | (word & layout::end_flags) : word;
+}
+
 __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, const Peer &peer)
 {
     // The group that receives moves `consumed` only up to what the other end has said before: so it is loaded first.
     uint64_t consumed = position_of(&socket->receive_lock), tail = position_of(&socket->send_lock);
-    uint64_t theirs = peer.look(&peer.theirs->tail), taken = peer.look(&peer.theirs->consumed), shut = load_acquire_device(&socket->shut);
+    uint64_t theirs = peer.look(&peer.theirs->tail), shut = load_acquire_device(&socket->shut);
+    uint64_t taken = newer_consumed(peer, peer.look(&peer.theirs->consumed), load_relaxed_device(&socket->taken));
     uint64_t there = (theirs - consumed) & layout::position_mask, used = (tail - taken) & layout::position_mask;
     // What the other end has said may be newer than what was loaded before; and it may have received a message whose send goes on.
     PeerState state = {0, there < peer.size ? there : peer.size, used <= peer.size ? peer.size - used : peer.size};
@@ -240,14 +249,6 @@ __device__ SPINIO_OUTLINE inline Arrived wait_for_peer(Handle net, int s, int fl
 
 // What wait_for_room_of_peer() says of a connection that the other end has closed: what is sent goes nowhere.
 constexpr int64_t nowhere = INT64_MAX;
-
-// What the other end has received, by its word and by what it said before: with bytes that it sent it may have said more than its word
-// does so far (message.h).
-__device__ inline uint64_t newer_consumed(const Peer &peer, uint64_t word, uint64_t known)
-{
-    const bool is_behind = peer.is_of(known) && ((known - word) & layout::position_mask) < uint64_t(1) << (layout::position_bits - 1);
-    return is_behind ? (known & ~layout::end_flags) | (word & layout::end_flags) : word;
-}
 
 // Bytes for which there is room after `tail` if the other end has said `consumed`; 0 if wait_for_room_of_peer() has to find out more.
 __device__ inline int64_t room_of_peer(const Peer &peer, const Locked &locked, uint64_t tail, uint64_t consumed)
