@@ -23,7 +23,8 @@
 enum { OK = 0, INVALID = 1, NOMEM = 2, NOINIT = 3, NODEV = 101, BADCTX = 201, NOTFOUND = 500,
        DESTROYED = 709, ALREADY = 712, NOTREG = 713, DENIED = 800, CAPTURE = 900, IMPLICIT = 906 };
 enum { DEVICES = 2 };
-#define SPAN (1ull << 33)
+#define SPAN (1ull << 33) /* addresses */
+#define MEMORY (1ull << 30)
 
 typedef struct context { int device, alive; uint64_t id; } context;
 typedef struct handle { char kind; context *ctx; uint64_t id; int flags; } handle; /* stream or event */
@@ -167,7 +168,7 @@ int cuDeviceGetCount(int *n) { *n = DEVICES; return up ? OK : NOINIT; }
 int cuDeviceGet(int *d, int o) { *d = o; return !up ? NOINIT : o < DEVICES ? OK : NODEV; }
 int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "Fake GPU %d", d); return OK; }
 int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:0%d:00.0", d + 1); return OK; }
-int cuDeviceTotalMem_v2(size_t *n, int d) { (void)d; *n = SPAN; return OK; }
+int cuDeviceTotalMem_v2(size_t *n, int d) { (void)d; *n = MEMORY; return OK; }
 int cuDeviceGetAttribute(int *v, int a, int d) {
     (void)d;
     *v = a == 99 || a == 113 || (a == 88 && pageable) || (a == 100 && pageable == 2);
