@@ -63,7 +63,7 @@ def rows(place, name, least, most, only):
 
 def speed(place):
     """The rows of the speed table that do not read cold files; the most important first."""
-    return [rows(place, "speed", 60, 470, "hold,batch,writes,big,folios,seq8m,seq64m,owner,mix,again,par16,small,host,first")]
+    return [rows(place, "speed", 60, 470, "big,again,seq64m,seq8m,par16,small,first,batch,hold,mix,folios,owner,host,writes")]
 
 
 def cold(place):
@@ -71,9 +71,10 @@ def cold(place):
 
 
 def calls(place):
-    """The cost of registering, of counting a device read, and of the library for a host read."""
+    """The cost of registering and of pinned memory, of counting a device read, and of the library for a host read."""
     return [
         Step("registering", 10, 40, lambda *_: [place.pack / "registering", place.scratch, *(["size=134217728"] if place.tiny else [])]),
+        Step("growing", 5, 20, lambda *_: [place.pack / "growing"]),
         Step("device-call", 60, 120, lambda *_: [place.pack / "device_call", place.library, "cuda"]),
         Step("host-call", 30, 100, lambda *_: [place.pack / "host_call", place.library, "plain", "cuda"]),
     ]

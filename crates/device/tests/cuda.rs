@@ -213,6 +213,53 @@ fn copies_fences_and_waits_move_bytes() {
     gpu.fake.free(at);
 }
 
+#[test]
+fn pinned_memory_of_threads_that_allocate_at_once_is_registered_in_groups() {
+    const THREADS: usize = 8;
+    const LEN: usize = 4 << 20;
+    let Some((_turn, gpu)) = gpu() else { return };
+    let at = gpu.fake.alloc(0, 4096, 0);
+    let device = find(at, 1).unwrap().device;
+    let before = gpu.fake.live_pins();
+    let together = |alloc: &(dyn Fn() -> spinio_device::PinnedBuffer + Sync)| {
+        let start = std::sync::Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            let thread = || {
+                start.wait();
+                let memory = alloc();
+                // SAFETY: ours, of this length.
+                unsafe { memory.ptr.write_bytes(1, LEN) };
+                assert!(device.device_ptr(memory.ptr.wrapping_add(LEN - 1)).is_ok(), "registered to its end");
+                (memory.ptr as usize, memory.len)
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(thread)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let free = |all: Vec<(usize, usize)>| {
+        for (at, len) in all {
+            device.free_pinned(spinio_device::PinnedBuffer { ptr: at as *mut u8, len });
+        }
+        assert_eq!(gpu.fake.live_pins(), before);
+    };
+    // While the first one is being registered the others make their pages.
+    gpu.fake.limit_register(100, 0);
+    let all = together(&|| device.alloc_pinned(LEN).unwrap());
+    let groups = gpu.fake.live_pins() - before;
+    assert!((1..=THREADS as i32 / 2).contains(&groups), "{groups} registrations of {THREADS} allocations");
+    free(all);
+    // Where the driver does not register a group, each part is registered.
+    gpu.fake.limit_register(20, LEN as u64);
+    let all = together(&|| device.alloc_pinned(LEN).unwrap());
+    assert_eq!(gpu.fake.live_pins() - before, THREADS as i32);
+    free(all);
+    gpu.fake.limit_register(0, LEN as u64 - 1);
+    assert_eq!(device.alloc_pinned(LEN).unwrap_err().kind, ErrorKind::NoMemory);
+    gpu.fake.limit_register(0, 0);
+    free(vec![]);
+    gpu.fake.free(at);
+}
+
 struct NullStore;
 
 impl KernelStore for NullStore {

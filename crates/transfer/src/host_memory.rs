@@ -16,12 +16,8 @@ pub struct HostMemory {
 impl HostMemory {
     /// Fresh zeros.
     pub fn new(len: usize) -> Result<HostMemory, DeviceError> {
-        let (protection, kind) = (linux::PROT_READ | linux::PROT_WRITE, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping replaces nothing.
-        match unsafe { linux::mmap(core::ptr::null_mut(), len, protection, kind, -1, 0) } {
-            Ok(ptr) => Ok(HostMemory { ptr, len }),
-            Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "memory of a request")),
-        }
+        let memory = linux::map_anonymous(len, linux::PAGE).map(|ptr| HostMemory { ptr, len });
+        memory.map_err(|_| DeviceError::new(ErrorKind::NoMemory, "memory of a request"))
     }
 }
 

@@ -98,6 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ("benches/gpu/batch.c", "batch"),
         ("benches/gpu/parts.c", "parts"),
         ("benches/gpu/registering.c", "registering"),
+        ("benches/gpu/growing.c", "growing"),
         ("benches/calls/host_call.c", "host_call"),
         ("benches/calls/device_call.c", "device_call"),
     ] {

@@ -12,6 +12,7 @@ use super::capture::RelaxedCapture;
 use super::events::EventPools;
 use super::kernel::LazyKernel;
 use super::lookup;
+use super::pinned_groups::{MIN_PART, PinnedGroups};
 use super::registered::{MAX_PIN, PinSupport};
 use super::stops::{self, Stops};
 use super::streams::StreamPool;
@@ -32,6 +33,7 @@ pub(super) struct Cuda {
     flags: u32,
     lost: AtomicBool,
     pub(super) pin_support: PinSupport,
+    pub(super) pinned_groups: PinnedGroups,
     pub(super) streams: StreamPool,
     pub(super) events: EventPools,
     pub(super) stops: Stops,
@@ -65,6 +67,7 @@ impl Cuda {
             flags: 0,
             lost: AtomicBool::new(false),
             pin_support: PinSupport::default(),
+            pinned_groups: PinnedGroups::default(),
             streams: StreamPool::new(),
             events: EventPools::new(),
             stops: Stops::default(),
@@ -184,11 +187,15 @@ impl Device for Cuda {
     }
 
     fn alloc_pinned(&self, len: usize) -> Result<PinnedBuffer> {
-        self.alloc_pinned_host(len)
+        if len >= MIN_PART { self.alloc_pinned_part(len) } else { self.alloc_pinned_host(len) }
     }
 
     fn free_pinned(&self, memory: PinnedBuffer) {
-        self.free_pinned_host(memory);
+        if memory.len >= MIN_PART {
+            self.free_pinned_part(memory);
+        } else {
+            self.free_pinned_host(memory);
+        }
     }
 
     unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<()> {

@@ -53,6 +53,7 @@ mod host_page_cache;
 mod kernel;
 mod lookup;
 mod peer_memory;
+mod pinned_groups;
 mod registered;
 mod replica;
 mod shared_memory;

@@ -38,19 +38,14 @@ impl PinSupport {
 }
 
 impl Cuda {
-    /// Allocates a bounce buffer.
+    /// Allocates pinned memory of less than 2 MiB.
     pub(super) fn alloc_pinned_host(&self, len: usize) -> Result<PinnedBuffer> {
-        use linux_flags::{DONTFORK, HUGEPAGE, MAP, PROT};
         let _entered = self.enter()?;
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "mmap of staging memory");
-        // SAFETY: a fresh anonymous mapping replaces nothing.
-        let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT, MAP, -1, 0) }.map_err(refused)?;
-        // SAFETY: advice on a new mapping of this function. Huge pages make registration cheaper; a forked child cannot
-        // use memory that a device writes, and must not make the parent copy it.
-        unsafe {
-            let _ = linux::madvise(ptr, len, HUGEPAGE);
-            let _ = linux::madvise(ptr, len, DONTFORK);
-        }
+        let ptr = linux::map_anonymous(len, linux::PAGE).map_err(refused)?;
+        // SAFETY: advice on a new mapping of this function. A forked child cannot use memory that a device writes, and must
+        // not make the parent copy it.
+        let _ = unsafe { linux::madvise(ptr, len, linux::MADV_DONTFORK) };
         let _relaxed = RelaxedCapture::enter(self.driver);
         // SAFETY: mapped above, and unmapped only after it is unregistered.
         match unsafe { self.driver.host_register(ptr, len, register::PORTABLE) } {
@@ -70,7 +65,7 @@ impl Cuda {
         let unregistered = match self.enter() {
             Ok(_entered) => {
                 let _relaxed = RelaxedCapture::enter(self.driver);
-                // SAFETY: registered by `make_staging`; by the contract no copy uses it any more.
+                // SAFETY: registered by `alloc_pinned_host`; by the contract no copy uses it any more.
                 unsafe { self.driver.host_unregister(memory.ptr) }.is_ok()
             }
             // The registration, and every copy, ended with the context.
@@ -143,12 +138,4 @@ impl Cuda {
         // SAFETY: registered by `pin_pages`; by the contract every copy from it is done.
         let _ = unsafe { self.driver.host_unregister(pin.handle as usize as *mut u8) };
     }
-}
-
-/// Numbers of `mmap` and `madvise`.
-mod linux_flags {
-    pub(super) const PROT: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
-    pub(super) const MAP: u32 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
-    pub(super) const HUGEPAGE: u32 = libc::MADV_HUGEPAGE as u32;
-    pub(super) const DONTFORK: u32 = libc::MADV_DONTFORK as u32;
 }

@@ -12,7 +12,8 @@ use super::raw::syscall;
 type Result<T> = core::result::Result<T, Errno>;
 
 pub use k::{
-    MADV_DONTNEED, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
+    MADV_DONTFORK, MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MAP_ANONYMOUS, MAP_PRIVATE,
+    MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
 };
 
 /// Size of a page; x86-64 has only this one in the page cache.
@@ -31,6 +32,23 @@ pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, off
         )
     }
     .map(|v| v as *mut u8)
+}
+
+/// New memory of this process, readable and writable, aligned to `align` bytes (a power of two).
+pub fn map_anonymous(len: usize, align: usize) -> Result<*mut u8> {
+    let (access, private) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    let reserved = len + align;
+    // SAFETY: a new anonymous mapping replaces nothing.
+    let start = unsafe { mmap(core::ptr::null_mut(), reserved, access, private, -1, 0) }?;
+    let before = start.align_offset(align);
+    let memory = start.wrapping_add(before);
+    for (at, surplus) in [(start, before), (memory.wrapping_add(len), align - before)] {
+        if surplus > 0 {
+            // SAFETY: mapped above, and not handed out.
+            let _ = unsafe { munmap(at, surplus) };
+        }
+    }
+    Ok(memory)
 }
 
 /// `munmap`.

@@ -48,7 +48,8 @@ static struct { int fd; size_t len; } chunk[256]; /* memory without addresses: m
 static handle *captured; /* the stream being captured; other streams are affected if it is a blocking one */
 static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: its memsets, in order */
 static int nodes;
-static int capturing, invalidated, fail_register, fail_copy, fail_module, queries, sched;
+static uint64_t register_most;
+static int capturing, invalidated, fail_register, register_ms, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 static _Atomic int stopped; /* streams that wait for the CPU */
 static int no_stream_wait, hang;
@@ -105,6 +106,7 @@ void fake_capture(int on) { capturing = on; }
 int fake_invalidated(void) { return invalidated; }
 void fake_trap(int code) { trap = code; }
 void fake_fail_register(int code) { fail_register = code; }
+void fake_limit_register(int ms, uint64_t most) { register_ms = ms; register_most = most; }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }
 void fake_hang(int on) { hang = on; }
@@ -235,6 +237,8 @@ int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_register) return fail_register;
+    if (register_ms) usleep(register_ms * 1000);
+    if (register_most && n > register_most) return NOMEM;
     pthread_mutex_lock(&lock);
     int e = pin_at((uint64_t)p) ? ALREADY : NOMEM;
     for (int i = 0; e == NOMEM && i < 256; i++)

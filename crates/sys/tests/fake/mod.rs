@@ -64,6 +64,8 @@ controls! {
     fn trap(code: c_int);
     /// Registering fails with this code from now on.
     fn fail_register(code: c_int);
+    /// How long registering takes, and the most bytes of one call (0: any).
+    fn limit_register(milliseconds: c_int, most: u64);
     /// Copies fail with this code from now on.
     fn fail_copy(code: c_int);
     /// Copies between device addresses fail with this code from now on.

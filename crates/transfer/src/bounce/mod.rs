@@ -64,7 +64,7 @@ use spinio_host::sync::{
 pub const BUFFER_SIZE: usize = if cfg!(loom) { 4096 } else { 2 << 20 };
 
 /// Bytes of every slab but the first, which is one buffer so that a first read is quick.
-const SLAB_SIZE: usize = 4 * BUFFER_SIZE;
+const SLAB_SIZE: usize = 2 * BUFFER_SIZE;
 
 const CPU_SLOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
@@ -124,10 +124,7 @@ impl PoolState {
 
 /// One buffer of ordinary memory, for a driver that refuses pinned memory.
 fn pageable_buffer() -> Result<PinnedBuffer, DeviceError> {
-    let (access, private) = (linux::PROT_READ | linux::PROT_WRITE, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS);
-    // SAFETY: a new anonymous mapping replaces nothing.
-    let memory = unsafe { linux::mmap(core::ptr::null_mut(), BUFFER_SIZE, access, private, -1, 0) };
-    match memory {
+    match linux::map_anonymous(BUFFER_SIZE, linux::PAGE) {
         Ok(ptr) => Ok(PinnedBuffer { ptr, len: BUFFER_SIZE }),
         Err(_) => Err(DeviceError::new(ErrorKind::NoMemory, "bounce buffer")),
     }
@@ -408,8 +405,8 @@ impl BouncePool {
         closed
     }
 
-    /// New buffers: one at first, then a slab at a time. Without the lock meanwhile: to touch and register 8 MiB takes
-    /// 3 to 5 ms, and the threads of a long read do it side by side.
+    /// New buffers: one at first, then a slab at a time. Without the lock meanwhile: it takes milliseconds, and the threads
+    /// of a long read do it side by side.
     fn grow<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
