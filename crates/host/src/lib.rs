@@ -8,6 +8,7 @@
 //!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
 //!   own_rings    reads of storage by a thread of the program itself, with one system call (io_uring)
+//!   copy_threads how many threads copy for one request
 //!   processors   how many this process may use, and whether copying threads get them
 //!   parallel     one pass over many items, shared among the workers of a pool
 //!   task_scope   counts the threads at work on a task, and waits for them at its end
@@ -19,6 +20,7 @@
 //! Nothing here uses a device: `transfer` and `files` build on it, and so will sockets and the mapped page cache.
 
 pub mod cancel;
+pub mod copy_threads;
 mod held_signals;
 mod lock;
 pub mod own_rings;

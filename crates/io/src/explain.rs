@@ -109,7 +109,7 @@ impl Reader {
         if !worth_planning(len, p2p) {
             return Err(Reason::Small);
         }
-        let dma = self.policy.may_register(self.files.workers().copy_threads_for(len));
+        let dma = self.policy.may_register(self.files.workers().copy_threads().for_request(len));
         let costs = self.files.cost_entry(file, buffer.device);
         let model = |storage| costs.model(&self.files.ctx, file, storage);
         let storage = if p2p.is_ok() { Route::P2p } else { Route::Direct };

@@ -77,7 +77,7 @@ impl MeasuredRead<'_> {
 
     /// The number of threads that copy for one request.
     pub fn threads(&self) -> usize {
-        self.ctx.files.workers().copy_threads()
+        self.ctx.files.workers().copy_threads().few()
     }
 
     /// The same, restricted to the first `len` bytes of the file.

@@ -92,7 +92,7 @@ impl CostEntry {
     pub fn model(&self, ctx: &FilesCtx, file: &FileState, storage: Route) -> Model {
         let mut model = default_model(ctx, file);
         if let Some(calibration) = &self.calibration {
-            model = calibration.model(model, storage, ctx.workers.copy_threads());
+            model = calibration.model(model, storage, ctx.workers.copy_threads().few());
         }
         model
     }
@@ -114,7 +114,7 @@ fn default_model(ctx: &FilesCtx, file: &FileState) -> Model {
     let queue = &mut model.storage_queue;
     queue.per_command = queue.per_command.max(queue.latency / SHADOW_WORKERS as f64);
     // One thread copies 6.3 GB/s out of the page cache; the link bounds them all.
-    model.cache_queue.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads() as f64).min(48e9);
+    model.cache_queue.per_byte = 1e9 / (6.3e9 * ctx.workers.copy_threads().few() as f64).min(48e9);
     model
 }
 

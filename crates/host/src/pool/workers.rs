@@ -17,10 +17,11 @@ use std::time::Duration;
 use spinio_sys::{Errno, linux};
 
 use super::{IdleTask, NoIdleTask, WorkerPool};
+use crate::copy_threads::CopyThreads;
 use crate::lock::lock;
 use crate::own_rings::{ThreadRing, ThreadRings};
-use crate::processors::{ProcessorWatch, usable};
-use crate::settings::{CpuUse, Settings, StorageEngine};
+use crate::processors::usable;
+use crate::settings::{Settings, StorageEngine};
 use crate::shares::ShareKey;
 use crate::storage_ring::StorageRing;
 use crate::syscalls::Syscalls;
@@ -43,23 +44,6 @@ impl IdleTask for LateIdle {
             task.reap_idle();
         }
     }
-}
-
-/// Threads that copy for one long request: they fill the link to the GPU, faster than pages can be registered. On an
-/// H200 of 55 GB/s, 2 GiB a request: 27 GB/s with 4 threads, 50 with 8, 51 with 12; registering 20 to 43.
-const LONG_COPY_THREADS: usize = 8;
-
-/// Bytes of a long request. There, 8 threads copy 16 MiB at 23 GB/s and 64 MiB at 36; registering 16 MiB gives 21 GB/s
-/// at a quarter of the processor time.
-const LONG_COPY_MIN: u64 = 64 << 20;
-
-/// Processors from which on so many threads copy: half as many again, so that the program has some left.
-const LONG_COPY_PROCESSORS: usize = 12;
-
-/// Threads that copy for one long request, where these are more than for a shorter one.
-fn long_copy_threads(settings: &Settings, processors: usize) -> Option<usize> {
-    let many = settings.threads == 0 && settings.cpu == CpuUse::Auto && processors >= LONG_COPY_PROCESSORS;
-    many.then_some(LONG_COPY_THREADS)
 }
 
 /// Processors from which on the ring is used: with fewer, the kernel thread that polls takes them from those that wait and
@@ -135,10 +119,7 @@ impl std::fmt::Display for NoRing {
 /// All pools of a runtime.
 pub struct Workers {
     sys: &'static dyn Syscalls,
-    copy_threads: usize,
-    /// For long requests, where processors are free.
-    long_copy_threads: usize,
-    processors: ProcessorWatch,
+    copy_threads: CopyThreads,
     batch_threads: usize,
     spin: Duration,
     /// Before the pool: a worker closes its descriptor.
@@ -161,14 +142,14 @@ impl Workers {
     /// No thread yet.
     pub fn new(sys: &'static dyn Syscalls, settings: &Settings) -> Workers {
         let processors = usable();
-        let or = |set: usize, default: usize| if set == 0 { default } else { set };
-        let copy_threads = or(settings.threads, (processors / 4).clamp(2, 4));
+        let batch_threads = match settings.batch_threads {
+            0 => (processors * 3 / 4).clamp(2, 12),
+            set => set,
+        };
         Workers {
             sys,
-            copy_threads,
-            long_copy_threads: long_copy_threads(settings, processors).unwrap_or(copy_threads),
-            processors: ProcessorWatch::default(),
-            batch_threads: or(settings.batch_threads, (processors * 3 / 4).clamp(2, 12)),
+            copy_threads: CopyThreads::new(settings, processors),
+            batch_threads,
             // Waking a sleeping thread costs more than copying 64 KiB; but with few processors spinning takes time from
             // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
@@ -195,20 +176,9 @@ impl Workers {
         let _ = self.copy_idle.0.set(Box::new(task));
     }
 
-    /// Threads that copy for one request, the caller included; shadow workers are not counted.
-    pub fn copy_threads(&self) -> usize {
-        self.copy_threads
-    }
-
-    /// Threads that copy for one request of `len` bytes, if they get processors.
-    pub fn copy_threads_for(&self, len: u64) -> usize {
-        let many = len >= LONG_COPY_MIN && !self.processors.is_crowded();
-        if many { self.long_copy_threads } else { self.copy_threads }
-    }
-
-    /// Whether copying threads get the processors that they need.
-    pub fn processors(&self) -> &ProcessorWatch {
-        &self.processors
+    /// How many threads copy for a request; shadow workers are not counted.
+    pub fn copy_threads(&self) -> &CopyThreads {
+        &self.copy_threads
     }
 
     /// Threads that read the operations of one batch, the caller included.
@@ -303,7 +273,7 @@ impl Workers {
         }
         self.copy
             .get_or_init(|| {
-                let (few, many) = (self.copy_threads - 1, self.long_copy_threads - 1);
+                let (few, many) = (self.copy_threads.few() - 1, self.copy_threads.most() - 1);
                 WorkerPool::copy_workers(self.sys, few, many, self.spin, self.copy_idle.clone())
             })
             .as_ref()
@@ -327,29 +297,5 @@ impl Workers {
         self.batch_readers
             .get_or_init(|| WorkerPool::batch_readers(self.sys, self.batch_threads - 1, self.spin))
             .as_ref()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn many_threads_copy_only_where_processors_are_free_and_none_were_chosen() {
-        let with =
-            |threads, cpu, processors| long_copy_threads(&Settings { threads, cpu, ..Settings::default() }, processors);
-        assert_eq!(with(0, CpuUse::Auto, 16), Some(8));
-        assert_eq!(with(0, CpuUse::Auto, 11), None);
-        assert_eq!(with(0, CpuUse::Low, 16), None);
-        assert_eq!(with(4, CpuUse::Auto, 16), None);
-    }
-
-    #[test]
-    fn crowded_processors_leave_long_requests_to_few_threads() {
-        let mut workers = Workers::new(&crate::syscalls::LinuxSyscalls, &Settings::default());
-        (workers.copy_threads, workers.long_copy_threads) = (4, 8);
-        assert_eq!((workers.copy_threads_for((64 << 20) - 1), workers.copy_threads_for(64 << 20)), (4, 8));
-        workers.processors().record(Duration::from_millis(100), Duration::from_millis(50));
-        assert_eq!(workers.copy_threads_for(1 << 30), 4);
     }
 }

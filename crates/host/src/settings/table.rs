@@ -50,20 +50,21 @@ pub const TABLE: &[Row] = &[
         name: "SPINIO_THREADS",
         old: None,
         values: "1 to 64",
-        default: "a quarter of the processors, 2 to 4; 8 from 64 MiB on",
+        default: "a quarter of the processors, 2 to 4; from 64 MiB on three quarters, 8 to 16",
         doc: "Threads that copy for one large request, the calling one included. From 8 on the `dma` route is not \
-              used: 8 threads copy faster than pages can be registered. By default they do so for requests from 64 MiB \
-              on, on 12 processors or more (`SPINIO_CPU`). Up to 8 other threads read storage, whatever this setting \
-              is.",
+              used: 8 threads copy faster than pages can be registered. By default 8 to 16 do so for requests from \
+              64 MiB on, on 12 processors or more (`SPINIO_CPU`). Up to 8 other threads read storage, whatever this \
+              setting is.",
     },
     Row {
         name: "SPINIO_CPU",
         old: None,
         values: "`auto`, `low`",
         default: "`auto`",
-        doc: "Processor time that cached reads from 64 MiB on may cost. `auto`: 8 threads copy, where the process may \
-              use 12 processors or more (affinity mask and cgroup quota), and as long as these threads get them: when \
-              they are kept off the processor for a quarter of their time, the next reads take the way of `low`, for 1 \
+        doc: "Processor time that cached reads from 64 MiB on may cost. `auto`: three quarters as many threads copy \
+              as the process has processors (affinity mask and cgroup quota), at most 16, where it has 12 or more; fewer, \
+              down to 8, where they often wait for the device; and as long as these threads get processors: when they are \
+              kept off the processor for a quarter of their time, the next reads take the way of `low`, for 1 \
               second, and up to 32 if it happens again. `low`: pages are registered with the driver, which costs about a \
               third of the processor time and is slower.",
     },

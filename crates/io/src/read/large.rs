@@ -156,7 +156,7 @@ fn read_at(
     if follows && within <= LONG_REQUEST {
         prefault::prefault_next(&ctx.files.ctx, &file, offset + within, within);
     }
-    let copy_threads = ctx.files.workers().copy_threads_for(within);
+    let copy_threads = ctx.files.workers().copy_threads().for_request(within);
     let params = ReadParams {
         ctx: Arc::clone(ctx),
         span,

@@ -84,7 +84,7 @@ impl Engine<'_> {
         self.read_by_shadow_worker(piece, into)
     }
 
-    /// The same; where many threads copy, also whether this one was kept off the processor (host/src/processors.rs).
+    /// The same; where many threads copy, also how long it took (host/src/copy_threads.rs).
     fn read_timed(&mut self, piece: Piece, into: *mut u8) -> (usize, ReadEnd) {
         // A read of what turns out absent waits for storage, not for a processor.
         if self.request.copy_threads < COPY_FASTER_THREADS || piece.reason != Reason::Cached {
@@ -93,7 +93,9 @@ impl Engine<'_> {
         let (started, processor) = (Instant::now(), linux::thread_cpu_time());
         let read = self.read_verified(piece, into);
         if matches!(read.1, ReadEnd::Full) {
-            self.copied.0 += started.elapsed();
+            let copying = started.elapsed();
+            self.sample.copying += copying;
+            self.copied.0 += copying;
             self.copied.1 += linux::thread_cpu_time().saturating_sub(processor);
         }
         read
@@ -121,6 +123,19 @@ impl Engine<'_> {
         self.record(piece, Route::Copy, reason, got as u64, started);
         self.finish_cached(piece, got as u64, ended);
         self.limit_queued_copies();
+        if self.request.copy_threads >= COPY_FASTER_THREADS
+            && self.sample.is_enough()
+            && self.request.ctx.files.workers().copy_threads().record(std::mem::take(&mut self.sample))
+        {
+            self.outcomes.push(Outcome::WakeWorkers);
+        }
+    }
+
+    /// Waits until a bounce buffer becomes free.
+    pub(crate) fn wait_for_buffer(&mut self) {
+        let started = Instant::now();
+        self.request.staging.wait_for_release();
+        self.sample.waiting += started.elapsed();
     }
 
     /// Waits for the oldest copy while too many are queued.
@@ -134,8 +149,10 @@ impl Engine<'_> {
         if self.queued_copies.len() > MAX_QUEUED_COPIES
             && let Some(oldest) = self.queued_copies.pop_front()
         {
+            let started = Instant::now();
             // An error is reported when the stream is waited for.
             let _ = oldest.wait(WaitMode::Context);
+            self.sample.waiting += started.elapsed();
         }
     }
 

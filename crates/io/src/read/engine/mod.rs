@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spinio_device::{DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
+use spinio_host::copy_threads::CopySample;
 use spinio_host::storage_ring::{RingRead, StorageRing};
 use spinio_plan::{Reason, Route};
 
@@ -72,8 +73,10 @@ pub(crate) struct Engine<'a> {
     /// The ends of copies out of bounce buffers, where their number is limited.
     queued_copies: VecDeque<FenceGuard>,
     in_ring: Vec<RingPiece>,
-    /// Time in which cached bytes were copied, and how much of it this thread was on a processor.
+    /// Where many threads copy: time in which this one copied cached bytes, and how much of it it was on a processor.
     copied: (Duration, Duration),
+    /// What it did since its last report.
+    sample: CopySample,
     outcomes: Vec<Outcome>,
 }
 
@@ -89,6 +92,7 @@ impl<'a> Engine<'a> {
             queued_copies: VecDeque::new(),
             in_ring: Vec::new(),
             copied: (Duration::ZERO, Duration::ZERO),
+            sample: CopySample::default(),
             outcomes: Vec::new(),
         }
     }
@@ -113,7 +117,7 @@ impl<'a> Engine<'a> {
     pub(crate) fn drain(&mut self) {
         self.drain_ring();
         let (wall, processor) = std::mem::take(&mut self.copied);
-        self.request.ctx.files.workers().processors().record(wall, processor);
+        self.request.ctx.files.workers().copy_threads().processors().record(wall, processor);
         if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
             // The last DMA takes as long as unregistering what earlier requests registered.
             self.request.ctx.files.unpin().unpin_all();

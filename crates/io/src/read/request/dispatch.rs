@@ -222,15 +222,23 @@ impl ReadRequest {
         self.wake_shadow_workers();
         // Callers that read side by side keep the processors busy by themselves.
         let workers = self.ctx.files.workers();
-        let busy = self.ctx.files.unpin().in_flight() > workers.copy_threads();
-        let free = if busy || !self.workers_share_fd { 0 } else { self.copy_threads - 1 };
+        let busy = self.ctx.files.unpin().in_flight() > workers.copy_threads().few();
+        // More than at first where the threads of a long request hardly wait for the device.
+        let threads = self.copy_threads.max(workers.copy_threads().for_request(self.len));
+        let free = if busy || !self.workers_share_fd { 0 } else { threads - 1 };
         let can_survey = self.can_survey(Role::CopyWorker);
-        let needed = lock(&self.queues).copy_workers_needed(can_survey, &self.prefault).min(free);
-        if needed > 0
+        let more = {
+            let mut queues = lock(&self.queues);
+            let needed = queues.copy_workers_needed(can_survey, &self.prefault).min(free);
+            let more = needed.saturating_sub(queues.copy_workers);
+            queues.copy_workers += more;
+            more
+        };
+        if more > 0
             && let Some(pool) = workers.copy()
         {
-            pool.ensure_copy_workers(self.copy_threads - 1);
-            pool.submit(Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::CopyWorker }), needed);
+            pool.ensure_copy_workers(threads - 1);
+            pool.submit(Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::CopyWorker }), more);
         }
     }
 
@@ -396,7 +404,7 @@ impl<'a> Worker<'a> {
                     self.engine.copy_filled(filled);
                     self.apply_outcomes();
                 }
-                None => self.request.staging.wait_for_release(),
+                None => self.engine.wait_for_buffer(),
             }
         }
     }

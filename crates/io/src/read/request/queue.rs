@@ -54,8 +54,9 @@ pub(crate) struct WorkQueues {
     pub(crate) empty: Vec<BounceBuffer>,
     pub(crate) filled: VecDeque<FilledBuffer>,
     pub(crate) lent_out: usize,
-    /// Shadow workers that were woken and have not finished.
+    /// Workers that were woken and have not finished.
     pub(crate) shadow_workers: usize,
+    pub(crate) copy_workers: usize,
     /// The caller reads storage, through the ring; shadow workers do not.
     pub(crate) by_ring: bool,
     /// No thread begins anything more.
@@ -76,6 +77,7 @@ impl WorkQueues {
             filled: VecDeque::new(),
             lent_out: 0,
             shadow_workers: 0,
+            copy_workers: 0,
             by_ring: false,
             closed: false,
             registered: 0,
@@ -124,9 +126,11 @@ impl WorkQueues {
         {
             return Some(Work::Prefault(chunk));
         }
-        if role == Role::ShadowWorker {
-            // Under the lock of the queues, so that a thread which adds work for it from now on wakes it again.
-            self.shadow_workers -= 1;
+        // Under the lock of the queues, so that a thread which adds work for it from now on wakes it again.
+        match role {
+            Role::ShadowWorker => self.shadow_workers -= 1,
+            Role::CopyWorker => self.copy_workers -= 1,
+            Role::Caller => {}
         }
         None
     }
@@ -278,7 +282,7 @@ mod tests {
     /// All pieces that a thread of this role is given; what needs a buffer is left.
     fn taken(queues: &mut WorkQueues, role: Role) -> Vec<Piece> {
         let prefault = Prefault::new(0, 0, 0);
-        queues.shadow_workers = 1;
+        (queues.shadow_workers, queues.copy_workers) = (1, 1);
         std::iter::from_fn(|| match queues.next(role, false, false, &prefault) {
             Some(Work::Piece(piece)) => Some(piece),
             _ => None,
@@ -353,6 +357,7 @@ mod tests {
         all.dma.push_back(piece(0, 2 << 20, Route::Dma));
         all.cache.push_back(piece(2 << 20, 2 << 20, Route::Copy));
         let copied = taken(&mut all, Role::CopyWorker);
+        assert_eq!(all.copy_workers, 0, "it left");
         assert!(!copied.is_empty() && copied.iter().all(|p| p.route == Route::Copy));
         assert!(taken(&mut all, Role::Caller).iter().all(|p| p.route == Route::Dma));
         assert!(!all.has_pending());
