@@ -1,4 +1,4 @@
-// result.h: results as lines of JSON, and the clock, of gpunet.cu and nvshmem.cu.
+// result.h: results as lines of JSON, and the clock, of gpunet.cu, nvshmem.cu and nccl_device.cu.
 #ifndef GPUNET_RESULT_H
 #define GPUNET_RESULT_H
 
