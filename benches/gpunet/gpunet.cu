@@ -9,12 +9,13 @@
 //   gpunet ── for each row ── a process of its own: gpunet --row NAME ── lines of JSON through a pipe
 //                             killed at the row's deadline; what it has printed until then is kept
 //
-// Times are microseconds; bytes are compared in each row. latency.h, peer.h, rates.h, shared.h and waiting.h say what the rows are, zmq.h how ZeroMQ
-// becomes a peer. Exit status: 0 all rows are complete, 1 one is not, 2 usage.
+// Times are microseconds; bytes are compared in each row. latency.h, peer.h, rates.h, shared.h and waiting.h say what the rows are, zmq.h and
+// grpc.h how ZeroMQ and gRPC become peers. Exit status: 0 all rows are complete, 1 one is not, 2 usage.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
 
+#include "grpc.h"
 #include "latency.h"
 #include "peer.h"
 #include "rates.h"
@@ -28,7 +29,8 @@ struct Row {
 };
 
 static const Row rows[] = {
-    {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"blocks", row_blocks, 8},
+    {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"grpc", row_grpc, 20},
+    {"blocks", row_blocks, 8},
     {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 12}, {"contention", row_contention, 12},
     {"attributes", row_attributes, 8}, {"idle", row_idle, 12}, {"many", row_many, 15},
     {"shared", row_shared, 8},         {"peer", row_peer, 15},    {"events", row_events, 8}, {"poll", row_poll, 8},

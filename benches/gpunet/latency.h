@@ -2,7 +2,7 @@
 //
 //   parts    CPU to CPU echo; a word there and back between CPU and GPU          the limits
 //   echo     CPU client <-> block                                                ours
-//   relay    recv, cudaMemcpy, launch, cudaMemcpy, send; ZeroMQ in its place     the naive way
+//   relay    recv, cudaMemcpy, launch, cudaMemcpy, send; ZeroMQ in its place     the naive way; with gRPC: grpc.h
 //   blocks   block <-> block through a UNIX socket, and of a connection inside the net in device memory
 //   send     when send() of 64 KiB returns
 //   idle     processor time in silence, and the first message after it

@@ -279,6 +279,7 @@ fn benchmark_of_sockets_runs_every_row() {
         "parts",
         "echo",
         "relay",
+        "grpc",
         "blocks",
         "stream",
         "send",
