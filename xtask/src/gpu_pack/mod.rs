@@ -11,8 +11,9 @@
 //!         ── benches/gpunet                        what sockets of kernels cost: nvcc builds it there
 //!         ── net.cu, device/tests                  sockets and on-demand reads of kernels: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
+//!         ── grpc/                                 with --peers: gRPC for C++, if this machine has it (vendored.rs)
 //!         ── python/                               with --python: the wheel, its tests
-//!         ── wheels/                               with --peers: KvikIO, fastsafetensors, ZeroMQ (vendored.rs)
+//!         ── wheels/                               with --peers: KvikIO, fastsafetensors, ZeroMQ, grpcio (vendored.rs)
 //!         ── commit                                the commit it was built from
 //!         ── run-gpu-suite                         runs all of it
 //! ```
@@ -138,6 +139,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.peers {
         vendored::peers(&pack.join("wheels"))?;
+        vendored::grpc(&root, &pack.join("grpc"))?;
     }
     fs::write(pack.join("commit"), tools::output(tools::command("git").args(["describe", "--always", "--dirty"]))?)?;
 

@@ -1,4 +1,4 @@
-//! Third-party programs that a GPU machine may lack: stress-ng with its libraries, and the wheels of the peers.
+//! Third-party programs that a GPU machine may lack: stress-ng and gRPC for C++ with their libraries, and the wheels of the peers.
 //!
 //! `spinio-lab bench` starts `stress-ng` from PATH, so the pack has a directory for PATH: the program, its libraries,
 //! and a script of its name. The C library is omitted: a newer one there serves programs of an older one here.
@@ -16,7 +16,8 @@ use crate::tools;
 const PYTHON: &str = "3.12";
 
 /// The libraries that the rows of benches/gpu, benches/safetensors and benches/gpunet compare with SPIN.
-const PEERS: [&str; 5] = ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors", "pyzmq"];
+const PEERS: [&str; 7] =
+    ["kvikio-cu13", "libkvikio-cu13", "rapids-logger", "fastsafetensors", "pyzmq", "grpcio", "typing-extensions"];
 
 /// Of the C library: these must be the loader's.
 const SYSTEM: [&str; 8] = ["libc", "libm", "libpthread", "librt", "libdl", "libresolv", "libutil", "ld-linux-x86-64"];
@@ -35,19 +36,41 @@ pub(crate) fn stress_ng(folder: &Path) -> Result<()> {
     let lib = folder.join("lib");
     fs::create_dir_all(&lib)?;
     copy(&program, &folder.join("program"))?;
-    for line in tools::output(tools::command("ldd").arg(&program))?.lines() {
-        // "\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f...)"
-        let Some((name, found)) = line.trim().split_once(" => ") else { continue };
-        let path = found.split(" (").next().unwrap_or(found);
-        if !SYSTEM.iter().any(|s| name.starts_with(&format!("{s}.so"))) {
-            copy(Path::new(path), &lib.join(name))?;
-        }
-    }
+    libraries(&program, &lib)?;
     let start = folder.join("stress-ng");
     fs::write(&start, START)?;
     fs::set_permissions(&start, fs::Permissions::from_mode(0o755))?;
     // A script that does not start here does not start there.
     tools::output(tools::command(&start).arg("--version")).map(drop)
+}
+
+/// The library through which benches/gpunet/gpunet.cu uses gRPC for C++, if that is installed here.
+pub(super) fn grpc(root: &Path, folder: &Path) -> Result<()> {
+    if !Path::new("/usr/include/grpcpp/grpcpp.h").exists() {
+        println!("no gRPC for C++ here (libgrpc++-dev): only the one of Python is measured there");
+        return Ok(());
+    }
+    fs::create_dir_all(folder)?;
+    let library = folder.join("libgrpc_peer.so");
+    let mut cc = tools::command("c++");
+    cc.args(["-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"]).arg(&library);
+    cc.arg(root.join("benches/gpunet/grpc_peer.cpp")).args(["-lgrpc++", "-lgrpc"]);
+    // DT_RPATH: it is also for the libraries that its libraries need.
+    tools::run(cc.arg("-Wl,--disable-new-dtags,-rpath,$ORIGIN"))?;
+    libraries(&library, folder)
+}
+
+/// Copies the libraries of a program that are not the C library's.
+fn libraries(program: &Path, folder: &Path) -> Result<()> {
+    for line in tools::output(tools::command("ldd").arg(program))?.lines() {
+        // "\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f...)"
+        let Some((name, found)) = line.trim().split_once(" => ") else { continue };
+        let path = found.split(" (").next().unwrap_or(found);
+        if !SYSTEM.iter().any(|s| name.starts_with(&format!("{s}.so"))) {
+            copy(Path::new(path), &folder.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 fn in_path(program: &str) -> Option<PathBuf> {
