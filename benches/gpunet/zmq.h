@@ -53,18 +53,22 @@ static void zmq_rows(const char *row, int bytes, double limit, Process process)
             });
             std::vector<double> times;
             std::vector<char> out(size_t(bytes), 'a'), in(size_t(bytes), 0);
+            const double cpu = process_cpu();
             for (double end = now() + limit, begun; (begun = now()) < end;) {
                 out[0]++;
                 if (zmq.send(client, out.data(), out.size(), 0) != bytes || zmq.recv(client, in.data(), in.size(), 0) != bytes || in != out)
                     break;
                 times.push_back((now() - begun) * 1e6);
             }
+            const double used = process_cpu() - cpu;
             zmq.send(client, "", 0, 0);
             serving.join();
             zmq.close(client);
             zmq.close(server);
             zmq.ctx_term(context);
-            Result(row, std::string("peer: ZeroMQ, ") + (naive ? "copy, launch, copy, " : "CPU to CPU, ") + (inet ? "TCP" : "UNIX")).times(times);
+            Result(row, std::string("peer: ZeroMQ, ") + (naive ? "copy, launch, copy, " : "CPU to CPU, ") + (inet ? "TCP" : "UNIX"))
+                .times(times)
+                .number("process_us_a_message", used * 1e6 / double(std::max<size_t>(1, times.size())));
         }
 }
 
