@@ -14,13 +14,16 @@
 //!   chunks of B, mapped side by side ── allow_loads, once ── pieces of them copied, by their addresses ──> chunks of A
 //! ```
 //!
+//! To make memory accessible takes the driver about as long as to copy it over NVLink. So pieces are copied in groups, and
+//! what a group needs is done while the group before it is copied ([`PeerMemory::copy_from_chunks`]).
+//!
 //! The copy trusts the chunk's bytes. So the descriptor must come from where all who can store to it are trusted as much as
 //! those who will use the copy: the same user.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-use crate::{DeviceAddr, DeviceError, SharedMemory};
+use crate::{Device, DeviceAddr, DeviceError, SharedMemory, StreamId, WaitMode};
 
 /// Why a chunk of another device was not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,9 @@ pub struct PeerPiece {
     pub len: usize,
 }
 
+/// Pieces that are queued together, or why there are no more.
+pub type PeerGroup<'a> = Result<&'a [PeerPiece], PeerError>;
+
 /// A device that can copy from chunks of other devices.
 pub trait PeerMemory: SharedMemory {
     /// Copies all `len` bytes of a chunk of the device `peer` (a UUID) into mapped memory of this device, and waits until
@@ -72,10 +78,45 @@ pub trait PeerMemory: SharedMemory {
     /// The caller keeps the chunks mapped meanwhile.
     fn allow_loads(&self, peer: [u8; 16], at: DeviceAddr, len: u64) -> Result<(), PeerError>;
 
-    /// Copies parts of chunks that this device may load ([`PeerMemory::allow_loads`]) into mapped memory of this device, and
-    /// waits until they have arrived, but not for other work of either device. On CUDA one call of the driver for each
-    /// piece. After an error the memory has undefined bytes.
+    /// Copies parts of chunks that this device may load ([`PeerMemory::allow_loads`]) into accessible memory of this device,
+    /// and waits until all have arrived, but not for other work of either device. On CUDA one call of the driver for each
+    /// piece. After an error the memory has undefined bytes, and no copy is under way.
+    ///
+    /// Each group is queued before the next one is asked for: what `groups` does to have that runs beside the copies. Its
+    /// error ends the call.
     ///
     /// The caller keeps the chunks mapped meanwhile.
-    fn copy_from_chunks(&self, pieces: &[PeerPiece]) -> Result<(), PeerError>;
+    fn copy_from_chunks(&self, groups: &mut dyn Iterator<Item = PeerGroup<'_>>) -> Result<(), PeerError>;
+}
+
+/// Queues groups of copies on an internal stream of a device, by `copy`, and waits for all that were queued.
+pub(crate) fn copy_groups(
+    device: &dyn Device,
+    groups: &mut dyn Iterator<Item = PeerGroup<'_>>,
+    copy: impl Fn(StreamId, &PeerPiece) -> Result<(), DeviceError>,
+) -> Result<(), PeerError> {
+    let stream = CopyStream { device, id: device.acquire_stream().map_err(PeerError::Copy)? };
+    let queue = || {
+        for group in groups {
+            group?.iter().try_for_each(|piece| copy(stream.id, piece)).map_err(PeerError::Copy)?;
+        }
+        Ok(())
+    };
+    let queued = queue();
+    // Also after an error: nothing may use the memory any more.
+    let done = device.synchronize(stream.id, WaitMode::Block).map_err(PeerError::Copy);
+    queued.and(done)
+}
+
+/// A stream whose copies are waited for also if the caller unwinds: the memory that they use is unmapped then.
+struct CopyStream<'a> {
+    device: &'a dyn Device,
+    id: StreamId,
+}
+
+impl Drop for CopyStream<'_> {
+    fn drop(&mut self) {
+        let _ = self.device.synchronize(self.id, WaitMode::Block);
+        self.device.release_stream(self.id);
+    }
 }

@@ -147,7 +147,8 @@ impl Source {
         }
         let uuid = self.memory.device_uuid().map_err(|_| PeerRefusal::NoDevice)?;
         let allowed = self.memory.allow_loads(to.device, chunks, |at, len| to.memory.allow_loads(uuid, at, len));
-        allowed.and_then(|()| to.memory.copy_from_chunks(pieces)).map_err(|e| match e {
+        let mut all = std::iter::once(allowed.map(|()| pieces));
+        to.memory.copy_from_chunks(&mut all).map_err(|e| match e {
             PeerError::NoDevice => PeerRefusal::NoDevice,
             PeerError::NoAccess => PeerRefusal::NoAccess,
             PeerError::Import(_) => PeerRefusal::Import,

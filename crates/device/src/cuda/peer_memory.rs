@@ -12,7 +12,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::capture::RelaxedCapture;
 use super::device::Cuda;
-use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerMemory, PeerPiece, SharedMemory, WaitMode};
+use crate::peer_memory::copy_groups;
+use crate::{DeviceAddr, DeviceError, ErrorKind, PeerError, PeerGroup, PeerMemory, PeerPiece, SharedMemory};
 
 impl Cuda {
     /// The number of the device with this UUID.
@@ -44,7 +45,7 @@ impl Cuda {
             let copied = granted.map_err(import("cuMemSetAccess")).and_then(|()| {
                 let piece = PeerPiece { from, to, len };
                 // Mapped until the copy is made; `to` by the contract of the trait.
-                self.copy_now(&[piece])
+                self.copy_now(&mut std::iter::once(Ok(&[piece][..])))
             });
             // SAFETY: mapped above; the stream that used it was synchronized.
             let _ = unsafe { self.driver.unmap_allocation(from.0, len) };
@@ -55,17 +56,12 @@ impl Cuda {
     }
 
     /// Copies pieces on a stream of its own, and waits for it. What they are copied from and to is mapped until then.
-    fn copy_now(&self, pieces: &[PeerPiece]) -> Result<(), PeerError> {
-        let stream = self.acquire_stream().map_err(PeerError::Copy)?;
-        let queued = pieces.iter().try_for_each(|PeerPiece { from, to, len }| {
+    fn copy_now(&self, groups: &mut dyn Iterator<Item = PeerGroup<'_>>) -> Result<(), PeerError> {
+        copy_groups(self, groups, |stream, PeerPiece { from, to, len }| {
             // SAFETY: mapped until the stream was synchronized, by the contract of the callers.
-            unsafe { self.driver.copy_within(to.0, from.0, *len, Cuda::raw_stream(stream)) }
-        });
-        let queued = queued.map_err(|e| self.driver_error("cuMemcpyDtoDAsync", e));
-        // Also after an error: nothing may use the addresses any more.
-        let done = self.synchronize(stream, WaitMode::Block);
-        self.release_stream(stream);
-        queued.and(done).map_err(PeerError::Copy)
+            let queued = unsafe { self.driver.copy_within(to.0, from.0, *len, Cuda::raw_stream(stream)) };
+            queued.map_err(|e| self.driver_error("cuMemcpyDtoDAsync", e))
+        })
     }
 }
 
@@ -97,9 +93,9 @@ impl PeerMemory for Cuda {
         granted.map_err(|e| import(self.driver_error("cuMemSetAccess", e)))
     }
 
-    fn copy_from_chunks(&self, pieces: &[PeerPiece]) -> Result<(), PeerError> {
+    fn copy_from_chunks(&self, groups: &mut dyn Iterator<Item = PeerGroup<'_>>) -> Result<(), PeerError> {
         let _entered = self.enter().map_err(PeerError::Import)?;
         let _relaxed = RelaxedCapture::enter(self.driver);
-        self.copy_now(pieces)
+        self.copy_now(groups)
     }
 }

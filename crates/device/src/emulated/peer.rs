@@ -22,7 +22,8 @@ use super::memory::Direction;
 use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
-use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerMemory, PeerPiece, StreamId, WaitMode};
+use crate::peer_memory::copy_groups;
+use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerGroup, PeerMemory, StreamId, WaitMode};
 
 const READ: u32 = 1;
 
@@ -132,10 +133,9 @@ impl PeerMemory for Emulated {
         allowed.map_err(PeerError::Import)
     }
 
-    fn copy_from_chunks(&self, pieces: &[PeerPiece]) -> core::result::Result<(), PeerError> {
+    fn copy_from_chunks(&self, groups: &mut dyn Iterator<Item = PeerGroup<'_>>) -> core::result::Result<(), PeerError> {
         const OPERATION: &str = "copy from another device";
-        let stream = self.acquire_stream().map_err(PeerError::Copy)?;
-        let queued = pieces.iter().try_for_each(|piece| {
+        copy_groups(self, groups, |stream, piece| {
             let unknown = DeviceError::new(ErrorKind::BadAddress, OPERATION);
             let owner = devices::owner_of(piece.from).ok_or(unknown)?;
             if !owner.memory.chunks.may_load(piece.from, piece.len as u64, self.ordinal) {
@@ -144,10 +144,6 @@ impl PeerMemory for Emulated {
             let src = owner.memory.engine_addr(piece.from, piece.len, Direction::Load, OPERATION)?;
             let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, OPERATION)?;
             self.engine.submit(stream.0, Operation::Peer { dst, src, len: piece.len })
-        });
-        // Also after an error: nothing may use the chunks any more.
-        let done = self.synchronize(stream, WaitMode::Block);
-        self.release_stream(stream);
-        queued.and(done).map_err(PeerError::Copy)
+        })
     }
 }
