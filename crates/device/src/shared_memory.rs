@@ -48,15 +48,18 @@ pub trait SharedMemory: Device {
     /// Maps a chunk into a reservation. Unless `writable`, stores of kernels and copies to it fail.
     fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<(), DeviceError>;
 
-    /// Allocates private chunks of these lengths and maps them side by side into a reservation, for loads and stores.
-    /// Their content is undefined. Returns how many it mapped: fewer if the device has no memory for more.
+    /// Allocates private chunks of these lengths and maps them side by side into a reservation. Their content is undefined,
+    /// and neither kernels nor copies may use them before [`SharedMemory::protect_chunks`] has made them accessible: on CUDA
+    /// that takes ten times as long, so the caller may do it for some at a time. Returns how many it mapped: fewer if the
+    /// device has no memory for more.
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize, DeviceError>;
 
     /// A descriptor, in the caller's descriptor table, of a private chunk that is mapped at an address; its memory lives as
     /// long as that, also when it is unmapped here.
     fn export_private_chunk(&self, addr: DeviceAddr, len: u64) -> Result<OwnedFd, DeviceError>;
 
-    /// Changes what kernels may do with mapped chunks of `len` bytes in all.
+    /// Makes mapped chunks of `len` bytes in all accessible to this device, for loads or for stores too, whatever they were
+    /// before. It waits for no work of the device.
     fn protect_chunks(&self, addr: DeviceAddr, len: u64, writable: bool) -> Result<(), DeviceError>;
 
     /// Unmaps one chunk, as it was mapped, after all work of the device that was queued before. An error leaves it

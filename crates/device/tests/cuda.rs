@@ -344,6 +344,9 @@ fn private_chunks_are_one_range_and_go_one_by_one() {
     assert_eq!(range(find(at.0, 3 * LEN)), (at.0, 3 * LEN));
     let stream = device.acquire_stream().unwrap();
     let bytes = [5u8; 4096];
+    // SAFETY: refused.
+    assert!(unsafe { device.copy_in(stream, at, bytes.as_ptr(), 4096) }.is_err(), "not accessible yet");
+    memory.protect_chunks(at, 3 * LEN, true).unwrap();
     // SAFETY: the fake driver does everything at once.
     unsafe {
         device.copy_in(stream, DeviceAddr(at.0 + LEN - 4096), bytes.as_ptr(), 4096).unwrap();

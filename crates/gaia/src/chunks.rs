@@ -6,6 +6,9 @@
 //!
 //! The table says which chunks are mapped, and when each was acquired last. A *hold* keeps chunks from being evicted while
 //! a call uses them; after that, epochs do ([`crate::page_states`]).
+//!
+//! No device has access to a chunk that was just mapped. To grant that takes ten times as long as to allocate and map it, and
+//! allocates nothing. So it is a step of its own.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,8 +19,8 @@ use spinio_host::lock;
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
 
-/// Chunks of a large map. Larger ones would gain little: what takes time is to make their memory accessible, 17 ms for 8 GiB on an H200 whatever their size
-/// (benches/gaia/chunks.cu).
+/// Chunks of a large map. Larger ones would gain little: what takes time is to make their memory accessible, 17 ms for 8 GiB
+/// on an H200 whatever their size (benches/gaia/chunks.cu).
 const LARGEST: u64 = 64 << 20;
 /// Chunks of a map that is not larger than that.
 const FEW: u64 = 16;
@@ -48,8 +51,8 @@ struct Chunk {
     holds: u32,
     /// The time of the last acquire, of the room's clock.
     used: u64,
-    /// Other devices that may load it, until it is unmapped.
-    loaders: Vec<DeviceId>,
+    /// Devices that may access it until it is unmapped, its own among them.
+    accessors: Vec<DeviceId>,
 }
 
 /// Chunks that are not evicted while this lives.
@@ -150,37 +153,48 @@ impl Chunks {
         chunks.into_iter().map(|chunk| self.len(chunk)).sum()
     }
 
-    /// Maps chunks side by side that are not mapped; how many: the device may have no memory for all.
+    /// Maps chunks side by side that are not mapped, without access; how many: the device may have no memory for all.
     pub(crate) fn map(&self, chunks: Range<usize>) -> core::result::Result<usize, DeviceError> {
         let lens: Vec<u64> = chunks.clone().map(|chunk| self.len(chunk)).collect();
         let count = self.device.map_private_chunks(self.address(chunks.start), &lens)?;
         let mut table = self.lock();
         for chunk in &mut table.chunks[chunks.start..chunks.start + count] {
             chunk.is_mapped = true;
-            chunk.loaders.clear();
+            chunk.accessors.clear();
         }
         table.mapped_bytes += lens[..count].iter().sum::<u64>();
         Ok(count)
     }
 
-    /// Lets another device load chunks, which the caller holds. `allow` does so for chunks side by side that it may not load
-    /// yet, and is called again for no chunk before that is unmapped.
-    pub(crate) fn allow_loads<E>(
+    /// Those of mapped chunks to which their device has no access yet.
+    pub(crate) fn without_access(&self, chunks: Range<usize>) -> Vec<usize> {
+        let (table, own) = (self.lock(), self.device.id());
+        chunks.filter(|chunk| !table.chunks[*chunk].accessors.contains(&own)).collect()
+    }
+
+    /// Grants their device access to mapped chunks, which the caller holds.
+    pub(crate) fn grant_access(&self, chunks: &[usize]) -> core::result::Result<(), DeviceError> {
+        self.grant(self.device.id(), chunks, |at, len| self.device.protect_chunks(at, len, true))
+    }
+
+    /// Grants a device access to mapped chunks, which the caller holds. `call` does so for chunks side by side to which it has
+    /// none yet, and is called again for no chunk before that is unmapped.
+    pub(crate) fn grant<E>(
         &self,
         device: DeviceId,
         chunks: &[usize],
-        mut allow: impl FnMut(DeviceAddr, u64) -> core::result::Result<(), E>,
+        mut call: impl FnMut(DeviceAddr, u64) -> core::result::Result<(), E>,
     ) -> core::result::Result<(), E> {
         let mut missing = chunks.to_vec();
         missing.sort_unstable();
         missing.dedup();
         let table = self.lock();
-        missing.retain(|chunk| !table.chunks[*chunk].loaders.contains(&device));
+        missing.retain(|chunk| !table.chunks[*chunk].accessors.contains(&device));
         drop(table);
         for side_by_side in missing.chunk_by(|chunk, next| chunk + 1 == *next) {
             let run = side_by_side[0]..side_by_side[0] + side_by_side.len();
-            allow(self.address(run.start), self.bytes_of(run.clone()))?;
-            self.lock().chunks[run].iter_mut().for_each(|chunk| chunk.loaders.push(device));
+            call(self.address(run.start), self.bytes_of(run.clone()))?;
+            self.lock().chunks[run].iter_mut().for_each(|chunk| chunk.accessors.push(device));
         }
         Ok(())
     }
@@ -285,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn device_is_allowed_to_load_a_chunk_once_until_that_is_unmapped() {
+    fn access_to_a_chunk_is_granted_once_until_it_is_unmapped() {
         let device = Emulated::start(Config::parse("size=10M").unwrap()).unwrap();
         let memory = Arc::new(Chunks::reserve(device.shared_memory().unwrap(), 5 * 512, None).unwrap().unwrap());
         assert_eq!(memory.map(0..5), Ok(5));
@@ -296,19 +310,28 @@ mod tests {
                 runs.push(((at.0 - memory.start().0) / MIB, len / MIB));
                 Ok::<(), ()>(())
             };
-            memory.allow_loads(device, chunks, allow).unwrap();
+            memory.grant(device, chunks, allow).unwrap();
             runs
         };
         assert_eq!(allowed(one, &[0, 1, 1, 3]), [(0, 4), (6, 2)]);
         assert_eq!((allowed(one, &[0, 1, 2, 3, 4]), allowed(one, &[3, 2])), (vec![(4, 2), (8, 2)], vec![]));
         assert_eq!(allowed(other, &[2]), [(4, 2)]);
         // What fails is tried again.
-        assert_eq!(memory.allow_loads(other, &[4], |_, _| Err(7)), Err(7));
+        assert_eq!(memory.grant(other, &[4], |_, _| Err(7)), Err(7));
         assert_eq!(allowed(other, &[4]), [(8, 2)]);
         // Another chunk at the address of one that was unmapped.
         assert!(memory.take(2) && memory.unmap(2, true) == 2 * MIB);
         assert_eq!(memory.map(2..3), Ok(1));
         assert_eq!((allowed(one, &[1, 2, 3]), allowed(other, &[2])), (vec![(4, 2)], vec![(4, 2)]));
+        // The map's own device is one of them.
+        assert_eq!(memory.without_access(1..5), [1, 2, 3, 4]);
+        memory.grant_access(&[1, 2, 4]).unwrap();
+        assert_eq!(memory.without_access(1..5), [3]);
+        assert!(memory.take(3) && memory.unmap(3, true) == 2 * MIB);
+        assert!(memory.grant_access(&[3]).is_err(), "it is not mapped");
+        assert!(memory.take(2) && memory.unmap(2, true) == 2 * MIB);
+        assert_eq!(memory.map(2..4), Ok(2));
+        assert_eq!(memory.without_access(1..5), [2, 3]);
         assert_eq!(memory.free(), 10 * MIB);
     }
 

@@ -70,6 +70,7 @@ impl Map {
             None => {
                 drop(state);
                 let held = self.replica.hold(&range)?;
+                self.replica.grant_access(&range)?;
                 state = lock(&self.state);
                 held
             }

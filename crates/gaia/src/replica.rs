@@ -83,12 +83,20 @@ impl Replica {
         Ok(Replica { device: memory, memory: chunks, start, pages, slots, stages: RegisteredStages::new(memory) })
     }
 
-    /// Has the device memory for pages until this is dropped, and longer if they are in an epoch then. `None`: it
-    /// always has. No state of a map is locked.
+    /// Has the device memory for pages until this is dropped, and longer if they are in an epoch then; access is granted
+    /// apart. `None`: it always has both. No state of a map is locked.
     pub(crate) fn hold(&self, pages: &Range<usize>) -> Result<Option<Hold>> {
         match &self.memory {
             Memory::Chunks(room, chunks, _) => room.hold(chunks, chunks.of_pages(pages)).map(Some),
             Memory::Whole | Memory::InPlace(_) => Ok(None),
+        }
+    }
+
+    /// Lets kernels and copies use the memory of pages, which is held.
+    pub(crate) fn grant_access(&self, pages: &Range<usize>) -> Result<()> {
+        match &self.memory {
+            Memory::Chunks(room, chunks, _) => room.grant_access(chunks, chunks.of_pages(pages)),
+            Memory::Whole | Memory::InPlace(_) => Ok(()),
         }
     }
 

@@ -4,6 +4,7 @@
 //!   acquire ── hold ── all chunks mapped: go on
 //!                └─ else: within the limit, and the device has memory: map them
 //!                         else unmap the least recently acquired chunks of any map, of which no page is in use
+//!           └ grant access ── of the device to those that it may not access yet
 //! ```
 //!
 //! **In use** is a page that is in an epoch for writing, or was acquired for reading and not given up, and all that a call
@@ -11,8 +12,8 @@
 //! evicted chunk are forgotten by the map, and the server is told so before they are acquired again.
 //!
 //! **Locks**: room > state of a map > table of its chunks. A call has no map's state locked when it asks for room, and
-//! jobs of a lane never do ([`crate::lane`]): their chunks are held since they were queued. So who has room locked may
-//! wait for states, and for stopped streams, while no chunk can be mapped or unmapped beside one.
+//! jobs of a lane never do ([`crate::lane`]): their chunks are held and accessible since they were queued. So who has room
+//! locked may wait for states, and for stopped streams, while no chunk can be mapped or unmapped beside one.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -102,7 +103,7 @@ impl Room {
         memory.touch(chunks, self.clock.fetch_add(1, Relaxed) + 1);
     }
 
-    /// Maps the chunks of a range that are not mapped, and holds all.
+    /// Maps the chunks of a range that are not mapped, and holds all. Those that it maps are without access.
     pub(crate) fn hold(&self, memory: &Arc<Chunks>, chunks: Range<usize>) -> Result<Hold> {
         // First, so that room for one is not made by evicting another.
         let hold = memory.hold(chunks.clone(), self.clock.fetch_add(1, Relaxed) + 1);
@@ -113,6 +114,18 @@ impl Room {
             self.map(&mut lock(&self.used), memory, chunks)?;
         }
         Ok(hold)
+    }
+
+    /// Lets kernels and copies use chunks that are held. It waits for stops, if some are without access: for a call in stream
+    /// order it is done before that is queued.
+    pub(crate) fn grant_access(&self, memory: &Chunks, chunks: Range<usize>) -> Result<()> {
+        let chunks = memory.without_access(chunks);
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let granted = between_stops(self.device, || memory.grant_access(&chunks));
+        injection_point!("client: chunks accessible");
+        granted.map_err(|e| Error::device(e, "make the memory of a map accessible"))
     }
 
     /// Holds a chunk if it is mapped.

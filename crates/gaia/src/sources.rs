@@ -146,7 +146,7 @@ impl Source {
             return Ok(());
         }
         let uuid = self.memory.device_uuid().map_err(|_| PeerRefusal::NoDevice)?;
-        let allowed = self.memory.allow_loads(to.device, chunks, |at, len| to.memory.allow_loads(uuid, at, len));
+        let allowed = self.memory.grant(to.device, chunks, |at, len| to.memory.allow_loads(uuid, at, len));
         let mut all = std::iter::once(allowed.map(|()| pieces));
         to.memory.copy_from_chunks(&mut all).map_err(|e| match e {
             PeerError::NoDevice => PeerRefusal::NoDevice,

@@ -100,7 +100,7 @@ impl Map {
         self.enqueue(stream, "release", 0..0, release, published)
     }
 
-    /// `pages`: those for which the call needs memory. It is made now, since it cannot be beside a stop.
+    /// `pages`: those for which the call needs memory. It is made now, and accessible, since it cannot be beside a stop.
     fn enqueue(
         self: &Arc<Map>,
         stream: StreamId,
@@ -115,6 +115,7 @@ impl Map {
             return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
         }
         let held = self.replica.hold(&pages)?;
+        self.replica.grant_access(&pages)?;
         if !device.runs_beside_stops() {
             drop(turn);
             device.synchronize(stream, WaitMode::Context).map_err(|e| Error::device(e, "wait for the stream"))?;

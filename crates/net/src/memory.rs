@@ -107,7 +107,14 @@ impl Memory {
             granules,
             window,
         };
-        let mapped = device.map_private_chunks(device_start, &[device_bytes]);
+        let mapped = device.map_private_chunks(device_start, &[device_bytes]).and_then(|count| {
+            if count == 1 {
+                device.protect_chunks(device_start, device_bytes, true).inspect_err(|_| {
+                    let _ = device.unmap_chunk(device_start, device_bytes);
+                })?;
+            }
+            Ok(count)
+        });
         if !matches!(mapped, Ok(1)) {
             if let Some(granules) = &memory.granules {
                 granules.free(device);

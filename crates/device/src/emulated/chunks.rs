@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Both ranges, the *window*, are reserved at the first use: one entry in the table of device ranges serves all
-//! reservations. While a kernel runs, chunks are accessible to the CPU, read-only if they were mapped so: a kernel that
-//! stores there traps.
+//! reservations. While a kernel runs, chunks are accessible to the CPU as far as they are to the device: a kernel that stores to
+//! a read-only one traps.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
@@ -44,10 +44,32 @@ struct Window {
     alias: u64,
 }
 
+/// What kernels and copies of the device may do with a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Access {
+    /// Nothing yet.
+    None,
+    Loads,
+    Stores,
+}
+
+impl Access {
+    fn new(writable: bool) -> Access {
+        if writable { Access::Stores } else { Access::Loads }
+    }
+
+    fn allows(self, direction: Direction) -> bool {
+        match direction {
+            Direction::Load => self >= Access::Loads,
+            Direction::Store => self >= Access::Stores,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct MappedChunk {
     len: u64,
-    writable: bool,
+    access: Access,
     /// Of a private chunk, in the worker's table.
     private: Option<Fd>,
     /// The numbers of other devices that may load it here.
@@ -55,8 +77,8 @@ struct MappedChunk {
 }
 
 impl MappedChunk {
-    fn new(len: u64, writable: bool, private: Option<Fd>) -> MappedChunk {
-        MappedChunk { len, writable, private, loaders: Vec::new() }
+    fn new(len: u64, access: Access, private: Option<Fd>) -> MappedChunk {
+        MappedChunk { len, access, private, loaders: Vec::new() }
     }
 }
 
@@ -142,13 +164,13 @@ impl Chunks {
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
         let (fd, _) = *state.handles.get(&chunk.0).filter(|(_, whole)| *whole == len).ok_or(outside)?;
-        window.map(&mut state, at, MappedChunk::new(len, writable, None), fd)
+        window.map(&mut state, at, MappedChunk::new(len, Access::new(writable), None), fd)
     }
 
-    /// Maps a memory file that has no handle; for the worker, whose table has it until it is unmapped.
+    /// Maps a memory file that has no handle, without access; for the worker, whose table has it until it is unmapped.
     pub(super) fn map_private(&self, addr: DeviceAddr, len: u64, fd: Fd) -> Result<()> {
         let (at, window) = self.locate(addr).ok_or(DeviceError::new(BAD, "mapping of a chunk"))?;
-        window.map(&mut self.lock(), at, MappedChunk::new(len, true, Some(fd)), fd)?;
+        window.map(&mut self.lock(), at, MappedChunk::new(len, Access::None, Some(fd)), fd)?;
         // SAFETY: mapped above, and used by nothing yet.
         unsafe { core::ptr::write_bytes((window.alias + at) as *mut u8, POISON, len as usize) };
         Ok(())
@@ -175,9 +197,9 @@ impl Chunks {
         if !state.covers(at, len) {
             return Err(outside);
         }
-        let access = state.kernel_protection(writable);
-        state.mapped.range_mut(at..at + len).for_each(|(_, chunk)| chunk.writable = writable);
-        window.protect(at, len, access)
+        let access = Access::new(writable);
+        state.mapped.range_mut(at..at + len).for_each(|(_, chunk)| chunk.access = access);
+        window.protect(at, len, state.kernel_protection(access))
     }
 
     /// Lets another device load chunks of a range, side by side, until each is unmapped.
@@ -252,7 +274,7 @@ impl Chunks {
         let mut covered = start;
         for (&start, chunk) in std::iter::once((&start, first)).chain(state.mapped.range(start + 1..end.max(start + 1)))
         {
-            if start != covered || (direction == Direction::Store && !chunk.writable) {
+            if start != covered || !chunk.access.allows(direction) {
                 return None;
             }
             covered = start + chunk.len;
@@ -266,7 +288,7 @@ impl Chunks {
         state.cpu_access = true;
         let Some(window) = self.window.get() else { return Ok(()) };
         let protect =
-            |(&at, chunk): (&u64, &MappedChunk)| window.protect(at, chunk.len, state.kernel_protection(chunk.writable));
+            |(&at, chunk): (&u64, &MappedChunk)| window.protect(at, chunk.len, state.kernel_protection(chunk.access));
         state.mapped.iter().try_for_each(protect)
     }
 
@@ -312,11 +334,11 @@ impl State {
     }
 
     /// What the CPU may do, now, with a chunk under its device address.
-    fn kernel_protection(&self, writable: bool) -> u32 {
-        match (self.cpu_access, writable) {
-            (false, _) => NONE,
-            (true, false) => READ,
-            (true, true) => RW,
+    fn kernel_protection(&self, access: Access) -> u32 {
+        match access {
+            Access::Loads if self.cpu_access => READ,
+            Access::Stores if self.cpu_access => RW,
+            _ => NONE,
         }
     }
 }
@@ -324,14 +346,14 @@ impl State {
 impl Window {
     /// Maps a memory file of a chunk's length into both views.
     fn map(&self, state: &mut State, at: u64, chunk: MappedChunk, fd: Fd) -> Result<()> {
-        let MappedChunk { len, writable, .. } = chunk;
+        let MappedChunk { len, access, .. } = chunk;
         let inside =
             state.reserved.find(at).is_some_and(|(start, room)| at - start <= room && room - (at - start) >= len);
         let before = state.mapped.range(..at + len).next_back();
         if !inside || before.is_some_and(|(start, mapped)| start + mapped.len > at) {
             return Err(DeviceError::new(BAD, "mapping of a chunk"));
         }
-        let access = state.kernel_protection(writable);
+        let access = state.kernel_protection(access);
         let size = len as usize;
         // SAFETY: both ranges are of the window and have no chunk, so nothing uses them; the file cannot shrink.
         let mapped = unsafe {

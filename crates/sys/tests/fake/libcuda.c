@@ -361,11 +361,12 @@ int cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t from, size_t n, handle *s) {
     int e = copy(d, s);
     if (e || fail_copy_within) return e ? e : fail_copy_within;
     if (!covered(d, n) || !covered(from, n)) return INVALID;
-    for (uint64_t a = from; a < from + n;) {
-        range *r = find(a);
-        if (r->chunk && !(r->accessors >> current()->device & 1)) die("a copy from a chunk that this GPU has no access to");
-        a = r->start + r->len;
-    }
+    for (int i = 0; i < 2; i++)
+        for (uint64_t start = i ? d : from, a = start; a < start + n;) {
+            range *r = find(a);
+            if (r->chunk && !(r->accessors >> current()->device & 1)) die("a copy of a chunk that this GPU has no access to");
+            a = r->start + r->len;
+        }
     memmove(at(d), at(from), n);
     return OK;
 }

@@ -12,6 +12,13 @@ const G: u64 = GRANULARITY;
 /// Set in the second process, to what it does with the chunk that is its standard input.
 const ROLE: &str = "SPINIO_TEST_CHUNK_ROLE";
 
+/// Maps private chunks, and makes those accessible that there was memory for.
+fn map_accessible(device: &Emulated, at: DeviceAddr, lens: &[u64]) -> Result<usize> {
+    let count = device.map_private_chunks(at, lens)?;
+    let len = lens[..count].iter().sum();
+    if count > 0 { device.protect_chunks(at, len, true).map(|()| count) } else { Ok(0) }
+}
+
 unsafe extern "C" fn store_seven(to: *mut c_void) {
     // SAFETY: the test passes an address of device memory, or expects the trap.
     unsafe { to.cast::<u8>().write_volatile(7) }
@@ -60,7 +67,7 @@ fn chunks_side_by_side_are_one_range() {
 fn private_chunks_are_memory_of_the_device_until_they_are_unmapped() {
     let device = device("size=8M");
     let at = device.reserve(5 * G).unwrap();
-    assert_eq!(device.map_private_chunks(at, &[G, 2 * G]), Ok(2));
+    assert_eq!(map_accessible(device, at, &[G, 2 * G]), Ok(2));
     assert_eq!(read_device(device, at.offset(G - 2), 4), [POISON; 4]);
     let bytes = pattern(5000, 1);
     write_device(device, at.offset(G - 100), &bytes);
@@ -68,19 +75,19 @@ fn private_chunks_are_memory_of_the_device_until_they_are_unmapped() {
     assert_eq!(read_device(device, at.offset(G - 100), 4), [bytes[0], 7, bytes[2], bytes[3]]);
     let found = registry::find((at.0 + G - 5) as *const u8, 1).unwrap();
     assert_eq!((found.start, found.len), (at, 3 * G));
-    assert!(device.map_private_chunks(at, &[G]).is_err(), "occupied");
+    assert!(map_accessible(device, at, &[G]).is_err(), "occupied");
     // One fits, and then neither a chunk nor an allocation.
-    assert_eq!(device.map_private_chunks(at.offset(3 * G), &[G, G]), Ok(1));
-    assert_eq!(device.map_private_chunks(at.offset(4 * G), &[G]), Ok(0));
+    assert_eq!(map_accessible(device, at.offset(3 * G), &[G, G]), Ok(1));
+    assert_eq!(map_accessible(device, at.offset(4 * G), &[G]), Ok(0));
     assert_eq!(device.alloc(1, false).unwrap_err().kind, ErrorKind::NoMemory);
     device.unmap_chunk(at, G).unwrap();
     // SAFETY: refused.
     assert!(unsafe { device.copy_out(DEFAULT_STREAM, [0u8; 1].as_mut_ptr(), at, 1) }.is_err());
     // Its memory is free: for an allocation, and then not for a chunk.
     let memory = device.alloc(1, false).unwrap();
-    assert_eq!(device.map_private_chunks(at, &[G]), Ok(0));
+    assert_eq!(map_accessible(device, at, &[G]), Ok(0));
     device.free(memory).unwrap();
-    assert_eq!(device.map_private_chunks(at, &[G]), Ok(1));
+    assert_eq!(map_accessible(device, at, &[G]), Ok(1));
     assert_eq!(read_device(device, at.offset(G - 100), 100), [POISON; 100], "new memory");
     for (chunk, len) in [(0, G), (1, 2 * G), (3, G)] {
         device.unmap_chunk(at.offset(chunk * G), len).unwrap();
@@ -90,10 +97,34 @@ fn private_chunks_are_memory_of_the_device_until_they_are_unmapped() {
 }
 
 #[test]
+fn private_chunks_are_accessible_once_that_was_asked_for() {
+    let device = device("size=8M");
+    let at = device.reserve(3 * G).unwrap();
+    assert_eq!(device.map_private_chunks(at, &[G, G, G]), Ok(3));
+    let mut byte = [0];
+    // SAFETY: the byte lives until the device was synchronized.
+    let mut load = |chunk: u64| unsafe { device.copy_out(DEFAULT_STREAM, byte.as_mut_ptr(), at.offset(chunk * G), 1) };
+    assert_eq!(load(0).unwrap_err().kind, ErrorKind::BadAddress);
+    device.protect_chunks(at, G, true).unwrap();
+    device.protect_chunks(at.offset(2 * G), G, false).unwrap();
+    assert_eq!([0, 1, 2].map(|chunk| load(chunk).is_ok()), [true, false, true]);
+    // SAFETY: refused, or waited for.
+    let store = |chunk: u64| unsafe { device.copy_in(DEFAULT_STREAM, at.offset(chunk * G), [1].as_ptr(), 1) };
+    assert_eq!([1, 2].map(|chunk| store(chunk).is_ok()), [false, false]);
+    device.synchronize(DEFAULT_STREAM, WaitMode::Block).unwrap();
+    // A range with an inaccessible chunk in it is refused as a whole.
+    // SAFETY: refused.
+    assert!(unsafe { device.copy_out(DEFAULT_STREAM, [0; 2].as_mut_ptr(), at.offset(G - 1), 2) }.is_err());
+    (0..3).for_each(|chunk| device.unmap_chunk(at.offset(chunk * G), G).unwrap());
+    device.free_reservation(at, 3 * G).unwrap();
+    assert_eq!(device.resources_in_use(), ResourceCounts::default());
+}
+
+#[test]
 fn exported_private_chunk_keeps_its_bytes_when_it_is_unmapped() {
     let device = device("size=8M");
     let at = device.reserve(3 * G).unwrap();
-    assert_eq!(device.map_private_chunks(at, &[G, 2 * G]), Ok(2));
+    assert_eq!(map_accessible(device, at, &[G, 2 * G]), Ok(2));
     let bytes = pattern(5000, 3);
     write_device(device, at.offset(G + 100), &bytes);
     let fd = device.export_private_chunk(at.offset(G), 2 * G).unwrap();
@@ -103,7 +134,7 @@ fn exported_private_chunk_keeps_its_bytes_when_it_is_unmapped() {
     device.unmap_chunk(at.offset(G), 2 * G).unwrap();
     assert!(device.export_private_chunk(at.offset(G), 2 * G).is_err(), "unmapped");
     // Its memory counts no more.
-    assert_eq!(device.map_private_chunks(at.offset(G), &[2 * G]), Ok(1));
+    assert_eq!(map_accessible(device, at.offset(G), &[2 * G]), Ok(1));
     device.unmap_chunk(at.offset(G), 2 * G).unwrap();
     let chunk = device.import_chunk(fd.as_fd(), 2 * G).unwrap();
     device.map_chunk(at.offset(G), 2 * G, chunk, false).unwrap();
@@ -119,7 +150,7 @@ fn exported_private_chunk_keeps_its_bytes_when_it_is_unmapped() {
 fn chunk_is_unmapped_after_the_work_that_uses_it() {
     let device = device("size=4M");
     let at = device.reserve(G).unwrap();
-    assert_eq!(device.map_private_chunks(at, &[G]), Ok(1));
+    assert_eq!(map_accessible(device, at, &[G]), Ok(1));
     let (source, mut back) = ([9u8; 100], [0u8; 100]);
     device.pause();
     std::thread::scope(|scope| {
