@@ -8,7 +8,8 @@
 //! a call uses them; after that, epochs do ([`crate::page_states`]).
 //!
 //! No device has access to a chunk that was just mapped. To grant that takes ten times as long as to allocate and map it, and
-//! allocates nothing. So it is a step of its own.
+//! allocates nothing. So it is a step of its own, which copies between devices do while they run
+//! ([`crate::overlapped_copies`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -120,6 +121,12 @@ impl Chunks {
     /// The device address of a chunk.
     pub(crate) fn address(&self, chunk: usize) -> DeviceAddr {
         self.start.offset(chunk as u64 * self.size)
+    }
+
+    /// The chunks of bytes from an address.
+    pub(crate) fn covering(&self, address: DeviceAddr, len: usize) -> Range<usize> {
+        let first = address.0 - self.start.0;
+        (first / self.size) as usize..(first + len as u64).div_ceil(self.size) as usize
     }
 
     /// Holds chunks, whether or not they are mapped; they are acquired now.

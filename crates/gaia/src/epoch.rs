@@ -68,9 +68,13 @@ impl Map {
         let _held = match Lane::current() {
             Some(_) => None,
             None => {
+                let may_copy = !self.peers_of(&state, &range).is_empty();
                 drop(state);
                 let held = self.replica.hold(&range)?;
-                self.replica.grant_access(&range)?;
+                if !may_copy {
+                    // Copies between devices do it while they run. Here a failure does no harm to open epochs.
+                    self.replica.grant_access(&range)?;
+                }
                 state = lock(&self.state);
                 held
             }
@@ -151,9 +155,12 @@ impl Map {
         let size = loop {
             begun.spent.add_to(&mut state.info);
             if !begun.staged.is_empty() {
+                self.replica.grant_access(&range)?;
                 self.copy_staged(state, window, &begun.staged, stores)?;
             }
-            let mut copied = self.copy_from_peers(state, &begun.fills, peers)?;
+            let mut copied = self.copy_from_peers(state, &begun.fills, peers, &range)?;
+            // To chunks into which nothing was copied.
+            self.replica.grant_access(&range)?;
             if !begun.fills.is_empty() {
                 self.bring_to_device(state, window, &begun.fills)?;
             }

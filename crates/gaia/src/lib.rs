@@ -55,6 +55,7 @@ mod link;
 mod map;
 mod maps;
 mod mounted_file;
+mod overlapped_copies;
 mod owned_fd;
 mod owner_name;
 mod page_states;

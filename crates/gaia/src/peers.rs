@@ -30,7 +30,8 @@ use spinio_pagecache::messages::{Fill, MAX_PEERS, MAX_RUNS, NO_PEERS, Peers, Run
 use crate::Result;
 use crate::lane::Lane;
 use crate::map::Map;
-use crate::sources::{self, Destination, Named};
+use crate::overlapped_copies::Destination;
+use crate::sources::{self, Named};
 use crate::state::{State, timed};
 
 /// What an acquire has copied, and what the server is told about the rest.
@@ -56,8 +57,14 @@ impl Map {
         named
     }
 
-    /// Copies the fills of an acquire that other maps have.
-    pub(crate) fn copy_from_peers(&self, state: &mut State, fills: &[Fill], peers: &[Named]) -> Result<Outcome> {
+    /// Copies the fills of an acquire that other maps have, to some of these pages, and grants access to their chunks.
+    pub(crate) fn copy_from_peers(
+        &self,
+        state: &mut State,
+        fills: &[Fill],
+        peers: &[Named],
+        pages: &Range<usize>,
+    ) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let of_peers = |fill: &&Fill| matches!(fill.source, FillSource::Peer(_));
         if !fills.iter().any(|fill| of_peers(&fill)) {
@@ -68,7 +75,7 @@ impl Map {
             return Ok(outcome);
         };
         let (device, start) = (self.replica.device_id(), DeviceAddr(self.replica.start()));
-        let to = Destination { memory, device, first: self.spec.first, start };
+        let to = Destination { memory, device, chunks: self.replica.chunks(), first: self.spec.first, start };
         // Kernels may still load what is replaced.
         self.replica.on_stream(|_| Ok(()))?;
         for (number, (name, source)) in peers.iter().enumerate() {
@@ -77,7 +84,9 @@ impl Map {
             if runs.is_empty() {
                 continue;
             }
-            let parts = timed(&mut state.info.copy_ns, || source.copy_to(&to, *name, &runs));
+            // Streams are waited for before the other map is locked, not meanwhile.
+            let copy = || self.replica.while_granting(pages, || source.copy_to(&to, *name, &runs));
+            let parts = timed(&mut state.info.copy_ns, copy);
             let (copied, refused, why) = match parts {
                 Ok((copied, refused)) => (copied, refused, PeerRefusal::Unavailable),
                 Err(why) => (Vec::new(), runs, why),

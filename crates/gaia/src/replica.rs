@@ -100,6 +100,14 @@ impl Replica {
         }
     }
 
+    /// Runs work that may grant access to the memory of pages by parts.
+    pub(crate) fn while_granting<T>(&self, pages: &Range<usize>, work: impl FnOnce() -> T) -> T {
+        match &self.memory {
+            Memory::Chunks(room, chunks, _) => room.while_granting(chunks, chunks.of_pages(pages), work),
+            Memory::Whole | Memory::InPlace(_) => work(),
+        }
+    }
+
     /// Pages are acquired now, whose memory is there.
     pub(crate) fn touch(&self, pages: &Range<usize>) {
         if let Memory::Chunks(room, chunks, _) = &self.memory {

@@ -13,7 +13,8 @@
 //!
 //! **Locks**: room > state of a map > table of its chunks. A call has no map's state locked when it asks for room, and
 //! jobs of a lane never do ([`crate::lane`]): their chunks are held and accessible since they were queued. So who has room
-//! locked may wait for states, and for stopped streams, while no chunk can be mapped or unmapped beside one.
+//! locked may wait for states, and for stopped streams, while no chunk can be mapped or unmapped beside one. A call may grant
+//! access with the state of its map locked: it has the map's turn, so no stop that it waits for is of a call on that map.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -126,6 +127,11 @@ impl Room {
         let granted = between_stops(self.device, || memory.grant_access(&chunks));
         injection_point!("client: chunks accessible");
         granted.map_err(|e| Error::device(e, "make the memory of a map accessible"))
+    }
+
+    /// Runs work that grants access to chunks by parts: when no stream is stopped, if some of these are without.
+    pub(crate) fn while_granting<T>(&self, memory: &Chunks, chunks: Range<usize>, work: impl FnOnce() -> T) -> T {
+        if memory.without_access(chunks).is_empty() { work() } else { between_stops(self.device, work) }
     }
 
     /// Holds a chunk if it is mapped.

@@ -8,12 +8,13 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use spinio_device::{DeviceAddr, DeviceId, PAGE_BYTES, PeerError, PeerMemory, PeerPiece};
+use spinio_device::{DeviceId, PAGE_BYTES, PeerError, PeerPiece};
 use spinio_host::{lock, try_lock};
 use spinio_pagecache::leased_messages::PeerRefusal;
 use spinio_pagecache::messages::Run;
 
 use crate::chunks::{Chunks, Hold};
+use crate::overlapped_copies::{self, ChunkPiece, Destination};
 use crate::owner_name::{Name, NameCell};
 use crate::queued_calls::Queue;
 use crate::replica::Replica;
@@ -81,18 +82,8 @@ pub(crate) fn of_file(file: u64, device: DeviceId, pages: &Range<u64>) -> Vec<Na
     named.collect()
 }
 
-/// Where pages are copied to.
-pub(crate) struct Destination<'a> {
-    pub(crate) memory: &'a dyn PeerMemory,
-    pub(crate) device: DeviceId,
-    /// The first page, in the file.
-    pub(crate) first: u64,
-    /// The address of that.
-    pub(crate) start: DeviceAddr,
-}
-
-/// Pages to copy to, their chunk here, the pages here, and the copy.
-type Part = (Run, usize, Range<usize>, PeerPiece);
+/// Pages to copy to, the pages here, and the copy.
+type Part = (Run, Range<usize>, ChunkPiece);
 
 /// What was copied, and what was not.
 pub(crate) type Parts = (Vec<Run>, Vec<Run>);
@@ -115,45 +106,35 @@ impl Source {
             return Err(PeerRefusal::Unavailable);
         }
         // The chunks stay until the copies are made.
-        let (mut chunks, mut holds): (Vec<usize>, Vec<Hold>) = Default::default();
-        let (mut copied, mut refused, mut pieces) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut pieces, mut holds): (Vec<ChunkPiece>, Vec<Hold>) = Default::default();
+        let (mut copied, mut refused) = (Vec::new(), Vec::new());
         for run in runs {
             let Some(parts) = self.parts(to, *run) else {
                 refused.push(*run);
                 continue;
             };
-            for (part, chunk, pages, piece) in parts {
-                let settled = state.pages.are_settled(pages).then(|| self.memory.keep(chunk)).flatten();
+            for (part, pages, piece) in parts {
+                let settled = state.pages.are_settled(pages).then(|| self.memory.keep(piece.chunk)).flatten();
                 let Some(hold) = settled else {
                     refused.push(part);
                     continue;
                 };
                 copied.push(part);
-                pieces.push(piece);
-                if chunks.last() != Some(&chunk) {
-                    chunks.push(chunk);
+                if pieces.last().is_none_or(|last| last.chunk != piece.chunk) {
                     holds.push(hold);
                 }
+                pieces.push(piece);
             }
         }
-        self.copy_pieces(to, &chunks, &pieces)?;
-        Ok((copied, refused))
-    }
-
-    /// `chunks`: those of the pieces.
-    fn copy_pieces(&self, to: &Destination<'_>, chunks: &[usize], pieces: &[PeerPiece]) -> Result<(), PeerRefusal> {
-        if pieces.is_empty() {
-            return Ok(());
+        if !pieces.is_empty() {
+            overlapped_copies::copy(&self.memory, to, &pieces).map_err(|e| match e {
+                PeerError::NoDevice => PeerRefusal::NoDevice,
+                PeerError::NoAccess => PeerRefusal::NoAccess,
+                PeerError::Import(_) => PeerRefusal::Import,
+                PeerError::Copy(_) => PeerRefusal::Copy,
+            })?;
         }
-        let uuid = self.memory.device_uuid().map_err(|_| PeerRefusal::NoDevice)?;
-        let allowed = self.memory.grant(to.device, chunks, |at, len| to.memory.allow_loads(uuid, at, len));
-        let mut all = std::iter::once(allowed.map(|()| pieces));
-        to.memory.copy_from_chunks(&mut all).map_err(|e| match e {
-            PeerError::NoDevice => PeerRefusal::NoDevice,
-            PeerError::NoAccess => PeerRefusal::NoAccess,
-            PeerError::Import(_) => PeerRefusal::Import,
-            PeerError::Copy(_) => PeerRefusal::Copy,
-        })
+        Ok((copied, refused))
     }
 
     /// The parts of a run in the chunks of this map. `None`: this map has other pages.
@@ -172,7 +153,7 @@ impl Source {
                 to: destination.start.offset(run.first * PAGE_BYTES as u64),
                 len: part.len() * PAGE_BYTES,
             };
-            (run, chunk, part, piece)
+            (run, part, ChunkPiece { chunk, piece })
         });
         Some(parts.collect())
     }

@@ -499,6 +499,70 @@ fn pages_of_another_gpu_take_one_driver_call_for_each_chunk() {
     assert_eq!(PeerRefusal::of_number(info.peer_refused), Some(PeerRefusal::Copy));
 }
 
+/// New chunks of a map are made accessible by one call of the driver, after all of them are there; if that fails, no chunk
+/// is used, none is lost, and an epoch goes on.
+#[test]
+fn memory_that_cannot_be_made_accessible_fails_the_acquire_and_nothing_else() {
+    // In a process of its own: calls of virtual memory management fail.
+    if !runs_alone("memory_that_cannot_be_made_accessible_fails_the_acquire_and_nothing_else") {
+        return;
+    }
+    const CHUNK: u64 = 2 << 20;
+    const LEN: u64 = 4 * CHUNK;
+    const NO_MEMORY: i32 = 2;
+    let (Some(one), Some(other)) = (gpu_of(0), gpu_of(1)) else { return };
+    let wanted: Vec<u8> = (0..LEN).map(|n| (n * 7 % 253) as u8).collect();
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), &wanted).unwrap()) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let map = |access, device| Map::new(file.as_raw_fd(), 0, LEN, access, device).unwrap();
+    let fake = fake::open().unwrap();
+    // From the file, beside an epoch of another chunk.
+    let source = map(Access::Write, one);
+    source.acquire(0, CHUNK, Access::Write).unwrap();
+    store(one, &source, 5, &[99]);
+    fake.fail_access(NO_MEMORY, 0);
+    assert_eq!(source.acquire(CHUNK, LEN - CHUNK, Access::Write).unwrap_err().errno, Errno::NOMEM);
+    fake.fail_access(0, 0);
+    assert_eq!(source.info().device_bytes, LEN, "the chunks stay for the next acquire, or are evicted");
+    assert_eq!(source.release(0, CHUNK).unwrap(), PAGE as u64);
+    let calls = fake.vmm_calls();
+    source.acquire(0, LEN, Access::Write).unwrap();
+    assert_eq!(fake.vmm_calls() - calls, 1);
+    source.release(0, LEN).unwrap();
+    let now = load(one, &source, 0, LEN as usize);
+    assert!(now[5] == 99 && now[..5] == wanted[..5] && now[6..] == wanted[6..]);
+    // From the other GPU. The first call would let this one access its own memory: without that there is no copy, and no read
+    // of the file either. The second one would let it load the other's chunks: the file is read instead.
+    let copy = map(Access::Read, other);
+    for good in [0, 1] {
+        fake.fail_access(NO_MEMORY, good);
+        let acquired = copy.acquire(0, LEN, Access::Read);
+        fake.fail_access(0, 0);
+        let info = copy.info();
+        assert_eq!((info.device_bytes, info.bytes_from_peer), (LEN, 0));
+        if good == 0 {
+            assert_eq!((acquired.unwrap_err().errno, info.bytes_from_file), (Errno::NOMEM, 0));
+            assert_eq!(copy.release(0, LEN).unwrap_err().errno, Errno::INVAL, "nothing was acquired");
+        } else {
+            // The page that was stored to is not in the file.
+            assert_eq!((acquired.unwrap(), info.bytes_from_file), (LEN, LEN - PAGE as u64));
+            assert!(load(other, &copy, 0, LEN as usize) == now);
+            copy.release(0, LEN).unwrap();
+        }
+        assert_eq!(
+            PeerRefusal::of_number(info.peer_refused),
+            Some([PeerRefusal::Copy, PeerRefusal::Import][good as usize])
+        );
+    }
+    drop(copy);
+    let copy = map(Access::Read, other);
+    let calls = fake.vmm_calls();
+    copy.acquire(0, LEN, Access::Read).unwrap();
+    assert!(load(other, &copy, 0, LEN as usize) == now);
+    // Four chunks are mapped, and one call for each side makes them accessible.
+    assert_eq!((copy.info().bytes_from_peer, fake.vmm_calls() - calls), (LEN, 4 + 2));
+}
+
 /// A map in place is a mapping of the file where the driver says that kernels access memory of the process.
 #[test]
 fn map_in_place_is_coherent_where_the_driver_says_so() {

@@ -509,7 +509,10 @@ int cuMemUnmap(uint64_t a, size_t n) {
     }
     return OK;
 }
+static int fail_access, good_accesses;
+void fake_fail_access(int code, int after) { fail_access = code, good_accesses = after; }
 int cuMemSetAccess(uint64_t a, size_t n, const int *access, size_t count) {
+    if (fail_access && good_accesses-- <= 0) return fail_access;
     count_vmm();
     at_home();
     no_stop("cuMemSetAccess");

@@ -70,6 +70,8 @@ controls! {
     fn fail_copy(code: c_int);
     /// Copies between device addresses fail with this code from now on.
     fn fail_copy_within(code: c_int);
+    /// Memory cannot be made accessible after some more calls that can, with this code; 0: all can.
+    fn fail_access(code: c_int, after: c_int);
     /// Code cannot be loaded from now on, with this code.
     fn fail_module(code: c_int);
     /// Streams never come to host functions from now on.
