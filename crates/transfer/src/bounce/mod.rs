@@ -46,7 +46,7 @@ mod interleavings;
 mod tests;
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceError, ErrorKind, FenceGuard, PinnedBuffer, StreamId, WaitMode};
@@ -188,6 +188,8 @@ pub struct BouncePool {
     lent_back: Condvar,
     /// Taken by a thread that acquires many buffers.
     bulk_lock: Mutex<()>,
+    /// Copies that the threads of long requests have queued, for these threads to count.
+    pub queued_copies: AtomicUsize,
 }
 
 impl BouncePool {
@@ -203,6 +205,7 @@ impl BouncePool {
             lent: Mutex::default(),
             lent_back: Condvar::new(),
             bulk_lock: Mutex::default(),
+            queued_copies: AtomicUsize::new(0),
         }
     }
 

@@ -22,6 +22,7 @@ mod storage;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use spinio_device::{DeviceError, FenceGuard, Pin, StreamId, StreamOrder, WaitMode};
@@ -125,6 +126,7 @@ impl<'a> Engine<'a> {
         while !self.pinned.is_empty() {
             self.finish_oldest_pin();
         }
+        self.request.staging.queued_copies.fetch_sub(self.queued_copies.len(), Relaxed);
         self.queued_copies.clear();
         let mut drained = Ok(());
         for stream in std::mem::take(&mut self.streams).into_iter().flatten() {
