@@ -245,8 +245,9 @@ fn vector_of_more_than_1024_entries_is_short() {
         })
         .collect();
     let wrote = runtime.write_parts(file.as_raw_fd(), Some(0), 0, &parts).unwrap();
-    // 4.6 MB of device memory, in bounce buffers of 2 MiB: two parts are cut, so the last two vectors are left out.
-    assert_eq!(wrote, 1022 * PART);
+    // 4.6 MB of device memory, in bounce buffers of 2 MiB: two parts are cut, or one where the buffers lie one after the
+    // other, so that many of the last vectors are left out.
+    assert!(wrote == 1022 * PART || wrote == 1023 * PART, "{wrote}");
     assert!(std::fs::read(&path).unwrap() == bytes[..wrote]);
 }
 
