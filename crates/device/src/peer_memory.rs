@@ -51,6 +51,15 @@ impl fmt::Display for PeerError {
 
 impl std::error::Error for PeerError {}
 
+/// A chunk of another device, perhaps of another process.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerChunk<'a> {
+    /// Its descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Bytes, all of it.
+    pub len: u64,
+}
+
 /// A part of chunks of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPiece {
@@ -67,10 +76,13 @@ pub type PeerGroup<'a> = Result<&'a [PeerPiece], PeerError>;
 
 /// A device that can copy from chunks of other devices.
 pub trait PeerMemory: SharedMemory {
-    /// Copies all `len` bytes of a chunk of the device `peer` (a UUID) into mapped memory of this device, and waits until
-    /// they have arrived. The descriptor is in the caller's table, and may be closed afterwards. After an error the memory
+    /// Copies chunks of the device `peer` (a UUID), one after the other, into mapped memory of this device, and waits until
+    /// all have arrived. The descriptors are in the caller's table, and may be closed afterwards. After an error the memory
     /// has undefined bytes.
-    fn copy_from_peer(&self, peer: [u8; 16], chunk: BorrowedFd<'_>, len: u64, to: DeviceAddr) -> Result<(), PeerError>;
+    ///
+    /// On CUDA each is imported and mapped for the time of the call. That takes the driver longer than to copy a chunk of
+    /// 64 MiB over NVLink, and more for one at a time than for many.
+    fn copy_from_peer(&self, peer: [u8; 16], chunks: &[PeerChunk<'_>], to: DeviceAddr) -> Result<(), PeerError>;
 
     /// Lets this device load chunks that the device `peer` has mapped side by side in this process: `len` bytes from `at`,
     /// until each chunk is unmapped. On CUDA one call of the driver, which waits for no kernel.

@@ -40,6 +40,9 @@ pub const MAX_DESCRIPTORS: usize = 64;
 /// The socket of root's daemon, which serves all users.
 pub const ROOT_SOCKET: &str = "/run/spinio/gaia/serve.sock";
 
+/// Chunks that a client is to read from the file at a time: in one large read.
+pub const FILLS: u64 = 4;
+
 /// The least chunk.
 pub const MIN_CHUNK: u64 = 2 << 20;
 

@@ -1,6 +1,6 @@
 //! Copies from chunks of other GPUs, whose memory this GPU's copy engine loads over NVLink or PCI.
 //!
-//! A chunk of another process is imported and mapped for the time of the copy, and the program needs no context of the other
+//! Chunks of another process are imported and mapped for the time of the copy, and the program needs no context of the other
 //! GPU for it. A chunk that this process has mapped for the other GPU gets access for this one where it is mapped, and keeps
 //! it until it is unmapped, so that further copies are one call for each piece.
 //!
@@ -8,12 +8,12 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 
 use super::capture::RelaxedCapture;
 use super::device::Cuda;
 use crate::peer_memory::copy_groups;
-use crate::{DeviceAddr, DeviceError, ErrorKind, PeerError, PeerGroup, PeerMemory, PeerPiece, SharedMemory};
+use crate::{DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerGroup, PeerMemory, PeerPiece, SharedMemory};
 
 impl Cuda {
     /// The number of the device with this UUID.
@@ -33,24 +33,39 @@ impl Cuda {
         if can_access { Ok(()) } else { Err(PeerError::NoAccess) }
     }
 
-    /// Maps an allocation of another device for loads, copies all of it, and unmaps it. The handle is alive.
-    fn copy_allocation(&self, handle: u64, len: usize, to: DeviceAddr) -> Result<(), PeerError> {
+    /// Maps imported chunks side by side for loads, copies them, and unmaps them. A chunk becomes accessible while those
+    /// before it are copied. The handles are alive.
+    fn copy_imported(&self, chunks: &[(u64, usize)], to: DeviceAddr) -> Result<(), PeerError> {
         let import = |call| move |e| PeerError::Import(self.driver_error(call, e));
+        let len: usize = chunks.iter().map(|(_, len)| len).sum();
         let from = SharedMemory::reserve(self, len as u64).map_err(PeerError::Import)?;
-        // SAFETY: reserved above, and the handle is alive and as long, as the driver verifies.
-        let mapped = unsafe { self.driver.map_allocation(from.0, len, handle) };
-        let copied = mapped.map_err(import("cuMemMap")).and_then(|()| {
-            // SAFETY: mapped above.
-            let granted = unsafe { self.driver.set_access(from.0, len, self.ordinal, false) };
-            let copied = granted.map_err(import("cuMemSetAccess")).and_then(|()| {
-                let piece = PeerPiece { from, to, len };
-                // Mapped until the copy is made; `to` by the contract of the trait.
-                self.copy_now(&mut std::iter::once(Ok(&[piece][..])))
+        let mut mapped = 0;
+        let map = |&(handle, len): &(u64, usize)| {
+            // SAFETY: reserved above, and the handle is alive and as long, as the driver verifies.
+            unsafe { self.driver.map_allocation(from.0 + mapped as u64, len, handle) }.map_err(import("cuMemMap"))?;
+            mapped += len;
+            Ok(())
+        };
+        let copied = chunks.iter().try_for_each(map).and_then(|()| {
+            let mut at = 0;
+            let pieces = chunks.iter().map(|&(_, len)| {
+                let piece = PeerPiece { from: from.offset(at), to: to.offset(at), len };
+                at += len as u64;
+                [piece]
             });
-            // SAFETY: mapped above; the stream that used it was synchronized.
-            let _ = unsafe { self.driver.unmap_allocation(from.0, len) };
-            copied
+            let pieces: Vec<[PeerPiece; 1]> = pieces.collect();
+            let mut groups = pieces.iter().map(|piece| {
+                // SAFETY: mapped above.
+                let granted = unsafe { self.driver.set_access(piece[0].from.0, piece[0].len, self.ordinal, false) };
+                granted.map(|()| &piece[..]).map_err(import("cuMemSetAccess"))
+            });
+            // Mapped until the copies are made; `to` by the contract of the trait.
+            self.copy_now(&mut groups)
         });
+        if mapped > 0 {
+            // SAFETY: mapped above; the stream that used it was synchronized.
+            let _ = unsafe { self.driver.unmap_allocation(from.0, mapped) };
+        }
         let _ = SharedMemory::free_reservation(self, from, len as u64);
         copied
     }
@@ -66,18 +81,25 @@ impl Cuda {
 }
 
 impl PeerMemory for Cuda {
-    fn copy_from_peer(&self, peer: [u8; 16], chunk: BorrowedFd<'_>, len: u64, to: DeviceAddr) -> Result<(), PeerError> {
+    fn copy_from_peer(&self, peer: [u8; 16], chunks: &[PeerChunk<'_>], to: DeviceAddr) -> Result<(), PeerError> {
         let import = PeerError::Import;
         let _entered = self.enter().map_err(import)?;
         let _relaxed = RelaxedCapture::enter(self.driver);
         self.check_access(peer)?;
         let too_long = DeviceError::new(ErrorKind::NoMemory, "chunk of another device");
-        let len = usize::try_from(len).map_err(|_| import(too_long))?;
-        let handle = self.driver.import_allocation(chunk.as_raw_fd());
-        let handle = handle.map_err(|e| import(self.driver_error("cuMemImportFromShareableHandle", e)))?;
-        let copied = self.copy_allocation(handle, len, to);
-        // SAFETY: imported above, and mapped nowhere any more.
-        let _ = unsafe { self.driver.release_allocation(handle) };
+        let mut imported = Vec::with_capacity(chunks.len());
+        let all_imported = chunks.iter().try_for_each(|chunk| {
+            let len = usize::try_from(chunk.len).map_err(|_| import(too_long))?;
+            let handle = self.driver.import_allocation(chunk.fd.as_raw_fd());
+            let handle = handle.map_err(|e| import(self.driver_error("cuMemImportFromShareableHandle", e)))?;
+            imported.push((handle, len));
+            Ok(())
+        });
+        let copied = all_imported.and_then(|()| self.copy_imported(&imported, to));
+        for (handle, _) in imported {
+            // SAFETY: imported above, and mapped nowhere any more.
+            let _ = unsafe { self.driver.release_allocation(handle) };
+        }
         copied
     }
 

@@ -12,7 +12,7 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 
 use spinio_sys::linux::{self, Fd};
 
@@ -23,7 +23,9 @@ use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
 use crate::peer_memory::copy_groups;
-use crate::{Device, DeviceAddr, DeviceError, ErrorKind, PeerError, PeerGroup, PeerMemory, StreamId, WaitMode};
+use crate::{
+    Device, DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerGroup, PeerMemory, StreamId, WaitMode,
+};
 
 const READ: u32 = 1;
 
@@ -104,23 +106,30 @@ impl PeerMemory for Emulated {
     fn copy_from_peer(
         &self,
         peer: [u8; 16],
-        chunk: BorrowedFd<'_>,
-        len: u64,
+        chunks: &[PeerChunk<'_>],
         to: DeviceAddr,
     ) -> core::result::Result<(), PeerError> {
         let import = PeerError::Import;
         self.accessible(peer)?;
-        let (tid, fd) = (linux::gettid(), chunk.as_raw_fd());
-        check_chunk(fd, len).map_err(import)?;
-        let mapped = self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize));
-        let from = mapped.and_then(|mapped| mapped).map_err(import)?;
+        let tid = linux::gettid();
+        let map = |chunk: &PeerChunk<'_>| {
+            let (fd, len) = (chunk.fd.as_raw_fd(), chunk.len);
+            check_chunk(fd, len)?;
+            self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize))?
+        };
+        let mapped = chunks.iter().map(map).collect::<Result<Vec<MappedChunk>>>().map_err(import)?;
         let copy = || {
-            let dst = self.memory.engine_addr(to, from.len, Direction::Store, "copy from another device")?;
             let stream = self.acquire_stream()?;
-            let queued = self.engine.submit(stream.0, Operation::Peer { dst, src: from.at, len: from.len });
-            let done = queued.and_then(|()| self.synchronize(stream, WaitMode::Block));
+            let mut at = to;
+            let queued = mapped.iter().try_for_each(|from| {
+                let dst = self.memory.engine_addr(at, from.len, Direction::Store, "copy from another device")?;
+                at = at.offset(from.len as u64);
+                self.engine.submit(stream.0, Operation::Peer { dst, src: from.at, len: from.len })
+            });
+            // Also after an error: nothing may use the chunks any more.
+            let done = self.synchronize(stream, WaitMode::Block);
             self.release_stream(stream);
-            done
+            queued.and(done)
         };
         copy().map_err(PeerError::Copy)
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use spinio_device::ErrorKind;
 use spinio_host::lock;
-use spinio_pagecache::leased_messages::{Content, Source};
+use spinio_pagecache::leased_messages::{Content, FILLS, Source};
 use spinio_sys::Errno;
 use spinio_sys::linux;
 
@@ -182,12 +182,12 @@ impl Map {
         }
         let mut mapped = chunks.clone().zip(&mut new);
         mapped.try_for_each(|(chunk, new)| state.chunks.map_new(content, chunk, new))?;
-        let (copied, refusal) = match &copies {
-            Some(copies) => copy_chunks(self.device, &state.chunks, content, chunks.clone(), copies),
-            None => (0, None),
-        };
-        let end = (chunks.end * content.chunk_bytes()).min(content.size);
-        let from = ((chunks.start + copied) * content.chunk_bytes()).min(end);
+        let refusal = copies.as_ref().and_then(|c| copy_chunks(self.device, &state.chunks, content, chunks.clone(), c));
+        let first_read = if copies.is_some() && refusal.is_none() { chunks.end } else { chunks.start };
+        // Those of a refused copy are many: others may read some of them from the file.
+        let kept = if refusal.is_some() { chunks.end.min(chunks.start + FILLS) } else { chunks.end };
+        let end = (kept * content.chunk_bytes()).min(content.size);
+        let from = (first_read * content.chunk_bytes()).min(end);
         let mut at = from;
         while at < end {
             match self.file.read(at, self.device, state.chunks.address(at), end - at)? {
@@ -201,11 +201,10 @@ impl Map {
         if let Some(refusal) = refusal {
             state.info.peer_refused = refusal.number();
         }
-        let first_read = chunks.start + copied;
         state.chunks.seal(content, chunks.clone())?;
         for (chunk, new) in chunks.zip(new) {
             let (tid, fd) = (linux::gettid(), new.raw_fd());
-            let whole = at >= end;
+            let whole = at >= end && chunk < kept;
             let source = match refusal {
                 _ if chunk < first_read => Source::Peer,
                 Some(refusal) => Source::Refused(refusal),

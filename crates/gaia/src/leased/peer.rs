@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use spinio_device::{PeerError, PeerMemory, SharedMemory};
+use spinio_device::{PeerChunk, PeerError, SharedMemory};
 use spinio_pagecache::leased_messages::{Content, PeerRefusal};
 
 use super::chunks::Chunks;
@@ -25,33 +25,21 @@ pub(super) struct Copies {
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// Copies chunks, which are mapped for stores, until one cannot be copied. How many, and why not all.
+/// Copies chunks, which are mapped for stores, all or none; why not.
 pub(super) fn copy_chunks(
     device: &'static dyn SharedMemory,
     mapped: &Chunks,
     content: Content,
     chunks: Range<u64>,
     copies: &Copies,
-) -> (u64, Option<PeerRefusal>) {
-    let Some(memory) = device.peer_memory() else { return (0, Some(PeerRefusal::NoAccess)) };
-    for (chunk, fd) in chunks.clone().zip(&copies.descriptors) {
-        if let Err(why) = copy_chunk(memory, mapped, content, chunk, copies.peer, fd) {
-            return (chunk - chunks.start, Some(why));
-        }
-    }
-    (chunks.end - chunks.start, None)
-}
-
-fn copy_chunk(
-    memory: &dyn PeerMemory,
-    mapped: &Chunks,
-    content: Content,
-    chunk: u64,
-    peer: [u8; 16],
-    fd: &OwnedFd,
-) -> Result<(), PeerRefusal> {
-    let to = mapped.address(chunk * content.chunk_bytes());
-    memory.copy_from_peer(peer, fd.as_fd(), content.len_of(chunk), to).map_err(|e| match e {
+) -> Option<PeerRefusal> {
+    let Some(memory) = device.peer_memory() else { return Some(PeerRefusal::NoAccess) };
+    let to = mapped.address(chunks.start * content.chunk_bytes());
+    let from: Vec<PeerChunk<'_>> = chunks
+        .zip(&copies.descriptors)
+        .map(|(chunk, fd)| PeerChunk { fd: fd.as_fd(), len: content.len_of(chunk) })
+        .collect();
+    memory.copy_from_peer(copies.peer, &from, to).err().map(|e| match e {
         PeerError::NoDevice => PeerRefusal::NoDevice,
         PeerError::NoAccess => PeerRefusal::NoAccess,
         PeerError::Import(_) => PeerRefusal::Import,

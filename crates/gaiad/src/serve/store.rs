@@ -22,15 +22,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use spinio_pagecache::leased_messages::{Content, ContentId, MAX_DESCRIPTORS, PeerRefusal, Source};
+use spinio_pagecache::leased_messages::{Content, ContentId, FILLS, MAX_DESCRIPTORS, PeerRefusal, Source};
 use spinio_sys::injection_point;
 
 use super::entry::{Chunk, ClientId, Closed, DeviceUuid, Entry};
 use super::exclusion::{FileKey, LeasedFile};
 use crate::quotas::{Limits, Quotas};
 
-/// Chunks that a client is to fill at a time: in one large read.
-const FILLS: u64 = 4;
+/// Chunks that a client is to copy from another device at a time, whose descriptors go along: to import and map them takes
+/// longer than to copy them, and less when there are many.
+const COPIES: u64 = 32;
 
 /// Connections at most, half of them of one user.
 const CONNECTIONS: usize = 4096;
@@ -332,7 +333,8 @@ impl Client<'_> {
         let more = absent.zip(first + 1..).take_while(|(at, next)| at == next).count() as u64;
         // All from one place: the file, or the same other device.
         let peer = entry.peer_with(device, self.id, first);
-        let run = (first..first + (1 + more).min(FILLS))
+        let most = if peer.is_some() { COPIES } else { FILLS };
+        let run = (first..first + (1 + more).min(most))
             .take_while(|at| entry.peer_with(device, self.id, *at) == peer)
             .map(|at| content.len_of(at));
         let wanted = run.collect::<Vec<_>>();
