@@ -197,7 +197,8 @@ int spinio_socket_commit(spinio_socket *socket, size_t bytes);
 
 ssize_t spinio_socket_borrow(spinio_socket *socket, void **bytes, size_t most, int flags);
 
-/* Has received the first `bytes` of what was borrowed; the rest comes again. -1: EINVAL: nothing is borrowed, or less. */
+/* Has received the first `bytes` of what was borrowed; the rest comes again. -1: EINVAL: nothing is borrowed, or less. ENODATA: on a
+ * socket that is not shared, another call received some of them meanwhile, through spinio_socket_fd(). */
 int spinio_socket_give_back(spinio_socket *socket, size_t bytes);
 
 /* As shutdown(2): SHUT_RD, SHUT_WR, SHUT_RDWR. */

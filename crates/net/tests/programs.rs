@@ -5,12 +5,13 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use spinio_net::{NetAddress, Socket, SocketOptions};
 use spinio_ring::granule::{self, END_WORDS, Packet};
 use spinio_ring::peer::{CLOSED, CONSUMED, Mark, RESET, TAIL};
 use spinio_ring::{Position, Word};
-use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
+use spinio_sys::linux::channel::{Until, receive_packet, receive_with, send_packet, wait_socket};
 use spinio_sys::linux::{self, socket};
 
 const RING: u64 = 4096;
@@ -111,6 +112,15 @@ fn recv(socket: &Socket, buffer: &mut [u8]) -> Result<usize, i32> {
     unsafe { socket.recv(buffer.as_mut_ptr(), buffer.len(), DONTWAIT) }.map_err(|errno| errno.raw_os_error())
 }
 
+/// A program connects to this test, which is no net.
+fn connect_plain(name: &str) -> (Socket, OwnedFd) {
+    let address = NetAddress::parse(&format!("unix:@spinio-programs-{name}-{}", std::process::id())).unwrap();
+    let listener = listening(1, &address);
+    let socket = Socket::connect(&address, SocketOptions::default()).unwrap();
+    assert_eq!(socket.transport().0, "kernel");
+    (socket, accept(&listener))
+}
+
 fn send(socket: &Socket, bytes: &[u8]) -> Result<usize, i32> {
     // SAFETY: the bytes live across the call.
     unsafe { socket.send(bytes.as_ptr(), bytes.len(), DONTWAIT) }.map_err(|errno| errno.raw_os_error())
@@ -169,5 +179,25 @@ fn memory_that_can_shrink_or_is_too_short_is_not_used() {
     let short = owned(linux::sized_memfd(c"programs", granule::bytes(RING) - linux::PAGE as u64).unwrap());
     for (name, file) in [("shrinks", can_shrink), ("short", short)] {
         assert_eq!(connect(name, file).0.transport(), ("kernel", "the memory cannot be mapped"));
+    }
+}
+
+#[test]
+fn borrowed_bytes_that_another_call_has_received_are_enodata() {
+    for ends in [true, false] {
+        let (socket, peer) = connect_plain(if ends { "ended" } else { "taken" });
+        // SAFETY: the bytes live across the call.
+        assert_eq!(unsafe { socket::send(peer.as_raw_fd(), b"0123456789".as_ptr(), 10) }, Ok(10));
+        assert_eq!(socket.borrow(10, 0).unwrap().1, 10);
+        let mut taken = [0; 6];
+        // SAFETY: the buffer lives across the call.
+        assert_eq!(unsafe { receive_with(socket.anchor(), taken.as_mut_ptr(), 6, 0) }, Ok(6));
+        if ends {
+            drop(peer);
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(socket.give_back(10).map_err(|errno| errno.raw_os_error())));
+        let result = told.recv_timeout(Duration::from_secs(60)).expect("give_back does not return");
+        assert_eq!(result, Err(61), "the stream has ended: {ends}");
     }
 }

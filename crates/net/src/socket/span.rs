@@ -82,17 +82,21 @@ impl Socket {
         Ok((at, side.span))
     }
 
-    /// Has received the first `bytes` of what was borrowed; the rest comes again. EINVAL: nothing is borrowed, or less.
+    /// Has received the first `bytes` of what was borrowed; the rest comes again. EINVAL: nothing is borrowed, or less. ENODATA, on
+    /// a socket that shares no memory: some of them are there no more, since another call received them through the descriptor.
     pub fn give_back(&self, bytes: usize) -> Result<()> {
         self.check()?;
         let mut side = self.receives.take_back(bytes)?;
         let Some(shared) = &self.shared else {
             let mut done = 0;
             while done < bytes {
-                // They are there: MSG_PEEK has seen them.
                 let to = side.buffer.as_mut_ptr();
                 // SAFETY: the buffer has these bytes.
-                done += again(|| unsafe { channel::receive_with(self.anchor.0, to, bytes - done, MSG_DONTWAIT) })?;
+                match again(|| unsafe { channel::receive_with(self.anchor.0, to, bytes - done, MSG_DONTWAIT) }) {
+                    // MSG_PEEK has seen them, so who else has the descriptor took them. To ask again would not end.
+                    Ok(0) | Err(Errno::AGAIN) => return Err(Errno::NODATA),
+                    received => done += received?,
+                }
             }
             return Ok(());
         };
