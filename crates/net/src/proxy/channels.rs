@@ -70,6 +70,8 @@ pub(super) struct Door {
     pub(super) listener: Descriptor,
     pub(super) name: Vec<u8>,
     pub(super) fd: SocketFd,
+    /// Programs may wait there for which no descriptor was left.
+    pub(super) retry: bool,
 }
 
 /// Granules, doors and channels.

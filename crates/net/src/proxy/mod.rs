@@ -447,6 +447,7 @@ impl Proxy {
     fn tick(&mut self, now: u64) {
         self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
         self.publish(now);
+        self.retry_doors(now);
         self.end_late_channels(now);
         self.end_late_announced(now);
         for index in std::mem::take(&mut self.later) {

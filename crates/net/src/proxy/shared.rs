@@ -55,7 +55,7 @@ impl Proxy {
             .and_then(|()| socket::listen(fd.0, 64))
             .and_then(|()| socket::epoll_add(self.epoll.0, fd.0, EPOLLIN | EPOLLET, TAG | DOOR | u64::from(index)));
         if opened.is_ok() {
-            self.shared.doors.push(Door { listener, name, fd });
+            self.shared.doors.push(Door { listener, name, fd, retry: false });
         }
     }
 
@@ -68,10 +68,32 @@ impl Proxy {
         if data & DOOR == 0 {
             return self.take_packets(number);
         }
-        let Some(door) = self.shared.doors.iter().find(|door| door.listener.index == number) else { return };
+        self.answer_door(number, now);
+    }
+
+    /// Programs are at the door of a listening socket.
+    fn answer_door(&mut self, index: u32, now: u64) {
+        let Some(door) = self.shared.doors.iter().find(|door| door.listener.index == index) else { return };
         let (listener, door) = (door.listener, door.fd.0);
-        while let Ok((fd, _)) = socket::accept(door) {
-            self.greet(SocketFd(fd), listener, now);
+        let retry = loop {
+            match socket::accept(door) {
+                Ok((fd, _)) => self.greet(SocketFd(fd), listener, now),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => break false,
+                // No descriptor or no memory: they still wait, and no event tells when there is one.
+                Err(_) => break true,
+            }
+        };
+        if let Some(door) = self.shared.doors.iter_mut().find(|door| door.listener == listener) {
+            door.retry = retry;
+        }
+    }
+
+    /// Tries again at doors for which no descriptor was left.
+    pub(super) fn retry_doors(&mut self, now: u64) {
+        let waiting = self.shared.doors.iter().filter(|door| door.retry);
+        for index in waiting.map(|door| door.listener.index).collect::<Vec<_>>() {
+            self.answer_door(index, now);
         }
     }
 
@@ -282,7 +304,9 @@ impl Proxy {
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => return,
+                Err(Errno::AGAIN) => return,
+                // As at a door: no event tells when there is a descriptor.
+                Err(_) => return self.postpone(index),
             }
         }
     }

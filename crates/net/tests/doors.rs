@@ -1,0 +1,104 @@
+//! Doors of listening sockets where something is used up: this test plays the programs, packet by packet.
+
+#![expect(unsafe_code, reason = "limits of the process")]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinio_device::registry;
+use spinio_net::{Net, NetAddress, Options};
+use spinio_ring::granule::{PACKET_BYTES, Packet};
+use spinio_sys::Errno;
+use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
+use spinio_sys::linux::socket::{self, AF_UNIX};
+
+const STREAM: u16 = 1;
+const SEQPACKET: u16 = 5;
+/// Much less than the 5 s after which a program goes on without an answer.
+const SOON: Duration = Duration::from_secs(2);
+
+/// The limit of descriptors is one for all tests.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn limit() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct lives across the call.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit
+}
+
+/// New descriptors have smaller numbers than this.
+fn set_limit(below: u64) {
+    let limit = libc::rlimit { rlim_cur: below, ..limit() };
+    // SAFETY: the struct lives across the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+fn open() -> Net {
+    let options = Options { sockets: 64, connections: 16, ring_bytes: 4096, idle_us: 500, ..Options::default() };
+    Net::open(registry::emulated().unwrap(), options).unwrap()
+}
+
+/// A net that listens, the address of the socket, and that of its door.
+fn listening(name: &str) -> (Net, NetAddress, NetAddress) {
+    let parse = |text: String| NetAddress::parse(&text).unwrap();
+    let name = format!("spinio-doors-{name}-{}", std::process::id());
+    let (address, door) = (parse(format!("unix:@{name}")), parse(format!("unix:@spinio-net-1/unix:@{name}")));
+    let net = open();
+    net.listen(&address, 64).unwrap();
+    (net, address, door)
+}
+
+fn new_socket(kind: u16) -> OwnedFd {
+    // SAFETY: made in this line.
+    unsafe { OwnedFd::from_raw_fd(socket::new_socket(AF_UNIX, kind).unwrap()) }
+}
+
+fn announce(channel: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
+    let packet = Packet::Announce { name: name.to_vec(), kernel: false, peer: None };
+    send_packet(channel.as_raw_fd(), &packet.encode(), None)
+}
+
+/// The next packet, if it comes in time; none at the end of the channel.
+fn hear(channel: &OwnedFd, within: Duration) -> Option<Packet> {
+    let wanted = Some(within.as_nanos() as u64);
+    assert!(wait_socket(channel.as_raw_fd(), Until::Readable, wanted).unwrap(), "no answer within {within:?}");
+    let mut bytes = [0; PACKET_BYTES];
+    let (len, _) = receive_packet(channel.as_raw_fd(), &mut bytes).unwrap();
+    Packet::decode(&bytes[..len])
+}
+
+/// Does something while no descriptor is left, neither here nor to the proxy, which is to be silent and asleep until there are some.
+fn without_descriptors(net: &Net, channel: &OwnedFd, does: impl FnOnce() -> Result<(), Errno>) {
+    let before = limit().rlim_cur;
+    // Descriptor 0 is in use everywhere; with a limit of 0 poll would fail.
+    set_limit(1);
+    let begun = (Instant::now(), net.stats().proxy_ns);
+    let done = does();
+    let early = wait_socket(channel.as_raw_fd(), Until::Readable, Some(300_000_000));
+    let (passed, worked) = (begun.0.elapsed(), net.stats().proxy_ns - begun.1);
+    set_limit(before);
+    assert_eq!((done, early), (Ok(()), Ok(false)), "it is accepted without a descriptor");
+    assert!(worked < passed.as_nanos() as u64 / 2, "the proxy spins: {worked} ns of {passed:?}");
+}
+
+#[test]
+fn program_that_came_when_no_descriptor_was_left_is_served_once_there_are_some() {
+    let _alone = alone();
+    let (net, address, door) = listening("short");
+    let (channel, anchor) = (new_socket(SEQPACKET), new_socket(STREAM));
+    socket::bind(anchor.as_raw_fd(), &AF_UNIX.to_ne_bytes()).unwrap();
+    let name = socket::getsockname(anchor.as_raw_fd()).unwrap();
+    without_descriptors(&net, &channel, || {
+        socket::connect(channel.as_raw_fd(), door.bytes())?;
+        announce(&channel, name.bytes())
+    });
+    assert_eq!(hear(&channel, SOON), Some(Packet::Welcome));
+    without_descriptors(&net, &channel, || socket::connect(anchor.as_raw_fd(), address.bytes()));
+    assert!(matches!(hear(&channel, SOON), Some(Packet::Offer { .. })));
+    net.close().unwrap();
+}
