@@ -45,17 +45,35 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     }
     let name = socket::getsockname(anchor).map_err(|_| "the socket has no name")?;
     let announced = Announced { channel };
-    announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None })?;
+    if announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None }).is_err() {
+        return Err(early_refusal(announced.channel.0).map_or(LATE, reason_of));
+    }
     injection_point!("program: announcement sent");
     match announced.receive() {
         (Some(Packet::Welcome), _) => {
             injection_point!("program: welcome received");
             Ok(announced)
         }
-        (Some(Packet::Refused(Refusal::Memory)), _) => Err("the net has no memory left for programs"),
-        (Some(Packet::Refused(Refusal::Backlog)), _) => Err("the backlog of the listening socket is full"),
-        (Some(Packet::Refused(Refusal::Setting)), _) => Err("a setting of the net"),
+        (Some(Packet::Refused(refusal)), _) => Err(reason_of(refusal)),
         _ => Err(LATE),
+    }
+}
+
+fn reason_of(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Memory => "the net has no memory left for programs",
+        Refusal::Backlog => "the backlog of the listening socket is full",
+        Refusal::Setting => "a setting of the net",
+    }
+}
+
+/// What a net has answered that no longer takes the announcement.
+pub(crate) fn early_refusal(channel: Fd) -> Option<Refusal> {
+    let mut bytes = [0; PACKET_BYTES];
+    let (len, _) = receive_packet(channel, &mut bytes).ok()?;
+    match Packet::decode(&bytes[..len]) {
+        Some(Packet::Refused(refusal)) => Some(refusal),
+        _ => None,
     }
 }
 

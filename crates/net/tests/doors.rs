@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::registry;
-use spinio_net::{Net, NetAddress, Options};
-use spinio_ring::granule::{PACKET_BYTES, Packet};
+use spinio_net::{Net, NetAddress, Options, Socket, SocketOptions};
+use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
 use spinio_sys::linux::socket::{self, AF_UNIX};
@@ -101,4 +101,45 @@ fn program_that_came_when_no_descriptor_was_left_is_served_once_there_are_some()
     without_descriptors(&net, &channel, || socket::connect(anchor.as_raw_fd(), address.bytes()));
     assert!(matches!(hear(&channel, SOON), Some(Packet::Offer { .. })));
     net.close().unwrap();
+}
+
+#[test]
+fn one_channel_too_many_is_refused_at_once() {
+    let _alone = alone();
+    let (before, most) = (limit(), 1024);
+    // This test and the proxy have a descriptor each of all channels.
+    set_limit(before.rlim_max.min(4096));
+    if limit().rlim_cur < most as u64 + 100 {
+        return println!("skipped: a process has at most {} descriptors here", before.rlim_max);
+    }
+    let (net, address, door) = listening("many");
+    let knock = || {
+        let channel = new_socket(SEQPACKET);
+        // The backlog of the door is shorter.
+        while socket::connect(channel.as_raw_fd(), door.bytes()) == Err(Errno::AGAIN) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        channel
+    };
+    let mut channels: Vec<OwnedFd> = (0..most).map(|_| knock()).collect();
+    let begun = Instant::now();
+    for _ in 0..20 {
+        // One that has announced nothing yet, so that the answer comes before, and programs, which announce at once.
+        let (early, program) = (knock(), Socket::connect(&address, SocketOptions::default()).unwrap());
+        assert_eq!(hear(&early, SOON), Some(Packet::Refused(Refusal::Memory)));
+        assert_eq!(announce(&early, b"\x01\0\0early"), Err(Errno::PIPE));
+        assert_eq!(program.transport(), ("kernel", "the net has no memory left for programs"));
+    }
+    let client = open();
+    client.connect(&address).unwrap();
+    let stats = client.stats();
+    assert_eq!((stats.kept_by_granules, stats.kept_by_time), (1, 0));
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(net.stats().kept_by_granules, 41);
+    // The others are as before.
+    announce(&channels[0], b"\x01\0\0client").unwrap();
+    assert_eq!(hear(&channels.swap_remove(0), SOON), Some(Packet::Welcome));
+    client.close().unwrap();
+    net.close().unwrap();
+    set_limit(before.rlim_cur);
 }

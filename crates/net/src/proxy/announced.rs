@@ -60,7 +60,10 @@ impl Proxy {
         let done = send_packet(channel.0, &announce.encode(), None)
             .and_then(|()| socket::epoll_add(self.epoll.0, channel.0, events, data));
         if done.is_err() {
-            self.counters.kept_by_time.add(1);
+            match handshake::early_refusal(channel.0) {
+                Some(refusal) => self.count_refusal(refusal),
+                None => self.counters.kept_by_time.add(1),
+            }
             return false;
         }
         if number == self.announced.len() {
@@ -84,6 +87,15 @@ impl Proxy {
         }
         injection_point!("connecting net: announcement sent");
         true
+    }
+
+    fn count_refusal(&self, refusal: Refusal) {
+        let counters = &self.counters;
+        match refusal {
+            Refusal::Memory => counters.kept_by_granules.add(1),
+            Refusal::Backlog => counters.kept_by_backlog.add(1),
+            Refusal::Setting => counters.kept_by_setting.add(1),
+        }
     }
 
     /// The name that the other net will see, which Linux chooses where the kernel has not bound the socket.
@@ -191,12 +203,7 @@ impl Proxy {
                 self.connect_again(index, now);
             }
             (Stage::Announced, Some(Packet::Refused(refusal))) => {
-                let counters = &self.counters;
-                match refusal {
-                    Refusal::Memory => counters.kept_by_granules.add(1),
-                    Refusal::Backlog => counters.kept_by_backlog.add(1),
-                    Refusal::Setting => counters.kept_by_setting.add(1),
-                }
+                self.count_refusal(refusal);
                 self.stay_with_linux(number, now);
             }
             (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {

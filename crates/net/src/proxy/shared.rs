@@ -104,7 +104,8 @@ impl Proxy {
         let number = channels.iter().position(Option::is_none).unwrap_or(channels.len());
         let events = EPOLLIN | EPOLLRDHUP;
         if number >= MOST_CHANNELS || socket::epoll_add(self.epoll.0, fd.0, events, TAG | number as u64).is_err() {
-            return;
+            self.counters.kept_by_granules.add(1);
+            return turn_away(&fd);
         }
         if number == channels.len() {
             channels.push(None);
@@ -373,6 +374,18 @@ impl Proxy {
     pub(super) fn join_granule(&mut self, place: Place, socket: Descriptor) {
         self.shared.join(place, socket);
     }
+}
+
+/// Refuses a program that has no channel, whether it has sent its announcement or not.
+fn turn_away(fd: &SocketFd) {
+    // It sends nothing more; what it has sent is received, since the end of the channel would be ECONNRESET instead of the answer.
+    let _ = socket::shutdown(fd.0, 0);
+    let mut bytes = [0; PACKET_BYTES];
+    for _ in 0..PACKETS_A_PASS {
+        let Ok((1.., file)) = receive_packet(fd.0, &mut bytes) else { break };
+        drop(file.map(SocketFd));
+    }
+    let _ = send_packet(fd.0, &Packet::Refused(Refusal::Memory).encode(), None);
 }
 
 const _: () = assert!(linux::PAGE == spinio_ring::layout::PAGE);
