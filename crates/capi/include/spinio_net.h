@@ -85,9 +85,11 @@ struct spinio_net_stats {
     uint64_t peer;            /* connections to kernels of other nets, whose bytes go into device memory of the reader */
 };
 
-/* Opens a net for a device: "emulated", or NULL for the device of the current CUDA context and, without one, the emulated
- * GPU: a program for CUDA makes its context before, with cudaFree(0) or any allocation. options: NULL for the defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no
- * virtual memory management. EAGAIN: no thread. With files_root the errno of open(2). */
+/* Opens a net for a device: "emulated", or NULL for the device of the CUDA context that is current on this thread: a program for
+ * CUDA makes it before, with cudaFree(0) or any allocation. Without a context NULL is the emulated GPU, if SPINIO_EMULATED is set
+ * or the process has no GPU (which the CUDA driver, if there is one, is loaded and asked for), and ENODEV if it has one. options: NULL for the
+ * defaults. EINVAL: options. ENODEV: no such device. ENOMEM. ENOTSUP: the device has no virtual memory management. EAGAIN: no
+ * thread. With files_root the errno of open(2). */
 spinio_net *spinio_net_open(const char *device, const struct spinio_net_options *options);
 
 /* Stores the argument of kernels. */

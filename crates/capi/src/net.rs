@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use spinio_device::{Device, registry};
-use spinio_net::{Error, FileOptions, Handle, Net, NetAddress, Options};
+use spinio_net::{Error, FileOptions, Handle, Net, NetAddress, Options, default_device};
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -44,7 +44,7 @@ fn find_device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
         registry::emulated().map(|device| device as &dyn Device).map_err(failed)
     };
     match name {
-        None => registry::current_device().map_or_else(emulated, Ok),
+        None => default_device()?.map_or_else(emulated, Ok),
         Some("emulated") => emulated(),
         Some(other) => Err(Failure::Message(
             libc::ENODEV,

@@ -23,6 +23,7 @@
 
 mod address;
 mod counters;
+mod default_device;
 mod door;
 mod error;
 mod granules;
@@ -39,6 +40,7 @@ mod watch;
 
 pub use address::NetAddress;
 pub use counters::Stats;
+pub use default_device::default_device;
 pub use error::{Error, Result};
 pub use net::{FileOptions, Net, Options};
 pub use socket::{Socket, SocketOptions};

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, DeviceKind, registry};
-use spinio_net::{Net, NetAddress, Options};
+use spinio_net::{Net, NetAddress, Options, default_device};
 use spinio_sys::cuda::Driver;
 
 /// One test, since the driver's state is the process's.
@@ -20,11 +20,13 @@ fn net_on_a_cuda_device_gives_its_memory_back_and_a_kernel_that_fails_resets_all
     registry::hint_open(b"/dev/nvidiactl");
     let driver = Driver::loaded().unwrap();
     driver.init().unwrap();
+    no_context_is_no_reason_for_the_emulated_device();
     let context = driver.primary_retain(0).unwrap();
     // SAFETY: the fake driver frees no context.
     unsafe { driver.set_current(context) }.unwrap();
     let device = registry::current_device().unwrap();
     assert_eq!(device.id().kind, DeviceKind::Cuda);
+    assert_eq!(default_device().unwrap().map(Device::id), Some(device.id()));
     for _ in 0..3 {
         let net = Net::open(device, Options { connections: 4, ..Options::default() }).unwrap();
         let handle = net.handle();
@@ -38,6 +40,12 @@ fn net_on_a_cuda_device_gives_its_memory_back_and_a_kernel_that_fails_resets_all
     memory_that_cannot_be_pinned_is_enomem(&fake, device);
     peers_are_reset_if_a_kernel_fails(&fake, device);
     net_of_a_context_that_dies_is_enodev(&fake, device);
+}
+
+fn no_context_is_no_reason_for_the_emulated_device() {
+    let refused = default_device().err().unwrap();
+    assert_eq!(refused.errno.raw_os_error(), libc::ENODEV);
+    assert!(refused.to_string().contains("cudaFree(0)"), "{refused}");
 }
 
 fn memory_that_cannot_be_pinned_is_enomem(fake: &fake::Fake, device: &'static dyn Device) {

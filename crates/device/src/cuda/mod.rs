@@ -15,8 +15,8 @@
 //! after a free and a new allocation at the same address, in exactly the way that corrupts. A stale "host" is
 //! harmless: the Linux kernel refuses device memory, and [`crate::registry::find_after_fault`] ignores the table.
 //!
-//! **Contexts.** SPIN calls no `cuInit` and creates no context; every call uses the one that the memory belongs to. It
-//! is made current for a call where it is not. `cudaDeviceReset` destroys a context, and its successor has the *same*
+//! **Contexts.** SPIN creates no context, and calls no `cuInit` but to count GPUs (`standalone.rs`); every call uses the context that
+//! the memory belongs to. It is made current for a call where it is not. `cudaDeviceReset` destroys a context, and its successor has the *same*
 //! address; the driver crashes on streams and events of the destroyed one. So every call compares the context's number
 //! (17 ns) with the one the device object was made for: it returns [`crate::ErrorKind::ContextLost`] and never uses a
 //! dead handle.

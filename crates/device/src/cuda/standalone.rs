@@ -1,6 +1,7 @@
 //! A GPU for SPIN's own programs: the command has no host program that provides a context.
 //!
-//! The preloaded library never uses this: it loads no driver, initialises none, and creates no context.
+//! The library uses only [`count`], for a program that opens a net, has no context and names no device. Else it loads no driver and
+//! initialises none, and it never creates a context.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 

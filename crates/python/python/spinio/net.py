@@ -90,7 +90,8 @@ def open(
     """Opens a net, the network stack of one device in this process; a context manager that stops and closes it.
 
     device: "cuda:0", which must be in use on this thread (with CuPy: cupy.cuda.Device(0).use(), and any allocation), or
-    "emulated"; by default the device in use and, without one, the emulated one.
+    "emulated"; by default the device in use and, without one, the emulated one. If there is a GPU that is not in use yet, the
+    default is ENODEV, unless SPINIO_EMULATED is set.
 
     files_root: kernels may open the files below this directory, "/" for all that the process may open; by default none.
     files_write: they may write them too. files: at a time (default 64, at most 256).

@@ -35,7 +35,8 @@ unsafe impl Send for Net {}
 unsafe impl Sync for Net {}
 
 impl Net {
-    /// Opens it for a device (`emulated`, `cuda:0`), or for the one in use, else for the emulated one.
+    /// Opens it for a device (`emulated`, `cuda:0`), or for the one in use, else for the emulated one. ENODEV: there is a GPU that is not
+    /// in use, and `SPINIO_EMULATED` is not set.
     pub fn open(device: Option<&str>, options: &Options<'_>) -> Result<Net, Error> {
         let (name, name_len) = device.map_or((null(), 0), |name| (name.as_ptr(), name.len()));
         let root = options.files_root.map(|root| root.as_os_str().as_bytes());

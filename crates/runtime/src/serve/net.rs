@@ -4,8 +4,8 @@
 
 use std::ffi::{CString, c_int, c_void};
 
-use spinio_device::{Device, registry};
-use spinio_net::{FileOptions, Handle, Net, NetAddress, Options, Stats};
+use spinio_device::Device;
+use spinio_net::{FileOptions, Handle, Net, NetAddress, Options, Stats, default_device};
 
 use super::{Failure, answer, boxed, count, devices};
 use crate::{NetOptions, Report};
@@ -31,11 +31,11 @@ unsafe fn parse_address(at: *const u8, len: usize) -> Result<NetAddress, Failure
     Ok(NetAddress::parse(&String::from_utf8_lossy(unsafe { bytes(at, len) }))?)
 }
 
-/// The device of a name; without one the device in use, else the emulated one.
+/// The device of a name; without one the device in use, else the emulated one, unless there is a GPU.
 fn device(name: Option<&str>) -> Result<&'static dyn Device, Failure> {
     match name {
         Some(name) => devices::of_name(name),
-        None => registry::current_device().map_or_else(|| devices::of_name("emulated"), Ok),
+        None => default_device()?.map_or_else(|| devices::of_name("emulated"), Ok),
     }
 }
 

@@ -67,7 +67,7 @@ impl Driver {
         DRIVER.get()
     }
 
-    /// The driver, loaded now if the program has not. For SPIN's own programs only.
+    /// The driver, loaded now if the program has not. For SPIN's own programs, and to count GPUs.
     pub fn load() -> Result<&'static Driver, LoadError> {
         match DRIVER.get() {
             Some(driver) => Ok(driver),

@@ -7,7 +7,7 @@ use crate::cuda::CuError;
 use crate::cuda::table::Driver;
 
 impl Driver {
-    /// `cuInit`. For SPIN's own programs: the library never initialises a driver.
+    /// `cuInit`. For SPIN's own programs, and to count GPUs.
     pub fn init(&self) -> Result<()> {
         // SAFETY: no memory is involved.
         unsafe { cu!(self.init(0)) }
