@@ -34,9 +34,10 @@ pub unsafe fn mmap(addr: *mut u8, len: usize, prot: u32, flags: u32, fd: Fd, off
     .map(|v| v as *mut u8)
 }
 
-/// New memory of this process, readable and writable, aligned to `align` bytes (a power of two).
+/// New memory of this process, readable and writable, of whole pages, aligned to `align` bytes (a power of two).
 pub fn map_anonymous(len: usize, align: usize) -> Result<*mut u8> {
     let (access, private) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    let len = len.next_multiple_of(PAGE);
     let reserved = len + align;
     // SAFETY: a new anonymous mapping replaces nothing.
     let start = unsafe { mmap(core::ptr::null_mut(), reserved, access, private, -1, 0) }?;
