@@ -12,9 +12,7 @@
 //! by side. So threads make their pages themselves and register as databases commit: while one is at it, the others
 //! become ready, and the next one registers for all of them.
 //!
-//! Known flaws:
-//! - A group is unregistered, and its memory given back, when its last part is freed.
-//! - What is left at the end of a region is lost as address space, without pages.
+//! Known flaw: a group is unregistered, and its memory given back, when its last part is freed.
 
 #![expect(unsafe_code, reason = "driver calls and memory of the process")]
 
@@ -106,11 +104,12 @@ impl PinnedGroups {
         let refused = |_| DeviceError::new(ErrorKind::NoMemory, "addresses for pinned memory");
         let len = len.next_multiple_of(MIN_PART);
         let mut parts = lock(&self.parts);
-        let unused = match parts.unused.take() {
+        let region = match parts.unused {
             Some(unused) if unused.len() >= len => unused,
             _ => {
-                let size = len.max(REGION);
-                let start = linux::map_anonymous(size, MIN_PART).map_err(refused)?;
+                // Where addresses are limited there may be enough for the part alone.
+                let map = |size| linux::map_anonymous(size, MIN_PART).map(|start| (start, size));
+                let (start, size) = map(len.max(REGION)).or_else(|_| map(len)).map_err(refused)?;
                 // SAFETY: advice on a new mapping of this function. A forked child cannot use memory that a device reads,
                 // and must not make the parent copy it.
                 unsafe {
@@ -120,8 +119,19 @@ impl PinnedGroups {
                 Part { start: start as usize, end: start as usize + size }
             }
         };
-        let part = Part { start: unused.start, end: unused.start + len };
-        parts.unused = (part.end < unused.end).then_some(Part { start: part.end, end: unused.end });
+        let part = Part { start: region.start, end: region.start + len };
+        let rest = (part.end < region.end).then_some(Part { start: part.end, end: region.end });
+        // The longer one serves later parts.
+        let (kept, given_back) = match (parts.unused.filter(|unused| *unused != region), rest) {
+            (Some(unused), Some(rest)) if rest.len() > unused.len() => (Some(rest), Some(unused)),
+            (Some(unused), rest) => (Some(unused), rest),
+            (None, rest) => (rest, None),
+        };
+        parts.unused = kept;
+        if let Some(part) = given_back {
+            // SAFETY: addresses of a region that no part has.
+            let _ = unsafe { linux::munmap(part.ptr(), part.len()) };
+        }
         Ok(part)
     }
 }
@@ -215,6 +225,13 @@ mod tests {
         assert_eq!((second.start, second.len()), (first.end, 2 * MIN_PART));
         let large = groups.take(2 * REGION).unwrap();
         assert_eq!(large.len(), 2 * REGION, "a region of its own");
+        let next = groups.take(MIN_PART).unwrap();
+        assert_eq!(next.start, second.end, "what is left of the first region is still used");
         assert_eq!(groups.take(REGION).unwrap().len(), REGION);
+        let unused = lock(&groups.parts).unused.unwrap();
+        assert_eq!(unused, Part { start: next.end, end: first.start + REGION });
+        // A part that it has no room for: of the two remainders the longer one is kept.
+        let half = groups.take(REGION - MIN_PART).unwrap();
+        assert_eq!(lock(&groups.parts).unused, Some(unused), "{half:?} leaves {MIN_PART} bytes, which are given back");
     }
 }
