@@ -125,7 +125,8 @@ impl CopyThreads {
 
     /// What a thread of a long request did; true if more threads should copy than before.
     pub fn record(&self, sample: CopySample) -> bool {
-        if self.most == self.least {
+        // A thread that copied nothing cached waited for another reason.
+        if self.most == self.least || sample.copying.is_zero() {
             return false;
         }
         let add = |sum: &AtomicU64, time: Duration| {
@@ -182,9 +183,10 @@ mod tests {
     #[test]
     fn fewer_threads_copy_while_they_often_wait_for_the_device() {
         let copy = CopyThreads::new(&Settings::default(), 16);
-        assert!(!copy.record(sample(0, 31)), "too short a time");
+        assert!(!copy.record(sample(0, 100)), "copied nothing");
+        assert!(!copy.record(sample(1, 30)), "too short a time");
         assert_eq!(copy.for_request(1 << 30), 12);
-        copy.record(sample(0, 1));
+        copy.record(sample(1, 0));
         assert_eq!((copy.for_request(1 << 30), copy.for_request(LONG_REQUEST - 1)), (11, 4));
         for _ in 0..8 {
             assert!(!copy.record(sample(10, 22)));

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::ReadRequest;
 use super::queue::WorkQueues;
+use crate::policy::COPY_FASTER_THREADS;
 use crate::read::engine::{Engine, RingPath};
 use crate::read::plan_range::{PlannedRange, plan_range};
 use crate::read::work::{Outcome, PlanRange, Role, Work};
@@ -224,20 +225,23 @@ impl ReadRequest {
         let workers = self.ctx.files.workers();
         let busy = self.ctx.files.unpin().in_flight() > workers.copy_threads().few();
         // More than at first where the threads of a long request hardly wait for the device.
-        let threads = self.copy_threads.max(workers.copy_threads().for_request(self.len));
+        let threads = match self.copy_threads {
+            many if many >= COPY_FASTER_THREADS => many.max(workers.copy_threads().for_request(self.len)),
+            few => few,
+        };
         let free = if busy || !self.workers_share_fd { 0 } else { threads - 1 };
         let can_survey = self.can_survey(Role::CopyWorker);
-        let more = {
+        let (needed, more) = {
             let mut queues = lock(&self.queues);
             let needed = queues.copy_workers_needed(can_survey, &self.prefault).min(free);
             let more = needed.saturating_sub(queues.copy_workers);
             queues.copy_workers += more;
-            more
+            (needed, more)
         };
-        if more > 0
-            && let Some(pool) = workers.copy()
-        {
-            pool.ensure_copy_workers(threads - 1);
+        let Some(pool) = (needed > 0).then(|| workers.copy()).flatten() else { return };
+        // Also without more work: a shadow worker, which may have handed it out, can start none.
+        pool.ensure_copy_workers(threads - 1);
+        if more > 0 {
             pool.submit(Arc::new(WorkerTask { request: Arc::downgrade(self), role: Role::CopyWorker }), more);
         }
     }
