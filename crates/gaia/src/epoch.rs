@@ -68,11 +68,12 @@ impl Map {
         let _held = match Lane::current() {
             Some(_) => None,
             None => {
-                let may_copy = !self.peers_of(&state, &range).is_empty();
+                // Copies between devices do it while they run. Here a failure does no harm to open epochs, which end with it there.
+                let is_deferred =
+                    !self.peers_of(&state, &range).is_empty() && !state.pages.has_open(0..self.spec.pages);
                 drop(state);
                 let held = self.replica.hold(&range)?;
-                if !may_copy {
-                    // Copies between devices do it while they run. Here a failure does no harm to open epochs.
+                if !is_deferred {
                     self.replica.grant_access(&range)?;
                 }
                 state = lock(&self.state);

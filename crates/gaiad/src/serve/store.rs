@@ -364,9 +364,12 @@ impl Client<'_> {
         }
         let clock = state.clock;
         let entry = state.entries.get_mut(&self.key.file).ok_or(Errno::STALE)?;
-        let chunks = first..first + count as u64;
         // Room may have been made by dropping them.
-        let copies = peer.and_then(|peer| Some((peer, entry.copies(peer, chunks.clone(), clock)?)));
+        let copies = peer.and_then(|peer| Some((peer, entry.copies(peer, first..first + count as u64, clock)?)));
+        if copies.is_none() {
+            count = count.min(FILLS as usize);
+        }
+        let chunks = first..first + count as u64;
         let (since, offered) = (Instant::now(), copies.as_ref().map(|(peer, _)| *peer));
         let on = entry.devices.entry(device).or_default();
         for at in chunks {
