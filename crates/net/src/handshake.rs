@@ -70,7 +70,8 @@ fn reason_of(refusal: Refusal) -> &'static str {
 /// What a net has answered that no longer takes the announcement.
 pub(crate) fn early_refusal(channel: Fd) -> Option<Refusal> {
     let mut bytes = [0; PACKET_BYTES];
-    let (len, _) = receive_packet(channel, &mut bytes).ok()?;
+    let (len, file) = receive_packet(channel, &mut bytes).ok()?;
+    drop(file.map(SocketFd));
     match Packet::decode(&bytes[..len]) {
         Some(Packet::Refused(refusal)) => Some(refusal),
         _ => None,

@@ -378,6 +378,7 @@ impl Proxy {
 
 /// Refuses a program that has no channel, whether it has sent its announcement or not.
 fn turn_away(fd: &SocketFd) {
+    let _ = send_packet(fd.0, &Packet::Refused(Refusal::Memory).encode(), None);
     // It sends nothing more; what it has sent is received, since the end of the channel would be ECONNRESET instead of the answer.
     let _ = socket::shutdown(fd.0, 0);
     let mut bytes = [0; PACKET_BYTES];
@@ -385,7 +386,6 @@ fn turn_away(fd: &SocketFd) {
         let Ok((1.., file)) = receive_packet(fd.0, &mut bytes) else { break };
         drop(file.map(SocketFd));
     }
-    let _ = send_packet(fd.0, &Packet::Refused(Refusal::Memory).encode(), None);
 }
 
 const _: () = assert!(linux::PAGE == spinio_ring::layout::PAGE);
