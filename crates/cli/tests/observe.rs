@@ -55,12 +55,24 @@ int main(int argc, char **argv) {
     fd = open(argv[1], O_RDONLY);
     int before = descriptors(), status;
     reads();
-    if (descriptors() != before)
+    int after = descriptors();
+    if (after != before) {
+        fprintf(stderr, "descriptors %d before, %d after:", before, after);
+        char path[64], link[256];
+        for (int i = 0; i < 64; i++) {
+            snprintf(path, sizeof path, "/proc/self/fd/%d", i);
+            ssize_t n = readlink(path, link, sizeof link - 1);
+            if (n > 0)
+                link[n] = 0, fprintf(stderr, " %d %s", i, link);
+        }
         exit(5);
+    }
     if (child == 0)
         _exit(0);
-    if (child > 0 && (waitpid(child, &status, 0) != child || status))
+    if (child > 0 && (waitpid(child, &status, 0) != child || status)) {
+        fprintf(stderr, "the child ended with status %#x\n", status);
         exit(6);
+    }
     while (puts("ready"), fflush(stdout), fgets(line, sizeof line, stdin))
         reads();
     return 0;
