@@ -4,29 +4,11 @@
 //
 // Prints a line for each size of chunk, without and with a descriptor for other processes, right after the memory of the line before was
 // freed, and 200 ms later. Exit status: 1 after an error of the driver.
-#include <cuda.h>
+#include "driver.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <vector>
 
 #include <unistd.h>
-
-static double now_ms()
-{
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
-}
-
-static void check(CUresult result, const char *what)
-{
-    if (result == CUDA_SUCCESS)
-        return;
-    std::printf("%s: error %d\n", what, int(result));
-    std::exit(1);
-}
 
 int main()
 {

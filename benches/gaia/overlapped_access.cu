@@ -4,29 +4,11 @@
 //     nvcc -O2 -std=c++17 benches/gaia/overlapped_access.cu -lcuda -o overlapped_access && ./overlapped_access
 //
 // Needs two GPUs with a link between them. Exit status: 1 after an error of the driver, 77 without two GPUs.
-#include <cuda.h>
+#include "driver.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <vector>
 
 constexpr size_t total = size_t(8) << 30;
-
-static double now_ms()
-{
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
-}
-
-static void check(CUresult result, const char *what)
-{
-    if (result == CUDA_SUCCESS)
-        return;
-    std::printf("%s: error %d\n", what, int(result));
-    std::exit(1);
-}
 
 // Memory of a device in chunks, without access.
 class Memory {
