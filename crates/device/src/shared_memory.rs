@@ -50,7 +50,7 @@ pub trait SharedMemory: Device {
 
     /// Allocates private chunks of these lengths and maps them side by side into a reservation. Their content is undefined,
     /// and neither kernels nor copies may use them before [`SharedMemory::protect_chunks`] has made them accessible: on CUDA
-    /// that takes ten times as long, so the caller may do it for some at a time. Returns how many it mapped: fewer if the
+    /// that takes longer, so the caller may do it for some at a time. Returns how many it mapped: fewer if the
     /// device has no memory for more.
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize, DeviceError>;
 

@@ -1,7 +1,7 @@
 //! Memory in chunks, through the driver's virtual memory management.
 //!
 //! None of these calls waits for running kernels. Seen on an H200 (driver 580): 0.02 ms to create a chunk whatever its
-//! size, 0.65 to export it, 0.05 to map, 0.03 to set the access of a small one and 2 for each GiB; a chunk lives on through a
+//! size, 0.65 to export it, 0.05 to map, 0.03 to set the access of a small one and 0.5 for each GiB, 2 where it was just freed; a chunk lives on through a
 //! descriptor in a process that uses no GPU.
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]

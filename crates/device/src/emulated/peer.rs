@@ -23,9 +23,7 @@ use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
 use crate::peer_memory::copy_groups;
-use crate::{
-    Device, DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerGroup, PeerMemory, StreamId, WaitMode,
-};
+use crate::{DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerGroup, PeerMemory, PeerPiece, StreamId};
 
 const READ: u32 = 1;
 
@@ -118,20 +116,19 @@ impl PeerMemory for Emulated {
             self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize))?
         };
         let mapped = chunks.iter().map(map).collect::<Result<Vec<MappedChunk>>>().map_err(import)?;
-        let copy = || {
-            let stream = self.acquire_stream()?;
-            let mut at = to;
-            let queued = mapped.iter().try_for_each(|from| {
-                let dst = self.memory.engine_addr(at, from.len, Direction::Store, "copy from another device")?;
+        let mut at = to;
+        let pieces: Vec<PeerPiece> = mapped
+            .iter()
+            .map(|from| {
+                let piece = PeerPiece { from: DeviceAddr(from.at), to: at, len: from.len };
                 at = at.offset(from.len as u64);
-                self.engine.submit(stream.0, Operation::Peer { dst, src: from.at, len: from.len })
-            });
-            // Also after an error: nothing may use the chunks any more.
-            let done = self.synchronize(stream, WaitMode::Block);
-            self.release_stream(stream);
-            queued.and(done)
-        };
-        copy().map_err(PeerError::Copy)
+                piece
+            })
+            .collect();
+        copy_groups(self, &mut std::iter::once(Ok(&pieces[..])), |stream, piece| {
+            let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, "copy from another device")?;
+            self.engine.submit(stream.0, Operation::Peer { dst, src: piece.from.0, len: piece.len })
+        })
     }
 
     fn allow_loads(&self, peer: [u8; 16], at: DeviceAddr, len: u64) -> core::result::Result<(), PeerError> {
