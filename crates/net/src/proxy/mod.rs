@@ -383,7 +383,7 @@ impl Proxy {
         }
     }
 
-    /// The request of a mailbox. One to shut a direction down comes with how far was sent, as a close does.
+    /// The request of a mailbox. One to shut a direction down, or to send a file, comes with how far was sent, as a close does.
     fn take_request(&mut self, mailbox: u32, sent: Position, now: u64) {
         let Some(waiting) = self.waiting.get_mut(mailbox as usize) else {
             return self.counters.violations.add(1);
@@ -393,7 +393,8 @@ impl Proxy {
             return self.counters.violations.add(1);
         }
         let request = Request::load(self.memory.mailbox(mailbox).0);
-        if request.call == Ok(Call::Shutdown) && matches!(request.argument, 1 | 2) {
+        let shuts = request.call == Ok(Call::Shutdown) && matches!(request.argument, 1 | 2);
+        if shuts || request.call == Ok(Call::SendFile) {
             self.sent_up_to(Descriptor::of(request.descriptor), sent);
         }
         self.call(

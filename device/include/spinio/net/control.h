@@ -88,7 +88,8 @@ struct Request {
     uint64_t sent = 0; // how far was sent: of a shutdown
 };
 
-// On the leader alone. `posting`: a lock that the caller has until the request is on its way.
+// On the leader alone. `posting`: the lock of the sending direction, which the caller has until the request is on its way; the request
+// comes after what was sent.
 __device__ inline int call(const Handle &net, const Request &request, bool waits, Address *answer, uint64_t *posting = nullptr)
 {
     unsigned first = waits ? layout::quick_mailboxes : 0;
@@ -120,7 +121,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     }
     words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
-    int result = ring(net, layout::doorbell_control, mailbox, 0, request.sent);
+    int result = ring(net, layout::doorbell_control, mailbox, 0, posting ? position_of(posting) : request.sent);
     if (posting)
         unlock(request.s, posting, position_of(posting));
     uint64_t *reply = words + layout::line_bytes / 8;
@@ -322,6 +323,9 @@ __device__ int release(Group group, const Handle &net, int s)
     int64_t result = 0;
     if (group.leads())
         result = detail::has_peer(net, s) ? -EOPNOTSUPP : detail::end_use(net, s);
+    // What sends with MORE have left is sent too.
+    if (group.leads() && !result)
+        result = detail::ring(net, layout::doorbell_send, detail::index_of(s), detail::epoch_of(s), detail::position_of(&detail::device_socket(net, s)->send_lock));
     return int(share(group, result));
 }
 

@@ -75,7 +75,7 @@ __device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, 
         to = nullptr;
     uint64_t tail = start.position;
     if (group.leads()) {
-        start.value = check_datagram(socket, bytes, to);
+        start.value = flags & MORE ? -EOPNOTSUPP : check_datagram(socket, bytes, to);
         // One whose call did not wait until it was sent. Its errno is lost.
         if (!start.value && load_relaxed_device(&socket->sent) != start.position) {
             int failed = wait_for_result(net, s, flags, start.position);

@@ -19,8 +19,9 @@
 
 namespace spinio::net {
 
-// Flags of send, recv and accept; TRUNC: recv returns the length of a datagram, which may be more than its buffer.
-constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8;
+// Flags of send, recv and accept; TRUNC: recv returns the length of a datagram, which may be more than its buffer; MORE: send leaves its
+// bytes to a later send, which is to follow.
+constexpr int DONTWAIT = 1, WAITALL = 2, PEEK = 4, TRUNC = 8, MORE = 16;
 
 // Domains and types of socket().
 constexpr int UNIX = 1, INET = 2, INET6 = 10, STREAM = 1, DGRAM = 2, SEQPACKET = 5;

@@ -2,6 +2,7 @@
 //
 //   recv   leader: lock; reads the line until there are bytes   all: ring -> buffer   leader: consumed position; unlock
 //   send   leader: lock; looks for room                         all: buffer -> ring   leader: doorbell; unlock
+//          with MORE: no doorbell, but that a later call's position is after these bytes
 //
 // A barrier lies between the leader's look and the others' copies, and another one between these copies and what the
 // leader publishes.
@@ -335,6 +336,21 @@ __device__ inline void publish_sent(const Handle &net, int s, const Locked &lock
     publish_tail(net, s, locked, tail);
 }
 
+// Whether so many bytes after `position`, sent with MORE, are left to a later call: until the bytes that are left are a quarter of the
+// ring. So a call that waits for room needs to publish none: the other end can free three quarters.
+__device__ inline bool is_left_to_later(int flags, uint64_t position, uint64_t bytes, uint64_t size)
+{
+    return flags & MORE && (position & (size / 4 - 1)) + bytes < size / 4;
+}
+
+// Bytes that are left to a later call, of any group: its position says that they are there.
+__device__ inline void leave_to_later(const Handle &net, const Locked &locked, uint64_t position)
+{
+    if (locked.peer)
+        open_message(net, locked, position);
+    publish();
+}
+
 // What send does; -moved: as above.
 template <typename Group>
 __device__ int64_t send_stream(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags)
@@ -352,7 +368,8 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
                 load_fields(net, s, false, locked);
             if (bytes && has_stream(room.ring)) {
                 room.value = wait_to_send(net, s, flags, locked, room, bytes - done, deadline);
-                room.message = room.value > 0 && locked.peer ? place_of_message(net, locked, room.position, bytes - done) : 0;
+                const bool as_message = room.value > 0 && locked.peer && !(flags & MORE);
+                room.message = as_message ? place_of_message(net, locked, room.position, bytes - done) : 0;
             }
         }
         room = group.share(room);
@@ -385,7 +402,9 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
             if (room.value <= 0 || room.value == nowhere)
                 break;
         }
-        if (group.leads())
+        if (group.leads() && done + take == bytes && is_left_to_later(flags, room.position, take, ring.size))
+            leave_to_later(net, locked, room.position);
+        else if (group.leads())
             publish_sent(net, s, locked, room.position, take);
         room.position = (room.position + take) & layout::position_mask;
         done += take;
@@ -413,7 +432,9 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
 }
 
 // Sends `bytes` and returns as many, fewer only if some were sent before an error or before DONTWAIT found no room;
-// or -errno. They are in the ring then: the proxy sends them on, also after close().
+// or -errno. They are in the ring then: the proxy sends them on, also after close(). MORE: the other end gets them with those of a later
+// send without it, of any group, or sooner; after them nothing may be waited for that the other end does only once it has them. Of a
+// socket of datagrams, MORE is -EOPNOTSUPP.
 template <typename Group>
 __device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
 {
