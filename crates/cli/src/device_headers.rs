@@ -31,6 +31,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/net/layout.h",
     "spinio/net/line.h",
     "spinio/net/message.h",
+    "spinio/net/options.h",
     "spinio/net/peer.h",
     "spinio/net/poll.h",
     "spinio/net/span.h",

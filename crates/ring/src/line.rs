@@ -16,6 +16,9 @@ pub const ERR: u64 = 1 << 61;
 /// The ring was full: the proxy waits for room, and wants a credit doorbell.
 pub const FULL: u64 = 1 << 62;
 
+/// The errno in the line of a socket whose connection is being made, without a call that waits for it: no bytes and no room yet.
+pub const CONNECTING: u16 = 0xfffe;
+
 /// The first word of a device line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {

@@ -24,7 +24,7 @@ pub enum Call {
     Listen = 3,
     /// Argument: the block, for people. Waits, unless flags have [`DONTWAIT`]; the reply has the peer's address.
     Accept = 4,
-    /// With an address; argument: the block, for people. Waits.
+    /// With an address; argument: the block, for people. Waits, unless flags have [`DONTWAIT`].
     Connect = 5,
     /// Argument: how.
     Shutdown = 6,
@@ -32,6 +32,10 @@ pub enum Call {
     SocketName = 7,
     /// The reply has the address.
     PeerName = 8,
+    /// Argument: level 16, option 16. With the value instead of an address.
+    SetOption = 9,
+    /// Argument: level 16, option 16. The reply has the value instead of an address.
+    GetOption = 10,
     /// A new event set: the reply has its number.
     Set = 16,
     /// Argument: set 16, events 16. Puts a socket into a set, or takes it out.
@@ -142,6 +146,8 @@ impl Request {
             6 => Ok(Call::Shutdown),
             7 => Ok(Call::SocketName),
             8 => Ok(Call::PeerName),
+            9 => Ok(Call::SetOption),
+            10 => Ok(Call::GetOption),
             16 => Ok(Call::Set),
             17 => Ok(Call::Add),
             32 => Ok(Call::OpenFile),

@@ -25,6 +25,7 @@
 #include <spinio/net/datagram.h>
 #include <spinio/net/event.h>
 #include <spinio/net/file.h>
+#include <spinio/net/options.h>
 #include <spinio/net/poll.h>
 #include <spinio/net/span.h>
 

@@ -48,10 +48,12 @@ using uintptr_t = unsigned long long;
 #define ENOSPC 28
 #define EROFS 30
 #define EPIPE 32
+#define EDOM 33
 #define ENAMETOOLONG 36
 #define EPROTO 71
 #define EDESTADDRREQ 89
 #define EMSGSIZE 90
+#define ENOPROTOOPT 92
 #define EPROTONOSUPPORT 93
 #define ESOCKTNOSUPPORT 94
 #define EOPNOTSUPP 95

@@ -15,7 +15,6 @@
 use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::{Descriptor, PEER_RING_LOG2};
-use spinio_ring::mailbox::Reply;
 use spinio_ring::peer::{Place, Remote};
 use spinio_sys::linux::channel::{receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLIN, EPOLLRDHUP, is_inet};
@@ -39,8 +38,8 @@ impl Proxy {
         }
         let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return false };
-        let (Some(fd), Some((_, to))) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return false };
-        let (domain, to) = (socket.domain, NetAddress::of(to));
+        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return false };
+        let (domain, to) = (socket.domain, NetAddress::of(&connect.to));
         if to.family() != domain || is_inet(domain) && !matches!(to.bytes().len(), 16 | 28) {
             return false;
         }
@@ -338,9 +337,8 @@ impl Proxy {
         (if peer { &self.counters.peer } else { &self.counters.shared }).add(1);
         let Some(socket) = self.sockets.at(index) else { return };
         socket.readable = true;
-        if let Some((caller, _)) = socket.connect.take() {
-            self.answer(caller, Reply::new(0));
-        }
+        let connect = socket.connect.take();
+        self.end_connect(index, connect, 0);
         self.heat(index);
         self.pace.gave(now);
     }

@@ -3,14 +3,18 @@
 //! Arguments come from kernels. A descriptor is looked up, an address goes to the Linux kernel as it is, and what that
 //! says is the answer. Calls that wait are kept with their socket; each mailbox has at most one.
 
+use spinio_ring::Word;
+use spinio_ring::event::OUT;
 use spinio_ring::layout::Descriptor;
+use spinio_ring::line::{CONNECTING, ERR};
 use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
+use spinio_ring::peer::Notice;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::caller::Caller;
-use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
+use super::sockets::{Connect, DGRAM, SEQPACKET, STREAM, State};
 use crate::meet::Held;
 
 impl Proxy {
@@ -31,6 +35,8 @@ impl Proxy {
             Ok(Call::Accept) => return self.accept(&request, caller, now),
             Ok(Call::Connect) => return self.connect(&request, caller, now),
             Ok(Call::SendFile) => return self.send_file(&request, caller, now),
+            Ok(Call::SetOption) => self.set_option(&request),
+            Ok(Call::GetOption) => self.get_option(&request),
             Ok(call) if call as u8 >= Call::OpenFile as u8 => return self.file_call(call, &request, caller),
             Ok(call) => self.call_on_socket(call, &request),
             Err(_) => {
@@ -224,17 +230,53 @@ impl Proxy {
                 State::Failed => Errno::CONNRESET,
                 State::Unconnected | State::Connecting => {
                     let (bytes, len) = request.address.bytes();
-                    socket.connect = Some((caller, bytes[..len].to_vec()));
+                    socket.connect = Some(Connect { caller: Some(caller), to: bytes[..len].to_vec() });
                     socket.meeting.since = None;
-                    self.note_client(descriptor.index);
-                    if self.announce(descriptor.index, now) {
-                        return;
+                    if std::mem::take(&mut socket.connect_error) != 0 {
+                        self.set_error(descriptor.index, Errno::NOTCONN.raw_os_error() as u16);
                     }
-                    return self.connect_again(descriptor.index, now);
+                    self.note_client(descriptor.index);
+                    if !self.announce(descriptor.index, now) {
+                        self.connect_again(descriptor.index, now);
+                    }
+                    if request.flags & DONTWAIT != 0 {
+                        self.connect_later(descriptor.index);
+                    }
+                    return;
                 }
             },
         };
         self.answer(caller, Reply::new(-errno.raw_os_error()));
+    }
+
+    /// A call of connect does not wait: it returns, if the connection is not there yet.
+    fn connect_later(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return };
+        let Some(caller) = socket.connect.as_mut().and_then(|connect| connect.caller.take()) else { return };
+        // Neither an error nor room, until it is connected or has failed.
+        (socket.errno, socket.flags) = (CONNECTING, socket.flags & !ERR);
+        let line = self.memory.device_line(index);
+        line[0].store_release(socket.outgoing.line(socket.flags).word());
+        line[1].store_release(socket.incoming.line(socket.errno).word());
+        self.answer(caller, Reply::new(-Errno::INPROGRESS.raw_os_error()));
+    }
+
+    /// The connection is there, or has failed: answers the call, or tells those that look at the socket later.
+    pub(super) fn end_connect(&mut self, index: u32, connect: Option<Connect>, errno: i32) {
+        let Some(connect) = connect else { return };
+        if let Some(caller) = connect.caller {
+            return self.answer(caller, Reply::new(-errno));
+        }
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.connect_error = errno as u16;
+        if let Some(end) = socket.meeting.end.as_mut().filter(|end| !end.place.shared) {
+            // No kernel has armed its end yet, and it has all the room there is.
+            end.told.hear(Notice { events: OUT, arming: 0 });
+        }
+        if errno != 0 {
+            self.set_error(index, errno as u16);
+        }
+        self.notify(index);
     }
 
     /// Begins to connect, or tries once more where a listener's backlog was full.
@@ -243,8 +285,10 @@ impl Proxy {
             return;
         }
         let Some(socket) = self.sockets.at(index) else { return };
-        let (Some(fd), Some((_, address))) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
-        match socket::connect(fd, address) {
+        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
+        // After an attempt that failed, Linux says so once more, where nothing has asked connect(2) how it ended.
+        let again = |errno| if errno == Errno::CONNABORTED { socket::connect(fd, &connect.to) } else { Err(errno) };
+        match socket::connect(fd, &connect.to).or_else(again) {
             Ok(()) => self.connected(index, 0, now),
             Err(Errno::INPROGRESS | Errno::INTR) => socket.state = State::Connecting,
             Err(Errno::AGAIN) => self.postpone(index),
@@ -278,7 +322,7 @@ impl Proxy {
             self.forget_announced(index);
         }
         let Some(socket) = self.sockets.at(index) else { return };
-        let caller = socket.connect.take();
+        let connect = socket.connect.take();
         socket.state = if errno == 0 { State::Connected } else { State::Unconnected };
         if errno == 0 {
             if let Some(fd) = socket.fd.as_ref().filter(|_| is_inet(socket.domain)) {
@@ -290,9 +334,7 @@ impl Proxy {
             self.counters.connected.add(1);
             self.heat(index);
         }
-        if let Some((caller, _)) = caller {
-            self.answer(caller, Reply::new(-errno));
-        }
+        self.end_connect(index, connect, errno);
         self.pace.gave(now);
     }
 }

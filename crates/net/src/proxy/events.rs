@@ -149,6 +149,9 @@ fn level(socket: &Socket) -> u16 {
             | if ended { IN | RDHUP } else { 0 }
             | if failed { IN | OUT | ERR | HUP | RDHUP } else { 0 };
     }
+    if socket.connect_error != 0 {
+        return IN | OUT | ERR | HUP | RDHUP;
+    }
     if !matches!(socket.state, State::Connected | State::Failed) {
         return 0;
     }

@@ -53,8 +53,8 @@ impl Proxy {
     /// Before a stream socket connects. One of UNIX gets a name if it has none and is about to meet a socket of this net.
     pub(super) fn note_client(&mut self, index: u32) {
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return };
-        let (Some(fd), Some((_, to))) = (socket.fd.as_ref().map(|fd| fd.0), socket.connect.as_ref()) else { return };
-        let (domain, to) = (socket.domain, to.clone());
+        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), socket.connect.as_ref()) else { return };
+        let (domain, to) = (socket.domain, connect.to.clone());
         let has_name = || socket::getsockname(fd).map_or(true, |name| name.bytes().len() > 2);
         if domain == AF_UNIX && self.pairs.is_enabled() && self.listener_for(&[], &to).is_some() && !has_name() {
             let named = socket::bind(fd, &AF_UNIX.to_ne_bytes()).is_ok();
@@ -171,13 +171,11 @@ impl Proxy {
         let client = Descriptor { index, epoch: self.sockets.epoch(index) };
         let place = self.pairs.take(client)?;
         let socket = self.sockets.at(index)?;
-        let (caller, unnamed) = (socket.connect.take(), socket.meeting.unnamed);
+        let (connect, unnamed) = (socket.connect.take(), socket.meeting.unnamed);
         self.become_end(index, place);
         self.counters.connected.add(1);
         self.counters.upgraded.add(1);
-        if let Some((caller, _)) = caller {
-            self.answer(caller, spinio_ring::mailbox::Reply::new(0));
-        }
+        self.end_connect(index, connect, 0);
         Some((place, unnamed))
     }
 

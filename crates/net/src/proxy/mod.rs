@@ -33,6 +33,7 @@ mod granule_ends;
 mod handover;
 mod imports;
 mod loopback;
+mod options;
 mod pace;
 mod publish;
 mod publisher;
@@ -567,7 +568,7 @@ impl Proxy {
     fn cancel_calls(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
         let mut callers: Vec<Caller> = socket.accepts.drain(..).collect();
-        callers.extend(socket.connect.take().map(|(caller, _)| caller));
+        callers.extend(socket.connect.take().and_then(|connect| connect.caller));
         callers.extend(socket.transfers.cancel());
         for caller in callers {
             self.answer(caller, Reply::new(-errno.raw_os_error()));

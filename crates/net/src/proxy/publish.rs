@@ -14,7 +14,7 @@
 use std::fmt::Write;
 
 use spinio_ring::layout::{Descriptor, event_words};
-use spinio_ring::line::{EOF, ERR};
+use spinio_ring::line::{CONNECTING, EOF, ERR};
 use spinio_ring::wait::Waiter;
 use spinio_ring::{Position, Word};
 use spinio_sys::linux;
@@ -106,7 +106,7 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         if socket.rings.is_some() { socket.incoming.pending() } else { 0 },
         if socket.rings.is_some() { socket.outgoing.size() } else { 0 },
         socket.watch.set,
-        socket.errno,
+        if socket.errno == CONNECTING { 0 } else { socket.errno },
     );
     if socket.state == State::Upgraded {
         // Its positions are in device memory.
@@ -130,7 +130,7 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         put("send", waiter, since);
     }
     let accepts = socket.accepts.iter().map(|caller| ("accept", caller));
-    let connects = socket.connect.iter().map(|(caller, _)| ("connect", caller));
+    let connects = socket.connect.iter().filter_map(|connect| Some(("connect", connect.caller.as_ref()?)));
     for (call, caller) in accepts.chain(connects) {
         if let Caller::Mailbox { block, since, .. } = caller {
             put(call, Waiter { block: *block, thread: 0 }, *since);

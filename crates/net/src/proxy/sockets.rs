@@ -46,6 +46,15 @@ pub(crate) struct RingPair {
     pub(crate) send: u64,
 }
 
+/// A connection that is being made.
+#[derive(Debug)]
+pub(crate) struct Connect {
+    /// The call; none once it has returned without waiting.
+    pub(crate) caller: Option<Caller>,
+    /// The address.
+    pub(crate) to: Vec<u8>,
+}
+
 /// A socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -85,8 +94,10 @@ pub(crate) struct Socket {
     pub(crate) held: bool,
     /// Calls of accept that wait.
     pub(crate) accepts: VecDeque<Caller>,
-    /// A call of connect that waits, and where to.
-    pub(crate) connect: Option<(Caller, Vec<u8>)>,
+    /// A connection that is being made.
+    pub(crate) connect: Option<Connect>,
+    /// errno of one that failed after its call had returned, until `SO_ERROR` takes it.
+    pub(crate) connect_error: u16,
     /// Files to be sent.
     pub(crate) transfers: Transfers,
     /// What it has to do with connections inside the net.
@@ -169,6 +180,7 @@ impl Sockets {
             held: false,
             accepts: VecDeque::new(),
             connect: None,
+            connect_error: 0,
             transfers: Transfers::default(),
             meeting: Meeting::default(),
         });

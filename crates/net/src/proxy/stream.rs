@@ -53,8 +53,7 @@ impl Proxy {
                 self.look_at_anchor(index);
                 self.notify(index);
             }
-            State::Failed => self.notify(index),
-            State::Unconnected => {}
+            State::Failed | State::Unconnected => self.notify(index),
         }
         false
     }

@@ -245,6 +245,16 @@ fn kernels_send_and_receive_in_place() {
 }
 
 #[test]
+fn bytes_sent_with_more_come_with_those_of_the_next_send() {
+    passes_with_sockets("net_more");
+}
+
+#[test]
+fn options_are_those_of_linux_and_connect_need_not_wait() {
+    passes_with_sockets("net_options");
+}
+
+#[test]
 fn process_that_is_killed_with_a_span_leaves_nothing() {
     passes_with_sockets("net_spans_killed");
 }

@@ -34,9 +34,9 @@ pub const EPOLLET: u32 = 1 << 31;
 
 const SOCK_NONBLOCK: usize = 0o4000;
 const SOCK_CLOEXEC: usize = 0o200_0000;
-const SOL_SOCKET: usize = 1;
+const SOL_SOCKET: u16 = 1;
 const SO_REUSEADDR: usize = 2;
-const SO_ERROR: usize = 4;
+const SO_ERROR: u16 = 4;
 const SO_LINGER: usize = 13;
 const IPPROTO_TCP: usize = 6;
 const TCP_NODELAY: usize = 1;
@@ -155,16 +155,26 @@ pub unsafe fn recv(fd: Fd, to: *mut u8, len: usize) -> Result<usize> {
 
 /// Takes the error that an asynchronous event left; 0 for none.
 pub fn take_error(fd: Fd) -> Result<i32> {
-    let (mut error, mut len) = (0_i32, 4_u32);
-    let args = [fd as usize, SOL_SOCKET, SO_ERROR, &raw mut error as usize, &raw mut len as usize, 0];
+    option(fd, SOL_SOCKET, SO_ERROR)
+}
+
+/// `getsockopt` of an option that is an `int`.
+pub fn option(fd: Fd, level: u16, name: u16) -> Result<i32> {
+    let (mut value, mut len) = (0_i32, 4_u32);
+    let args = [fd as usize, level.into(), name.into(), &raw mut value as usize, &raw mut len as usize, 0];
     // SAFETY: both words live across the call.
     unsafe { syscall(k::__NR_getsockopt, args) }?;
-    Ok(error)
+    Ok(value)
+}
+
+/// `setsockopt` of an option that is an `int`.
+pub fn set_option(fd: Fd, level: u16, name: u16, value: i32) -> Result<()> {
+    set(fd, level.into(), name.into(), &[value])
 }
 
 /// `SO_REUSEADDR`: a port of ended connections can be bound again.
 pub fn reuse_address(fd: Fd) -> Result<()> {
-    set(fd, SOL_SOCKET, SO_REUSEADDR, &[1])
+    set(fd, SOL_SOCKET.into(), SO_REUSEADDR, &[1])
 }
 
 /// `TCP_NODELAY`: each message leaves at once.
@@ -174,7 +184,7 @@ pub fn no_delay(fd: Fd) -> Result<()> {
 
 /// `SO_LINGER` of no time: `close` resets the connection.
 pub fn reset_on_close(fd: Fd) -> Result<()> {
-    set(fd, SOL_SOCKET, SO_LINGER, &[1, 0])
+    set(fd, SOL_SOCKET.into(), SO_LINGER, &[1, 0])
 }
 
 fn set(fd: Fd, level: usize, name: usize, value: &[i32]) -> Result<()> {

@@ -189,11 +189,14 @@ __device__ int accept(Group group, const Handle &net, int s, Address *peer = nul
     return detail::call_together(group, net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr}, true, peer);
 }
 
-// Waits until it is connected.
+// Waits until it is connected. DONTWAIT, of streams: -EINPROGRESS if that takes time. Then `send` and `recv` wait for it, `poll` and event
+// sets tell OUT once it is there or has failed, and getsockopt of OPTION_ERROR tells why (options.h).
 template <typename Group>
-__device__ int connect(Group group, const Handle &net, int s, const Address &address)
+__device__ int connect(Group group, const Handle &net, int s, const Address &address, int flags = 0)
 {
-    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, 0, &address}, true);
+    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address}, true);
+    if (group.leads() && result == -EINPROGRESS)
+        store_relaxed_device(&detail::device_socket(net, s)->connected, 2);
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);

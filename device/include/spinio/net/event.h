@@ -160,8 +160,10 @@ __device__ int add(Group group, const Handle &net, int set, int s, int events)
     if (group.leads())
         detail::publish_received(net, s);
     int64_t result = detail::call_together(group, net, {layout::call_add, s, uint32_t(set) << 16 | uint32_t(events), 0, nullptr});
-    if (group.leads() && !result && events)
+    if (group.leads() && !result && events) {
+        detail::find_late_end(net, s);
         result = detail::rearm_if_peer(net, s);
+    }
     return int(share(group, result));
 }
 
@@ -174,8 +176,10 @@ __device__ int rearm(Group group, const Handle &net, int s)
     group.sync();
     if (group.leads()) {
         result = detail::find(net, s);
-        if (!result)
+        if (!result) {
             detail::publish_received(net, s);
+            detail::find_late_end(net, s);
+        }
         if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
             result = detail::rearm_if_peer(net, s);
         else if (!result)

@@ -82,6 +82,8 @@ enum Call : uint64_t {
     call_shutdown,
     call_socket_name,
     call_peer_name,
+    call_set_option,
+    call_get_option,
     call_set = 16,
     call_add,
     call_open_file = 32,
@@ -102,7 +104,7 @@ struct DeviceSocket {
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none
     uint64_t kind;      // type 4 | domain 8
-    uint64_t connected; // 1: datagrams need no address
+    uint64_t connected; // 1: datagrams need no address; 2: of a stream, connect has returned before it was there
     uint64_t peer;      // 0, or which end of a connection inside the net it is: peer_... below
     uint64_t granule;   // where the granule of such an end is, if it is in one
     uint64_t taken;     // what the other end of such an end was last seen to say that it has received
@@ -125,6 +127,8 @@ constexpr size_t peer_bytes = 2 << 20;
 
 // The errno in the line of a socket that has become an end of a connection inside the net.
 constexpr unsigned moved = 0xffff;
+// The errno in the line of a socket whose connection is being made, without a call that waits for it.
+constexpr unsigned connecting = 0xfffe;
 
 // An end, in device memory. Its own groups write the words; those of the other end take the watch.
 struct PeerEnd {

@@ -146,19 +146,33 @@ __device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s)
     return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), notice);
 }
 
-// After connect: uses the end that the socket has become, and arms it if it is in an event set.
-__device__ SPINIO_OUTLINE inline void connected_peer(Handle net, int s)
+// Begins to use the end that a socket has become while it was connected, as its record says; whether it has.
+__device__ SPINIO_OUTLINE inline bool find_end(Handle net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit))
-        return;
+        return false;
     const Position locked = lock(net, s, &socket->send_lock, true);
     if (locked.failed)
-        return;
+        return false;
     attach_peer(net, s);
     unlock(s, &socket->send_lock, locked.position);
-    if (load_acquire_system(record_of(net, s) + layout::record_send))
+    return true;
+}
+
+// After connect: uses the end that the socket has become, and arms it if it is in an event set.
+__device__ SPINIO_OUTLINE inline void connected_peer(Handle net, int s)
+{
+    if (find_end(net, s) && load_acquire_system(record_of(net, s) + layout::record_send))
         (void)rearm_if_peer(net, s);
+}
+
+// Before a socket is armed, of which connect has returned before it was connected: it may have become an end that no call knows.
+__device__ inline void find_late_end(const Handle &net, int s)
+{
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    if (load_relaxed_device(&socket->connected) == 2 && !load_acquire_device(&socket->peer))
+        (void)find_end(net, s);
 }
 
 // What the proxy has to say of the connection itself: -errno, 1 if the other end is gone, or 0.

@@ -60,6 +60,8 @@ __device__ inline bool look(const Handle &net, Poll &poll, bool first)
     uint64_t size = ring_size(socket->send_ring), errno_of_line = sent >> layout::position_bits;
     if (errno_of_line == layout::moved)
         return look_at_end(net, poll, recorded_peer(net, poll.s), first);
+    if (errno_of_line == layout::connecting)
+        return false;
     uint64_t there = (received - consumed) & layout::position_mask, used = (tail - sent) & layout::position_mask;
     poll.in = unsigned(there < ring_size(socket->receive_ring) ? there : ring_size(socket->receive_ring));
     // Sent bytes may be more than `tail` was: then none wait.

@@ -89,13 +89,14 @@ __device__ SPINIO_OUTLINE inline int64_t wait_until_sent(Handle net, int s, int 
         // A shutdown of another group waits for this one.
         if (load_acquire_device(&socket->shut) & shut_send)
             return -EPIPE;
-        uint64_t word = load_acquire_system(device_line(net, s) + 1);
-        if (word >> layout::position_bits)
-            return -int64_t(word >> layout::position_bits);
+        const uint64_t word = load_acquire_system(device_line(net, s) + 1), failed = word >> layout::position_bits;
+        const bool connects = failed == layout::connecting;
+        if (failed && !connects)
+            return -int64_t(failed);
         uint64_t room = size - ((tail - word) & layout::position_mask);
         if (room > size)
             return -EPROTO;
-        if (room) {
+        if (room && !connects) {
             store_relaxed_device(&socket->sent, word & layout::position_mask);
             return int64_t(room);
         }
