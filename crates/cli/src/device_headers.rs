@@ -14,6 +14,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/file.h",
     "spinio/gaia.h",
     "spinio/gaia_device.h",
+    "spinio/gpunet.h",
     "spinio/kernel.h",
     "spinio/quads.h",
     "spinio/standard.h",

@@ -113,6 +113,21 @@ fn echo_sends_back_what_it_receives() {
 }
 
 #[test]
+fn figure_5_adds_one_to_each_character() {
+    let dir = folder();
+    let Some(program) = build("figure5", dir.path()) else { return };
+    let server = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
+    for _ in 0..3 {
+        let mut peer = server.connect_tcp();
+        peer.write_all(b"HAL\x1fhr\x1fG@K+\x1fd`bg\x1faxsd\x1foktr\x1fnmd-\t").unwrap();
+        let mut back = String::new();
+        peer.read_to_string(&mut back).unwrap();
+        assert_eq!(back, "IBM is HAL, each byte plus one.\n");
+    }
+    assert_eq!(server.interrupt(), "3 connections, 96 bytes through Linux\n");
+}
+
+#[test]
 fn client_talks_to_echo_through_memory_and_through_linux() {
     let dir = folder();
     let Some(program) = build("echo", dir.path()) else { return };

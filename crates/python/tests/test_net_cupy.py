@@ -196,6 +196,13 @@ def test_nvrtc_compiles_calls_of_every_kind():
     assert code == 0, log
 
 
+def test_nvrtc_compiles_the_calls_of_the_paper():
+    source = '#include <spinio/gpunet.h>\n__global__ void calls(int listener, char *buffer) {\n'
+    source += "int s = gaccept(listener); gsend(s, buffer, grecv(s, buffer, 100)); gclose(s); }\n"
+    options = ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"]
+    assert compile_by_nvrtc(source, options) == (0, "")
+
+
 def test_nvrtc_accepts_integers_that_another_header_defines():
     source = "typedef unsigned long uint64_t;\ntypedef long int64_t;\n#include <spinio/net.h>\n"
     source += "__global__ void kernel(spinio::net::Handle handle, uint64_t *out) { *out = sizeof handle; }\n"

@@ -138,6 +138,11 @@ fn kernels_call_sockets() {
 }
 
 #[test]
+fn kernels_call_sockets_by_the_names_of_the_paper() {
+    passes_with_sockets("gpunet");
+}
+
+#[test]
 fn kernels_keep_the_rules_of_order() {
     passes_with_sockets("net_rules");
 }
