@@ -15,12 +15,15 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/gaia.h",
     "spinio/gaia_device.h",
     "spinio/gpunet.h",
+    "spinio/http.h",
     "spinio/kernel.h",
     "spinio/quads.h",
     "spinio/standard.h",
     "spinio/stop.h",
+    "spinio/text.h",
     "spinio/wait.h",
     "spinio/word.h",
+    "spinio/http/reply.h",
     "spinio/net.h",
     "spinio/net/control.h",
     "spinio/net/datagram.h",
@@ -74,7 +77,7 @@ mod tests {
     #[test]
     fn every_header_is_here() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
-        for part in ["spinio", "spinio/emulation", "spinio/net"] {
+        for part in ["spinio", "spinio/emulation", "spinio/http", "spinio/net"] {
             let entries = std::fs::read_dir(folder.join(part)).unwrap().map(Result::unwrap);
             for entry in entries.filter(|entry| entry.file_type().unwrap().is_file()) {
                 let name = format!("{part}/{}", entry.file_name().to_str().unwrap());

@@ -203,6 +203,16 @@ def test_nvrtc_compiles_the_calls_of_the_paper():
     assert compile_by_nvrtc(source, options) == (0, "")
 
 
+def test_nvrtc_compiles_text_and_http():
+    source = "#include <spinio/http.h>\nusing namespace spinio;\n"
+    source += "__global__ void reply(char *bytes, unsigned count, size_t *length) {\n"
+    source += "http::Request request = http::parse(bytes, http::head_length(bytes, count), 100);\n"
+    source += "text::Buffer out(bytes, count); http::begin_head(out, request.status); http::Chunk chunk(out);\n"
+    source += "http::add_event(out, request.path.bytes, request.path.length); chunk.end(); *length = out.length; }\n"
+    options = ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"]
+    assert compile_by_nvrtc(source, options) == (0, "")
+
+
 def test_nvrtc_accepts_integers_that_another_header_defines():
     source = "typedef unsigned long uint64_t;\ntypedef long int64_t;\n#include <spinio/net.h>\n"
     source += "__global__ void kernel(spinio::net::Handle handle, uint64_t *out) { *out = sizeof handle; }\n"

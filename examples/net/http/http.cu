@@ -22,12 +22,9 @@
 
 #include <spinio.h>
 #include <spinio/file.h>
+#include <spinio/http.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
-
-#include "path.h"
-#include "request.h"
-#include "text.h"
 
 using namespace spinio;
 
@@ -41,24 +38,15 @@ struct Counts {
     unsigned long long requests, pictures, files, refused;
 };
 
-__device__ const char *reason(int status)
+__device__ void add_head(text::Buffer &out, int status, const char *type, size_t length, bool close)
 {
-    switch (status) {
-    case 200: return "OK";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 431: return "Request Header Fields Too Large";
-    case 503: return "Service Unavailable";
-    case 505: return "HTTP Version Not Supported";
-    default: return "Bad Request";
-    }
-}
-
-__device__ void add_head(Text &out, int status, const char *type, size_t length, bool close)
-{
-    out.add("HTTP/1.1 ").add((unsigned long long)status).add(" ").add(reason(status)).add("\r\nContent-Type: ").add(type);
-    out.add("\r\nContent-Length: ").add((unsigned long long)length).add(status == 405 ? "\r\nAllow: GET, HEAD" : "");
-    out.add("\r\nCache-Control: no-store\r\nConnection: ").add(close ? "close" : "keep-alive").add("\r\n\r\n");
+    http::begin_head(out, status);
+    http::add_field(out, "Content-Type", type);
+    http::add_number_field(out, "Content-Length", length);
+    if (status == 405)
+        http::add_field(out, "Allow", "GET, HEAD");
+    http::add_field(out, "Cache-Control", "no-store");
+    http::end_head(out, close);
 }
 
 // One pixel of the Mandelbrot set, seen closer in every picture.
@@ -107,13 +95,13 @@ __device__ bool send_picture(const net::Handle &handle, int s, unsigned long lon
 }
 
 // Opens the file that a request asks for: its number, and what is known of it; 404 or 503 in `status` if it cannot.
-__device__ int open_file(const net::Handle &handle, const Request &request, int &status, size_t &size, const char *&type)
+__device__ int open_file(const net::Handle &handle, const http::Request &request, int &status, size_t &size, const char *&type)
 {
     __shared__ char name[512];
     __shared__ bool good;
     __shared__ file::Stat stat;
     if (threadIdx.x == 0)
-        good = file_name(request.path, request.path_length, name, sizeof name);
+        good = http::file_name(request.path, name, sizeof name);
     __syncthreads();
     const int f = good ? file::open(net::block(), handle, name, file::RDONLY) : -ENOENT;
     status = f == -EMFILE ? 503 : 404;
@@ -126,18 +114,18 @@ __device__ int open_file(const net::Handle &handle, const Request &request, int 
     __syncthreads();
     status = 200;
     size = size_t(stat.size);
-    type = media_type(name);
+    type = http::media_type(name);
     return f;
 }
 
 // Answers one request; whether the connection stays open.
-__device__ bool answer(const net::Handle &handle, int s, const Request &request, Counts *counts)
+__device__ bool answer(const net::Handle &handle, int s, const http::Request &request, Counts *counts)
 {
     __shared__ char head[512], body[1024];
     __shared__ size_t head_size, body_size;
     __shared__ unsigned long long picture;
-    bool wants_picture = request.status == 200 && is(request.path, request.path_length, "/mandelbrot.bmp");
-    bool wants_page = request.status == 200 && is(request.path, request.path_length, "/");
+    bool wants_picture = request.status == 200 && text::equals(request.path, "/mandelbrot.bmp");
+    bool wants_page = request.status == 200 && text::equals(request.path, "/");
     int status = request.status, f = -1;
     size_t file_size = 0;
     const char *file_type = "";
@@ -147,36 +135,36 @@ __device__ bool answer(const net::Handle &handle, int s, const Request &request,
         unsigned long long number = atomicAdd(&counts->requests, 1ull) + 1;
         if (status != 200)
             atomicAdd(&counts->refused, 1ull);
-        Text text = {body, sizeof body, 0}, out = {head, sizeof head, 0};
+        text::Buffer page(body, sizeof body), out(head, sizeof head);
         if (f >= 0) {
             atomicAdd(&counts->files, 1ull);
         } else if (wants_picture) {
             picture = atomicAdd(&counts->pictures, 1ull);
         } else if (wants_page) {
-            text.add("<!doctype html><title>A GPU kernel</title><body style=\"font:16px sans-serif;margin:2em\">"
+            page.add("<!doctype html><title>A GPU kernel</title><body style=\"font:16px sans-serif;margin:2em\">"
                      "<h1>This page was sent by a GPU kernel</h1><p>Request ")
-                .add(number)
+                .add_number(number)
                 .add(", answered by block ")
-                .add((unsigned long long)blockIdx.x)
+                .add_number(blockIdx.x)
                 .add(" of ")
-                .add((unsigned long long)gridDim.x)
+                .add_number(gridDim.x)
                 .add(". The kernel accepted the connection, read the request, and computes a new picture each time:</p>"
                      "<img id=\"p\" src=\"/mandelbrot.bmp\" width=\"640\"><script>let n=0;p.onload=()=>setTimeout(()=>"
                      "p.src='/mandelbrot.bmp?'+n++,100)</script>\n");
         } else {
-            text.add(reason(status)).add("\n");
+            page.add(http::reason(status)).add("\n");
         }
-        body_size = text.length;
+        body_size = page.length;
         const char *type = f >= 0 ? file_type : wants_picture ? "image/bmp" : wants_page ? "text/html" : "text/plain";
-        add_head(out, status, type, f >= 0 ? file_size : wants_picture ? picture_bytes : text.length, request.close);
+        add_head(out, status, type, f >= 0 ? file_size : wants_picture ? picture_bytes : page.length, request.close);
         head_size = out.length;
     }
     __syncthreads();
     bool sent = net::send(net::block(), handle, s, head, head_size) >= 0;
     // A file that was cut meanwhile is shorter than the head says: only the end of the connection tells.
-    if (sent && !request.head && f >= 0)
+    if (sent && request.method != http::HEAD && f >= 0)
         sent = net::sendfile(net::block(), handle, s, f, 0, file_size) == int64_t(file_size);
-    else if (sent && !request.head)
+    else if (sent && request.method != http::HEAD)
         sent = wants_picture ? send_picture(handle, s, picture) : net::send(net::block(), handle, s, body, body_size) >= 0;
     if (f >= 0)
         file::close(net::block(), handle, f);
@@ -208,7 +196,7 @@ __device__ bool take(Connection &connection, int s)
 __device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connection &connection, Counts *counts)
 {
     __shared__ char bytes[head_bytes];
-    __shared__ Request request;
+    __shared__ http::Request request;
     bool fresh = ready.events & net::NEW;
     unsigned count = fresh ? 0 : connection.count;
     for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
@@ -217,7 +205,7 @@ __device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connec
         net::set_timeout(net::block(), handle, ready.s, patience_ns, patience_ns);
     __syncthreads();
     for (;;) {
-        unsigned head = head_length(bytes, count);
+        unsigned head = http::head_length(bytes, count);
         if (!head && count < head_bytes) {
             int64_t got = net::recv(net::block(), handle, ready.s, bytes + count, head_bytes - count, net::DONTWAIT);
             if (got == -EAGAIN)
@@ -228,9 +216,9 @@ __device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connec
             continue;
         }
         if (threadIdx.x == 0) {
-            request = parse(bytes, head);
-            if (!head)
-                request = {431, false, true, bytes, 0};
+            request = http::parse(bytes, head);
+            if (request.status == 200 && request.method != http::GET && request.method != http::HEAD)
+                request.status = 405;
         }
         __syncthreads();
         if (!answer(handle, ready.s, request, counts))

@@ -12,9 +12,9 @@
 
 #include <spinio.h>
 #include <spinio/net.h>
+#include <spinio/text.h>
 #include <spinio_net.h>
 
-#include "../http/text.h"
 #include "viewer.h"
 
 using namespace spinio;
@@ -42,13 +42,11 @@ __device__ static unsigned points_in_circle(uint64_t &state)
 __device__ static size_t write_line(char *line, size_t room, unsigned long long round, unsigned long long inside, unsigned long long all)
 {
     unsigned long long pi = inside * 40000 / all;
-    Text text{line, room, 0};
-    text.add("block ").add((unsigned long long)blockIdx.x).add(", round ").add(round).add(": ");
-    text.add(inside).add(" of ").add(all).add(" points are in the circle, pi is about ").add(pi / 10000).add(".");
-    for (unsigned long long digit = 1000; digit; digit /= 10)
-        text.add(pi / digit % 10);
-    text.add("\n");
-    return text.length;
+    text::Buffer out(line, room);
+    out.add("block ").add_number(blockIdx.x).add(", round ").add_number(round).add(": ");
+    out.add_number(inside).add(" of ").add_number(all).add(" points are in the circle, pi is about ");
+    out.add_number(pi / 10000).add(".").add_number(pi % 10000, 4).add("\n");
+    return out.length;
 }
 
 __global__ void work(net::Handle handle, int set, uint64_t *word, unsigned pause_ms)

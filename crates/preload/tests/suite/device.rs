@@ -126,6 +126,13 @@ fn thread_sanitizer_finds_races_of_kernels_and_no_others() {
     }
 }
 
+#[test]
+fn texts_and_http_are_read_without_trust_and_written() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("http", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}
+
 fn passes_with_sockets(name: &str) {
     if has_cxx() {
         assert_passes(run_with_timeout(&device_test(name, &["-pthread", "-Wall", "-Wextra", "-Werror"])));

@@ -13,12 +13,7 @@ use crate::compiler::Gpu;
 use crate::exit::{self, Exit};
 use crate::{compiler, device_headers};
 
-const SOURCES: &[(&str, &str)] = &[
-    ("http.cu", include_str!("../../../../../examples/net/http/http.cu")),
-    ("path.h", include_str!("../../../../../examples/net/http/path.h")),
-    ("request.h", include_str!("../../../../../examples/net/http/request.h")),
-    ("text.h", include_str!("../../../../../examples/net/http/text.h")),
-];
+const SOURCES: &[(&str, &str)] = &[("http.cu", include_str!("../../../../../examples/net/http/http.cu"))];
 const PROGRAM: &str = "http";
 
 /// What the server counted.
