@@ -7,6 +7,7 @@
 //
 // Known limit: of words that are relaxed atomics (copies of events) ThreadSanitizer sees no race; what they refer to shows it.
 #include "check.h"
+#include "net_tile.h"
 
 #include <algorithm>
 #include <chrono>
@@ -116,7 +117,7 @@ static std::thread start(void (*kernel)(Parameters...), dim3 grid, dim3 block, A
 static unsigned char byte_of(uint64_t position) { return (unsigned char)(position * 7 + (position >> 8)); }
 static uint64_t add(uint64_t position, uint64_t bytes) { return (position + bytes) & layout::position_mask; }
 
-// Calls by a block, by its first warp or by its first thread.
+// Calls by a block, by its first warp, by its first thread or by its first 8 threads.
 template <typename Call>
 __device__ void as(int who, Call call)
 {
@@ -126,6 +127,8 @@ __device__ void as(int who, Call call)
         call(net::warp());
     else if (who == 2 && threadIdx.x == 0)
         call(net::thread());
+    else if (who == 3 && threadIdx.x < 8)
+        call(net::group(tile_of<8>()));
 }
 
 // Block b receives from socket b until the end of the stream, and compares.
@@ -345,7 +348,7 @@ int main(int count, char **argument)
 {
     const char *section = count > 1 ? argument[1] : nullptr;
     auto on = [&](const char *name) { return !section || !std::strcmp(section, name); };
-    for (int who : {0, 1, 2}) {
+    for (int who : {0, 1, 2, 3}) {
         if (on("sink"))
             received_bytes_are_ordered_by_two_words(who, who ? 32 : 64);
         if (on("source"))

@@ -40,6 +40,13 @@ pub(super) const RULES: &[Mutant] = &[
         ],
         &[Races("source")],
     ),
+    rule(
+        "share-tile",
+        "so is what the leader of a tile has seen, by the lanes of the tile",
+        GROUP,
+        ["        // As in a warp.\n        lanes.sync();\n", ""],
+        &[Races("source")],
+    ),
     quick(rule(
         "consumed-after-copies",
         "a barrier lies between the copies out of the ring and the consumed position",

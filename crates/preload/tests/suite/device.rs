@@ -267,6 +267,11 @@ fn options_are_those_of_linux_and_connect_need_not_wait() {
 }
 
 #[test]
+fn groups_of_cooperative_groups_make_every_call() {
+    passes_with_sockets("net_groups");
+}
+
+#[test]
 fn process_that_is_killed_with_a_span_leaves_nothing() {
     passes_with_sockets("net_spans_killed");
 }

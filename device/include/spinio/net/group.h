@@ -3,10 +3,12 @@
 //     recv(net::block(), ...)      all threads of the block call, converged, with equal arguments, and get the same result
 //     recv(net::warp(), ...)       the 32 threads of a warp
 //     recv(net::thread(), ...)     this thread alone
+//     recv(net::group(tile), ...)  those of a group of <cooperative_groups.h>: thread_block, thread_block_tile of at most 32
+//                                  threads, coalesced_group, this_thread()
 //
 // One thread, the leader, talks to the proxy; all copy. Outcome is what the leader tells the others.
 //
-// Known flaw: a warp has 32 threads that have not ended; cooperative-groups objects are not groups yet.
+// Known flaw: a warp has 32 threads that have not ended.
 #ifndef SPINIO_NET_GROUP_H
 #define SPINIO_NET_GROUP_H
 
@@ -88,9 +90,53 @@ struct Block {
     }
 };
 
+// Threads of one warp that cooperative groups have put together.
+template <typename G>
+struct Tile {
+    G lanes;
+
+    __device__ bool leads() const { return rank() == 0; }
+    __device__ unsigned rank() const { return unsigned(lanes.thread_rank()); }
+    __device__ unsigned size() const { return unsigned(lanes.size()); }
+    __device__ void sync() const { lanes.sync(); }
+
+    // Whether one of them says so; and a sync().
+    __device__ bool any(bool yes) const
+    {
+        const bool some = lanes.any(yes) != 0;
+        lanes.sync();
+        return some;
+    }
+
+    __device__ Outcome share(Outcome outcome) const
+    {
+        outcome.value = int64_t(lanes.shfl((unsigned long long)outcome.value, 0));
+        outcome.position = lanes.shfl((unsigned long long)outcome.position, 0);
+        outcome.ring = lanes.shfl((unsigned long long)outcome.ring, 0);
+        outcome.message = lanes.shfl((unsigned long long)outcome.message, 0);
+        // As in a warp.
+        lanes.sync();
+        return outcome;
+    }
+};
+
 __device__ inline Block block() { return {}; }
 __device__ inline Warp warp() { return {}; }
 __device__ inline Thread thread() { return {}; }
+
+// The group that a group of cooperative groups is here. It is known by its members, so that this needs none of their header. Groups of
+// more than one block, tiles of more than one warp, and a thread_group, whose kind is known only at run time, do not compile.
+template <typename G>
+__device__ auto group(const G &lanes) -> decltype(lanes.shfl(0, 0), lanes.ballot(0), Tile<G>{lanes})
+{
+    return {lanes};
+}
+
+template <typename G>
+__device__ auto group(const G &block) -> decltype(block.group_index(), Block())
+{
+    return {};
+}
 
 // Tells all threads what the leader knows.
 template <typename Group>

@@ -24,6 +24,11 @@ namespace detail {
 __device__ inline int count_true(Thread, bool yes) { return yes; }
 __device__ inline int count_true(Warp, bool yes) { return __popc(__ballot_sync(0xffffffffu, yes)); }
 __device__ inline int count_true(Block, bool yes) { return __syncthreads_count(yes); }
+template <typename G>
+__device__ int count_true(Tile<G> group, bool yes)
+{
+    return __popc(group.lanes.ballot(yes));
+}
 
 // Of an end of a connection inside the net. The line of one that is not ready says what the proxy knows of the connection.
 __device__ inline bool look_at_end(const Handle &net, Poll &poll, const Peer &peer, bool line)
