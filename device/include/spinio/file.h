@@ -89,6 +89,7 @@ __device__ int64_t move(Group group, const Handle &net, bool reads, int f, unsig
 template <typename Group>
 __device__ int open(Group group, const Handle &net, const char *path, int flags, unsigned mode = 0644)
 {
+    SPINIO_CHECK_CALL(group, "open", net, path, flags, mode);
     int64_t result = 0;
     if (group.leads()) {
         result = detail::claim_buffer(net);
@@ -118,6 +119,7 @@ __device__ int open(Group group, const Handle &net, const char *path, int flags,
 template <typename Group>
 __device__ int64_t pread(Group group, const Handle &net, int f, void *buffer, size_t bytes, int64_t offset)
 {
+    SPINIO_CHECK_CALL(group, "pread", net, f, buffer, bytes, offset);
     return detail::move(group, net, true, f, static_cast<unsigned char *>(buffer), bytes, offset);
 }
 
@@ -125,6 +127,7 @@ __device__ int64_t pread(Group group, const Handle &net, int f, void *buffer, si
 template <typename Group>
 __device__ int64_t pwrite(Group group, const Handle &net, int f, const void *buffer, size_t bytes, int64_t offset)
 {
+    SPINIO_CHECK_CALL(group, "pwrite", net, f, buffer, bytes, offset);
     auto from = const_cast<unsigned char *>(static_cast<const unsigned char *>(buffer));
     return detail::move(group, net, false, f, from, bytes, offset);
 }
@@ -133,6 +136,7 @@ __device__ int64_t pwrite(Group group, const Handle &net, int f, const void *buf
 template <typename Group>
 __device__ int fstat(Group group, const Handle &net, int f, Stat *stat)
 {
+    SPINIO_CHECK_CALL(group, "fstat", net, f);
     int64_t result = 0;
     if (group.leads()) {
         net::detail::FileRequest request = {net::layout::call_stat_file, f, 0, 0, {}};
@@ -147,6 +151,7 @@ __device__ int fstat(Group group, const Handle &net, int f, Stat *stat)
 template <typename Group>
 __device__ int close(Group group, const Handle &net, int f)
 {
+    SPINIO_CHECK_CALL(group, "close", net, f);
     int64_t result = 0;
     if (group.leads()) {
         net::detail::FileRequest request = {net::layout::call_close_file, f, 0, 0, {}};

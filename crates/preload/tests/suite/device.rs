@@ -272,6 +272,14 @@ fn groups_of_cooperative_groups_make_every_call() {
 }
 
 #[test]
+fn checked_builds_refuse_unequal_arguments_and_no_others() {
+    passes_with_sockets("net_check");
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("net_groups", &["-pthread", "-DSPINIO_NET_CHECK"])));
+    }
+}
+
+#[test]
 fn process_that_is_killed_with_a_span_leaves_nothing() {
     passes_with_sockets("net_spans_killed");
 }

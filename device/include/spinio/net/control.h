@@ -164,6 +164,7 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
 template <typename Group>
 __device__ int socket(Group group, const Handle &net, int domain, int type, int protocol)
 {
+    SPINIO_CHECK_CALL(group, "socket", net, domain, type, protocol);
     if (protocol != 0)
         return -EPROTONOSUPPORT;
     uint32_t argument = uint32_t(domain) << 16 | (uint32_t(type) & 0xffff);
@@ -173,12 +174,14 @@ __device__ int socket(Group group, const Handle &net, int domain, int type, int 
 template <typename Group>
 __device__ int bind(Group group, const Handle &net, int s, const Address &address)
 {
+    SPINIO_CHECK_CALL(group, "bind", net, s, address);
     return detail::call_together(group, net, {layout::call_bind, s, 0, 0, &address});
 }
 
 template <typename Group>
 __device__ int listen(Group group, const Handle &net, int s, int backlog)
 {
+    SPINIO_CHECK_CALL(group, "listen", net, s, backlog);
     return detail::call_together(group, net, {layout::call_listen, s, uint32_t(backlog), 0, nullptr});
 }
 
@@ -186,6 +189,7 @@ __device__ int listen(Group group, const Handle &net, int s, int backlog)
 template <typename Group>
 __device__ int accept(Group group, const Handle &net, int s, Address *peer = nullptr, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "accept", net, s, flags);
     return detail::call_together(group, net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr}, true, peer);
 }
 
@@ -194,6 +198,7 @@ __device__ int accept(Group group, const Handle &net, int s, Address *peer = nul
 template <typename Group>
 __device__ int connect(Group group, const Handle &net, int s, const Address &address, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "connect", net, s, address, flags);
     int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address}, true);
     if (group.leads() && result == -EINPROGRESS)
         store_relaxed_device(&detail::device_socket(net, s)->connected, 2);
@@ -211,12 +216,14 @@ __device__ int connect(Group group, const Handle &net, int s, const Address &add
 template <typename Group>
 __device__ int getsockname(Group group, const Handle &net, int s, Address *address)
 {
+    SPINIO_CHECK_CALL(group, "getsockname", net, s);
     return detail::call_together(group, net, {layout::call_socket_name, s, 0, 0, nullptr}, false, address);
 }
 
 template <typename Group>
 __device__ int getpeername(Group group, const Handle &net, int s, Address *address)
 {
+    SPINIO_CHECK_CALL(group, "getpeername", net, s);
     return detail::call_together(group, net, {layout::call_peer_name, s, 0, 0, nullptr}, false, address);
 }
 
@@ -242,6 +249,7 @@ __device__ inline bool end_sending(const Handle &net, int s)
 template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
+    SPINIO_CHECK_CALL(group, "shutdown", net, s, how);
     const bool ended = group.leads() && (how == SHUT_SEND || how == SHUT_BOTH) && detail::end_sending(net, s);
     // As a close says it.
     const uint64_t sent = ended ? detail::position_of(&detail::device_socket(net, s)->send_lock) : 0;
@@ -306,6 +314,7 @@ __device__ inline bool has_peer(const Handle &net, int s)
 template <typename Group>
 __device__ int close(Group group, const Handle &net, int s)
 {
+    SPINIO_CHECK_CALL(group, "close", net, s);
     int64_t result = 0;
     if (group.leads()) {
         result = detail::end_use(net, s);
@@ -323,6 +332,7 @@ __device__ int close(Group group, const Handle &net, int s)
 template <typename Group>
 __device__ int release(Group group, const Handle &net, int s)
 {
+    SPINIO_CHECK_CALL(group, "release", net, s);
     int64_t result = 0;
     if (group.leads())
         result = detail::has_peer(net, s) ? -EOPNOTSUPP : detail::end_use(net, s);

@@ -182,6 +182,7 @@ __device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int 
 template <typename Group>
 __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags, const Address &to)
 {
+    SPINIO_CHECK_CALL(group, "sendto", net, s, buffer, bytes, flags, to);
     Outcome locked = {0, 0, 0};
     detail::Locked known;
     if (group.leads())
@@ -203,6 +204,7 @@ __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buf
 template <typename Group>
 __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags, Address *from)
 {
+    SPINIO_CHECK_CALL(group, "recvfrom", net, s, buffer, bytes, flags);
     Outcome locked = {0, 0, 0};
     detail::Locked known;
     if (group.leads())

@@ -146,6 +146,7 @@ __device__ inline int wait_for_events(const Handle &net, int number, Ready *read
 template <typename Group>
 __device__ int set(Group group, const Handle &net)
 {
+    SPINIO_CHECK_CALL(group, "set", net);
     return detail::call_together(group, net, {layout::call_set, 0, 0, 0, nullptr});
 }
 
@@ -154,6 +155,7 @@ __device__ int set(Group group, const Handle &net)
 template <typename Group>
 __device__ int add(Group group, const Handle &net, int set, int s, int events)
 {
+    SPINIO_CHECK_CALL(group, "add", net, set, s, events);
     if (events & ~0xffff)
         return -EINVAL;
     group.sync();
@@ -171,6 +173,7 @@ __device__ int add(Group group, const Handle &net, int set, int s, int events)
 template <typename Group>
 __device__ int rearm(Group group, const Handle &net, int s)
 {
+    SPINIO_CHECK_CALL(group, "rearm", net, s);
     int64_t result = 0;
     // What the group has received before has to be consumed for the proxy too.
     group.sync();
@@ -193,6 +196,7 @@ __device__ int rearm(Group group, const Handle &net, int s)
 template <typename Group>
 __device__ int wait(Group group, const Handle &net, int set, Ready *ready, int max, int64_t ns)
 {
+    SPINIO_CHECK_CALL(group, "wait", net, set, max, ns);
     int64_t result = 0;
     if (group.leads())
         result = detail::wait_for_events(net, set, ready, max, ns);

@@ -135,6 +135,7 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
 template <typename Group>
 __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "sendfile", net, s, file, offset, bytes, flags);
     int64_t result = group.leads() && detail::has_peer(net, s);
     result = share(group, result);
     if (result)

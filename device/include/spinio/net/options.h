@@ -9,6 +9,7 @@
 #ifndef SPINIO_NET_OPTIONS_H
 #define SPINIO_NET_OPTIONS_H
 
+#include <spinio/net/check.h>
 #include <spinio/net/control.h>
 
 namespace spinio::net {
@@ -137,6 +138,7 @@ __device__ SPINIO_OUTLINE inline int get_option(Handle net, int s, int level, in
 template <typename Group>
 __device__ int setsockopt(Group group, const Handle &net, int s, int level, int option, const void *value, unsigned length)
 {
+    SPINIO_CHECK_CALL(group, "setsockopt", net, s, level, option, length);
     int64_t result = 0;
     if (group.leads())
         result = detail::set_option(net, s, level, option, static_cast<const unsigned char *>(value), length);
@@ -147,6 +149,7 @@ __device__ int setsockopt(Group group, const Handle &net, int s, int level, int 
 template <typename Group>
 __device__ int getsockopt(Group group, const Handle &net, int s, int level, int option, void *value, unsigned *length)
 {
+    SPINIO_CHECK_CALL(group, "getsockopt", net, s, level, option);
     int64_t result = 0;
     if (group.leads())
         result = detail::get_option(net, s, level, option, static_cast<unsigned char *>(value), length);

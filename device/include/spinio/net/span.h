@@ -173,6 +173,7 @@ __device__ inline int64_t end_borrow(const Handle &net, int s, size_t bytes)
 template <typename Group>
 __device__ int64_t reserve(Group group, const Handle &net, int s, Span *span, size_t bytes, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "reserve", net, s, bytes, flags);
     return detail::begin_span(group, net, s, false, span, bytes, flags);
 }
 
@@ -181,6 +182,7 @@ __device__ int64_t reserve(Group group, const Handle &net, int s, Span *span, si
 template <typename Group>
 __device__ int commit(Group group, const Handle &net, int s, size_t bytes)
 {
+    SPINIO_CHECK_CALL(group, "commit", net, s, bytes);
     group.sync();
     return int(share(group, group.leads() ? detail::end_reserve(net, s, bytes) : 0));
 }
@@ -189,6 +191,7 @@ __device__ int commit(Group group, const Handle &net, int s, size_t bytes)
 template <typename Group>
 __device__ int64_t borrow(Group group, const Handle &net, int s, Span *span, size_t bytes, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "borrow", net, s, bytes, flags);
     return detail::begin_span(group, net, s, true, span, bytes, flags);
 }
 
@@ -197,6 +200,7 @@ __device__ int64_t borrow(Group group, const Handle &net, int s, Span *span, siz
 template <typename Group>
 __device__ int give_back(Group group, const Handle &net, int s, size_t bytes)
 {
+    SPINIO_CHECK_CALL(group, "give_back", net, s, bytes);
     group.sync();
     return int(share(group, group.leads() ? detail::end_borrow(net, s, bytes) : 0));
 }

@@ -13,6 +13,7 @@
 #ifndef SPINIO_NET_STREAM_H
 #define SPINIO_NET_STREAM_H
 
+#include <spinio/net/check.h>
 #include <spinio/net/group.h>
 #include <spinio/net/line.h>
 #include <spinio/net/message.h>
@@ -425,6 +426,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
 template <typename Group>
 __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "recv", net, s, buffer, bytes, flags);
     for (;;) {
         int64_t result = detail::receive_stream(group, net, s, buffer, bytes, flags);
         if (result != -int(layout::moved))
@@ -439,6 +441,7 @@ __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, siz
 template <typename Group>
 __device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
 {
+    SPINIO_CHECK_CALL(group, "send", net, s, buffer, bytes, flags);
     for (;;) {
         int64_t result = detail::send_stream(group, net, s, buffer, bytes, flags);
         if (result != -int(layout::moved))
@@ -451,6 +454,7 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
 template <typename Group>
 __device__ int set_timeout(Group group, const Handle &net, int s, uint64_t receive_ns, uint64_t send_ns)
 {
+    SPINIO_CHECK_CALL(group, "set_timeout", net, s, receive_ns, send_ns);
     int64_t failed = 0;
     if (group.leads()) {
         failed = detail::find(net, s);
