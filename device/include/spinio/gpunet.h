@@ -15,14 +15,12 @@
 //     gpunet_init(handle);                   // on the host, before the launch: the handle of spinio_net_handle()
 //
 // All threads of a block make a call together, with equal arguments, as the paper has it. Each is the call of net.h without the g,
-// with net::block() and this handle, and has its results and flags: net::DONTWAIT makes gaccept, gsend and grecv non-blocking.
+// with net::block() and this handle, and has its results and flags: net::DONTWAIT makes gaccept, gconnect, gsend and grecv non-blocking.
 // A call before gpunet_init() returns -EBADF.
 //
 // The handle is a variable of each source file that includes this one, on each device: gpunet_init() sets it for its own file and
 // the current device. A program that compiles by NVRTC has no gpunet_init(): it copies the handle to the variable `gpunet_handle`,
 // which cuModuleGetGlobal() finds by this name.
-//
-// Known flaw: gconnect waits until it is connected; net.h has no connect that does not wait either.
 #ifndef SPINIO_GPUNET_H
 #define SPINIO_GPUNET_H
 
@@ -67,9 +65,9 @@ static inline __device__ int gaccept(int s, spinio::net::Address *peer = nullptr
     return spinio::net::accept(spinio::net::block(), gpunet_handle, s, peer, flags);
 }
 
-static inline __device__ int gconnect(int s, const spinio::net::Address &address)
+static inline __device__ int gconnect(int s, const spinio::net::Address &address, int flags = 0)
 {
-    return spinio::net::connect(spinio::net::block(), gpunet_handle, s, address);
+    return spinio::net::connect(spinio::net::block(), gpunet_handle, s, address, flags);
 }
 
 static inline __device__ long long gsend(int s, const void *buffer, size_t bytes, int flags = 0)
