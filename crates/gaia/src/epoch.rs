@@ -184,6 +184,7 @@ impl Map {
                 state.pages.complete_fingerprints(run.first as usize, now);
                 rest = after;
             }
+            self.replica.keep_scanned(fingerprints);
         }
         Ok(size)
     }
@@ -303,6 +304,7 @@ impl Map {
                 }
                 rest = after;
             }
+            self.replica.keep_scanned(scanned);
             Ok((fingerprints, changed))
         };
         let (fingerprints, changed) = timed(&mut scan_ns, || self.replica.on_stream(scan))?;

@@ -26,7 +26,8 @@ pub(crate) enum Epoch {
 pub(crate) struct PageStates {
     pages: usize,
     epochs: PageRuns<Epoch>,
-    /// The fingerprint of head when the replica was last brought up to date, where it is known.
+    /// The fingerprint of head when the replica was last brought up to date, where it is known. Empty until one is: 4 MiB for each GiB,
+    /// whose pages took longer to fill (2 ms) than the driver takes to map as much device memory.
     fingerprints: Vec<Fingerprint>,
     known: PageRuns<bool>,
     /// Pages of an epoch that were not fetched: changed, whatever their bytes are.
@@ -44,7 +45,7 @@ impl PageStates {
         PageStates {
             pages,
             epochs: PageRuns::new(Epoch::Closed),
-            fingerprints: vec![Fingerprint::default(); pages],
+            fingerprints: Vec::new(),
             known: PageRuns::new(false),
             kept: PageRuns::new(false),
             reading: PageRuns::new(false),
@@ -177,14 +178,22 @@ impl PageStates {
         self.kept.runs(wide(range)).all(|(_, kept)| kept)
     }
 
+    /// Those of all pages, to be set.
+    fn all_fingerprints(&mut self) -> &mut [Fingerprint] {
+        if self.fingerprints.is_empty() {
+            self.fingerprints.resize(self.pages, Fingerprint::default());
+        }
+        &mut self.fingerprints
+    }
+
     pub(crate) fn set_fingerprint(&mut self, page: usize, fingerprint: Fingerprint) {
-        self.fingerprints[page] = fingerprint;
+        self.all_fingerprints()[page] = fingerprint;
         self.known.set(wide(page..page + 1), true);
     }
 
     /// [`PageStates::set_fingerprint`] of all pages of a run.
     pub(crate) fn set_fingerprints(&mut self, run: Range<usize>, now: &[Fingerprint]) {
-        self.fingerprints[run.clone()].copy_from_slice(now);
+        self.all_fingerprints()[run.clone()].copy_from_slice(now);
         self.known.set(wide(run), true);
     }
 
@@ -193,7 +202,7 @@ impl PageStates {
         let range = first..first + now.len();
         let unknown: Vec<_> = self.known(range.clone()).filter(|(_, known)| !known).collect();
         for (run, _) in unknown {
-            self.fingerprints[run.clone()].copy_from_slice(&now[run.start - first..run.end - first]);
+            self.all_fingerprints()[run.clone()].copy_from_slice(&now[run.start - first..run.end - first]);
         }
         self.known.set(wide(range), true);
     }

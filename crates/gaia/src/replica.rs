@@ -39,6 +39,8 @@ pub(crate) struct Replica {
     pages: usize,
     /// Where scans put fingerprints; only of maps for writing.
     slots: Option<DeviceAddr>,
+    /// What the last scan has returned, for the next one: new memory of this size takes longer than the scan.
+    scanned: Mutex<Vec<Fingerprint>>,
     stages: RegisteredStages,
 }
 
@@ -62,7 +64,15 @@ impl Replica {
             let mapping = InPlace::reserve(memory, pages)?;
             let start = DeviceAddr(mapping.start());
             let stages = RegisteredStages::new(memory);
-            return Ok(Replica { device: memory, memory: Memory::InPlace(mapping), start, pages, slots: None, stages });
+            return Ok(Replica {
+                device: memory,
+                memory: Memory::InPlace(mapping),
+                start,
+                pages,
+                slots: None,
+                scanned: Mutex::default(),
+                stages,
+            });
         }
         let alloc = |len| memory.alloc_replica(len).map_err(|e| Error::device(e, "allocate the memory of a map"));
         let slots = match spec.access {
@@ -80,7 +90,8 @@ impl Replica {
         let (start, chunks) = made.inspect_err(|_| {
             let _ = slots.map(|slots| memory.free_replica(slots));
         })?;
-        Ok(Replica { device: memory, memory: chunks, start, pages, slots, stages: RegisteredStages::new(memory) })
+        let stages = RegisteredStages::new(memory);
+        Ok(Replica { device: memory, memory: chunks, start, pages, slots, scanned: Mutex::default(), stages })
     }
 
     /// Has the device memory for pages until this is dropped, and longer if they are in an epoch then; access is granted
@@ -112,6 +123,13 @@ impl Replica {
     pub(crate) fn touch(&self, pages: &Range<usize>) {
         if let Memory::Chunks(room, chunks, _) = &self.memory {
             room.touch(chunks, chunks.of_pages(pages));
+        }
+    }
+
+    /// Fingerprints of a scan are used no more.
+    pub(crate) fn keep_scanned(&self, scanned: Vec<Fingerprint>) {
+        if !scanned.is_empty() && Lane::current().is_none() {
+            *lock(&self.scanned) = scanned;
         }
     }
 
@@ -356,7 +374,7 @@ impl Copies<'_> {
         }
     }
 
-    /// The fingerprints of pages now, of all runs one after the other.
+    /// The fingerprints of pages now, of all runs one after the other. [`Replica::keep_scanned`] takes them back.
     pub(crate) fn fingerprints(self, runs: &[Run]) -> Result<Vec<Fingerprint>> {
         let count = pages_in(runs);
         if let Some(lane) = Lane::current() {
@@ -368,7 +386,8 @@ impl Copies<'_> {
         }
         let no_slots = || Error::new(Errno::ACCESS, "The map is read-only");
         let slots = self.replica.slots.ok_or_else(no_slots)?;
-        let mut fingerprints = vec![Fingerprint::default(); count];
+        let mut fingerprints = std::mem::take(&mut *lock(&self.replica.scanned));
+        fingerprints.resize(count, Fingerprint::default());
         let (list, mut done) = (fingerprints.as_mut_ptr(), 0);
         let parts = runs.iter().flat_map(|run| {
             let run = run.pages();

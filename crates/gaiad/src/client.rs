@@ -37,9 +37,9 @@ const BATCH: u64 = 2048;
 /// buffers. A longer read registers the page cache with the driver, which costs more than it saves where each page is
 /// read once: the first acquire of 1 GiB on an H200 took 44 ms with 64 MiB and 58 to 68 ms with 256 MiB.
 const REPLY: u64 = 16 << 10;
-/// So many pages that are copied from another device count as one of those, 4 GiB in one reply: they pass no bounce buffers.
+/// So many pages that are copied from another device count as one of those, 16 GiB in one reply: they pass no bounce buffers.
 /// Before each reply the copies are waited for, and meanwhile the other map is not used.
-const PEER_PAGES: u64 = 64;
+const PEER_PAGES: u64 = 256;
 /// A run of fewer pages is not copied from another device, whose memory has to be mapped for it.
 const LEAST_FROM_PEER: u64 = 256;
 /// Owners are counted from 1.
