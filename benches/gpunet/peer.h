@@ -25,12 +25,12 @@ __global__ void ask(net::Handle handle, int s, unsigned rounds, unsigned long lo
 }
 
 // Each block accepts a connection, and sends messages of `bytes`, a multiple of the period, until that fails.
-__global__ void __launch_bounds__(1024) give(net::Handle handle, int listener, unsigned char *buffer, unsigned bytes)
+__global__ void __launch_bounds__(1024) give(net::Handle handle, int listener, unsigned char *buffer, unsigned bytes, int flags)
 {
     for (size_t at = 0; at < bytes; at += period)
         fill(buffer + at);
     int s = net::accept(net::block(), handle, listener);
-    while (net::send(net::block(), handle, s, buffer, bytes) > 0) {
+    while (net::send(net::block(), handle, s, buffer, bytes, flags) > 0) {
     }
     net::close(net::block(), handle, s);
 }
@@ -192,7 +192,7 @@ static void peer_echo(const Size &size, const Two &two, bool inet, bool no_upgra
     end(two, connects, accepts);
 }
 
-static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsigned ring, unsigned message, bool no_upgrade)
+static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsigned ring, unsigned message, bool no_upgrade, int flags = 0)
 {
     const uint64_t bytes = size.small ? 1 << 20 : uint64_t(1) << 30;
     const unsigned connections = std::max(blocks, 16u);
@@ -202,7 +202,7 @@ static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsig
     int listener = sends.listener(false, name);
     unsigned char *from = two.memory<unsigned char>(1, message), *to = two.memory<unsigned char>(0, size_t(blocks) * message);
     two.use(1);
-    sends.launch(give, blocks, 512, sends.handle, listener, from, message);
+    sends.launch(give, blocks, 512, sends.handle, listener, from, message, flags);
     two.use(0);
     Net takes(connections, ring, no_upgrade, connections);
     auto sockets = pinned<int>(blocks);
@@ -214,7 +214,7 @@ static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsig
     double begun = now();
     takes.launch(take, blocks, 512, takes.handle, (const int *)sockets, to, message, bytes, wrong);
     check(cudaStreamSynchronize(takes.stream) == cudaSuccess && std::count(wrong, wrong + blocks, 0u) == blocks, "a stream with wrong bytes");
-    Result("peer", std::string(two.name()) + std::to_string(blocks) + " to " + std::to_string(blocks) + " blocks, UNIX" + transport(takes) + (ring ? ", ring of " + std::to_string(ring >> 10) + " KiB" : ", default rings") + ", messages of " + std::to_string(message >> 10) + " KiB")
+    Result("peer", std::string(two.name()) + std::to_string(blocks) + " to " + std::to_string(blocks) + " blocks, UNIX" + transport(takes) + (ring ? ", ring of " + std::to_string(ring >> 10) + " KiB" : ", default rings") + ", messages of " + std::to_string(message >> 10) + " KiB" + (flags & net::MORE ? " with MORE" : ""))
         .number("GB_s", double(bytes) * blocks / (now() - begun) * 1e-9);
     end(two, takes, sends);
 }
@@ -268,6 +268,9 @@ static void row_peer(const Size &size)
             for (bool no_upgrade : {true, false})
                 if (!ring || ring >= message)
                     peer_stream(size, two, 1, ring, message, no_upgrade);
+    // All but a quarter of a ring.
+    for (bool no_upgrade : {true, false})
+        peer_stream(size, two, 1, 0, period, no_upgrade, net::MORE);
     peer_limits(size, two);
 }
 

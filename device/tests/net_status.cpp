@@ -17,6 +17,20 @@ __global__ void wait_for_all(net::Handle handle, int s, int listener, int set, u
         spinio::store_release_system(ended + blockIdx.x, result == -ESHUTDOWN ? 2 : 1);
 }
 
+// A block with a span of each direction of a socket, until it is told to go on.
+__global__ void keep_spans(net::Handle handle, int s, uint64_t *turn)
+{
+    net::Span span;
+    auto g = net::block();
+    net::reserve(g, handle, s, &span, 10);
+    net::borrow(g, handle, s, &span, 10);
+    pass_and_wait(turn, 1);
+    net::commit(g, handle, s, 0);
+    pass_and_wait(turn, 2);
+    net::close(g, handle, s);
+    pass_and_wait(turn, 3);
+}
+
 static std::string folder()
 {
     const char *runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -86,6 +100,22 @@ int main()
             usleep(500);
         CHECK(send(ends[1], "defg", 4, 0) == 4);
         CHECK(becomes({"\"unread\":4,", "{\"for\":\"accept\""}, "\"for\":\"recv\""));
+        // Spans, until they are given back, and until a close takes them away.
+        cudaStream_t beside;
+        CHECK(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking) == cudaSuccess);
+        int more[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, more) && send(more[1], "abc", 3, 0) == 3);
+        int kept = spinio_net_adopt(net.net, more[0]);
+        auto turn = reinterpret_cast<uint64_t *>(net.words + 200);
+        spinio::launch_resident_on(beside, keep_spans, 1, 32, net.handle, kept, turn);
+        CHECK(becomes({"{\"for\":\"borrow\",\"block\":0,", "{\"for\":\"reserve\",\"block\":0,"}));
+        spinio::store_release_system(turn + 1, 1);
+        CHECK(becomes({"{\"for\":\"borrow\",\"block\":0,"}, "\"for\":\"reserve\""));
+        spinio::store_release_system(turn + 1, 2);
+        CHECK(becomes({"{\"for\":\"accept\""}, "\"for\":\"borrow\""));
+        spinio::store_release_system(turn + 1, 3);
+        CHECK(cudaStreamSynchronize(beside) == cudaSuccess);
+        close(more[1]);
         CHECK(!spinio_net_stop(net.net));
         net.wait();
         CHECK(ended[0] == 1 && ended[1] == 2 && ended[2] == 2);

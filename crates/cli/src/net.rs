@@ -173,8 +173,14 @@ fn waits(waits: &Value, what: &str) -> String {
                 0 => String::new(),
                 thread => format!(", thread {thread},"),
             };
-            let (call, block) = (word(&wait["for"]), number(&wait["block"]));
-            let _ = writeln!(text, "  block {block}{thread} has waited {} in {call} of {what}", format::time(nanos));
+            let (call, block, time) = (word(&wait["for"]), number(&wait["block"]), format::time(nanos));
+            let _ = match &*call {
+                // No other call of this direction goes on meanwhile.
+                "reserve" | "borrow" => {
+                    writeln!(text, "  block {block}{thread} has kept what {call} gave it of {what} for {time}")
+                }
+                _ => writeln!(text, "  block {block}{thread} has waited {time} in {call} of {what}"),
+            };
         }
     }
     text
@@ -205,7 +211,7 @@ mod tests {
             "sockets": [
                 {"socket": 65536, "type": "tcp", "state": "ESTAB", "local": "127.0.0.1:80", "peer": "\u{1b}[2J",
                  "transport": "kernel", "unread": 5, "unsent": 0, "ring_bytes": 65536, "set": 0, "errno": 0,
-                 "waits": [wait("send", 64, 1_000_000_000), wait("recv", 0, 9_500_000_000)]},
+                 "waits": [wait("send", 64, 1_000_000_000), wait("recv", 0, 9_500_000_000), wait("reserve", 0, 2_000_000_000)]},
             ],
             "sets": [{"set": 1, "waits": [wait("wait", 0, 0)]}],
         });
@@ -216,6 +222,7 @@ mod tests {
             text.contains("  block 3, thread 64, has waited 9") && text.contains("in send of socket 65536"),
             "{text}"
         );
+        assert!(text.contains("has kept what reserve gave it of socket 65536 for 8"), "{text}");
         assert!(text.contains("in wait of event set 1") && !text.contains("in recv"), "{text}");
         assert!(render(&OutputStyle { colour: false, width: 80 }, &[]).starts_with("no process has a net"));
     }

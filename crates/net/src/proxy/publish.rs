@@ -1,8 +1,8 @@
 //! What `spinio net` shows: the sockets of the net as a text in JSON, in a file of the process (`spinio_stats`).
 //!
 //! ```text
-//!   kernel ── waits for long: its block, into a word of the socket and direction ──┐
-//!   proxy ── states, addresses, rings, calls that wait ────────────────────────────┴─ 4 times a second, if anything changed ──> file
+//!   kernel ── waits for long, or has a span: its block, into a word of the socket and direction ──┐
+//!   proxy ── states, addresses, rings, calls that wait ───────────────────────────────────────────┴─ 4 times a second, if anything changed ──> file
 //! ```
 //!
 //! The proxy does this in its own time: a text that takes long is made less often, so that it costs 1 part of 200 at most.
@@ -108,11 +108,6 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         socket.watch.set,
         if socket.errno == CONNECTING { 0 } else { socket.errno },
     );
-    if socket.state == State::Upgraded {
-        // Its positions are in device memory.
-        *out += "]}";
-        return;
-    }
     let begin = out.len();
     let mut put = |call: &str, waiter: Waiter, since: u64| {
         if out.len() > begin {
@@ -120,6 +115,16 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         }
         wait_text(out, call, waiter, since);
     };
+    for ((seen, word), call) in socket.waits.iter_mut().zip(words).zip(["borrow", "reserve"]) {
+        if let Some((waiter, since)) = seen.look_for_span(word, now) {
+            put(call, waiter, since);
+        }
+    }
+    if socket.state == State::Upgraded {
+        // Its positions are in device memory.
+        *out += "]}";
+        return;
+    }
     let receives = socket.waits[0].look(words[0], socket.outgoing.received(), now);
     let may_receive = socket.outgoing.unread() == 0 && socket.flags & (EOF | ERR) == 0;
     if let Some((waiter, since)) = receives.filter(|_| may_receive) {

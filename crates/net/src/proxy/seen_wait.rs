@@ -13,10 +13,20 @@ pub(crate) struct SeenWait {
 impl SeenWait {
     /// The group that waits at this position, and since when.
     pub(super) fn look(&mut self, word: u64, at: Position, now: u64) -> Option<(Waiter, u64)> {
+        self.see(word, now);
+        Waiter::of(word, at).map(|waiter| (waiter, self.since))
+    }
+
+    /// The group that has a span, and since when.
+    pub(super) fn look_for_span(&mut self, word: u64, now: u64) -> Option<(Waiter, u64)> {
+        self.see(word, now);
+        Waiter::of_span(word).map(|waiter| (waiter, self.since))
+    }
+
+    fn see(&mut self, word: u64, now: u64) {
         if self.word != word {
             *self = SeenWait { word, since: now };
         }
-        Waiter::of(word, at).map(|waiter| (waiter, self.since))
     }
 }
 

@@ -290,6 +290,7 @@ __device__ inline int end_use(const Handle &net, int s)
                 break;
             uint32_t *span = word == &socket->receive_lock ? &socket->borrowed : &socket->reserved;
             if (load_relaxed_device(span) && exchange_relaxed_device(span, 0)) {
+                store_published(wait_word(net, s, span == &socket->reserved), 0);
                 store_release_device(word, old & layout::position_mask);
                 break;
             }

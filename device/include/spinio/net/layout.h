@@ -42,7 +42,7 @@ constexpr unsigned event_taken = 0, event_waits = 1, event_made = 16;
 
 // The word of a group that waits for long, two for a socket: receiving, sending.
 constexpr size_t wait_bytes = 16;
-constexpr uint64_t group_waits = uint64_t(1) << 63;
+constexpr uint64_t group_waits = uint64_t(1) << 63, group_has_span = uint64_t(1) << 52;
 
 // Files: the buffers through which their bytes travel, and the index of the first one.
 constexpr unsigned file_buffers = 16, first_file = 65536 - 256;

@@ -214,16 +214,21 @@ __device__ inline void unlock_ordered(int s, uint64_t *word, uint64_t position)
 // take the word back once it has what it waited for: the position tells.
 constexpr unsigned polls_of_a_long_wait = 256;
 
-__device__ inline void tell_wait(uint64_t *word, uint64_t position)
+__device__ inline void tell_wait(uint64_t *word, uint64_t position, uint64_t flags = 0)
 {
-    uint64_t group = uint64_t(Warp::linear() & 1023) << 53 | uint64_t(blockIdx.x & 0x1fffff) << 32;
-    store_published(word, layout::group_waits | group | uint32_t(position));
+    uint64_t group = uint64_t(Warp::linear() & 1023) << 53 | uint64_t(blockIdx.x & 0xfffff) << 32;
+    store_published(word, layout::group_waits | flags | group | uint32_t(position));
+}
+
+__device__ inline uint64_t *wait_word(const Handle &net, int s, bool sends)
+{
+    return pinned_words(net, net.waits + index_of(s) * layout::wait_bytes) + sends;
 }
 
 __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool begins)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    uint64_t *word = pinned_words(net, net.waits + index_of(s) * layout::wait_bytes) + sends;
+    uint64_t *word = wait_word(net, s, sends);
     if (begins)
         tell_wait(word, position_of(sends ? &socket->send_lock : &socket->receive_lock));
     else

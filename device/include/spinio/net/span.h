@@ -81,6 +81,7 @@ __device__ inline Outcome take_span(const Handle &net, int s, bool receive, size
     const uint64_t to_end = ring.size - (at.position & (ring.size - 1)), size = uint64_t(at.value) < bytes ? uint64_t(at.value) : bytes;
     at.value = int64_t(size < to_end ? size : to_end);
     (void)exchange_relaxed_device(receive ? &socket->borrowed : &socket->reserved, uint32_t(at.value));
+    tell_wait(wait_word(net, s, !receive), at.position, layout::group_has_span);
     return at;
 }
 
@@ -116,6 +117,7 @@ __device__ inline Position find_span(const Handle &net, int s, bool receive, siz
     // Unless a close was sooner.
     if (!exchange_relaxed_device(span, 0))
         return {-EBADF, 0};
+    store_published(wait_word(net, s, !receive), 0);
     return {0, lock & layout::position_mask};
 }
 
