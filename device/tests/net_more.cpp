@@ -136,18 +136,26 @@ static void programs_get_the_head_with_the_body(bool shares)
     rmdir(folder);
 }
 
-// Two kernels: of one net, and of two. The reader gets nothing until the writer's call without MORE.
+// Two kernels: of one net, and of two. The reader gets nothing until the writer's call without MORE; in the second round, too, where short
+// messages have a way of their own.
+constexpr int rounds = 2;
+
 __global__ void write_twice(net::Handle handle, net::Address to, uint64_t *turn, int64_t *out)
 {
     auto g = net::block();
+    __shared__ char answer[2];
     const int s = connected(g, handle, to);
-    const int64_t head = net::send(g, handle, s, "head", 4, net::MORE);
-    pass_and_wait(turn, 1);
-    const int64_t body = net::send(g, handle, s, "body", 4);
+    int64_t head = 0, body = 0, answered = 0;
+    for (int round = 0; round < rounds; round++) {
+        head += net::send(g, handle, s, "head", 4, net::MORE);
+        pass_and_wait(turn, uint64_t(round) + 1);
+        body += net::send(g, handle, s, "body", 4);
+        answered += net::recv(g, handle, s, answer, 2, net::WAITALL);
+    }
     const int datagrams = net::socket(g, handle, net::INET, net::DGRAM, 0);
     const int64_t refused = net::sendto(g, handle, datagrams, "x", 1, net::MORE, to);
     if (threadIdx.x == 0)
-        out[0] = s, out[1] = head, out[2] = body, out[3] = refused;
+        out[0] = head, out[1] = body, out[2] = answered, out[3] = refused;
     net::close(g, handle, s);
 }
 
@@ -156,20 +164,23 @@ __global__ void read_twice(net::Handle handle, int listener, uint64_t *turn, int
     __shared__ char bytes[16];
     auto g = net::block();
     const int s = net::accept(g, handle, listener);
-    // Until the writer has sent the head.
-    spinio::Backoff waiting;
-    while (spinio::load_acquire_system(turn) < 1)
-        waiting.pause();
-    __syncthreads();
-    const int64_t none = net::recv(g, handle, s, bytes, 16, net::DONTWAIT);
-    if (threadIdx.x == 0)
-        spinio::store_release_system(turn + 1, 1);
-    __syncthreads();
-    const int64_t got = net::recv(g, handle, s, bytes, 8, net::WAITALL);
-    if (threadIdx.x == 0) {
-        out[4] = none, out[5] = got;
-        for (int i = 0; i < 8; i++)
-            out[6] += bytes[i] == "headbody"[i];
+    for (int round = 0; round < rounds; round++) {
+        // Until the writer has sent the head.
+        spinio::Backoff waiting;
+        while (spinio::load_acquire_system(turn) < uint64_t(round) + 1)
+            waiting.pause();
+        __syncthreads();
+        const int64_t none = net::recv(g, handle, s, bytes, 16, net::DONTWAIT);
+        if (threadIdx.x == 0)
+            spinio::store_release_system(turn + 1, uint64_t(round) + 1);
+        __syncthreads();
+        const int64_t got = net::recv(g, handle, s, bytes, 8, net::WAITALL);
+        if (threadIdx.x == 0) {
+            out[4] += none == -EAGAIN, out[5] += got;
+            for (int i = 0; i < 8; i++)
+                out[6] += bytes[i] == "headbody"[i];
+        }
+        net::send(g, handle, s, "ok", 2);
     }
     net::close(g, handle, s);
 }
@@ -186,7 +197,10 @@ static void kernels_get_the_head_with_the_body(bool two, const char *name)
     accepts.wait();
     connects.wait();
     const int64_t *out = accepts.words;
-    CHECK(out[0] > 0 && out[1] == 4 && out[2] == 4 && out[3] == -EOPNOTSUPP && out[4] == -EAGAIN && out[5] == 8 && out[6] == 8);
+    const bool right = out[0] == 4 * rounds && out[1] == 4 * rounds && out[2] == 2 * rounds && out[3] == -EOPNOTSUPP && out[4] == rounds && out[5] == 8 * rounds && out[6] == 8 * rounds;
+    CHECK(right);
+    for (int i = 0; !right && i < 7; i++)
+        std::printf("%d: %ld\n", i, long(out[i]));
     CHECK((two ? accepts.stats().peer : accepts.stats().upgraded) == 1 && accepts.stats().violations == 0);
 }
 

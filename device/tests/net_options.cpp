@@ -257,11 +257,58 @@ static void connect_in_a_set_is_told(const char *name, int nets)
     CHECK(nets == 1 ? accepts.stats().upgraded == 1 : accepts.stats().peer == 1);
 }
 
+// The first call after connect arms the socket, of which the other end has sent already.
+__global__ void connect_and_arm(net::Handle handle, net::Address to, int64_t *out)
+{
+    auto g = net::block();
+    __shared__ net::Ready ready;
+    __shared__ net::Poll poll;
+    const int set = net::set(g, handle), s = net::socket(g, handle, to.bytes[0], net::STREAM, 0);
+    const int added = net::add(g, handle, set, s, net::IN);
+    const int connected = net::connect(g, handle, s, to, net::DONTWAIT);
+    if (threadIdx.x == 0)
+        poll = {s, net::IN, 0, 0, 0};
+    __syncthreads();
+    const int polled = net::poll(g, handle, &poll, 1, 10'000'000'000);
+    // An event that came before it was connected, if any.
+    net::wait(g, handle, set, &ready, 1, 0);
+    const int armed = net::rearm(g, handle, s), waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+    if (threadIdx.x == 0)
+        out[0] = !added && (!connected || connected == -EINPROGRESS) && polled == 1 && !armed, out[1] = waited == 1 && ready.s == s && ready.events == net::IN;
+    net::close(g, handle, s);
+}
+
+__global__ void greet(net::Handle handle, int listener)
+{
+    auto g = net::block();
+    __shared__ char byte;
+    const int s = net::accept(g, handle, listener);
+    net::send(g, handle, s, "hi", 2);
+    net::recv(g, handle, s, &byte, 1);
+    net::close(g, handle, s);
+}
+
+static void connection_that_was_made_later_can_be_armed(const char *name)
+{
+    Net net;
+    cudaStream_t beside;
+    CHECK(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking) == cudaSuccess);
+    std::string address;
+    const int s = listener(net, name, address);
+    spinio::launch_resident_on(net.stream, greet, 1, 32, net.handle, s);
+    spinio::launch_resident_on(beside, connect_and_arm, 1, 32, net.handle, address_of(address), net.words);
+    CHECK(cudaStreamSynchronize(beside) == cudaSuccess);
+    net.wait();
+    CHECK(net.words[0] && net.words[1] && net.stats().upgraded == 1);
+}
+
 int main()
 {
     options_are_those_of_linux();
     connect_waits_for_nothing(false);
     connect_waits_for_nothing(true);
+    for (const char *name : {"tcp://127.0.0.1:0", "unix:@"})
+        connection_that_was_made_later_can_be_armed(name);
     for (const char *name : {"tcp://127.0.0.1:0", "unix:@"})
         for (int nets : {1, 2})
             connect_in_a_set_is_told(name, nets);

@@ -14,6 +14,7 @@
 
 mod checks;
 mod rules;
+mod rules_calls;
 mod rules_kernel;
 mod rules_shared;
 
@@ -86,7 +87,7 @@ pub(crate) struct Args {
 
 /// All rules.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    rules::RULES.iter().chain(rules_kernel::RULES).chain(rules_shared::RULES)
+    rules::RULES.iter().chain(rules_kernel::RULES).chain(rules_shared::RULES).chain(rules_calls::RULES)
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -79,8 +79,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the sent position is loaded with acquire order before its bytes are overwritten",
         STREAM,
         [
-            "        uint64_t word = load_acquire_system(device_line(net, s) + 1);",
-            "        uint64_t word = load_relaxed_device(device_line(net, s) + 1);",
+            "        const uint64_t word = load_acquire_system(device_line(net, s) + 1), failed",
+            "        const uint64_t word = load_relaxed_device(device_line(net, s) + 1), failed",
         ],
         &[Races("source")],
     ),

@@ -316,7 +316,7 @@ pub(super) const RULES: &[Mutant] = &[
         "peer-untold-arm",
         "what was received before a socket is armed makes no event",
         KERNEL_EVENT,
-        ["        if (!result)\n            detail::publish_received(net, s);\n", ""],
+        ["            detail::publish_received(net, s);\n            detail::find", "            detail::find"],
         &[Kernels("net_credit")],
     ),
     // Short messages.

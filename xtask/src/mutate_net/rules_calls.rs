@@ -1,0 +1,69 @@
+//! Rules of calls that leave something to later ones: send with MORE, connect that does not wait.
+
+use super::checks::Check::Kernels;
+use super::{Mutant, rule};
+
+const STREAM: &str = "device/include/spinio/net/stream.h";
+const CONTROL: &str = "device/include/spinio/net/control.h";
+const EVENT: &str = "device/include/spinio/net/event.h";
+const POLL: &str = "device/include/spinio/net/poll.h";
+const PROXY: &str = "crates/net/src/proxy/mod.rs";
+const PROXY_CONTROL: &str = "crates/net/src/proxy/control.rs";
+
+pub(super) const RULES: &[Mutant] = &[
+    rule(
+        "more-message",
+        "bytes of a send with MORE are no short message, which is there at once",
+        STREAM,
+        ["room.value > 0 && locked.peer && !(flags & MORE);", "room.value > 0 && locked.peer;"],
+        &[Kernels("net_more")],
+    ),
+    rule(
+        "more-release",
+        "what sends with MORE have left is sent before the program takes the socket",
+        CONTROL,
+        [
+            "    if (group.leads() && !result)\n        result = detail::ring(net, layout::doorbell_send,",
+            "    if (false)\n        result = detail::ring(net, layout::doorbell_send,",
+        ],
+        &[Kernels("net_more")],
+    ),
+    rule(
+        "more-file",
+        "so it is before a file",
+        PROXY,
+        ["        if shuts || request.call == Ok(Call::SendFile) {\n", "        if shuts {\n"],
+        &[Kernels("net_more")],
+    ),
+    rule(
+        "connect-room",
+        "a socket whose connection is being made has no room",
+        STREAM,
+        ["        if (room && !connects) {\n", "        if (room) {\n"],
+        &[Kernels("net_options")],
+    ),
+    rule(
+        "connect-poll",
+        "so poll does not say that it has",
+        POLL,
+        ["    if (errno_of_line == layout::connecting)\n        return false;\n", ""],
+        &[Kernels("net_options")],
+    ),
+    rule(
+        "connect-told",
+        "an end that is connected later is told to its event set before a kernel has armed it",
+        PROXY_CONTROL,
+        ["            end.told.hear(Notice { events: OUT, arming: 0 });\n", ""],
+        &[Kernels("net_options")],
+    ),
+    rule(
+        "connect-end",
+        "a kernel that arms such an end knows it",
+        EVENT,
+        [
+            "            detail::find_late_end(net, s);\n        }\n        if (!result && load",
+            "        }\n        if (!result && load",
+        ],
+        &[Kernels("net_options")],
+    ),
+];
