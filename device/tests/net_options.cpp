@@ -4,6 +4,8 @@
 
 #include <netinet/tcp.h>
 
+#include <spinio/file.h>
+
 template <typename Value>
 __device__ int get(const net::Handle &handle, int s, int level, int option, Value *value, unsigned length = sizeof(Value))
 {
@@ -257,6 +259,69 @@ static void connect_in_a_set_is_told(const char *name, int nets)
     CHECK(nets == 1 ? accepts.stats().upgraded == 1 : accepts.stats().peer == 1);
 }
 
+// A head left by MORE, a file, and the end, of which the first is asked for while the connection is being made.
+__global__ void connect_and_end(net::Handle handle, net::Address to, int64_t *out)
+{
+    auto g = net::block();
+    __shared__ net::Poll poll;
+    __shared__ int error;
+    __shared__ char byte;
+    unsigned length = 2;
+    const int s = net::socket(g, handle, to.bytes[0], net::STREAM, 0), f = spinio::file::open(g, handle, "file", spinio::file::RDONLY);
+    const int connected = net::connect(g, handle, s, to, net::DONTWAIT);
+    // Before any other call knows how the connection goes on.
+    const int64_t file = net::sendfile(g, handle, s, f, 0, 4), empty = net::sendfile(g, handle, s, f, 4, 9);
+    if (threadIdx.x == 0)
+        poll = {s, net::OUT, 0, 0, 0};
+    __syncthreads();
+    const int polled = net::poll(g, handle, &poll, 1, 10'000'000'000), size = net::getsockopt(g, handle, s, net::LEVEL_SOCKET, net::OPTION_ERROR, &error, &length);
+    const int64_t head = net::send(g, handle, s, "head", 4, net::MORE), none = net::sendfile(g, handle, s, f, 4, 9);
+    const int ended = net::shutdown(g, handle, s, net::SHUT_SEND);
+    const int64_t got = net::recv(g, handle, s, &byte, 1);
+    if (threadIdx.x == 0)
+        out[0] = f > 0 && (!connected || connected == -EINPROGRESS), out[1] = file, out[2] = empty, out[3] = polled, out[4] = size, out[5] = head, out[6] = none, out[7] = ended, out[8] = got;
+    net::close(g, handle, s);
+}
+
+// Receives to the end, and answers with a byte.
+__global__ void read_to_the_end(net::Handle handle, int listener, char *text)
+{
+    auto g = net::block();
+    const int s = net::accept(g, handle, listener);
+    int64_t at = 0;
+    for (int64_t got; (got = net::recv(g, handle, s, text + at, size_t(32 - at))) > 0;)
+        at += got;
+    net::send(g, handle, s, "!", 1);
+    net::close(g, handle, s);
+}
+
+static void connection_that_was_made_later_is_ended(const char *name, int nets)
+{
+    char folder[] = "/var/tmp/spinio-options-XXXXXX";
+    CHECK(mkdtemp(folder));
+    const std::string path = std::string(folder) + "/file";
+    FILE *file = std::fopen(path.c_str(), "we");
+    CHECK(file && std::fputs("body", file) >= 0 && !std::fclose(file));
+    {
+        Net accepts({.files_root = folder}), connects({.files_root = folder});
+        Net &client = nets == 2 ? connects : accepts;
+        std::string address;
+        const int s = listener(accepts, name, address);
+        auto text = reinterpret_cast<char *>(accepts.words + 100);
+        spinio::launch_resident_on(accepts.stream, read_to_the_end, 1, 32, accepts.handle, s, text);
+        spinio::launch_resident_on(connects.stream, connect_and_end, 1, 32, client.handle, address_of(address), connects.words);
+        accepts.wait();
+        connects.wait();
+        const int64_t expected[] = {1, 4, 0, 1, -EINVAL, 4, 0, 0, 1};
+        for (int i = 0; i < 9; i++)
+            if (connects.words[i] != expected[i])
+                CHECK((std::printf("%s, %d nets: result %d is %ld\n", name, nets, i, long(connects.words[i])), false));
+        CHECK(!std::strcmp(text, "bodyhead"));
+    }
+    unlink(path.c_str());
+    rmdir(folder);
+}
+
 // The first call after connect arms the socket, of which the other end has sent already.
 __global__ void connect_and_arm(net::Handle handle, net::Address to, int64_t *out)
 {
@@ -270,9 +335,13 @@ __global__ void connect_and_arm(net::Handle handle, net::Address to, int64_t *ou
         poll = {s, net::IN, 0, 0, 0};
     __syncthreads();
     const int polled = net::poll(g, handle, &poll, 1, 10'000'000'000);
-    // An event that came before it was connected, if any.
-    net::wait(g, handle, set, &ready, 1, 0);
-    const int armed = net::rearm(g, handle, s), waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+    int armed = net::rearm(g, handle, s), waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+    __syncthreads();
+    // It may have told first that it is connected.
+    if (waited == 1 && ready.events == net::OUT) {
+        armed = net::rearm(g, handle, s);
+        waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+    }
     if (threadIdx.x == 0)
         out[0] = !added && (!connected || connected == -EINPROGRESS) && polled == 1 && !armed, out[1] = waited == 1 && ready.s == s && ready.events == net::IN;
     net::close(g, handle, s);
@@ -309,6 +378,9 @@ int main()
     connect_waits_for_nothing(true);
     for (const char *name : {"tcp://127.0.0.1:0", "unix:@"})
         connection_that_was_made_later_can_be_armed(name);
+    for (const char *name : {"tcp://127.0.0.1:0", "unix:@"})
+        for (int nets : {1, 2})
+            connection_that_was_made_later_is_ended(name, nets);
     for (const char *name : {"tcp://127.0.0.1:0", "unix:@"})
         for (int nets : {1, 2})
             connect_in_a_set_is_told(name, nets);

@@ -53,7 +53,7 @@ pub(super) const RULES: &[Mutant] = &[
         "connect-told",
         "an end that is connected later is told to its event set before a kernel has armed it",
         PROXY_CONTROL,
-        ["            end.told.hear(Notice { events: OUT, arming: 0 });\n", ""],
+        ["        socket.tells_connected = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);\n", ""],
         &[Kernels("net_options")],
     ),
     rule(

@@ -148,6 +148,9 @@ impl Proxy {
         if self.watch_socket(fd.0, descriptor).is_ok()
             && let Some(socket) = self.sockets.at(index)
         {
+            for (level, option, value) in &socket.options {
+                let _ = socket::set_option(fd.0, *level, *option, *value);
+            }
             socket.fd = Some(std::sync::Arc::new(fd));
         }
     }

@@ -4,11 +4,9 @@
 //! says is the answer. Calls that wait are kept with their socket; each mailbox has at most one.
 
 use spinio_ring::Word;
-use spinio_ring::event::OUT;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{CONNECTING, ERR};
 use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
-use spinio_ring::peer::Notice;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 use spinio_sys::{Errno, injection_point};
 
@@ -269,10 +267,7 @@ impl Proxy {
         }
         let Some(socket) = self.sockets.at(index) else { return };
         socket.connect_error = errno as u16;
-        if let Some(end) = socket.meeting.end.as_mut().filter(|end| !end.place.shared) {
-            // No kernel has armed its end yet, and it has all the room there is.
-            end.told.hear(Notice { events: OUT, arming: 0 });
-        }
+        socket.tells_connected = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);
         if errno != 0 {
             self.set_error(index, errno as u16);
         }
@@ -281,7 +276,7 @@ impl Proxy {
 
     /// Begins to connect, or tries once more where a listener's backlog was full.
     pub(super) fn connect_again(&mut self, index: u32, now: u64) {
-        if self.waits_for_welcome(index) {
+        if self.stopped || self.waits_for_welcome(index) {
             return;
         }
         let Some(socket) = self.sockets.at(index) else { return };
@@ -298,6 +293,9 @@ impl Proxy {
 
     /// An event came while it was connecting.
     pub(super) fn finish_connect(&mut self, index: u32, now: u64) {
+        if self.stopped {
+            return;
+        }
         let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)) else { return };
         match socket::take_error(fd) {
             Ok(0) if socket::getpeername(fd).is_ok() => self.connected(index, 0, now),

@@ -69,6 +69,7 @@ impl Proxy {
             socket.watch.arm();
             if let Some(end) = socket.meeting.end.as_mut().filter(|end| !end.place.shared) {
                 end.told.hear(Notice::of(position));
+                socket.tells_connected = false;
             }
             self.heat(descriptor.index);
         }
@@ -82,6 +83,9 @@ impl Proxy {
         // A word that is wrong is found where the ring is used.
         let _ = socket.outgoing.credit(memory.host_line(index)[0].load_acquire());
         let mut due = socket.watch.due(level(socket));
+        if socket.tells_connected && socket.watch.is_armed() {
+            due = Some(due.unwrap_or(0) | OUT);
+        }
         let granule = self.granule_of(index);
         if let Some(place) = granule.filter(|_| due.is_none()) {
             due = self.events_of_granule(index, place);
@@ -93,6 +97,7 @@ impl Proxy {
         let entry = Entry { socket: Descriptor { index, epoch }, events, listener: None };
         if set.producer.push(memory.event_ring(number), &memory.event_words(number)[event_words::TAKEN], entry) {
             socket.watch.told();
+            socket.tells_connected = false;
             if let Some(end) = &mut socket.meeting.end {
                 end.told.forget();
             }

@@ -52,8 +52,11 @@ impl Proxy {
         let (socket, level, option) = self.socket_and_option(request, Access::ReadAndWrite)?;
         let (bytes, len) = request.address.bytes();
         let value = bytes.first_chunk().filter(|_| len == 4).ok_or(Errno::INVAL)?;
+        let value = i32::from_ne_bytes(*value);
         let fd = socket.fd.as_ref().ok_or(Errno::CONNRESET)?;
-        socket::set_option(fd.0, level, option, i32::from_ne_bytes(*value))?;
+        socket::set_option(fd.0, level, option, value)?;
+        socket.options.retain(|(l, o, _)| (*l, *o) != (level, option));
+        socket.options.push((level, option, value));
         Ok(Reply::new(0))
     }
 

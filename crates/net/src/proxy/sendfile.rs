@@ -16,7 +16,9 @@
 //! Known flaw: a deadline is looked at between two calls of a worker, so a disk that does not answer delays it.
 
 use spinio_ring::layout::Descriptor;
+use spinio_ring::line::CONNECTING;
 use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
+use spinio_ring::peer::MOVED;
 use spinio_sys::Errno;
 
 use super::Proxy;
@@ -46,6 +48,9 @@ impl Proxy {
         let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
             None => Errno::BADF,
             Some(socket) if socket.kind != STREAM => Errno::OPNOTSUPP,
+            // Not errors: it is not connected yet, or its bytes do not come here any more, which the kernel learns so.
+            Some(socket) if socket.errno == CONNECTING => Errno::AGAIN,
+            Some(socket) if socket.errno == MOVED => return Err((caller, -i32::from(MOVED))),
             Some(socket) if socket.errno != 0 => Errno::from_raw_os_error(socket.errno.into()),
             Some(socket) if socket.state != State::Connected => Errno::NOTCONN,
             Some(socket) if socket.shut => Errno::PIPE,

@@ -100,6 +100,11 @@ pub(crate) struct Socket {
     pub(crate) connect_error: u16,
     /// Files to be sent.
     pub(crate) transfers: Transfers,
+    /// It has become an end after connect had returned. No kernel has armed the end yet, so that bytes make no event: one for OUT is
+    /// told, also where that is not wanted, after which a kernel arms it.
+    pub(crate) tells_connected: bool,
+    /// Options that kernels have set: level, option, value.
+    pub(crate) options: Vec<(u16, u16, i32)>,
     /// What it has to do with connections inside the net.
     pub(crate) meeting: Meeting,
 }
@@ -182,6 +187,8 @@ impl Sockets {
             connect: None,
             connect_error: 0,
             transfers: Transfers::default(),
+            tells_connected: false,
+            options: Vec::new(),
             meeting: Meeting::default(),
         });
         Some(Descriptor { index, epoch: slot.epoch })

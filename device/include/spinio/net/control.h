@@ -199,9 +199,11 @@ template <typename Group>
 __device__ int connect(Group group, const Handle &net, int s, const Address &address, int flags = 0)
 {
     SPINIO_CHECK_CALL(group, "connect", net, s, address, flags);
-    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address}, true);
-    if (group.leads() && result == -EINPROGRESS)
+    // Before the request: another group may use the socket as soon as an event tells that it is connected.
+    const bool later = flags & DONTWAIT && group.leads() && !detail::find(net, s) && detail::type_of(detail::device_socket(net, s)) == STREAM;
+    if (later)
         store_relaxed_device(&detail::device_socket(net, s)->connected, 2);
+    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address}, true);
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);
@@ -258,10 +260,12 @@ __device__ int shutdown(Group group, const Handle &net, int s, int how)
     if (ended && result) {
         // It has no connection yet.
         store_relaxed_device(&socket->shut, 0);
-    } else if (group.leads() && !result && !detail::find(net, s) && load_acquire_device(&socket->peer)) {
-        if (how != SHUT_SEND)
+    } else if (group.leads() && !result && !detail::find(net, s)) {
+        detail::find_late_end(net, s);
+        const bool has_end = load_acquire_device(&socket->peer);
+        if (has_end && how != SHUT_SEND)
             detail::shutdown_peer(net, s, true);
-        if (how != SHUT_RECEIVE)
+        if (has_end && how != SHUT_RECEIVE)
             detail::shutdown_peer(net, s, false);
     }
     group.sync();
@@ -318,6 +322,8 @@ __device__ int close(Group group, const Handle &net, int s)
     SPINIO_CHECK_CALL(group, "close", net, s);
     int64_t result = 0;
     if (group.leads()) {
+        if (!detail::find(net, s))
+            detail::find_late_end(net, s);
         result = detail::end_use(net, s);
         if (!result && load_acquire_device(&detail::device_socket(net, s)->peer))
             detail::close_peer(net, s);

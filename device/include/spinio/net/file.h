@@ -84,6 +84,20 @@ __device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net
     return room < 0 ? room : 1;
 }
 
+// Bytes that sends with MORE have left, on the leader.
+__device__ SPINIO_OUTLINE inline void publish_left(Handle net, int s)
+{
+    Locked locked = {};
+    const Outcome at = lock_direction(net, s, 0, false, locked);
+    if (!at.ring)
+        return;
+    if (locked.peer && !(locked.shut & shut_send)) {
+        fence_device();
+        publish_tail(net, s, locked, at.position);
+    }
+    unlock(s, &device_socket(net, s)->send_lock, at.position);
+}
+
 // sendfile to a socket whose other end is in this net: Linux has no part in it, so the bytes go through a file buffer, a piece
 // at a time. None is kept while the other end has no room: those who wait for a buffer do not wait for that one.
 template <typename Group>
@@ -123,7 +137,40 @@ __device__ int64_t send_file_to_peer(Group group, const Handle &net, int s, int 
         if (result <= 0)
             break;
     }
+    // What sends with MORE have left goes before a file that has no bytes, too.
+    if (!done && group.leads())
+        publish_left(net, s);
     return done ? int64_t(done) : result;
+}
+
+// Waits for a connection that is being made, with the lock of the direction: 0 or -errno; -moved: it is inside the net.
+__device__ SPINIO_OUTLINE inline int wait_until_connected(Handle net, int s, int flags, uint64_t position)
+{
+    const layout::DeviceSocket *socket = device_socket(net, s);
+    if (load_relaxed_device(&socket->connected) != 2 || load_acquire_system(device_line(net, s) + 1) >> layout::position_bits != layout::connecting)
+        return 0;
+    const int64_t room = wait_until_sent(net, s, flags, position, deadline_of(load_relaxed_device(&socket->send_timeout), 0));
+    return room < 0 ? int(room) : 0;
+}
+
+// sendfile by Linux, on the leader.
+__device__ inline int64_t send_file_by_linux(const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags)
+{
+    if (int failed = find(net, s))
+        return failed;
+    layout::DeviceSocket *socket = device_socket(net, s);
+    // A send of another group is complete before, but none waits while the file is sent: close() could not end that.
+    const Position locked = lock(net, s, &socket->send_lock, !(flags & DONTWAIT));
+    if (locked.failed)
+        return locked.failed;
+    if (int failed = wait_until_connected(net, s, flags, locked.position)) {
+        unlock(s, &socket->send_lock, locked.position);
+        return failed;
+    }
+    const uint64_t timeout = load_acquire_device(&socket->send_timeout);
+    FileRequest request = {layout::call_send_file, s, uint32_t(file), flags & DONTWAIT, {uint64_t(offset), bytes, timeout}};
+    const int result = file_call(net, request, true, &socket->send_lock);
+    return result ? result : int64_t(request.numbers[0]);
 }
 
 } // namespace detail
@@ -136,25 +183,14 @@ template <typename Group>
 __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags = 0)
 {
     SPINIO_CHECK_CALL(group, "sendfile", net, s, file, offset, bytes, flags);
-    int64_t result = group.leads() && detail::has_peer(net, s);
-    result = share(group, result);
-    if (result)
-        return detail::send_file_to_peer(group, net, s, file, offset, bytes, flags);
-    if (group.leads()) {
-        layout::DeviceSocket *socket = detail::device_socket(net, s);
-        result = detail::find(net, s);
-        // A send of another group is complete before, but none waits while the file is sent: close() could not end that.
-        if (!result)
-            result = detail::lock(net, s, &socket->send_lock, !(flags & DONTWAIT)).failed;
-        if (!result) {
-            uint64_t timeout = load_acquire_device(&socket->send_timeout);
-            detail::FileRequest request = {layout::call_send_file, s, uint32_t(file), flags & DONTWAIT, {uint64_t(offset), bytes, timeout}};
-            result = detail::file_call(net, request, true, &socket->send_lock);
-            if (!result)
-                result = int64_t(request.numbers[0]);
-        }
+    for (;;) {
+        int64_t result = share(group, int64_t(group.leads() && detail::has_peer(net, s)));
+        if (result)
+            return detail::send_file_to_peer(group, net, s, file, offset, bytes, flags);
+        result = share(group, group.leads() ? detail::send_file_by_linux(net, s, file, offset, bytes, flags) : 0);
+        if (result != -int(layout::moved))
+            return result;
     }
-    return share(group, result);
 }
 
 } // namespace spinio::net

@@ -28,8 +28,8 @@ constexpr int OPTION_TOS = 1, OPTION_TTL = 2, OPTION_V6ONLY = 26, OPTION_TCLASS 
 
 namespace detail {
 
-// A timeval: seconds, microseconds.
-constexpr unsigned time_bytes = 16;
+// A timeval: seconds, microseconds; and the others.
+constexpr unsigned time_bytes = 16, option_bytes = 4;
 constexpr uint64_t longest_seconds = 1'000'000'000;
 
 // The field of a time limit, or null.
@@ -119,16 +119,17 @@ __device__ SPINIO_OUTLINE inline int get_option(Handle net, int s, int level, in
         return get_time_limit(limit, value, length);
     if (!is_option(level, option))
         return -ENOPROTOOPT;
+    // Before SO_ERROR takes the error.
+    if (*length < option_bytes)
+        return -EINVAL;
     Address words = {};
     if (int failed = call(net, option_request(layout::call_get_option, s, level, option, nullptr), false, &words))
         return failed;
-    if (words.length > *length)
-        return -EINVAL;
     if (level == LEVEL_SOCKET && option == OPTION_ERROR && is_reset_by_peer(net, s))
         words.bytes[0] = ECONNRESET;
-    for (unsigned i = 0; i < words.length; i++)
+    for (unsigned i = 0; i < option_bytes; i++)
         value[i] = words.bytes[i];
-    *length = words.length;
+    *length = option_bytes;
     return 0;
 }
 

@@ -167,7 +167,8 @@ __device__ SPINIO_OUTLINE inline void connected_peer(Handle net, int s)
         (void)rearm_if_peer(net, s);
 }
 
-// Before a socket is armed, of which connect has returned before it was connected: it may have become an end that no call knows.
+// Of a socket of which connect has returned before it was connected, before it is armed, shut down or closed: it may have become an end
+// that no call knows.
 __device__ inline void find_late_end(const Handle &net, int s)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);

@@ -71,13 +71,18 @@ __device__ SPINIO_OUTLINE inline Arrived wait_for_more_bytes(Handle net, int s, 
 __device__ inline Arrived wait_for_bytes(const Handle &net, int s, int flags, uint64_t consumed, uint64_t size, uint64_t timeout, uint64_t &deadline)
 {
     Arrived seen = look_for_bytes(net, s, consumed, size);
-    if (seen.bytes == nothing) {
-        deadline = deadline_of(timeout, deadline);
-        seen = wait_for_more_bytes(net, s, flags, consumed, size, deadline);
+    for (;;) {
+        if (seen.bytes == nothing) {
+            deadline = deadline_of(timeout, deadline);
+            seen = wait_for_more_bytes(net, s, flags, consumed, size, deadline);
+        }
+        if (seen.bytes != has_failed)
+            return seen;
+        const uint64_t failed = load_acquire_system(device_line(net, s) + 1) >> layout::position_bits;
+        seen.bytes = failed == layout::connecting ? nothing : -int64_t(failed);
+        if (seen.bytes != nothing)
+            return seen;
     }
-    if (seen.bytes == has_failed)
-        seen.bytes = -int64_t(load_acquire_system(device_line(net, s) + 1) >> layout::position_bits);
-    return seen;
 }
 
 // Bytes for which there is room once the proxy has sent some, or -errno.
