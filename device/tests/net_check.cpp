@@ -9,21 +9,19 @@
 // What thread 5 of each group passes in another way.
 enum Different { none, descriptor, buffer, length, flags, handles };
 
+// In memory: of two parameters of a kernel, nvcc 13 loads the one that a thread chooses from outside its local memory.
 struct Sockets {
     net::Handle handle, other;
     int s, t;
 };
 
 template <typename Group>
-__device__ void call(Group g, Sockets sockets, char *bytes, int64_t *out)
+__device__ void call(Group g, const Sockets &sockets, char *bytes, int64_t *out)
 {
     const bool odd = g.rank() == 5;
     auto is = [odd](Different one, Different two) { return odd && one == two; };
     int64_t wrong = 0;
-    // No list in braces: nvcc 13 loaded its members from outside the thread's local memory.
-    constexpr int kinds = handles + 1;
-    for (int kind = none; kind < kinds; kind++) {
-        const auto one = Different(kind);
+    for (Different one : {none, descriptor, buffer, length, flags, handles}) {
         const int s = is(one, descriptor) ? sockets.t : sockets.s;
         char *buffer_here = bytes + is(one, buffer);
         const size_t length_here = 4 + is(one, length);
@@ -58,23 +56,24 @@ __device__ void call(Group g, Sockets sockets, char *bytes, int64_t *out)
     g.sync();
 }
 
-__global__ void of_block(Sockets sockets, char *bytes, int64_t *out) { call(net::block(), sockets, bytes, out); }
+__global__ void of_block(const Sockets *all, char *bytes, int64_t *out) { call(net::block(), *all, bytes, out); }
 
-__global__ void of_warp(Sockets sockets, char *bytes, int64_t *out)
+__global__ void of_warp(const Sockets *all, char *bytes, int64_t *out)
 {
     if (threadIdx.x < 32)
-        call(net::warp(), sockets, bytes, out);
+        call(net::warp(), *all, bytes, out);
 }
 
-__global__ void of_tile(Sockets sockets, char *bytes, int64_t *out)
+__global__ void of_tile(const Sockets *all, char *bytes, int64_t *out)
 {
     if (threadIdx.x < 8)
-        call(net::group(tile_of<8>()), sockets, bytes, out);
+        call(net::group(tile_of<8>()), *all, bytes, out);
 }
 
 // Two calls at the same time: on the emulated GPU the threads meet.
-__global__ void of_two_calls(Sockets sockets, char *bytes, int64_t *out)
+__global__ void of_two_calls(const Sockets *all, char *bytes, int64_t *out)
 {
+    const Sockets &sockets = *all;
     auto g = net::block();
     const int64_t got = threadIdx.x == 5 ? net::recv(g, sockets.handle, sockets.s, bytes, 4, net::DONTWAIT) : net::send(g, sockets.handle, sockets.s, bytes, 4);
     if (got != -EINVAL)
@@ -84,8 +83,9 @@ __global__ void of_two_calls(Sockets sockets, char *bytes, int64_t *out)
 }
 
 // Half of a warp calls, and all but one thread of a block.
-__global__ void of_some(Sockets sockets, char *bytes, int64_t *out)
+__global__ void of_some(const Sockets *all, char *bytes, int64_t *out)
 {
+    const Sockets &sockets = *all;
     if (threadIdx.x < 32 && threadIdx.x % 2 && net::send(net::warp(), sockets.handle, sockets.s, bytes, 4) != -EINVAL)
         atomicAdd(reinterpret_cast<unsigned long long *>(out), 1ull);
     __syncthreads();
@@ -132,7 +132,7 @@ private:
 };
 
 // `messages`: how many of 4 bytes are sent, and answered.
-static void unequal_calls_are_refused(void (*kernel)(Sockets, char *, int64_t *), unsigned threads, int messages, const std::string &line)
+static void unequal_calls_are_refused(void (*kernel)(const Sockets *, char *, int64_t *), unsigned threads, int messages, const std::string &line)
 {
     Net net, other;
     int ends[2];
@@ -151,7 +151,9 @@ static void unequal_calls_are_refused(void (*kernel)(Sockets, char *, int64_t *)
             CHECK(recv(ends[1], message, 4, MSG_WAITALL) == 4 && send(ends[1], message, 4, 0) == 4);
     });
     Captured captured;
-    spinio::launch_resident_on(net.stream, kernel, 1, threads, Sockets{net.handle, other.handle, s, t}, bytes, net.words);
+    auto sockets = reinterpret_cast<Sockets *>(net.words + 512);
+    *sockets = {net.handle, other.handle, s, t};
+    spinio::launch_resident_on(net.stream, kernel, 1, threads, (const Sockets *)sockets, bytes, net.words);
     net.wait();
     peer.join();
     CHECK(net.words[0] == 0 && net.words[1] == 0 && net.words[2] == 1);

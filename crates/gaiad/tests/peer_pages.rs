@@ -412,9 +412,9 @@ fn copy_counts_only_if_the_other_map_has_kept_the_pages() {
 
 /// A device waits for its copies before each question to the server, and the other map waits meanwhile.
 #[test]
-fn pages_of_another_device_come_in_replies_of_4_gib() {
+fn pages_of_another_device_come_in_replies_of_16_gib() {
     use spinio_pagecache::messages::Access;
-    const PAGES: u64 = 5 << 18;
+    const PAGES: u64 = 17 << 18;
     let sparse = |dir: &Path| File::create(dir.join("file")).unwrap().set_len(PAGES * PAGE as u64).unwrap();
     let Some(mount) = TestMount::new(sparse) else { return };
     let file = open(&mount.dir.join("file"));
@@ -424,8 +424,8 @@ fn pages_of_another_device_come_in_replies_of_4_gib() {
     peers[0] = source.owner;
     let fills = client.fills(Request::Acquire { first: 0, pages: PAGES, access: Access::Read, fetch: true, peers });
     let run = |first, count| [Fill { run: Run { first, count }, source: Source::Peer(0) }];
-    assert_eq!(fills, run(0, 1 << 20));
-    assert_eq!(client.fills(Request::Filled), run(1 << 20, 1 << 18));
+    assert_eq!(fills, run(0, 16 << 18));
+    assert_eq!(client.fills(Request::Filled), run(16 << 18, 1 << 18));
     assert_eq!(client.fills(Request::Filled), []);
 }
 
