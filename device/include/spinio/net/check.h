@@ -27,6 +27,7 @@
 #include <spinio/net/group.h>
 #include <spinio/net/layout.h>
 #include <spinio/wait.h>
+#include <spinio/word.h>
 
 #if defined(SPINIO_NET_CHECK)
 
@@ -97,15 +98,6 @@ __device__ inline void print_missing(const char *call, unsigned came, unsigned s
 // A word of shared memory: how many threads of a group have come, whether one has given up, and bits that say that it is such a word.
 constexpr uint64_t arrivals_tag = 0x7350494e636f0000, arrivals_mask = 0x7fff, arrivals_late = 0x8000, patience_ns = 1'000'000'000;
 
-__device__ inline uint64_t load_arrivals(const uint64_t *word)
-{
-#if defined(__CUDACC__)
-    return *static_cast<const volatile uint64_t *>(word);
-#else
-    return __atomic_load_n(word, __ATOMIC_RELAXED);
-#endif
-}
-
 __device__ inline bool change_arrivals(uint64_t *word, uint64_t from, uint64_t to)
 {
     return atomicCAS(reinterpret_cast<unsigned long long *>(word), (unsigned long long)from, (unsigned long long)to) == from;
@@ -115,14 +107,14 @@ __device__ inline bool change_arrivals(uint64_t *word, uint64_t from, uint64_t t
 __device__ inline bool all_come(uint64_t *word, unsigned size, const char *call)
 {
     for (;;) {
-        const uint64_t old = load_arrivals(word), tag = old & ~(arrivals_mask | arrivals_late);
+        const uint64_t old = load_relaxed_device(word), tag = old & ~(arrivals_mask | arrivals_late);
         if (change_arrivals(word, old, (tag == arrivals_tag ? old : arrivals_tag) + 1))
             break;
     }
     const uint64_t late = nanoseconds() + patience_ns;
     Backoff waiting;
     for (;;) {
-        const uint64_t now = load_arrivals(word);
+        const uint64_t now = load_relaxed_device(word);
         const unsigned came = unsigned(now & arrivals_mask);
         if (came >= size)
             return true;
