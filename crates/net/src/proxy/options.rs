@@ -13,13 +13,11 @@ use spinio_ring::line::{CONNECTING, ERR};
 use spinio_ring::mailbox::{Address, Reply, Request};
 use spinio_ring::peer::MOVED;
 use spinio_sys::Errno;
-use spinio_sys::linux::socket::{self, AF_INET, AF_INET6, AF_UNIX};
+use spinio_sys::linux::socket::{self, AF_INET, AF_INET6, AF_UNIX, SO_ERROR, SOL_SOCKET};
 
 use super::Proxy;
 use super::sockets::Socket;
 
-const SOL_SOCKET: u16 = 1;
-const SO_ERROR: u16 = 4;
 const IPPROTO_IP: u16 = 0;
 const IPPROTO_TCP: u16 = 6;
 const IPPROTO_IPV6: u16 = 41;

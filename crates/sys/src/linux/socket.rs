@@ -34,9 +34,11 @@ pub const EPOLLET: u32 = 1 << 31;
 
 const SOCK_NONBLOCK: usize = 0o4000;
 const SOCK_CLOEXEC: usize = 0o200_0000;
-const SOL_SOCKET: u16 = 1;
+/// `SOL_SOCKET`
+pub const SOL_SOCKET: u16 = 1;
 const SO_REUSEADDR: usize = 2;
-const SO_ERROR: u16 = 4;
+/// `SO_ERROR`
+pub const SO_ERROR: u16 = 4;
 const SO_LINGER: usize = 13;
 const IPPROTO_TCP: usize = 6;
 const TCP_NODELAY: usize = 1;
