@@ -138,6 +138,10 @@ def nvrtc():
     pytest.skip(f"no NVRTC (package nvidia-cuda-nvrtc, or a library named by SPINIO_NVRTC): {reason}")
 
 
+def hopper_options():
+    return ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"]
+
+
 def compile_by_nvrtc(source, options):
     """Compiles a source; returns the result code and the log."""
     library, program = nvrtc(), ctypes.c_void_p()
@@ -192,15 +196,14 @@ def test_nvrtc_compiles_calls_of_every_kind():
         net::sendfile(net::block(), handle, s, 5, 0, 100);
     }
     """
-    code, log = compile_by_nvrtc(source, ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"])
+    code, log = compile_by_nvrtc(source, hopper_options())
     assert code == 0, log
 
 
 def test_nvrtc_compiles_the_calls_of_the_paper():
     source = '#include <spinio/gpunet.h>\n__global__ void calls(int listener, char *buffer) {\n'
     source += "int s = gaccept(listener); gsend(s, buffer, grecv(s, buffer, 100)); gclose(s); }\n"
-    options = ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"]
-    assert compile_by_nvrtc(source, options) == (0, "")
+    assert compile_by_nvrtc(source, hopper_options()) == (0, "")
 
 
 def test_nvrtc_compiles_text_and_http():
@@ -209,12 +212,11 @@ def test_nvrtc_compiles_text_and_http():
     source += "http::Request request = http::parse(bytes, http::head_length(bytes, count), 100);\n"
     source += "text::Buffer out(bytes, count); http::begin_head(out, request.status); http::Chunk chunk(out);\n"
     source += "http::add_event(out, request.path.bytes, request.path.length); chunk.end(); *length = out.length; }\n"
-    options = ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"]
-    assert compile_by_nvrtc(source, options) == (0, "")
+    assert compile_by_nvrtc(source, hopper_options()) == (0, "")
 
 
 def test_nvrtc_accepts_integers_that_another_header_defines():
     source = "typedef unsigned long uint64_t;\ntypedef long int64_t;\n#include <spinio/net.h>\n"
     source += "__global__ void kernel(spinio::net::Handle handle, uint64_t *out) { *out = sizeof handle; }\n"
-    code, log = compile_by_nvrtc(source, ["-std=c++17", "-I" + spinio.include(), "--gpu-architecture=sm_90"])
+    code, log = compile_by_nvrtc(source, hopper_options())
     assert code == 0, log
