@@ -14,8 +14,14 @@
 //!   chunks of B, mapped side by side ── allow_loads, once ── pieces of them copied, by their addresses ──> chunks of A
 //! ```
 //!
-//! To make memory accessible takes the driver about as long as to copy it over NVLink. So pieces are copied in groups, and
-//! what a group needs is done while the group before it is copied ([`PeerMemory::copy_from_chunks`]).
+//! To make memory accessible takes the driver about as long as to copy it over NVLink. So chunks and pieces are copied in
+//! groups, and what a group needs is done while the groups before it are copied. Imported chunks are unmapped again once
+//! their group has arrived:
+//!
+//! ```text
+//!   caller   import 1 │ import 2 │         │ hand over 1, import 3 │ hand over 2, import 4 │ ...
+//!   engine            │ copy 1             │ copy 2                │ copy 3                │ ...
+//! ```
 //!
 //! The copy trusts the chunk's bytes. So the descriptor must come from where all who can store to it are trusted as much as
 //! those who will use the copy: the same user.
@@ -60,6 +66,19 @@ pub struct PeerChunk<'a> {
     pub len: u64,
 }
 
+/// Chunks of another device that are copied together.
+#[derive(Clone, Debug)]
+pub struct PeerChunks<'a> {
+    /// One after the other.
+    pub chunks: Vec<PeerChunk<'a>>,
+    /// Where the first one goes.
+    pub to: DeviceAddr,
+}
+
+/// The next chunks, or that there are no more. It is called with the number of groups that have arrived, which lags behind
+/// by one or two: what it does runs beside the copies of those that have not.
+pub type NextChunks<'a, 'b> = &'b mut dyn FnMut(usize) -> Option<PeerChunks<'a>>;
+
 /// A part of chunks of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPiece {
@@ -76,13 +95,13 @@ pub type PeerGroup<'a> = Result<&'a [PeerPiece], PeerError>;
 
 /// A device that can copy from chunks of other devices.
 pub trait PeerMemory: SharedMemory {
-    /// Copies chunks of the device `peer` (a UUID), one after the other, into mapped memory of this device, and waits until
-    /// all have arrived. The descriptors are in the caller's table, and may be closed afterwards. After an error the memory
-    /// has undefined bytes.
+    /// Copies chunks of the device `peer` (a UUID) into mapped memory of this device, group by group, and waits until all have
+    /// arrived. The descriptors are in the caller's table, and may be closed afterwards. After an error no copy is under
+    /// way, and the memory of groups that had not arrived has undefined bytes.
     ///
-    /// On CUDA each is imported and mapped for the time of the call. That takes the driver longer than to copy a chunk of
-    /// 64 MiB over NVLink, and more for one at a time than for many.
-    fn copy_from_peer(&self, peer: [u8; 16], chunks: &[PeerChunk<'_>], to: DeviceAddr) -> Result<(), PeerError>;
+    /// On CUDA each is imported and mapped for the time of its copy. That takes the driver about as long as the copy of a
+    /// chunk of 64 MiB over NVLink, and hardly longer for a larger one.
+    fn copy_from_peer(&self, peer: [u8; 16], next: NextChunks<'_, '_>) -> Result<(), PeerError>;
 
     /// Lets this device load chunks that the device `peer` has mapped side by side in this process: `len` bytes from `at`,
     /// until each chunk is unmapped. On CUDA one call of the driver, which waits for no kernel.
@@ -118,6 +137,31 @@ pub(crate) fn copy_groups(
     // Also after an error: nothing may use the memory any more.
     let done = device.synchronize(stream.id, WaitMode::Block).map_err(PeerError::Copy);
     queued.and(done)
+}
+
+/// Copies groups that are mapped for the time of their copies: at most two at once, each on a stream of its own. `next` maps a
+/// group, and is called with the number of those that have arrived.
+pub(crate) fn copy_mapped<M>(
+    device: &dyn Device,
+    mut next: impl FnMut(usize) -> Option<Result<(M, Vec<PeerPiece>), PeerError>>,
+    copy: impl Fn(StreamId, &PeerPiece) -> Result<(), DeviceError>,
+) -> Result<(), PeerError> {
+    // Dropped after the streams, whose copies use them.
+    let mut mapped = [const { None }; 2];
+    let acquire = || Ok(CopyStream { device, id: device.acquire_stream().map_err(PeerError::Copy)? });
+    let streams = [acquire()?, acquire()?];
+    let wait = |turn: usize| device.synchronize(streams[turn].id, WaitMode::Block).map_err(PeerError::Copy);
+    let mut queued = 0usize;
+    while let Some(group) = next(queued.saturating_sub(2)) {
+        let (group, pieces) = group?;
+        let turn = queued % 2;
+        // Unmaps the group before last, which has arrived.
+        wait(turn)?;
+        mapped[turn] = Some(group);
+        pieces.iter().try_for_each(|piece| copy(streams[turn].id, piece)).map_err(PeerError::Copy)?;
+        queued += 1;
+    }
+    wait(0).and(wait(1))
 }
 
 /// A stream whose copies are waited for also if the caller unwinds: the memory that they use is unmapped then.

@@ -5,6 +5,7 @@
 #[path = "../../sys/tests/fake/mod.rs"]
 mod fake;
 
+use std::ffi::c_int;
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -259,6 +260,31 @@ fn each_device_copies_what_it_lacks() {
     }
 }
 
+/// A file of several groups of copies.
+const LONG: usize = 30 * CHUNK;
+
+#[test]
+fn groups_of_chunks_are_copied_while_others_are_handed_over() {
+    let bench = Bench::new(0);
+    let bytes = content(LONG - 99, 12);
+    let path = bench.file("weights", &bytes);
+    let first = bench.map(&path, bytes.len(), device(0));
+    first.acquire().unwrap();
+    let slow = bench.map(&path, bytes.len(), other_device("size=64M,peer_gbps=0.2"));
+    std::thread::scope(|scope| {
+        let acquired = scope.spawn(|| slow.acquire());
+        let held = || bench.status().files.iter().map(|file| file.peer_bytes).max().unwrap();
+        let mut seen = 0;
+        while !acquired.is_finished() {
+            let now = held();
+            seen = if now < LONG as u64 { seen.max(now) } else { seen };
+        }
+        acquired.join().unwrap().unwrap();
+        assert!(seen > 0 && seen < LONG as u64 && held() == LONG as u64, "{seen} bytes were there before all");
+    });
+    assert!(slow.has(&bytes) && slow.bytes() == (0, bytes.len() as u64));
+}
+
 #[test]
 fn device_without_access_to_the_peer_reads_the_file() {
     let bench = Bench::new(0);
@@ -386,30 +412,58 @@ impl Liar {
     }
 }
 
+/// A client of the protocol that has a file on the first device; `chunk` is the descriptor of each chunk.
+fn lie(bench: &Bench, path: &Path, len: usize, chunk: impl Fn(u64) -> OwnedFd) -> Liar {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let liar = Liar(socket.unwrap());
+    rustix::net::connect(&liar.0, &SocketAddrUnix::new(bench.socket()).unwrap()).unwrap();
+    liar.send(Request::Hello { device: device(0).uuid().unwrap() }, Some(&File::open(path).unwrap()));
+    liar.reply(|reply| assert_eq!(reply, Reply::Opened));
+    loop {
+        liar.send(Request::Acquire { offset: 0, len: len as u64 }, None);
+        let fill = liar.reply(|reply| match reply {
+            Reply::Fill { content, first, count } => Some((content.id, first..first + u64::from(count))),
+            Reply::Ready { .. } => None,
+            other => panic!("{other:?}"),
+        });
+        let Some((content, chunks)) = fill else { return liar };
+        for at in chunks {
+            liar.send(Request::Filled { content, chunk: at, source: Source::File }, Some(&chunk(at)));
+            liar.reply(|reply| assert_eq!(reply, Reply::Kept { kept: true }));
+        }
+    }
+}
+
 #[test]
 fn descriptor_that_is_no_chunk_is_refused_and_the_file_is_read() {
     let bench = Bench::new(0);
     let bytes = content(2 * CHUNK, 10);
     let path = bench.file("weights", &bytes);
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let liar = Liar(socket.unwrap());
-    rustix::net::connect(&liar.0, &SocketAddrUnix::new(bench.socket()).unwrap()).unwrap();
-    let file = File::open(&path).unwrap();
-    liar.send(Request::Hello { device: device(0).uuid().unwrap() }, Some(&file));
-    liar.reply(|reply| assert_eq!(reply, Reply::Opened));
-    liar.send(Request::Acquire { offset: 0, len: bytes.len() as u64 }, None);
-    let content = liar.reply(|reply| match reply {
-        Reply::Fill { content, first: 0, count: 2 } => content.id,
-        other => panic!("{other:?}"),
-    });
-    for chunk in [0, 1] {
-        liar.send(Request::Filled { content, chunk, source: Source::File }, Some(&file));
-        liar.reply(|reply| assert_eq!(reply, Reply::Kept { kept: true }));
-    }
+    let _liar = lie(&bench, &path, bytes.len(), |_| File::open(&path).unwrap().into());
     let mapped = bench.map(&path, bytes.len(), device(1));
     mapped.acquire().unwrap();
     assert!(mapped.has(&bytes));
     assert_eq!((mapped.bytes(), mapped.refusal()), ((bytes.len() as u64, 0), Some(PeerRefusal::Import)));
+}
+
+#[test]
+fn chunks_that_were_copied_before_one_is_refused_stay_and_the_others_are_read() {
+    let bench = Bench::new(0);
+    let mut bytes = content(LONG, 14);
+    // As chunks are at birth.
+    bytes[..25 * CHUNK].fill(0);
+    let path = bench.file("weights", &bytes);
+    let chunk = |at| match at {
+        25 => File::open(&path).unwrap().into(),
+        _ => device(0).create_chunk(CHUNK as u64).unwrap().1,
+    };
+    let _liar = lie(&bench, &path, LONG, chunk);
+    let mapped = bench.map(&path, LONG, other_device("size=64M"));
+    mapped.acquire().unwrap();
+    assert!(mapped.has(&bytes));
+    let (from_file, from_peer) = mapped.bytes();
+    assert!(from_peer > 0 && from_file + from_peer == LONG as u64, "{from_file}, {from_peer}");
+    assert_eq!(mapped.refusal(), Some(PeerRefusal::Import));
 }
 
 /// Two GPUs of the fake driver.
@@ -428,7 +482,7 @@ fn second_gpu_copies_what_the_first_has() {
 }
 
 fn cuda_process(path: &Path, socket: &Path) {
-    fake::open().unwrap();
+    let fake = fake::open().unwrap();
     registry::hint_open(b"/dev/nvidiactl");
     let driver = Driver::loaded().unwrap();
     driver.init().unwrap();
@@ -442,6 +496,11 @@ fn cuda_process(path: &Path, socket: &Path) {
     let first = gpu(0);
     first.acquire().unwrap();
     let second = gpu(1);
+    // What it has memory for stays.
+    fake.limit_creates(2);
+    assert_eq!(second.acquire().unwrap_err().errno, Errno::NOMEM);
+    assert_eq!(second.bytes(), (0, 2 * CHUNK as u64));
+    fake.limit_creates(c_int::MAX);
     second.acquire().unwrap();
     assert_eq!((second.bytes(), second.refusal()), ((0, bytes.len() as u64), None));
     assert!(second.has(&bytes) && first.has(&bytes));

@@ -20,10 +20,14 @@
 //! numbers, little-endian, those that the kind does not use 0. Only [`Reply::File`] ends in a path. Parsing is total:
 //! what is accepted is within the limits below, and anything else is refused.
 
+mod content;
+
+pub use content::{Content, ContentId, FILLS, HUGE_FILE, LARGE_FILE, MAX_CHUNK, MIN_CHUNK};
+
 use crate::messages::BadMessage;
 
 /// The version of the protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Bytes of a message without a path.
 pub const MESSAGE: usize = 64;
@@ -40,50 +44,8 @@ pub const MAX_DESCRIPTORS: usize = 64;
 /// The socket of root's daemon, which serves all users.
 pub const ROOT_SOCKET: &str = "/run/spinio/gaia/serve.sock";
 
-/// Chunks that a client is to read from the file at a time: in one large read.
-pub const FILLS: u64 = 4;
-
-/// The least chunk.
-pub const MIN_CHUNK: u64 = 2 << 20;
-
-/// The largest chunk.
-pub const MAX_CHUNK: u64 = 64 << 20;
-
 /// Files and ranges end below this.
 pub const MAX_BYTES: u64 = 1 << 46;
-
-/// Files above this have chunks of [`MAX_CHUNK`] bytes, others of [`MIN_CHUNK`].
-pub const LARGE_FILE: u64 = 128 << 20;
-
-/// The content of a file between two writers: a random number, so that no two daemons use the same.
-pub type ContentId = u64;
-
-/// The content that chunks are of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Content {
-    /// Which.
-    pub id: ContentId,
-    /// Bytes of the file.
-    pub size: u64,
-}
-
-impl Content {
-    /// Bytes of every chunk but the last.
-    pub fn chunk_bytes(&self) -> u64 {
-        if self.size > LARGE_FILE { MAX_CHUNK } else { MIN_CHUNK }
-    }
-
-    /// The number of chunks.
-    pub fn chunks(&self) -> u64 {
-        self.size.div_ceil(self.chunk_bytes())
-    }
-
-    /// Bytes of the memory of a chunk: the last one ends soon after the file.
-    pub fn len_of(&self, chunk: u64) -> u64 {
-        let left = self.size.saturating_sub(chunk * self.chunk_bytes());
-        left.min(self.chunk_bytes()).next_multiple_of(MIN_CHUNK)
-    }
-}
 
 /// Where the bytes of a chunk came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -629,14 +591,5 @@ mod tests {
         assert_eq!(sockets(None, false, Some("/run/user/7")), ["/run/user/7/spinio/gaia-serve.sock", ROOT_SOCKET]);
         assert_eq!(sockets(None, true, Some("/run/user/0")), [ROOT_SOCKET]);
         assert_eq!(sockets(None, false, None), [ROOT_SOCKET]);
-    }
-
-    #[test]
-    fn last_chunk_is_as_long_as_the_file_needs() {
-        let small = Content { id: 1, size: 5 };
-        assert_eq!((small.chunks(), small.len_of(0)), (1, MIN_CHUNK));
-        let large = Content { id: 1, size: LARGE_FILE + 1 };
-        assert_eq!((large.chunks(), large.len_of(0), large.len_of(2)), (3, MAX_CHUNK, MIN_CHUNK));
-        assert_eq!(Content { id: 1, size: 0 }.chunks(), 0);
     }
 }

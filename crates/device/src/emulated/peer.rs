@@ -22,8 +22,10 @@ use super::memory::Direction;
 use super::shared_memory::{check_chunk, ordinal_of};
 use super::{Emulated, Result};
 use crate::host_memory::{SHARED, system_error};
-use crate::peer_memory::copy_groups;
-use crate::{DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerError, PeerGroup, PeerMemory, PeerPiece, StreamId};
+use crate::peer_memory::{NextChunks, copy_groups, copy_mapped};
+use crate::{
+    DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerChunks, PeerError, PeerGroup, PeerMemory, PeerPiece, StreamId,
+};
 
 const READ: u32 = 1;
 
@@ -101,13 +103,7 @@ impl Emulated {
 }
 
 impl PeerMemory for Emulated {
-    fn copy_from_peer(
-        &self,
-        peer: [u8; 16],
-        chunks: &[PeerChunk<'_>],
-        to: DeviceAddr,
-    ) -> core::result::Result<(), PeerError> {
-        let import = PeerError::Import;
+    fn copy_from_peer(&self, peer: [u8; 16], next: NextChunks<'_, '_>) -> core::result::Result<(), PeerError> {
         self.accessible(peer)?;
         let tid = linux::gettid();
         let map = |chunk: &PeerChunk<'_>| {
@@ -115,17 +111,20 @@ impl PeerMemory for Emulated {
             check_chunk(fd, len)?;
             self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize))?
         };
-        let mapped = chunks.iter().map(map).collect::<Result<Vec<MappedChunk>>>().map_err(import)?;
-        let mut at = to;
-        let pieces: Vec<PeerPiece> = mapped
-            .iter()
-            .map(|from| {
-                let piece = PeerPiece { from: DeviceAddr(from.at), to: at, len: from.len };
-                at = at.offset(from.len as u64);
-                piece
-            })
-            .collect();
-        copy_groups(self, &mut std::iter::once(Ok(&pieces[..])), |stream, piece| {
+        let next = |arrived| {
+            let PeerChunks { chunks, mut to } = next(arrived)?;
+            let mapped = chunks.iter().map(map).collect::<Result<Vec<MappedChunk>>>().map_err(PeerError::Import);
+            Some(mapped.map(|mapped| {
+                let piece = |from: &MappedChunk| {
+                    let piece = PeerPiece { from: DeviceAddr(from.at), to, len: from.len };
+                    to = to.offset(from.len as u64);
+                    piece
+                };
+                let pieces = mapped.iter().map(piece).collect();
+                (mapped, pieces)
+            }))
+        };
+        copy_mapped(self, next, |stream, piece| {
             let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, "copy from another device")?;
             self.engine.submit(stream.0, Operation::Peer { dst, src: piece.from.0, len: piece.len })
         })

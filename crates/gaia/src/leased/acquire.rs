@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Acquire ──> Chunks: import, map read-only ──┐
-//!           ──> Fill: create, map, read the file into them, make them read-only, hand them over ──┐
-//!               (or, in place of the file, the copies that another device has: peer.rs)           │
+//!           ──> Fill: create, map, read the file into them, make them read-only, hand them over   │
+//!               (or, in place of the file, copy what another device has: fill.rs) ──┐           │
 //!           <── again ──────────────────────────┴─────────────────────────────────────────────────┘
 //!           ──> Ready
 //! ```
@@ -12,16 +12,13 @@
 
 use std::ops::Range;
 
-use spinio_device::ErrorKind;
 use spinio_host::lock;
-use spinio_pagecache::leased_messages::{Content, FILLS, Source};
+use spinio_pagecache::leased_messages::Content;
 use spinio_sys::Errno;
-use spinio_sys::linux;
 
-use super::chunks::NewChunk;
-use super::connection::{Answer, Connection, dup_from};
+use super::connection::{Answer, dup_from};
+use super::fill::{Copies, Fill, no_memory};
 use super::map::{Map, State};
-use super::peer::{Copies, copy_chunks};
 use crate::{Access, Error, Result};
 
 /// Daemons that end during one acquire.
@@ -119,7 +116,7 @@ impl Map {
                         }
                         None => None,
                     };
-                    if !self.fill(state, content, chunks, copies)? {
+                    if !Fill::new(self, state, content, chunks).run(copies.as_ref())? {
                         evictions += 1;
                         if evictions > EVICTIONS {
                             return Err(no_memory().into_refusal());
@@ -138,92 +135,4 @@ impl Map {
             }
         }
     }
-
-    /// Fills chunks. False: the device had no memory for all, and the daemon has made room.
-    fn fill(&self, state: &mut State, content: Content, chunks: Range<u64>, copies: Option<Copies>) -> Result<bool> {
-        let mut created = Vec::new();
-        let mut full = None;
-        for chunk in chunks.clone() {
-            match state.chunks.create(content, chunk) {
-                Ok(new) => created.push(new),
-                Err(e) if e.kind == ErrorKind::NoMemory => {
-                    full = Some(chunk);
-                    break;
-                }
-                Err(e) => return Err(Error::device(e, "allocate a chunk of the file")),
-            }
-        }
-        let filled = chunks.start..chunks.start + created.len() as u64;
-        if let Err(e) = self.fill_created(state, content, filled.clone(), created, copies) {
-            // They may have no bytes of the file.
-            filled.for_each(|chunk| state.chunks.discard(content, chunk));
-            return Err(e);
-        }
-        let Some(first) = full else { return Ok(true) };
-        let mut freed = 0;
-        for chunk in first..chunks.end {
-            // The daemon makes room for one: the others fail or fit next time.
-            freed += self.link.run(move |connection| connection.abandon(content.id, chunk, chunk == first))?;
-        }
-        if freed == 0 { Err(no_memory().into_refusal()) } else { Ok(false) }
-    }
-
-    /// Puts the file's bytes into new chunks, and hands them over.
-    fn fill_created(
-        &self,
-        state: &mut State,
-        content: Content,
-        chunks: Range<u64>,
-        mut new: Vec<NewChunk>,
-        copies: Option<Copies>,
-    ) -> Result<()> {
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        let mut mapped = chunks.clone().zip(&mut new);
-        mapped.try_for_each(|(chunk, new)| state.chunks.map_new(content, chunk, new))?;
-        let refusal = copies.as_ref().and_then(|c| copy_chunks(self.device, &state.chunks, content, chunks.clone(), c));
-        let first_read = if copies.is_some() && refusal.is_none() { chunks.end } else { chunks.start };
-        // Those of a refused copy are many: others may read some of them from the file.
-        let kept = if refusal.is_some() { chunks.end.min(chunks.start + FILLS) } else { chunks.end };
-        let end = (kept * content.chunk_bytes()).min(content.size);
-        let from = (first_read * content.chunk_bytes()).min(end);
-        let mut at = from;
-        while at < end {
-            match self.file.read(at, self.device, state.chunks.address(at), end - at)? {
-                // Truncated, so the daemon does not keep the chunks.
-                0 => break,
-                got => at += got,
-            }
-        }
-        state.info.bytes_from_file += at - from;
-        state.info.bytes_from_peer += from - chunks.start * content.chunk_bytes();
-        if let Some(refusal) = refusal {
-            state.info.peer_refused = refusal.number();
-        }
-        state.chunks.seal(content, chunks.clone())?;
-        for (chunk, new) in chunks.zip(new) {
-            let (tid, fd) = (linux::gettid(), new.raw_fd());
-            let whole = at >= end && chunk < kept;
-            let source = match refusal {
-                _ if chunk < first_read => Source::Peer,
-                Some(refusal) => Source::Refused(refusal),
-                None => Source::File,
-            };
-            let hand_over = move |connection: &mut Connection| {
-                if !whole {
-                    return connection.abandon(content.id, chunk, false).map(|_| false);
-                }
-                connection.filled(content.id, chunk, source, tid, fd)
-            };
-            if !self.link.run(hand_over)? {
-                state.chunks.discard(content, chunk);
-            }
-        }
-        Ok(())
-    }
-}
-
-fn no_memory() -> Error {
-    Error::new(Errno::NOMEM, "The device has no memory left for the chunks of the file")
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   acquire ── Map ─────────── chunks side by side at reserved addresses, mapped read-only           chunks.rs
-//!               │  fills absent ones through SPIN's routes (FileReader)                              acquire.rs
-//!               │  or from the copy that another device has                                          peer.rs
+//!               │  fills absent ones through SPIN's routes (FileReader),                             fill.rs
+//!               │  or from the copy that another device has
 //!               v
 //!          thread, unshared fd table ── socket ──> spinio gaia serve: who fills what; descriptors    connection.rs
 //! ```
@@ -19,14 +19,14 @@
 //!
 //! Known flaws:
 //! - One thread for each map.
-//! - If a file grows or shrinks over the size from which chunks are large, an acquire of a part of the map may unmap
-//!   ranges beside it, up to 64 MiB away: acquire those again.
+//! - If a file grows or shrinks over a size from which chunks are larger, an acquire of a part of the map may unmap
+//!   ranges beside it, up to 256 MiB away: acquire those again.
 
 mod acquire;
 mod chunks;
 mod connection;
+mod fill;
 mod map;
-mod peer;
 
 use std::path::PathBuf;
 

@@ -29,8 +29,8 @@ use super::entry::{Chunk, ClientId, Closed, DeviceUuid, Entry};
 use super::exclusion::{FileKey, LeasedFile};
 use crate::quotas::{Limits, Quotas};
 
-/// Chunks that a client is to copy from another device at a time, whose descriptors go along: to import and map them takes
-/// longer than to copy them, and less when there are many.
+/// Chunks that a client is to copy from another device at a time, whose descriptors go along. It hands each over once that has
+/// arrived, while later ones are copied.
 const COPIES: u64 = 32;
 
 /// Connections at most, half of them of one user.
@@ -333,7 +333,7 @@ impl Client<'_> {
         let more = absent.zip(first + 1..).take_while(|(at, next)| at == next).count() as u64;
         // All from one place: the file, or the same other device.
         let peer = entry.peer_with(device, self.id, first);
-        let most = if peer.is_some() { COPIES } else { FILLS };
+        let most = if peer.is_some() { COPIES } else { content.fills() };
         let run = (first..first + (1 + more).min(most))
             .take_while(|at| entry.peer_with(device, self.id, *at) == peer)
             .map(|at| content.len_of(at));
@@ -367,7 +367,7 @@ impl Client<'_> {
         // Room may have been made by dropping them.
         let copies = peer.and_then(|peer| Some((peer, entry.copies(peer, first..first + count as u64, clock)?)));
         if copies.is_none() {
-            count = count.min(FILLS as usize);
+            count = count.min(content.fills() as usize);
         }
         let chunks = first..first + count as u64;
         let (since, offered) = (Instant::now(), copies.as_ref().map(|(peer, _)| *peer));

@@ -450,10 +450,13 @@ static int new_chunk(unsigned long long *h, int fd, size_t n) {
     pthread_mutex_unlock(&lock);
     return i < 256 ? OK : NOMEM;
 }
+static int creates_left = 1 << 30;
+void fake_limit_creates(int most) { creates_left = most; }
 int cuMemCreate(unsigned long long *h, size_t n, const int *prop, unsigned long long f) {
     (void)prop, (void)f;
     at_home();
     no_stop("cuMemCreate");
+    if (creates_left-- <= 0) return NOMEM;
     if (!n || n % (2 << 20)) return INVALID;
     int fd = memfd_create("chunk", MFD_CLOEXEC);
     return fd < 0 || ftruncate(fd, n) ? NOMEM : new_chunk(h, fd, n);

@@ -56,6 +56,8 @@ macro_rules! controls {
 }
 
 controls! {
+    /// After so many allocations of chunks there is no memory for one.
+    fn limit_creates(most: c_int);
     /// A blocking stream begins (1) or ends (0) a capture.
     fn capture(on: c_int);
     /// Calls that would have invalidated the capture.
