@@ -18,6 +18,7 @@
 //! Known flaw: 4096 doorbells that are claimed and never written, and none after them, look like silence: calls wait until the
 //! net is stopped.
 
+mod accept;
 mod announced;
 mod announcement;
 mod caller;
