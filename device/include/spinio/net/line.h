@@ -238,7 +238,10 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
 // Of all waits of a call: it begins with the first one. 0: none.
 __device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
 {
-    return timeout && !before ? nanoseconds() + timeout : before;
+    if (!timeout || before)
+        return before;
+    const uint64_t now = nanoseconds(), deadline = now + timeout;
+    return deadline < now ? ~uint64_t(0) : deadline;
 }
 
 // A wait of a locked socket: whether to go on with it.
