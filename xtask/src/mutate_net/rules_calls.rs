@@ -1,4 +1,5 @@
-//! Rules of calls that leave something to later ones: send with MORE, connect that does not wait, accept with a time limit.
+//! Rules of calls that leave something to later ones: send with MORE, connect that does not wait, accept with a time limit; and of
+//! programs that poll.
 
 use super::checks::Check::Kernels;
 use super::{Mutant, rule};
@@ -9,6 +10,7 @@ const EVENT: &str = "device/include/spinio/net/event.h";
 const POLL: &str = "device/include/spinio/net/poll.h";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const PROXY_CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROGRAM_POLL: &str = "crates/net/src/socket/poll.rs";
 const PROXY_ACCEPT: &str = "crates/net/src/proxy/accept.rs";
 
 pub(super) const RULES: &[Mutant] = &[
@@ -104,5 +106,19 @@ pub(super) const RULES: &[Mutant] = &[
         PROXY,
         ["sleep.min(self.next_deadline.saturating_sub(now))", "sleep"],
         &[Kernels("net_accept")],
+    ),
+    rule(
+        "poll-anchor",
+        "a program that polls hears of the end of the TCP or UNIX connection",
+        PROGRAM_POLL,
+        ["                        *anchor = look(descriptor.fd);\n", ""],
+        &[Kernels("net_program_poll")],
+    ),
+    rule(
+        "poll-hup",
+        "it hears of a hangup once neither direction goes on",
+        PROGRAM_POLL,
+        ["look.level(memory.size(), socket.is_unix) & !HUP;", "look.level(memory.size(), socket.is_unix);"],
+        &[Kernels("net_program_poll")],
     ),
 ];
