@@ -210,6 +210,19 @@ int spinio_socket_shutdown(spinio_socket *socket, int how);
  * ENAMETOOLONG: 128 bytes are enough. */
 int spinio_socket_transport(spinio_socket *socket, char *text, size_t size);
 
+/* What spinio_socket_poll() looks at. */
+struct spinio_socket_poll_entry {
+    spinio_socket *socket;  /* or NULL: */
+    int fd;                 /* any descriptor; less than 0: none */
+    unsigned short events;  /* of a socket: POLLIN, POLLOUT, POLLRDHUP of poll(2) */
+    unsigned short revents; /* those that are true, and POLLERR, POLLHUP, POLLNVAL */
+};
+
+/* As poll(2), for sockets and descriptors together: waits until some are ready, at most timeout_ms milliseconds, or without an end if
+ * that is less than 0, and returns how many are. POLLOUT: half of the ring is free. A GPU cannot wake a thread: while a socket shares
+ * memory, the call looks up to each millisecond. No other thread may close a socket meanwhile. -1: ENODEV, ENOMEM, EINVAL: as of poll(2). */
+int spinio_socket_poll(struct spinio_socket_poll_entry *entries, size_t count, int timeout_ms);
+
 /* The descriptor of the TCP or UNIX connection, for its names. It tells of no bytes that travel through shared memory. */
 int spinio_socket_fd(spinio_socket *socket);
 

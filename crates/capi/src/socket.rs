@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use spinio_net::{Socket, SocketOptions};
+use spinio_net::{Poll, PollSource, Socket, SocketOptions};
 
 use crate::ffi_guard::{self as guard, Failure};
 use crate::net::{null, parse_address};
@@ -17,6 +17,15 @@ struct RawOptions {
     no_upgrade: u32,
     receive_timeout_ms: u32,
     send_timeout_ms: u32,
+}
+
+/// `struct spinio_socket_poll_entry`
+#[repr(C)]
+struct RawPoll {
+    socket: *const Socket,
+    fd: c_int,
+    events: u16,
+    revents: u16,
 }
 
 /// # Safety
@@ -137,6 +146,31 @@ unsafe fn span(
 unsafe extern "C" fn spinio_socket_shutdown(this: *const Socket, how: c_int) -> c_int {
     // SAFETY: the header asks for an open socket.
     guard::run(|| Ok(unsafe { socket(this) }?.shutdown(how as u32)?)).map_or(-1, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn spinio_socket_poll(entries: *mut RawPoll, count: usize, timeout_ms: c_int) -> c_int {
+    guard::cancellation_point();
+    let polled = guard::run(|| {
+        if entries.is_null() && count > 0 {
+            return Err(null("entries"));
+        }
+        // SAFETY: the header asks for so many entries, which no other thread uses.
+        let entries = if count == 0 { &mut [] } else { unsafe { core::slice::from_raw_parts_mut(entries, count) } };
+        let source = |entry: &RawPoll| {
+            // SAFETY: the header asks for an open socket, or for NULL.
+            let socket = unsafe { entry.socket.as_ref() };
+            socket.map_or(PollSource::Fd(entry.fd), PollSource::Socket)
+        };
+        let poll = |entry: &RawPoll| Poll { source: source(entry), events: entry.events, ready: 0 };
+        let mut polls: Vec<Poll<'_>> = entries.iter().map(poll).collect();
+        let timeout = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
+        let ready = spinio_net::poll(&mut polls, timeout)?;
+        let events: Vec<u16> = polls.iter().map(|poll| poll.ready).collect();
+        entries.iter_mut().zip(events).for_each(|(entry, events)| entry.revents = events);
+        Ok(ready as c_int)
+    });
+    polled.unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]

@@ -43,5 +43,6 @@ pub use counters::Stats;
 pub use default_device::default_device;
 pub use error::{Error, Result};
 pub use net::{FileOptions, Net, Options};
+pub use socket::poll::{Poll, PollSource, poll};
 pub use socket::{Socket, SocketOptions};
 pub use spinio_ring::layout::Handle;

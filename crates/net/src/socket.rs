@@ -8,7 +8,7 @@
 //!
 //! The results of calls are those of the TCP or UNIX connection, which stays as anchor. A call that waits looks at the other
 //! end's word for 50 us (not on machines with less than 8 processors), and then sleeps, up to 1 ms, in a wait for the anchor,
-//! which ends with the net or its process.
+//! which ends with the net or its process. [`poll`] looks at several.
 //!
 //! The memory is not passed on by fork: a child has the socket no more. [`span`]: bytes in place.
 //!
@@ -17,6 +17,7 @@
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time, and that of callers")]
 
 mod direction;
+pub(crate) mod poll;
 mod span;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
@@ -82,7 +83,7 @@ struct Shared {
 }
 
 /// What the connection of Linux says.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Anchor {
     Connected,
     Ended,

@@ -16,6 +16,7 @@ use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAI
 use spinio_ring::line::{Consumed, EOF, ERR, Received, Sent};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_ring::{Position, Word, peer};
+use spinio_sys::Errno;
 
 /// A deadline, so that a hang is a failure.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -295,9 +296,15 @@ fn inner_connection(net: &Net, kernel: &Kernel, listener: &NetAddress, accepting
 
 /// A connection that a kernel accepts.
 fn accept(kernel: &Kernel, listener: i32, number: u32) -> i32 {
+    accept_within(kernel, listener, number, 0)
+}
+
+/// The same with a time limit in nanoseconds, or -errno.
+fn accept_within(kernel: &Kernel, listener: i32, number: u32, limit: u64) -> i32 {
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
     let (call, descriptor) = (Ok(Call::Accept), listener as u32);
-    Request { call, flags: 0, number, descriptor, argument: 0, address: Address::EMPTY }.store(&mailbox[..16]);
+    let address = Address::of_words(std::array::from_fn(|word| if word == 0 { limit } else { 0 }), 0);
+    Request { call, flags: 0, number, descriptor, argument: 0, address }.store(&mailbox[..16]);
     kernel.ring(Op::Control, 0, 0, 0);
     let mut accepted = 0;
     until("nothing is accepted", || {
@@ -305,6 +312,28 @@ fn accept(kernel: &Kernel, listener: i32, number: u32) -> i32 {
         reply.inspect(|reply| accepted = reply.result).is_some()
     });
     accepted
+}
+
+#[test]
+fn any_time_limit_of_accept_is_taken() {
+    let net = open();
+    let kernel = Kernel::new(&net);
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
+    let address = net.address(listener).unwrap().to_string();
+    let connect = || TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
+    assert_eq!(accept_within(&kernel, listener, 1, 1), -Errno::AGAIN.raw_os_error());
+    std::thread::scope(|scope| {
+        // One that ends long after the connection comes, and after the end of the clock.
+        for (number, limit) in (2..).zip([DEADLINE.as_nanos() as u64, u64::MAX]) {
+            let client = scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                connect()
+            });
+            assert!(accept_within(&kernel, listener, number, limit) > 0);
+            client.join().unwrap();
+        }
+    });
+    net.close().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! ```text
 //!   request, written by a kernel   w0: call 8 | address length 8 | flags 16 | number 32     w1: descriptor 32 | argument 32
 //!   reply, written by the proxy    w0: result 32 | number 32                                w1: address length
-//!   in both                        w2-w15: a socket address; of calls for files: numbers
+//!   in both                        w2-w15: a socket address; of accept and of calls for files: numbers
 //! ```
 //!
 //! A kernel claims a mailbox in device memory, stores its request with the next number, rings the doorbell, and waits until
@@ -22,7 +22,8 @@ pub enum Call {
     Bind = 2,
     /// Argument: backlog.
     Listen = 3,
-    /// Argument: the block, for people. Waits, unless flags have [`DONTWAIT`]; the reply has the peer's address.
+    /// Argument: the block, for people. Number: nanoseconds or 0. Waits for so long at most, unless flags have [`DONTWAIT`]; the
+    /// reply has the peer's address.
     Accept = 4,
     /// With an address; argument: the block, for people. Waits, unless flags have [`DONTWAIT`].
     Connect = 5,

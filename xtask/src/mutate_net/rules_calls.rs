@@ -1,4 +1,5 @@
-//! Rules of calls that leave something to later ones: send with MORE, connect that does not wait.
+//! Rules of calls that leave something to later ones: send with MORE, connect that does not wait, accept with a time limit; and of
+//! programs that poll.
 
 use super::checks::Check::Kernels;
 use super::{Mutant, rule};
@@ -9,6 +10,8 @@ const EVENT: &str = "device/include/spinio/net/event.h";
 const POLL: &str = "device/include/spinio/net/poll.h";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const PROXY_CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROGRAM_POLL: &str = "crates/net/src/socket/poll.rs";
+const PROXY_ACCEPT: &str = "crates/net/src/proxy/accept.rs";
 
 pub(super) const RULES: &[Mutant] = &[
     rule(
@@ -65,5 +68,57 @@ pub(super) const RULES: &[Mutant] = &[
             "        }\n        if (!result && load",
         ],
         &[Kernels("net_options")],
+    ),
+    rule(
+        "accept-limit",
+        "an accept tells the proxy how long it waits",
+        CONTROL,
+        ["words[2] = time_left(deadline);", "words[2] = 0;"],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-mailbox",
+        "that is also how long it waits for a mailbox",
+        CONTROL,
+        ["stopped(net) ? -ESHUTDOWN : is_after(deadline) ? -EAGAIN : 0;", "stopped(net) ? -ESHUTDOWN : 0;"],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-own",
+        "the limit of one call ends no other",
+        PROXY_ACCEPT,
+        ["let is_late = |accept: &Accept| accept.deadline <= now;", "let is_late = |_: &Accept| true;"],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-first",
+        "a connection that is there comes before a limit that has passed",
+        PROXY_ACCEPT,
+        [
+            "                self.accept_all(index, now);\n            }\n            let Some(socket)",
+            "            }\n            let Some(socket)",
+        ],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-wake",
+        "the proxy sleeps until the first limit at most",
+        PROXY,
+        ["sleep.min(self.next_deadline.saturating_sub(now))", "sleep"],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "poll-anchor",
+        "a program that polls hears of the end of the TCP or UNIX connection",
+        PROGRAM_POLL,
+        ["                        *anchor = look(descriptor.fd);\n", ""],
+        &[Kernels("net_program_poll")],
+    ),
+    rule(
+        "poll-hup",
+        "it hears of a hangup once neither direction goes on",
+        PROGRAM_POLL,
+        ["look.level(memory.size(), socket.is_unix) & !HUP;", "look.level(memory.size(), socket.is_unix);"],
+        &[Kernels("net_program_poll")],
     ),
 ];

@@ -1,4 +1,4 @@
-//! Calls with an answer: socket, bind, listen, accept, connect, shutdown, names.
+//! Calls with an answer: socket, bind, listen, connect, shutdown, names; accept.rs has accept.
 //!
 //! Arguments come from kernels. A descriptor is looked up, an address goes to the Linux kernel as it is, and what that
 //! says is the answer. Calls that wait are kept with their socket; each mailbox has at most one.
@@ -13,7 +13,6 @@ use spinio_sys::{Errno, injection_point};
 use super::Proxy;
 use super::caller::Caller;
 use super::sockets::{Connect, DGRAM, SEQPACKET, STREAM, State};
-use crate::meet::Held;
 
 impl Proxy {
     pub(super) fn call(&mut self, request: Request, caller: Caller, now: u64) {
@@ -132,81 +131,6 @@ impl Proxy {
             _ => return Err(Errno::INVAL),
         }
         Ok(Reply::new(0))
-    }
-
-    fn accept(&mut self, request: &Request, caller: Caller, now: u64) {
-        let descriptor = Descriptor::of(request.descriptor);
-        let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
-            None => Some(Errno::BADF),
-            Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
-            Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
-            Some(socket) => {
-                socket.accepts.push_back(caller);
-                self.accept_all(descriptor.index, now);
-                let dontwait = request.flags & DONTWAIT != 0;
-                // Calls are served in order: if any still waits, this one does.
-                let left = self.sockets.get(descriptor).filter(|_| dontwait).and_then(|s| s.accepts.pop_back());
-                if let Some(caller) = left {
-                    self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
-                }
-                return;
-            }
-        };
-        if let Some(errno) = refused {
-            self.answer(caller, Reply::new(-errno.raw_os_error()));
-        }
-    }
-
-    /// Gives connections to the calls that wait for them, and else to the event set.
-    pub(super) fn accept_all(&mut self, index: u32, now: u64) {
-        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
-        loop {
-            let Some(socket) = self.sockets.at(index) else { return };
-            let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
-            let (domain, kind) = (socket.domain, socket.kind);
-            if !calls && watch.set == 0 {
-                return;
-            }
-            if !self.sockets.has_room(kind) || !calls && !self.has_room_in_set(watch.set) {
-                // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
-                return self.postpone(index);
-            }
-            match self.next_connection(index) {
-                Ok(Held { fd, peer, place, .. }) => {
-                    let fd = fd.into_fd();
-                    if is_inet(domain) {
-                        let _ = socket::no_delay(fd);
-                    }
-                    let done = self.add(fd, domain, kind, State::Connected);
-                    if let (Ok(descriptor), Some(place)) = (done, place) {
-                        self.join(descriptor, place);
-                    } else if let Some(place) = place {
-                        self.leave(place);
-                    }
-                    if let Ok(descriptor) = done {
-                        self.counters.accepted.add(1);
-                        if !calls {
-                            self.tell_new(watch, listener, descriptor);
-                        }
-                        self.heat(descriptor.index);
-                    }
-                    let reply = match done {
-                        Ok(descriptor) => with_address(descriptor.number(), &peer),
-                        Err(errno) => Reply::new(-errno.raw_os_error()),
-                    };
-                    let caller = self.sockets.at(index).and_then(|socket| socket.accepts.pop_front());
-                    if let Some(caller) = caller {
-                        self.answer(caller, reply);
-                    }
-                    self.pace.gave(now);
-                }
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::AGAIN) => return,
-                // No descriptors or no memory: the connection is still there, and so is the event.
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return self.postpone(index),
-                Err(errno) => return self.cancel_calls(index, errno),
-            }
-        }
     }
 
     fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
@@ -337,6 +261,6 @@ impl Proxy {
     }
 }
 
-fn with_address(result: i32, address: &SocketAddress) -> Reply {
+pub(super) fn with_address(result: i32, address: &SocketAddress) -> Reply {
     Reply { result, address: Address::new(address.bytes()) }
 }

@@ -18,6 +18,7 @@
 //! Known flaw: 4096 doorbells that are claimed and never written, and none after them, look like silence: calls wait until the
 //! net is stopped.
 
+mod accept;
 mod announced;
 mod announcement;
 mod caller;
@@ -157,6 +158,9 @@ pub(crate) struct Proxy {
     looked_at: VecDeque<u32>,
     listeners: Vec<u32>,
     clients: Vec<u32>,
+    /// Sockets with calls of accept that have a time limit, and when the first one has to end, at the earliest.
+    limited: Vec<u32>,
+    next_deadline: u64,
     faults: Faults,
     /// The files of kernels, if they may open some.
     files: Option<Files>,
@@ -206,6 +210,8 @@ impl Proxy {
             looked_at: VecDeque::new(),
             listeners: Vec::new(),
             clients: Vec::new(),
+            limited: Vec::new(),
+            next_deadline: u64::MAX,
             faults: Faults::new(setup.fault_seed),
             publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
@@ -232,6 +238,7 @@ impl Proxy {
             worked |= self.take_doorbells(now);
             worked |= self.take_results(now);
             worked |= self.pump_hot(now);
+            worked |= self.end_late_accepts(now);
             worked |= self.look_at_granules();
             self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
@@ -246,7 +253,7 @@ impl Proxy {
             }
             // The wait of this call is the only one of the proxy.
             let sleep = if self.hot.is_empty() { self.pace.sleep(now) } else { 0 };
-            self.take_events(sleep);
+            self.take_events(sleep.min(self.next_deadline.saturating_sub(now)));
         }
     }
 
@@ -567,7 +574,7 @@ impl Proxy {
     /// Answers the calls that wait for something on a socket.
     fn cancel_calls(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
-        let mut callers: Vec<Caller> = socket.accepts.drain(..).collect();
+        let mut callers: Vec<Caller> = socket.accepts.drain(..).map(|accept| accept.caller).collect();
         callers.extend(socket.connect.take().and_then(|connect| connect.caller));
         callers.extend(socket.transfers.cancel());
         for caller in callers {

@@ -134,7 +134,7 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
     if let Some((waiter, since)) = sends.filter(|_| socket.incoming.pending() > 0 && socket.errno == 0) {
         put("send", waiter, since);
     }
-    let accepts = socket.accepts.iter().map(|caller| ("accept", caller));
+    let accepts = socket.accepts.iter().map(|accept| ("accept", &accept.caller));
     let connects = socket.connect.iter().filter_map(|connect| Some(("connect", connect.caller.as_ref()?)));
     for (call, caller) in accepts.chain(connects) {
         if let Caller::Mailbox { block, since, .. } = caller {

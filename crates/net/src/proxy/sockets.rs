@@ -46,6 +46,14 @@ pub(crate) struct RingPair {
     pub(crate) send: u64,
 }
 
+/// A call of accept that waits.
+#[derive(Debug)]
+pub(crate) struct Accept {
+    pub(crate) caller: Caller,
+    /// It ends then; `u64::MAX`: it has no time limit.
+    pub(crate) deadline: u64,
+}
+
 /// A connection that is being made.
 #[derive(Debug)]
 pub(crate) struct Connect {
@@ -93,7 +101,7 @@ pub(crate) struct Socket {
     /// It is in the set's list of events that had no room.
     pub(crate) held: bool,
     /// Calls of accept that wait.
-    pub(crate) accepts: VecDeque<Caller>,
+    pub(crate) accepts: VecDeque<Accept>,
     /// A connection that is being made.
     pub(crate) connect: Option<Connect>,
     /// errno of one that failed after its call had returned, until `SO_ERROR` takes it.

@@ -145,6 +145,16 @@ fn kernels_call_sockets() {
 }
 
 #[test]
+fn programs_poll_sockets_that_share_memory() {
+    passes_with_sockets("net_program_poll");
+}
+
+#[test]
+fn accept_ends_after_its_time_limit_and_loses_no_connection() {
+    passes_with_sockets("net_accept");
+}
+
+#[test]
 fn kernels_call_sockets_by_the_names_of_the_paper() {
     passes_with_sockets("gpunet");
 }

@@ -136,18 +136,29 @@ pub fn wait_socket(fd: Fd, until: Until, nanoseconds: Option<u64>) -> Result<boo
 }
 
 fn wait_for(fd: Fd, events: u16, nanoseconds: Option<u64>) -> Result<u16> {
-    #[repr(C)]
-    struct PollFd {
-        fd: Fd,
-        events: u16,
-        ready: u16,
-    }
-    let mut poll = PollFd { fd, events, ready: 0 };
+    let mut polls = [PollFd { fd, events, ready: 0 }];
+    poll(&mut polls, nanoseconds)?;
+    Ok(polls[0].ready)
+}
+
+/// `struct pollfd`
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PollFd {
+    /// Less than 0: it is passed over.
+    pub fd: Fd,
+    /// Those that are waited for.
+    pub events: u16,
+    /// Those that have come.
+    pub ready: u16,
+}
+
+/// Waits until some of the descriptors are ready, at most so many nanoseconds: how many are.
+pub fn poll(polls: &mut [PollFd], nanoseconds: Option<u64>) -> Result<usize> {
     let timeout = nanoseconds.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
     let time = timeout.as_ref().map_or(0, |timeout| timeout.as_ptr() as usize);
     // SAFETY: both live across the call; no signal mask.
-    unsafe { syscall(k::__NR_ppoll, [&raw mut poll as usize, 1, time, 0, 0, 0]) }?;
-    Ok(poll.ready)
+    unsafe { syscall(k::__NR_ppoll, [polls.as_mut_ptr() as usize, polls.len(), time, 0, 0, 0]) }
 }
 
 /// `recvfrom` with flags.

@@ -85,7 +85,8 @@ struct Request {
     uint32_t argument;
     int flags;
     const Address *address;
-    uint64_t sent = 0; // how far was sent: of a shutdown
+    uint64_t sent = 0;    // how far was sent: of a shutdown
+    uint64_t timeout = 0; // nanoseconds, 0: none: of an accept
 };
 
 // On the leader alone. `posting`: the lock of the sending direction, which the caller has until the request is on its way; the request
@@ -95,6 +96,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     unsigned first = waits ? layout::quick_mailboxes : 0;
     unsigned count = waits ? net.mailboxes - layout::quick_mailboxes : layout::quick_mailboxes;
     uint64_t *claims = device_words(net, layout::mailbox_claims(net.sockets));
+    const uint64_t deadline = deadline_of(request.timeout, 0);
     Backoff waiting;
     unsigned mailbox = 0;
     for (unsigned at = blockIdx.x * 31 + Warp::linear(), polls = 0;; at++) {
@@ -102,10 +104,11 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         if (compare_exchange_device(claims + mailbox * 2, 0, 1) == 0)
             break;
         if (++polls % count == 0) {
-            if (stopped(net)) {
+            const int failed = stopped(net) ? -ESHUTDOWN : is_after(deadline) ? -EAGAIN : 0;
+            if (failed) {
                 if (posting)
                     unlock(request.s, posting, position_of(posting));
-                return -ESHUTDOWN;
+                return failed;
             }
             waiting.pause();
         }
@@ -118,6 +121,8 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         auto bytes = reinterpret_cast<const AliasedWord *>(request.address->bytes);
         for (unsigned i = 0; i < layout::address_bytes / 8; i++)
             words[2 + i] = bytes[i];
+    } else {
+        words[2] = time_left(deadline);
     }
     words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
@@ -185,12 +190,21 @@ __device__ int listen(Group group, const Handle &net, int s, int backlog)
     return detail::call_together(group, net, {layout::call_listen, s, uint32_t(backlog), 0, nullptr});
 }
 
-// Waits for a connection: its descriptor or -errno. The leader stores the peer's address.
+// Waits for a connection, as long as the time limit of receiving says (set_timeout() or SO_RCVTIMEO): its descriptor or -errno. The leader
+// stores the peer's address. -EAGAIN: the limit has passed; a connection that comes later is there for the next call.
 template <typename Group>
 __device__ int accept(Group group, const Handle &net, int s, Address *peer = nullptr, int flags = 0)
 {
     SPINIO_CHECK_CALL(group, "accept", net, s, flags);
-    return detail::call_together(group, net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr}, true, peer);
+    int64_t result = 0;
+    if (group.leads()) {
+        result = detail::find(net, s);
+        if (!result) {
+            const uint64_t timeout = load_relaxed_device(&detail::device_socket(net, s)->receive_timeout);
+            result = detail::call(net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr, 0, timeout}, true, peer);
+        }
+    }
+    return int(share(group, result));
 }
 
 // Waits until it is connected. DONTWAIT, of streams: -EINPROGRESS if that takes time. Then `send` and `recv` wait for it, `poll` and event

@@ -238,7 +238,19 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
 // Of all waits of a call: it begins with the first one. 0: none.
 __device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
 {
-    return timeout && !before ? nanoseconds() + timeout : before;
+    if (!timeout || before)
+        return before;
+    const uint64_t now = nanoseconds(), deadline = now + timeout;
+    return deadline < now ? ~uint64_t(0) : deadline;
+}
+
+__device__ inline bool is_after(uint64_t deadline) { return deadline && nanoseconds() > deadline; }
+
+// Until a deadline, at least 1; 0 of none.
+__device__ inline uint64_t time_left(uint64_t deadline)
+{
+    const uint64_t now = deadline ? nanoseconds() : 0;
+    return now < deadline ? deadline - now : deadline != 0;
 }
 
 // A wait of a locked socket: whether to go on with it.
@@ -287,7 +299,7 @@ private:
         return is_late() ? -EAGAIN : 0;
     }
 
-    __device__ bool is_late() const { return deadline && nanoseconds() > deadline; }
+    __device__ bool is_late() const { return is_after(deadline); }
 
     const Handle &net;
     int s;

@@ -454,8 +454,8 @@ __device__ int64_t send(Group group, const Handle &net, int s, const void *buffe
     }
 }
 
-// How long later calls of recv and send wait in all, in nanoseconds, before they return -EAGAIN, or fewer bytes than asked for; 0:
-// without a limit.
+// How long later calls of recv and accept, and of send, wait in all, in nanoseconds, before they return -EAGAIN, or fewer bytes than asked
+// for; 0: without a limit.
 template <typename Group>
 __device__ int set_timeout(Group group, const Handle &net, int s, uint64_t receive_ns, uint64_t send_ns)
 {

@@ -1,0 +1,142 @@
+//! accept: connections for the calls that wait for them, and for event sets.
+//!
+//! ```text
+//!   call ──> calls of the listening socket ──┐
+//!                                            ├── a connection and room for it ──> reply to the first call, or entry NEW of the set
+//!   Linux, or kept for kernels (loopback.rs) ┘
+//!
+//!   its time limit has passed, and there is still no connection ──> EAGAIN
+//! ```
+//!
+//! The proxy alone decides which of the two a call gets, so that no connection goes to a call that has ended.
+
+use std::collections::VecDeque;
+
+use spinio_ring::layout::Descriptor;
+use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
+use spinio_sys::Errno;
+use spinio_sys::linux::socket::{self, is_inet};
+
+use super::Proxy;
+use super::caller::Caller;
+use super::control::with_address;
+use super::sockets::{Accept, DGRAM, State};
+use crate::meet::Held;
+
+impl Proxy {
+    pub(super) fn accept(&mut self, request: &Request, caller: Caller, now: u64) {
+        let descriptor = Descriptor::of(request.descriptor);
+        let refused = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
+            None => Some(Errno::BADF),
+            Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
+            Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
+            Some(socket) => {
+                let limit = request.address.words()[0];
+                let deadline = if limit == 0 { u64::MAX } else { now.saturating_add(limit) };
+                socket.accepts.push_back(Accept { caller, deadline });
+                self.accept_all(descriptor.index, now);
+                if request.flags & DONTWAIT == 0 {
+                    return self.limit(descriptor.index, deadline);
+                }
+                // Calls are served in order: if any still waits, this one does.
+                let left = self.sockets.get(descriptor).and_then(|socket| socket.accepts.pop_back());
+                if let Some(Accept { caller, .. }) = left {
+                    self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+                }
+                return;
+            }
+        };
+        if let Some(errno) = refused {
+            self.answer(caller, Reply::new(-errno.raw_os_error()));
+        }
+    }
+
+    /// Gives connections to the calls that wait for them, and else to the event set.
+    pub(super) fn accept_all(&mut self, index: u32, now: u64) {
+        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
+        loop {
+            let Some(socket) = self.sockets.at(index) else { return };
+            let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
+            let (domain, kind) = (socket.domain, socket.kind);
+            if !calls && watch.set == 0 {
+                return;
+            }
+            if !self.sockets.has_room(kind) || !calls && !self.has_room_in_set(watch.set) {
+                // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
+                return self.postpone(index);
+            }
+            match self.next_connection(index) {
+                Ok(Held { fd, peer, place, .. }) => {
+                    let fd = fd.into_fd();
+                    if is_inet(domain) {
+                        let _ = socket::no_delay(fd);
+                    }
+                    let done = self.add(fd, domain, kind, State::Connected);
+                    if let (Ok(descriptor), Some(place)) = (done, place) {
+                        self.join(descriptor, place);
+                    } else if let Some(place) = place {
+                        self.leave(place);
+                    }
+                    if let Ok(descriptor) = done {
+                        self.counters.accepted.add(1);
+                        if !calls {
+                            self.tell_new(watch, listener, descriptor);
+                        }
+                        self.heat(descriptor.index);
+                    }
+                    let reply = match done {
+                        Ok(descriptor) => with_address(descriptor.number(), &peer),
+                        Err(errno) => Reply::new(-errno.raw_os_error()),
+                    };
+                    let call = self.sockets.at(index).and_then(|socket| socket.accepts.pop_front());
+                    if let Some(Accept { caller, .. }) = call {
+                        self.answer(caller, reply);
+                    }
+                    self.pace.gave(now);
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                // No descriptors or no memory: the connection is still there, and so is the event.
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return self.postpone(index),
+                Err(errno) => return self.cancel_calls(index, errno),
+            }
+        }
+    }
+
+    /// Ends the calls whose time limit has passed; whether there were any.
+    pub(super) fn end_late_accepts(&mut self, now: u64) -> bool {
+        if now < self.next_deadline {
+            return false;
+        }
+        let mut ended = false;
+        self.next_deadline = u64::MAX;
+        for index in std::mem::take(&mut self.limited) {
+            let is_late = |accept: &Accept| accept.deadline <= now;
+            if self.sockets.at(index).is_some_and(|socket| socket.accepts.iter().any(is_late)) {
+                // As in Linux, a connection that is there comes before the limit.
+                self.accept_all(index, now);
+            }
+            let Some(socket) = self.sockets.at(index) else { continue };
+            let (late, waiting): (VecDeque<_>, _) = socket.accepts.drain(..).partition(is_late);
+            socket.accepts = waiting;
+            let next = socket.accepts.iter().map(|accept| accept.deadline).min();
+            self.limit(index, next.unwrap_or(u64::MAX));
+            ended |= !late.is_empty();
+            for Accept { caller, .. } in late {
+                self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+            }
+        }
+        ended
+    }
+
+    /// A call on this socket ends at the deadline, if it has one.
+    fn limit(&mut self, index: u32, deadline: u64) {
+        if deadline == u64::MAX {
+            return;
+        }
+        self.next_deadline = self.next_deadline.min(deadline);
+        if !self.limited.contains(&index) {
+            self.limited.push(index);
+        }
+    }
+}
