@@ -104,9 +104,17 @@ impl Lane {
     fn start(device: &'static dyn ReplicaMemory) -> Result<&'static Lane> {
         let failed = |e| Error::device(e, "prepare calls in stream order");
         let stream = device.acquire_stream_beside_stops().map_err(failed)?;
-        let buffer = device.alloc_pinned(BUFFER + LIST).map_err(failed)?;
-        // Never freed: that would wait for all work of the device.
-        let page = device.alloc_replica(PAGE_BYTES as u64).map_err(failed)?;
+        // A program may try again and again while the device is full.
+        let give_back = |e| {
+            device.release_stream(stream);
+            failed(e)
+        };
+        // Not freed later: that would wait for all work of the device.
+        let page = device.alloc_replica(PAGE_BYTES as u64).map_err(give_back)?;
+        let buffer = device.alloc_pinned(BUFFER + LIST).map_err(|e| {
+            let _ = device.free_replica(page);
+            give_back(e)
+        })?;
         // SAFETY: the buffer and the page are the lane's, and stay.
         unsafe {
             let copy = |into_device| copy_of(&buffer, into_device, page, PAGE_BYTES);

@@ -222,11 +222,14 @@ pub fn map_in_place(fd: Fd, offset: u64, len: u64, access: Access, device: &'sta
 }
 
 fn insert(make: impl FnOnce() -> Result<FileMap>) -> Result<u64> {
-    let own = PROCESS.compare_exchange(0, linux::getpid(), SeqCst, SeqCst).unwrap_or_else(|process| process);
-    if own != 0 && own != linux::getpid() {
-        return Err(Error::new(Errno::NOTSUP, "The parent of this process has made maps: execute a program first"));
-    }
+    let check = |process: u32| match process == 0 || process == linux::getpid() {
+        true => Ok(()),
+        false => Err(Error::new(Errno::NOTSUP, "The parent of this process has made maps: execute a program first")),
+    };
+    check(PROCESS.load(SeqCst))?;
     let map = Arc::new(make()?);
+    // Not before: a process whose maps all failed may fork others that make some.
+    check(PROCESS.compare_exchange(0, linux::getpid(), SeqCst, SeqCst).unwrap_or_else(|process| process))?;
     let address = map.address();
     let mut maps = lock(&MAPS);
     ranges::insert(address, end_of(&map));

@@ -87,7 +87,15 @@ fn serve(all: &Clients, socket: &OwnedFd) {
     }
     let pid = credentials.map_or(0, |peer| peer.pid.as_raw_pid() as u32);
     let Some(counted) = all.quotas.connect(user) else { return };
+    // Root and the server's own user may ask how things are also then.
+    if !counted.is_within() && user != 0 && user != own.as_raw() {
+        // At once: a connection that says nothing takes the place of another user's.
+        let _ = send(socket, |out| refuse(out, Errno::USERS));
+        return;
+    }
     let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
+    // A client that reads no replies keeps its place no longer than one that sends nothing.
+    let _ = set_socket_timeout(socket, Timeout::Send, Some(HELLO_WITHIN));
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     match receive(socket, &mut buffer).map(messages::parse_request) {
         Some(Ok(Request::Hello { ticket, access, first, pages, kind })) => {

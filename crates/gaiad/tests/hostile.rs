@@ -121,6 +121,19 @@ fn client_that_stops_in_a_release_keeps_no_memory_from_others() {
     assert_eq!((bytes, mount.servers()), ([7, 0], 1));
 }
 
+#[test]
+fn file_that_is_cut_between_the_parts_of_a_release_has_no_bytes_of_it() {
+    let Some((mount, file)) = mount_with(16 * PAGE) else { return };
+    let mut client = Raw::map(&file, Access::Write, 0, 16).unwrap();
+    client.acquire(0, 16, Access::Write);
+    client.stage(0, &[7; PAGE as usize]);
+    assert_eq!(client.part(1, run(0, 16), 2, false, &[run(8, 1)]), Ok(0));
+    file.set_len(0).unwrap();
+    client.stage(0, &[7; PAGE as usize]);
+    assert_eq!(client.release(1, run(0, 16), &[run(9, 1)]), Ok(0));
+    assert_eq!((file.metadata().unwrap().len(), mount.servers()), (0, 1));
+}
+
 /// Messages that come in time, but do not end the release.
 #[test]
 fn client_that_drags_a_release_on_keeps_no_memory_from_others() {

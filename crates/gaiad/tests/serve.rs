@@ -542,6 +542,38 @@ fn chunks_that_are_filled_while_a_writer_comes_do_not_count() {
     client.has(&new);
 }
 
+/// Leases are granted on it, and its size is not that of its bytes.
+#[test]
+fn file_that_ends_before_its_size_is_refused() {
+    let path = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+    if !std::fs::metadata(path).is_ok_and(|file| file.len() == 4096) {
+        println!("skipped: {} is not there", path.display());
+        return;
+    }
+    let bench = Bench::new(0);
+    let mut client = bench.client();
+    let mapped = client.ask(&format!("map {} 0 4096", path.display()));
+    if mapped == "ok" {
+        let refused = client.ask("acquire");
+        assert!(refused.starts_with(&format!("error {} ", Errno::IO.raw_os_error())), "{refused}");
+        // The daemon goes on.
+        let bytes = content(CHUNK as usize, 9);
+        client.map(&bench.file("weights", &bytes), bytes.len());
+        client.has(&bytes);
+    } else {
+        println!("the daemon does not lease it: {mapped}");
+    }
+}
+
+#[test]
+fn path_of_another_file_is_no_socket_to_replace() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let path = dir.path().join("precious");
+    std::fs::write(&path, b"bytes").unwrap();
+    assert!(Daemon::bind(&path, None).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"bytes");
+}
+
 #[test]
 fn limit_drops_what_no_client_has_mapped_first() {
     let bench = Bench::new(4 * CHUNK);

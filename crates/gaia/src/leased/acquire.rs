@@ -17,7 +17,7 @@ use spinio_pagecache::leased_messages::Content;
 use spinio_sys::Errno;
 
 use super::connection::{Answer, dup_from};
-use super::fill::{Copies, Fill, no_memory};
+use super::fill::{Copies, Fill, Filled, no_memory};
 use super::map::{Map, State};
 use crate::{Access, Error, Result};
 
@@ -25,6 +25,8 @@ use crate::{Access, Error, Result};
 const ATTEMPTS: usize = 4;
 /// Times that chunks of others are dropped because the device has no memory for one.
 const EVICTIONS: usize = 16;
+/// Reads of one content that end before the size: a writer that truncates the file ends the content.
+const ENDED_EARLY: usize = 4;
 /// A file that is written again and again in one acquire.
 const CONTENTS: usize = 16;
 
@@ -82,13 +84,13 @@ impl Map {
     }
 
     fn bring_up_to_date(&self, state: &mut State, range: Range<u64>) -> Result<Content> {
-        let (mut last, mut contents, mut evictions) = (0, 0, 0);
+        let (mut last, mut contents, mut evictions, mut ended_early) = (0, 0, 0, 0);
         loop {
             let (offset, len) = (range.start, range.end - range.start);
             let answer = self.link.run(move |connection| connection.acquire(offset, len))?;
             let (Answer::Chunks { content, .. } | Answer::Fill { content, .. } | Answer::Ready { content }) = answer;
             if content.id != last {
-                (last, contents) = (content.id, contents + 1);
+                (last, contents, ended_early) = (content.id, contents + 1, 0);
                 if contents > CONTENTS {
                     return Err(Error::new(Errno::TXTBSY, "The file was written again and again"));
                 }
@@ -116,10 +118,20 @@ impl Map {
                         }
                         None => None,
                     };
-                    if !Fill::new(self, state, content, chunks).run(copies.as_ref())? {
-                        evictions += 1;
-                        if evictions > EVICTIONS {
-                            return Err(no_memory().into_refusal());
+                    match Fill::new(self, state, content, chunks).run(copies.as_ref())? {
+                        Filled::All => {}
+                        Filled::RoomWasMade => {
+                            evictions += 1;
+                            if evictions > EVICTIONS {
+                                return Err(no_memory().into_refusal());
+                            }
+                        }
+                        Filled::EndsEarly => {
+                            ended_early += 1;
+                            if ended_early > ENDED_EARLY {
+                                let sentence = "The file ends before the size that it says to have";
+                                return Err(Error::new(Errno::IO, sentence).into_refusal());
+                            }
                         }
                     }
                 }

@@ -21,7 +21,7 @@ use std::os::fd::AsFd;
 
 use spinio_device::{ErrorKind, PeerChunk, PeerChunks, PeerError};
 use spinio_pagecache::leased_messages::{Content, PeerRefusal, Source};
-use spinio_sys::linux;
+use spinio_sys::{Errno, linux};
 
 use super::chunks::NewChunk;
 use super::connection::Connection;
@@ -37,6 +37,17 @@ const GROUP: u64 = 16 << 20;
 pub(super) struct Copies {
     pub(super) peer: [u8; 16],
     pub(super) descriptors: Vec<OwnedFd>,
+}
+
+/// What became of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filled {
+    /// All have their bytes, or others may fill them.
+    All,
+    /// The device had no memory for all, and the daemon has made room.
+    RoomWasMade,
+    /// The file has less bytes than its size says: it was just truncated, or is no file of bytes, as in /sys.
+    EndsEarly,
 }
 
 /// Chunks that the daemon expects.
@@ -57,18 +68,23 @@ impl<'a> Fill<'a> {
         Fill { map, state, content, chunks, created: VecDeque::new(), full: false }
     }
 
-    /// Fills them. False: the device had no memory for all, and the daemon has made room.
-    pub(super) fn run(mut self, copies: Option<&Copies>) -> Result<bool> {
-        match copies {
+    /// Fills them, as far as that is possible.
+    pub(super) fn run(mut self, copies: Option<&Copies>) -> Result<Filled> {
+        let is_whole = match copies {
             None => self.read(self.chunks.end - self.chunks.start, Source::File)?,
-            Some(copies) => {
-                if let Some(refusal) = self.copy(copies)? {
+            Some(copies) => match self.copy(copies)? {
+                None => true,
+                Some(refusal) => {
                     self.state.info.peer_refused = refusal.number();
-                    self.read(self.content.fills(), Source::Refused(refusal))?;
+                    self.read(self.content.fills(), Source::Refused(refusal))?
                 }
-            }
-        }
-        self.give_back()
+            },
+        };
+        Ok(match self.give_back()? {
+            _ if !is_whole => Filled::EndsEarly,
+            true => Filled::All,
+            false => Filled::RoomWasMade,
+        })
     }
 
     /// Copies them from another device, and hands them over. Why not all.
@@ -98,20 +114,20 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Reads the file into the first of them, and hands those over, unless the file was truncated.
-    fn read(&mut self, most: u64, source: Source) -> Result<()> {
+    /// Reads the file into the first of them, and hands those over. False: it ends before its size.
+    fn read(&mut self, most: u64, source: Source) -> Result<bool> {
         self.create(most.saturating_sub(self.created.len() as u64))?;
         let count = most.min(self.created.len() as u64);
         let bytes = self.bytes_of(count);
         let mut at = bytes.start;
         while at < bytes.end {
             match self.map.file.read(at, self.map.device, self.state.chunks.address(at), bytes.end - at)? {
-                0 => return Ok(()),
+                0 => return Ok(false),
                 got => at += got,
             }
         }
         self.state.info.bytes_from_file += bytes.end - bytes.start;
-        self.hand_over(count, source)
+        self.hand_over(count, source).map(|()| true)
     }
 
     /// Allocates and maps the next ones, until the device has no memory left; which.
@@ -157,7 +173,7 @@ impl<'a> Fill<'a> {
         Ok(())
     }
 
-    /// Gives back those that were not handed over.
+    /// Gives back those that were not handed over. False: the device had no memory for one, and the daemon has made room.
     fn give_back(mut self) -> Result<bool> {
         let no_memory_for = self.full.then_some(self.chunks.start + self.created.len() as u64);
         self.discard();

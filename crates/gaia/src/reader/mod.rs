@@ -122,6 +122,7 @@ pub fn open(
         .ok_or_else(|| Error::new(Errno::NOTSUP, format!("{} has no memory for the pages of a reader", device.id())))?;
     let file = files.open(linux::gettid(), fd)?;
     let words = Words::new(device, frames, page)?;
+    let shared = words.device_addresses(device)?;
     // Tags, tickets, results and a lock for each set; the ticket counter has a line of its own, and so have the words of the stop.
     let control = (frames * 24 + frames / WAYS * 8 + 192).next_multiple_of(MIN_PAGE);
     let failed = |e| Error::device(e, "allocate the cache of a reader");
@@ -139,7 +140,6 @@ pub fn open(
         }
     };
     let words = &fillers.words;
-    let shared = words.device_addresses(device)?;
     let tickets = tags.offset(frames * 8);
     let results = tickets.offset(frames * 8);
     let locks = results.offset(frames * 8);
@@ -201,7 +201,10 @@ fn find(readers: &[Reader], id: u64) -> Result<usize> {
 pub fn stop_all() {
     // A thread that is stopped in a call may hold the lock.
     if let Ok(readers) = READERS.try_lock() {
-        readers.1.iter().for_each(|reader| reader.fillers.words.stop().store(1, Release));
+        // A child that was forked has the readers of its parent, not their memory.
+        let process = linux::getpid() as u32;
+        let own = readers.1.iter().filter(|reader| reader.process == process);
+        own.for_each(|reader| reader.fillers.words.stop().store(1, Release));
     }
 }
 

@@ -118,6 +118,16 @@ impl LentReads {
         // What is no chunk of a device that is here is refused now.
         self.devices.import(&chunk)?;
         file.lent().add(owner, pages.clone(), Arc::new(chunk), counted);
+        let tagged = self.tag_pages(file, owner, pages.clone(), backing);
+        if tagged.is_err() {
+            // The client takes it for not lent: its memory is not to be held here.
+            file.lent().end(owner, &pages);
+        }
+        tagged
+    }
+
+    /// Tags the pages of the file, by which reads of the chunk are verified.
+    fn tag_pages(&self, file: &File, owner: OwnerId, pages: Range<u64>, backing: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut bytes = vec![0; LONGEST];
         for first in pages.clone().step_by(TAGGED as usize) {
             let count = (pages.end - first).min(TAGGED) as usize;

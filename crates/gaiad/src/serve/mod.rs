@@ -33,7 +33,7 @@ mod store;
 
 use std::fs::{DirBuilder, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -90,8 +90,10 @@ impl Daemon {
             Errno::AGAIN => MountError::new(format!("{}: a daemon serves this socket already", path.display())),
             e => error("cannot lock it", &e),
         })?;
-        // Of a daemon that was killed.
-        let _ = std::fs::remove_file(path);
+        // Of a daemon that was killed, unless the path is of something else.
+        if std::fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket()) {
+            let _ = std::fs::remove_file(path);
+        }
         let socket = listen(path).map_err(|e| error("cannot make the socket", &e))?;
         injection_point!("serve: socket bound");
         Ok(Daemon { path: path.to_owned(), socket, limit, fill_within: FILL_WITHIN, _lock: lock })

@@ -42,10 +42,12 @@ pub struct Content {
 impl Content {
     /// Bytes of every chunk but the last.
     pub fn chunk_bytes(&self) -> u64 {
-        match self.size {
-            ..=LARGE_FILE => MIN_CHUNK,
-            ..=HUGE_FILE => LARGE_CHUNK,
-            _ => MAX_CHUNK,
+        if self.size <= LARGE_FILE {
+            MIN_CHUNK
+        } else if self.size <= HUGE_FILE {
+            LARGE_CHUNK
+        } else {
+            MAX_CHUNK
         }
     }
 
