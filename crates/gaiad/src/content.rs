@@ -295,7 +295,7 @@ fn allocate_pages(
             Ok(())
         }
         // A larger file has zeros at its end, as after a truncation.
-        mode if mode.is_empty() => allocate(),
+        mode if mode.is_empty() => pages.allocate(allocate),
         _ => Err(Errno::OPNOTSUPP),
     }
 }
@@ -344,7 +344,7 @@ fn write_pages(
     from: WriteFrom,
 ) -> spinio_pagecache::Result<()> {
     let mut table = file.pages_to_change(pages);
-    if file.overwrites().is_waited_for() || !table.begin_overwrite(offset, bytes.len()) {
+    if file.overwrites().is_waited_for() || !table.begin_overwrite(&backing, offset, bytes.len())? {
         return table.write(&backing, offset, bytes, from);
     }
     let _overwrite = file.overwrites().begin(pages);

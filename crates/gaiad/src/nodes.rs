@@ -11,13 +11,17 @@
 //! number, less what FORGET took back; at zero the record is free. Its number contains a sequence number, so that a
 //! late notification for the previous user of a record means no other file.
 //!
+//! Before it is free, what the server has of the inode is written out, which may take long. Meanwhile the record is
+//! *going*: only look-ups of this inode wait, since another number would show what is below the mount before that. A
+//! server that dies then leaves a used record without look-ups.
+//!
 //! Order of stores: a record is complete before its state says "used"; `lookups` rises before the reply is sent. A
 //! crash therefore leaves a count that is right or too high, never too low: at worst a record stays until unmount.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -74,6 +78,8 @@ impl Identity {
 pub struct Nodes {
     state: Arc<StateMemory>,
     index: Mutex<Index>,
+    /// A record is going no longer.
+    gone: Condvar,
 }
 
 type Key = (u64, u64);
@@ -84,6 +90,35 @@ struct Index {
     /// earlier inode, so several nodes may have one.
     records: HashMap<Key, u32>,
     free: Vec<u32>,
+    /// Those without look-ups that are not free yet.
+    going: Vec<u32>,
+    /// Look-ups that wait for one of them.
+    waiting: usize,
+}
+
+/// A record that is free once this is dropped, also by a panic: else look-ups would wait for ever.
+struct Going<'a> {
+    nodes: &'a Nodes,
+    number: u32,
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        let mut index = self.nodes.lock();
+        let record = self.nodes.record(self.number);
+        if let Some(identity) = read(record)
+            && index.records.get(&identity.key()) == Some(&self.number)
+        {
+            index.records.remove(&identity.key());
+        }
+        record[word::STATE].store(FREE, Release);
+        record[word::SEQUENCE].fetch_add(1, Release);
+        index.free.push(self.number);
+        index.going.retain(|number| *number != self.number);
+        if index.waiting > 0 {
+            self.nodes.gone.notify_all();
+        }
+    }
 }
 
 impl Nodes {
@@ -93,7 +128,7 @@ impl Nodes {
         // Record 0 is not used; 1 is the root.
         let used = state.nodes_used().load(Acquire).max(2) as u32;
         state.nodes_used().store(used.into(), Release);
-        let nodes = Nodes { state, index: Mutex::default() };
+        let nodes = Nodes { state, index: Mutex::default(), gone: Condvar::new() };
         for number in 1..used {
             let record = nodes.record(number);
             if record[word::STATE].load(Acquire) == USED {
@@ -116,12 +151,17 @@ impl Nodes {
         }
     }
 
-    /// The number of an inode, to be given to the kernel: counts one look-up.
+    /// The number of an inode, to be given to the kernel: counts one look-up. Waits while the inode is being forgotten.
     ///
     /// # Errors
     /// ENFILE: the table is full.
     pub fn look_up(&self, identity: &Identity) -> Result<u64, Errno> {
         let mut index = self.lock();
+        while self.is_going(&index, identity) {
+            index.waiting += 1;
+            index = self.gone.wait(index).unwrap_or_else(PoisonError::into_inner);
+            index.waiting -= 1;
+        }
         if let Some(number) = self.find_in(&index, identity) {
             let record = self.record(number);
             record[word::LOOKUPS].fetch_add(1, AcqRel);
@@ -140,6 +180,9 @@ impl Nodes {
     /// The number of an inode that the kernel knows.
     pub fn find(&self, identity: &Identity) -> Option<u64> {
         let index = self.lock();
+        if self.is_going(&index, identity) {
+            return None;
+        }
         self.find_in(&index, identity).map(|number| id(number, self.record(number)))
     }
 
@@ -165,26 +208,30 @@ impl Nodes {
     }
 
     /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
-    /// may get another number.
+    /// may get another number. It may take long, and only look-ups of this inode wait for it.
     pub fn forget(&self, node: u64, lookups: u64, last: impl FnOnce()) -> bool {
+        let number = node as u32;
         let mut index = self.lock();
         let Some(record) = self.used(node).filter(|_| node != ROOT_NODE) else { return false };
+        if index.going.contains(&number) {
+            return false;
+        }
         let left = record[word::LOOKUPS].load(Acquire).saturating_sub(lookups);
         record[word::LOOKUPS].store(left, Release);
         if left > 0 {
             return false;
         }
+        index.going.push(number);
+        drop(index);
+        let _going = Going { nodes: self, number };
         last();
-        let number = node as u32;
-        if let Some(identity) = read(record)
-            && index.records.get(&identity.key()) == Some(&number)
-        {
-            index.records.remove(&identity.key());
-        }
-        record[word::STATE].store(FREE, Release);
-        record[word::SEQUENCE].fetch_add(1, Release);
-        index.free.push(number);
         true
+    }
+
+    /// Whether the last FORGET of an inode is not over. A record that another one of the same key has replaced in the index
+    /// counts too.
+    fn is_going(&self, index: &Index, identity: &Identity) -> bool {
+        index.going.iter().any(|number| read(self.record(*number)).as_ref() == Some(identity))
     }
 
     fn find_in(&self, index: &Index, identity: &Identity) -> Option<u32> {
@@ -255,4 +302,68 @@ fn read(record: &[AtomicU64]) -> Option<Identity> {
         file_type: FileType::from_raw_mode(record[word::FILE_TYPE].load(Relaxed) as u32),
         handle: FileHandle::new((kind >> 32) as i32, &bytes[..len])?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use spinio_testkit::eventually;
+
+    use super::*;
+
+    fn identity(inode: u64) -> Identity {
+        let handle = FileHandle::new(1, &inode.to_ne_bytes()).unwrap();
+        Identity { device: 1, inode, file_type: FileType::RegularFile, handle }
+    }
+
+    #[test]
+    fn only_look_ups_of_the_same_inode_wait_while_it_is_forgotten() {
+        let nodes = Nodes::attach(Arc::new(StateMemory::small()));
+        let node = nodes.look_up(&identity(7)).unwrap();
+        thread::scope(|scope| {
+            let nodes = &nodes;
+            // Dropped before the threads are joined: a failure lets them end.
+            let (go_on, may_go_on) = mpsc::channel();
+            let (begun, is_begun) = mpsc::channel();
+            let (found, is_found) = mpsc::channel();
+            scope.spawn(move || {
+                let last = || {
+                    begun.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                };
+                assert!(nodes.forget(node, 1, last));
+            });
+            is_begun.recv().unwrap();
+            // What writes it out opens it by its number.
+            assert_eq!(nodes.get(node), Ok(identity(7)));
+            let other = scope.spawn(move || {
+                let other = nodes.look_up(&identity(8)).unwrap();
+                assert_eq!(nodes.find(&identity(8)), Some(other));
+                assert!(nodes.forget(other, 1, || ()));
+            });
+            eventually("a look-up of another inode", || other.is_finished());
+            // The kernel does not know it, and one more FORGET of it has no effect.
+            assert_eq!(nodes.find(&identity(7)), None);
+            assert!(!nodes.forget(node, 1, || unreachable!()));
+            scope.spawn(move || found.send(nodes.look_up(&identity(7)).unwrap()).unwrap());
+            eventually("a look-up waits", || nodes.lock().waiting == 1);
+            assert!(is_found.try_recv().is_err());
+            go_on.send(()).unwrap();
+            let again = is_found.recv().unwrap();
+            assert_ne!(again, node);
+            assert_eq!((nodes.get(node), nodes.get(again)), (Err(Errno::STALE), Ok(identity(7))));
+        });
+        assert!(nodes.lock().going.is_empty());
+    }
+
+    #[test]
+    fn node_whose_last_call_panics_is_free() {
+        let nodes = Nodes::attach(Arc::new(StateMemory::small()));
+        let node = nodes.look_up(&identity(7)).unwrap();
+        let forget = || nodes.forget(node, 1, || panic!("as a defect would"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(forget)).is_err());
+        assert!(nodes.look_up(&identity(7)).is_ok_and(|again| again != node));
+    }
 }

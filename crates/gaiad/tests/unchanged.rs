@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::FallocateFlags;
 use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode};
 use spinio_gaia::{Access, Advice, Map};
@@ -165,6 +166,32 @@ fn truncation_by_name_is_seen() {
     truncate(&path, LEN as u64);
     let size = reader.map.acquire(0, LEN as u64, Access::Read).unwrap();
     assert_eq!((size, reader.load(PAGE), reader.load(PAGE + 1)), (LEN as u64, 1, 0));
+}
+
+#[test]
+fn growth_by_pages_of_which_no_map_has_copies_is_seen() {
+    let Some((_mount, path)) = mounted() else { return };
+    let watcher = Reader::new(&path);
+    let device = Emulated::start(Config::parse("size=64M").unwrap()).unwrap();
+    let file = File::open(&path).unwrap();
+    let map = Map::new(file.as_raw_fd(), 0, 2 * LEN as u64, Access::Read, device).unwrap();
+    let size = || map.acquire(0, 2 * LEN as u64, Access::Read).unwrap();
+    let check = |grow: &dyn Fn(&File), grown: usize| {
+        truncate(&path, LEN as u64);
+        eventually("an acquire without a message", || {
+            let before = map.info().acquires_unchanged;
+            size() == LEN as u64 && map.info().acquires_unchanged > before
+        });
+        grow(&OpenOptions::new().write(true).open(&path).unwrap());
+        // Without an acquire of this map, which would ask while the file has a writer.
+        watcher.settle();
+        assert_eq!(size(), grown as u64);
+    };
+    let past = 3 * LEN as u64;
+    check(&|file| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, LEN as u64 + 7).unwrap(), LEN + 7);
+    // Past the pages of the map: a part of a page, and whole ones.
+    check(&|file| file.write_all_at(&[5; 7], past).unwrap(), 2 * LEN);
+    check(&|file| file.write_all_at(&[6; 2 * PAGE], past).unwrap(), 2 * LEN);
 }
 
 /// `truncate`: no descriptor is opened.

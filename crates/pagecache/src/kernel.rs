@@ -153,6 +153,7 @@ impl FilePages {
         self.cached(pages.clone());
         self.divide(pages.clone(), Which::All);
         if self.entries.range(pages.clone()).next().is_none() && !self.has_copies(&pages) {
+            self.count_growth(backing, range.end)?;
             return Ok(backing.write(offset, bytes)?);
         }
         let mut rest = bytes;
@@ -169,18 +170,28 @@ impl FilePages {
     ///
     /// Until they are written the caller lets nothing use these pages but what looks at no bytes, as after
     /// [`FilePages::commit_unseen`].
-    pub fn begin_overwrite(&mut self, offset: u64, len: usize) -> bool {
+    pub fn begin_overwrite(&mut self, backing: &dyn Backing, offset: u64, len: usize) -> Result<bool> {
         let pages = offset / PAGE as u64..offset.saturating_add(len as u64) / PAGE as u64;
         let are_whole = offset_of(pages.start) == offset && offset_of(pages.end - pages.start) == len as u64;
         if !are_whole || pages.is_empty() || !pages.clone().all(|page| self.is_plain_head(page)) {
-            return false;
+            return Ok(false);
         }
         self.cached(pages.clone());
         if self.has_copies(&pages) || self.entries.range(pages.clone()).next().is_some() || self.run_in(&pages) {
             self.divide(pages.clone(), Which::All);
             pages.for_each(|page| self.now_in_backing(page, true, None));
+        } else {
+            self.count_growth(backing, offset_of(pages.end))?;
         }
-        true
+        Ok(true)
+    }
+
+    /// A WRITE up to here changes no page that an owner knows, but perhaps the size.
+    fn count_growth(&mut self, backing: &dyn Backing, end: u64) -> Result<()> {
+        if end > backing.size()? {
+            self.tick();
+        }
+        Ok(())
     }
 
     fn run_in(&self, pages: &Range<u64>) -> bool {
@@ -287,6 +298,12 @@ impl FilePages {
             self.given.iter_mut().for_each(|given| given.insert_from(past_the_end));
         }
         Ok(())
+    }
+
+    /// FALLOCATE that changes no byte inside the file, by `action` in the backing file: the size may become larger.
+    pub fn allocate<T>(&mut self, action: impl FnOnce() -> T) -> T {
+        self.tick();
+        action()
     }
 
     /// FALLOCATE that punches a hole or zeroes a range inside the file; the size stays.

@@ -233,6 +233,30 @@ fn stores_past_the_end_are_dropped() {
     assert_eq!(acquire(&mut pages, &file, A, 1)[8..12], *b".a\0\0");
 }
 
+/// No owner has a copy of the pages that are added.
+#[test]
+fn each_change_of_the_size_counts() {
+    let (_, mut pages, file) = start(PAGE, 4);
+    acquire(&mut pages, &file, A, 0);
+    let mut counted = pages.changes();
+    let mut is_counted = |pages: &FilePages| std::mem::replace(&mut counted, pages.changes()) < pages.changes();
+    pages.write(&file, 2 * PAGE as u64, b"ab", WriteFrom::Program).unwrap();
+    assert!(is_counted(&pages));
+    pages.write(&file, 2 * PAGE as u64, b"cd", WriteFrom::Program).unwrap();
+    assert!(!is_counted(&pages), "the size is as it was");
+    pages.write(&file, 2 * PAGE as u64 + 1, b"ef", WriteFrom::Program).unwrap();
+    assert!(is_counted(&pages));
+    for counts in [true, false] {
+        assert!(pages.begin_overwrite(&file, 3 * PAGE as u64, PAGE).unwrap());
+        assert_eq!(is_counted(&pages), counts);
+        file.write(3 * PAGE as u64, &ZEROS).unwrap();
+    }
+    pages.allocate(|| file.set_size(5 * PAGE as u64)).unwrap();
+    assert!(is_counted(&pages));
+    pages.truncate(&file, 6 * PAGE as u64).unwrap();
+    assert!(is_counted(&pages));
+}
+
 #[test]
 fn dead_owner_leaves_nothing() {
     let (slots, mut pages, file) = start(PAGE, 4);

@@ -347,7 +347,7 @@ impl World {
         note!(self, "WRITE {page}, {} bytes", bytes.len());
         let offset = Kernel::start(page);
         let unseen = self.below(2) == 0;
-        let done = self.call(|home, disk| match unseen && home.begin_overwrite(offset, bytes.len()) {
+        let done = self.call(|home, disk| match unseen && home.begin_overwrite(disk, offset, bytes.len()).unwrap() {
             // Nothing looks at the page in between.
             true => disk.write(offset, &bytes).unwrap(),
             false => home.write(disk, offset, &bytes, WriteFrom::PageCache).unwrap(),
