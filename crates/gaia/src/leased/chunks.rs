@@ -77,6 +77,12 @@ impl Chunks {
         self.slots.values().any(|slot| slot.content != content)
     }
 
+    /// Allocates a chunk of the content.
+    pub(super) fn create(&self, content: Content, chunk: u64) -> core::result::Result<NewChunk, DeviceError> {
+        let (handle, fd) = self.device.create_chunk(content.len_of(chunk))?;
+        Ok(NewChunk { device: self.device, handle: Some(handle), fd: OwnedFd::from(fd) })
+    }
+
     /// Maps a chunk that another process has filled.
     pub(super) fn import(&mut self, content: Content, chunk: u64, fd: &OwnedFd) -> Result<()> {
         let imported = self.device.import_chunk(fd.as_fd(), content.len_of(chunk));
@@ -162,11 +168,6 @@ impl Chunks {
 }
 
 impl NewChunk {
-    pub(super) fn allocate(device: &'static dyn SharedMemory, len: u64) -> core::result::Result<NewChunk, DeviceError> {
-        let (handle, fd) = device.create_chunk(len)?;
-        Ok(NewChunk { device, handle: Some(handle), fd: OwnedFd::from(fd) })
-    }
-
     pub(super) fn raw_fd(&self) -> i32 {
         self.fd.as_fd().as_raw_fd()
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!   from the file             create, map ── read into all of them ── make read-only ── hand over
 //!
-//!   from another device       create 1 │ create 2 │     │ hand over 1, create 3 │ hand over 2, create 4 │ ...   (allocation.rs)
+//!   from another device       create 1 │ create 2 │     │ hand over 1, create 3 │ hand over 2, create 4 │ ...
 //!   its copies                         │ copy 1         │ copy 2                │ copy 3                │ ...
 //! ```
 //!
@@ -23,7 +23,6 @@ use spinio_device::{ErrorKind, PeerChunk, PeerChunks, PeerError};
 use spinio_pagecache::leased_messages::{Content, PeerRefusal, Source};
 use spinio_sys::{Errno, linux};
 
-use super::allocation::Allocation;
 use super::chunks::NewChunk;
 use super::connection::Connection;
 use super::map::{Map, State};
@@ -60,15 +59,13 @@ pub(super) struct Fill<'a> {
     chunks: Range<u64>,
     /// The first of them, mapped for stores.
     created: VecDeque<NewChunk>,
-    /// Those that are allocated ahead.
-    allocation: Option<Allocation>,
     /// The device has no memory for the one after those.
     full: bool,
 }
 
 impl<'a> Fill<'a> {
     pub(super) fn new(map: &'a Map, state: &'a mut State, content: Content, chunks: Range<u64>) -> Fill<'a> {
-        Fill { map, state, content, chunks, created: VecDeque::new(), allocation: None, full: false }
+        Fill { map, state, content, chunks, created: VecDeque::new(), full: false }
     }
 
     /// Fills them, as far as that is possible.
@@ -95,9 +92,6 @@ impl<'a> Fill<'a> {
         let Some(memory) = self.map.device.peer_memory() else { return Ok(Some(PeerRefusal::NoAccess)) };
         let group = (GROUP / self.content.chunk_bytes()).max(1);
         let (first, mut failed) = (self.chunks.start, Ok(()));
-        if self.chunks.end - first > group {
-            self.allocation = Allocation::start(self.map.device, self.content, self.chunks.clone());
-        }
         let mut next = |arrived: usize| {
             let group = self
                 .hand_over(first + arrived as u64 * group - self.chunks.start, Source::Peer)
@@ -141,9 +135,7 @@ impl<'a> Fill<'a> {
         let start = self.chunks.start + self.created.len() as u64;
         let mut created = start..start;
         while !self.full && created.end < self.chunks.end.min(start.saturating_add(most)) {
-            let allocated = self.allocation.as_mut().and_then(Allocation::next);
-            let allocate = || NewChunk::allocate(self.map.device, self.content.len_of(created.end));
-            match allocated.unwrap_or_else(allocate) {
+            match self.state.chunks.create(self.content, created.end) {
                 Ok(mut new) => {
                     self.state.chunks.map_new(self.content, created.end, &mut new)?;
                     self.created.push_back(new);

@@ -23,7 +23,6 @@
 //!   ranges beside it, up to 256 MiB away: acquire those again.
 
 mod acquire;
-mod allocation;
 mod chunks;
 mod connection;
 mod fill;
