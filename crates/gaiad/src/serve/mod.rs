@@ -204,3 +204,17 @@ fn start_watcher(
     let _ = give.send(Arc::clone(&store));
     Ok(store)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of_another_file_is_no_socket_to_replace() {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let path = dir.path().join("precious");
+        std::fs::write(&path, b"bytes").unwrap();
+        assert!(Daemon::bind(&path, None).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"bytes");
+    }
+}
