@@ -184,7 +184,7 @@ fn refused(errno: u32) -> Error {
         }
         Errno::NOMEM => {
             "The limit of the GAIA daemon leaves no room: maps of other files have it (`spinio gaia status`), or it is \
-             less than a chunk of this file, which has up to 512 MiB"
+             less than a chunk of this file, which has up to 256 MiB"
         }
         Errno::PERM => {
             "Nothing excludes writers of the file: a lease needs its owner's daemon or root's (`spinio gaia serve`), \

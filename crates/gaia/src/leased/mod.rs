@@ -20,7 +20,7 @@
 //! Known flaws:
 //! - One thread for each map.
 //! - If a file grows or shrinks over a size from which chunks are larger, an acquire of a part of the map may unmap
-//!   ranges beside it, up to 512 MiB away: acquire those again.
+//!   ranges beside it, up to 256 MiB away: acquire those again.
 
 mod acquire;
 mod chunks;
