@@ -375,7 +375,7 @@ mod tests {
         for (i, e) in EXPERIMENTS.iter().enumerate() {
             assert!(EXPERIMENTS[..i].iter().all(|other| other.name != e.name), "{}", e.name);
             // These words start the daemon's processes.
-            assert!(!["all", "list", "mount", "umount", "serve", "server", "drop"].contains(&e.name));
+            assert!(!["all", "list", "mount", "umount", "serve", "server", "drop", "status"].contains(&e.name));
             let runs = e.methods.iter().any(|m| m.needs == Needs::Nothing);
             assert_eq!(runs, !e.small.is_empty() && !e.full.is_empty(), "{}", e.name);
             for scale in [e.small, e.full, e.large] {

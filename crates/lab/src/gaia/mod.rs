@@ -90,7 +90,7 @@ pub struct Gaia {
 pub fn is_daemon() -> bool {
     let words: Vec<_> = std::env::args().skip(1).take(2).collect();
     let [gaia, what] = &words[..] else { return false };
-    gaia == "gaia" && ["mount", "umount", "server", "serve", "drop"].contains(&what.as_str())
+    gaia == "gaia" && ["mount", "umount", "server", "serve", "drop", "status"].contains(&what.as_str())
 }
 
 /// Runs it.

@@ -24,7 +24,7 @@ const LARGE_CHUNK: u64 = 64 << 20;
 pub const LARGE_FILE: u64 = 128 << 20;
 
 /// Files above this have chunks of [`MAX_CHUNK`]; those between have chunks of 64 MiB. On two H200 a second one got 8 GiB in
-/// 37 ms in chunks of 256 MiB, and in 44 in chunks of 512: the first group is prepared, and the last one handed over, while no copy runs.
+/// 37 ms in chunks of 256 MiB, and in 44 in chunks of 512.
 pub const HUGE_FILE: u64 = 4 << 30;
 
 /// The content of a file between two writers: a random number, so that no two daemons use the same.

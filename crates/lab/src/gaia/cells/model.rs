@@ -30,7 +30,7 @@ impl Cell for Model {
     fn prepare(&mut self, run: usize) -> anyhow::Result<()> {
         self.first.prepare(run)?;
         self.others.prepare(run)?;
-        self.daemon.as_ref().map_or(Ok(()), Daemon::drop_unmapped)
+        self.daemon.as_ref().map_or(Ok(()), |daemon| daemon.drop_unmapped(0))
     }
 
     fn run(&mut self) -> anyhow::Result<Figures> {

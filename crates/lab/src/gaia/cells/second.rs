@@ -32,7 +32,7 @@ impl Cell for Second {
     /// The first device keeps what it has mapped.
     fn prepare(&mut self, run: usize) -> anyhow::Result<()> {
         self.group.prepare(run)?;
-        self.daemon.as_ref().map_or(Ok(()), Daemon::drop_unmapped)?;
+        self.daemon.as_ref().map_or(Ok(()), |daemon| daemon.drop_unmapped(1))?;
         if self.maps {
             std::thread::sleep(CLEARING);
         }
