@@ -118,7 +118,7 @@ impl Connection {
     fn receive(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<Reply<'_>> {
         let got = self.socket.receive(&mut self.received, descriptors)?;
         injection_point!("client: reply received");
-        if got.is_cut || got.bytes > MAX_MESSAGE {
+        if got.bytes_cut || got.bytes > MAX_MESSAGE {
             return Err(Error::new(Errno::PROTO, "The GAIA server sent a message that is too long"));
         }
         match messages::parse_reply(&self.received[..got.bytes]) {

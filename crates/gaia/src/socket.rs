@@ -1,16 +1,11 @@
 //! The socket of a map's thread: messages, with descriptors that belong to the thread's table.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use spinio_pagecache::messages::MAX_CHUNKS;
+use rustix::net::RecvFlags;
 use spinio_sys::Errno;
+use spinio_sys::linux::packets::{self, Received, Wait};
 
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
@@ -25,21 +20,9 @@ pub(crate) struct Socket {
     peer: &'static str,
 }
 
-/// A message that was received.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Received {
-    pub(crate) bytes: usize,
-    /// It was longer than the buffer.
-    pub(crate) is_cut: bool,
-}
-
 impl Socket {
     pub(crate) fn connect(path: &Path, peer: &'static str) -> core::result::Result<Socket, Errno> {
-        let address = SocketAddrUnix::new(path)?;
-        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let fd = OwnedFd::from(fd);
-        rustix::net::connect(&fd, &address)?;
-        Ok(Socket { fd, peer })
+        Ok(Socket { fd: packets::connect(path)?, peer })
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -59,44 +42,26 @@ impl Socket {
 
     /// Sends one message, with as many descriptors as a release hands over at most.
     pub(crate) fn send_all(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        loop {
-            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
-                Ok(sent) if sent == message.len() => return Ok(()),
-                Ok(_) => return Err(Error::disconnected()),
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN) => return Err(Error::disconnected()),
-                Err(e) => return Err(Error::of(e, &format!("send to {}", self.peer))),
-            }
-        }
+        packets::send(&self.fd, message, fds, Wait::Yes).map_err(|error| self.failed("send to", error))
     }
 
     /// Receives one message, which is not empty. All descriptors that come with it are taken over, expected or not: each
     /// is closed in this table.
     pub(crate) fn receive(&self, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Received> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = loop {
-            let mut into = [IoSliceMut::new(buffer)];
-            match rustix::net::recvmsg(&self.fd, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::disconnected()),
-                Err(e) => return Err(Error::of(e, &format!("receive from {}", self.peer))),
-                Ok(got) => break got,
+        let got = packets::receive(&self.fd, buffer, MAX_DESCRIPTORS, descriptors, Wait::Yes);
+        match got.map_err(|error| self.failed("receive from", error))? {
+            Received { bytes: 0, .. } => Err(Error::disconnected()),
+            Received { descriptors_cut: true, .. } => {
+                Err(Error::of(Errno::MFILE, &format!("receive from {}", self.peer)))
             }
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                descriptors.extend(fds.map(OwnedFd::from));
-            }
+            got => Ok(got),
         }
-        match got.bytes {
-            0 => Err(Error::disconnected()),
-            bytes => Ok(Received { bytes, is_cut: got.flags.contains(ReturnFlags::TRUNC) }),
+    }
+
+    fn failed(&self, what: &str, error: Errno) -> Error {
+        match error {
+            Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN => Error::disconnected(),
+            error => Error::of(error, &format!("{what} {}", self.peer)),
         }
     }
 }

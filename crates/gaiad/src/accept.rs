@@ -16,22 +16,19 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use spinio_pagecache::messages::{self, MAX_MESSAGE, Request};
 use spinio_sys::injection_point;
 
+use crate::admission::{Admitted, Refusal, admit};
 use crate::channel::{receive, refuse, send};
 use crate::client::{self, Hello};
 use crate::clients::Clients;
 use crate::explain;
-use crate::files::Peer;
 use crate::report::report;
 use crate::status;
 use crate::threads::spawn;
 
 const WRITE_OUT_EVERY: Duration = Duration::from_secs(1);
-/// A client says hello right after it has connected.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts the threads.
 pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> {
@@ -78,29 +75,18 @@ fn accept(all: &Arc<Clients>, listener: &OwnedFd) {
 }
 
 fn serve(all: &Clients, socket: &OwnedFd) {
-    let credentials = socket_peercred(socket).ok();
-    let user = credentials.map_or(u32::MAX, |peer| peer.uid.as_raw());
-    // The server of a user's own mount serves no other user, even one that the directory of the socket lets in.
-    let own = rustix::process::geteuid();
-    if !own.is_root() && user != 0 && user != own.as_raw() {
-        return;
-    }
-    let pid = credentials.map_or(0, |peer| peer.pid.as_raw_pid() as u32);
-    let Some(counted) = all.quotas.connect(user) else { return };
-    // Root and the server's own user may ask how things are also then.
-    if !counted.is_within() && user != 0 && user != own.as_raw() {
-        // At once: a connection that says nothing takes the place of another user's.
-        let _ = send(socket, |out| refuse(out, Errno::USERS));
-        return;
-    }
-    let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
-    // A client that reads no replies keeps its place no longer than one that sends nothing.
-    let _ = set_socket_timeout(socket, Timeout::Send, Some(HELLO_WITHIN));
+    let Admitted { peer, counted } = match admit(&all.quotas, socket) {
+        Ok(admitted) => admitted,
+        Err(Refusal::Told(errno)) => {
+            let _ = send(socket, |out| refuse(out, errno));
+            return;
+        }
+        Err(Refusal::Closed) => return,
+    };
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     match receive(socket, &mut buffer).map(messages::parse_request) {
         Some(Ok(Request::Hello { ticket, access, first, pages, kind })) => {
             injection_point!("server: hello received");
-            let peer = Peer { pid, user };
             client::serve(all, socket, &Hello { ticket, access, first, pages, kind, peer }, counted);
         }
         Some(Ok(Request::Status)) => status::serve(all, socket),

@@ -1,18 +1,13 @@
 //! Messages on the socket of a client, and questions to a server.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
 use spinio_pagecache::messages::{self, MAX_CHUNKS, MAX_MESSAGE, Reply, Request};
+use spinio_sys::linux::packets::{self, Wait};
 
 /// A server answers a question at once, or there is none.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -32,20 +27,9 @@ pub(crate) fn receive_in_time<'a>(
     buffer: &'a mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> Received<'a> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_CHUNKS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
-    });
     descriptors.clear();
-    // Taken over even if they are not expected: each is closed here.
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            descriptors.extend(fds);
-        }
-    }
-    match got {
-        Ok(got) if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => Received::End,
+    match packets::receive(socket, buffer, MAX_CHUNKS, descriptors, Wait::Yes) {
+        Ok(got) if got.bytes_cut || got.descriptors_cut => Received::End,
         Ok(got) if (1..=MAX_MESSAGE).contains(&got.bytes) => Received::Message(&buffer[..got.bytes]),
         Err(Errno::AGAIN) => Received::Nothing,
         _ => Received::End,
@@ -64,7 +48,7 @@ pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a 
 pub(crate) fn send(socket: &OwnedFd, encode: impl FnOnce(&mut Vec<u8>)) -> Result<(), Errno> {
     let mut message = Vec::new();
     encode(&mut message);
-    rustix::io::retry_on_intr(|| rustix::net::send(socket, &message, SendFlags::NOSIGNAL)).map(drop)
+    packets::send(socket, &message, &[], Wait::Yes)
 }
 
 /// The reply that a request fails.
@@ -78,9 +62,8 @@ pub(crate) fn ask(
     question: Request<'_>,
     mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket: OwnedFd = packets::connect(path)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     send(&socket, |out| question.encode(out))?;
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     loop {

@@ -5,8 +5,6 @@
 //! change it at any time. What a client may do follows from its ticket alone.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
@@ -14,20 +12,20 @@ use std::sync::{Arc, MutexGuard};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 use spinio_pagecache::messages::{
     self, Access, Fill, MAX_MESSAGE, MAX_RUNS, MapKind, ReleaseId, Reply, Request, Run, STAGE, Source, Ticket,
 };
 use spinio_pagecache::{self as pagecache, OwnerId, PAGE, PeerCopy};
 use spinio_sys::injection_point;
+use spinio_sys::linux::packets::{self, Wait};
 
+use crate::admission::Peer;
 use crate::backing::{Access as Open, reopen};
 use crate::channel::{Received, receive_in_time, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
-use crate::files::{self, File, Peer, Use};
+use crate::files::{self, File, Use};
 use crate::quotas::Counted;
 use crate::status;
 
@@ -237,15 +235,7 @@ impl<'a> Client<'a> {
         Reply::Mapped { owner: self.owner.0, size: self.size()?, file }.encode(&mut out);
         let counters = self.file.counters()?.as_fd();
         let descriptors = [self.window.as_fd(), self.backing.as_fd(), counters, self.all.servers.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::NOBUFS);
-        }
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(socket, &[IoSlice::new(&out)], &mut control, SendFlags::NOSIGNAL)
-        })
-        .map(drop)
+        packets::send(socket, &out, &descriptors, Wait::Yes)
     }
 
     fn answer(&mut self, request: Request<'_>, mut fds: Vec<OwnedFd>, out: &mut Vec<u8>) -> Result<()> {

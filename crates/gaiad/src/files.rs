@@ -20,6 +20,7 @@ use spinio_pagecache::messages::MapKind;
 use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots, offset_of};
 use spinio_sys::{injection_point, linux};
 
+use crate::admission::Peer;
 use crate::arriving::Arriving;
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
@@ -40,13 +41,6 @@ const ALL: Range<u64> = 0..u64::MAX;
 const WRITE_OUT: usize = 128;
 /// Pages that storage gets in one go: 8 MiB.
 const TO_STORAGE: u64 = 2048;
-
-/// The process at the other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
-    pub(crate) pid: u32,
-    pub(crate) user: u32,
-}
 
 type Shard = HashMap<u64, Arc<File>>;
 

@@ -15,21 +15,16 @@
 //! Known flaw: if supervisor and server are killed while it waits, the mount stays until `umount -f`: only then the
 //! kernel gives up the WRITE.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
-};
 use spinio_fuse::Connection;
 use spinio_pagecache::{PAGE, offset_of};
 use spinio_sys::injection_point;
+use spinio_sys::linux::packets::{self, Wait};
 
 use crate::report::report;
 
@@ -115,17 +110,8 @@ impl Invalidator {
 
     /// Sends a message, and waits for the answer.
     fn send(&self, message: &[u8]) -> Result<u8, Errno> {
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [theirs.as_fd()];
-        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::NOBUFS);
-        }
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.requests, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)
-        })?;
+        let (ours, theirs) = packets::pair()?;
+        packets::send(&self.requests, message, &[theirs.as_fd()], Wait::Yes)?;
         drop(theirs);
         injection_point!("server: invalidation asked for");
         let mut done = [0];
@@ -154,18 +140,8 @@ pub(crate) fn run(device: OwnedFd, requests: OwnedFd) -> Result<(), Errno> {
 
 /// `None` after the last request.
 fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut message = [0; MESSAGE];
-    let received = rustix::io::retry_on_intr(|| {
-        let mut into = [IoSliceMut::new(&mut message)];
-        rustix::net::recvmsg(requests, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
-    })
-    .ok()?;
-    let reply = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
+    let (mut message, mut reply) = ([0; MESSAGE], Vec::<OwnedFd>::new());
+    let received = packets::receive(requests, &mut message, 1, &mut reply, Wait::Yes).ok()?;
     let (node, rest) = message[..received.bytes].split_first_chunk::<8>()?;
     let node = u64::from_ne_bytes(*node);
     let mut done = DONE;
@@ -182,7 +158,7 @@ fn serve_one(connection: &Connection, requests: &OwnedFd) -> Option<()> {
         }
     }
     injection_point!("invalidator: pages invalidated");
-    let _ = reply.map(|reply| rustix::net::send(&reply, &[done], SendFlags::NOSIGNAL));
+    let _ = reply.pop().map(|reply| packets::send(reply, &[done], &[], Wait::Yes));
     Some(())
 }
 

@@ -31,7 +31,7 @@
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
 //! | `device_process/` | the process that uses devices for the server: copies from memory of GPU programs |
-//! | `accept.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
+//! | `accept.rs`, `admission.rs`, `channel.rs`, `clients.rs`, `tickets.rs`, `quotas.rs` | connections of GPU programs, what they share, their rights and limits |
 //! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
 //! | `handoff.rs`, `arrivals.rs` | releases that hand device memory over, and the bytes that are on their way from there |
 //! | `seek.rs` | holes of files that have dirty pages |
@@ -63,6 +63,7 @@
 #![expect(unreachable_pub, reason = "only the command uses this crate: `pub` here means `for other files`")]
 
 mod accept;
+mod admission;
 mod arrivals;
 mod arriving;
 mod backing;
@@ -137,7 +138,7 @@ pub fn default_pages_bytes() -> usize {
 /// unmount.
 pub fn server_role() -> ExitCode {
     let link = std::io::stdin().as_fd().try_clone_to_owned();
-    let serve = |link: Link| match link.receive(true)? {
+    let serve = |link: Link| match link.receive(spinio_sys::linux::packets::Wait::Yes)? {
         Some(Received { message: Message::Start, fds, .. }) => {
             privileges::keep(Role::Server)?;
             server::serve(link, fds)

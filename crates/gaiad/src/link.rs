@@ -12,15 +12,10 @@
 //!
 //! A message that the server has sent arrives even if it dies right after, so `Keep` needs no answer.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
-};
+use spinio_sys::linux::packets::{self, Wait};
 
 /// Descriptors in one message at most.
 const MOST_FDS: usize = 250;
@@ -128,7 +123,7 @@ impl Link {
     /// # Errors
     /// The kernel's.
     pub fn pair() -> Result<(Link, Link), Errno> {
-        let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (a, b) = packets::pair()?;
         Ok((Link(a), Link(b)))
     }
 
@@ -147,7 +142,7 @@ impl Link {
     /// # Errors
     /// EPIPE: the other end is closed.
     pub fn send(&self, message: Message, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        self.send_bytes(&message.to_bytes(), fds)
+        packets::send(&self.0, &message.to_bytes(), fds, Wait::Yes)
     }
 
     /// Sends what is kept, many in one message.
@@ -163,41 +158,18 @@ impl Link {
                 bytes.extend(node.to_ne_bytes());
                 fds.push(fd);
             }
-            self.send_bytes(&bytes, &fds)?;
+            packets::send(&self.0, &bytes, &fds, Wait::Yes)?;
         }
         Ok(())
     }
 
-    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Errno::INVAL);
-        }
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-        })
-        .map(drop)
-    }
-
-    /// The next message; `None`: the other end is closed. `wait` false: EAGAIN if there is none.
+    /// The next message; `None`: the other end is closed.
     ///
     /// # Errors
     /// EPROTO: not a message.
-    pub fn receive(&self, wait: bool) -> Result<Option<Received>, Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; MOST_BYTES];
-        let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        let received = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-        })?;
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
+    pub fn receive(&self, wait: Wait) -> Result<Option<Received>, Errno> {
+        let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
+        let received = packets::receive(&self.0, &mut bytes, MOST_FDS, &mut fds, wait)?;
         if received.bytes == 0 {
             return Ok(None);
         }
@@ -235,7 +207,7 @@ mod tests {
         drop(ours);
         let mut nodes = Vec::new();
         loop {
-            let got = theirs.receive(true).unwrap().unwrap();
+            let got = theirs.receive(Wait::Yes).unwrap().unwrap();
             if got.message != Message::Kept(Use::Inode) {
                 assert_eq!((got.message, got.fds.len()), (Message::Keep(Use::Content, 7), 1));
                 break;
@@ -244,7 +216,7 @@ mod tests {
             nodes.extend(got.nodes);
         }
         assert_eq!(nodes, (0..ALL).collect::<Vec<_>>());
-        assert_eq!(theirs.receive(false).unwrap().unwrap().message, Message::Go);
-        assert!(theirs.receive(true).unwrap().is_none());
+        assert_eq!(theirs.receive(Wait::No).unwrap().unwrap().message, Message::Go);
+        assert!(theirs.receive(Wait::Yes).unwrap().is_none());
     }
 }

@@ -21,7 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use spinio_fuse::{Connection, Operation, REQUEST_BYTES, Received, Request};
-use spinio_sys::{injection_point, linux};
+use spinio_sys::injection_point;
+use spinio_sys::linux::{self, packets::Wait};
 
 use crate::accept;
 use crate::arrivals::Arrivals;
@@ -97,7 +98,7 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let backing = Backing::new(directory, nodes.clone(), link, fds as usize, (clients * CLIENT_FDS) as usize);
     let mut handed = Vec::new();
     loop {
-        match kept.receive(true)? {
+        match kept.receive(Wait::Yes)? {
             Some(link::Received { message: Message::Kept(Use::Handed), nodes, fds }) => {
                 handed.extend(nodes.into_iter().zip(fds));
             }

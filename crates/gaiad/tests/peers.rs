@@ -7,7 +7,7 @@ mod fake;
 
 use std::ffi::c_int;
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use spinio_device::emulated::{self, Config, Emulated};
 use spinio_device::{Device, DeviceAddr, SharedMemory, StreamId, WaitMode, registry};
 use spinio_gaia::leased::Map;
@@ -26,6 +23,7 @@ use spinio_gaia::{Access, Error, FileReader, OpenFile, PeerRefusal};
 use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
 use spinio_pagecache::leased_messages::{MESSAGE, Reply, Request, Source, parse_reply};
 use spinio_sys::cuda::Driver;
+use spinio_sys::linux::packets::{self, Wait};
 
 const CHUNK: usize = 2 << 20;
 /// Set in other processes to `daemon LIMIT`, `client FILE` or `cuda FILE`; the socket is in the second.
@@ -399,10 +397,7 @@ impl Liar {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
+        packets::send(&self.0, &bytes, &fds, Wait::Yes).unwrap();
     }
 
     fn reply<T>(&self, take: impl FnOnce(Reply<'_>) -> T) -> T {
@@ -414,9 +409,7 @@ impl Liar {
 
 /// A client of the protocol that has a file on the first device; `chunk` is the descriptor of each chunk.
 fn lie(bench: &Bench, path: &Path, len: usize, chunk: impl Fn(u64) -> OwnedFd) -> Liar {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let liar = Liar(socket.unwrap());
-    rustix::net::connect(&liar.0, &SocketAddrUnix::new(bench.socket()).unwrap()).unwrap();
+    let liar = Liar(packets::connect(&bench.socket()).unwrap());
     liar.send(Request::Hello { device: device(0).uuid().unwrap() }, Some(&File::open(path).unwrap()));
     liar.reply(|reply| assert_eq!(reply, Reply::Opened));
     loop {

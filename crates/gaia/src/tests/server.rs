@@ -2,8 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::*;
 use spinio_pagecache::messages::*;
+use spinio_sys::linux::packets::{self, Wait};
 
 use crate::mounted_file::MountedFile;
 use crate::{Error, Result};
@@ -244,10 +243,7 @@ fn memory_file(name: &str, len: u64) -> OwnedFd {
 }
 
 fn send_descriptors(socket: &OwnedFd, bytes: &[u8], descriptors: &[std::os::fd::BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    packets::send(socket, bytes, descriptors, Wait::Yes).unwrap();
 }
 
 /// The file without a mount.

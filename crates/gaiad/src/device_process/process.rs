@@ -10,19 +10,17 @@
 #![expect(unsafe_code, reason = "the device writes to memory of the process")]
 
 use std::collections::HashMap;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 use spinio_device::{
     Chunk, Device, DeviceAddr, DeviceError, DeviceId, ErrorKind, PinnedBuffer, SharedMemory, StreamId, WaitMode,
     emulated, registry,
 };
 use spinio_sys::injection_point;
+use spinio_sys::linux::packets::{self, Wait};
 
 use super::messages::{CopyRange, REQUEST, Request, answer};
 use crate::backing::reopen;
@@ -92,8 +90,7 @@ impl Process {
             let done = self.answer(request, fd, &mut lanes);
             injection_point!("device process: request done");
             let errno = done.err().map_or(0, Errno::raw_os_error);
-            let sent = rustix::io::retry_on_intr(|| rustix::net::send(socket, &answer(id, errno), SendFlags::NOSIGNAL));
-            if sent.is_err() {
+            if packets::send(socket, &answer(id, errno), &[], Wait::Yes).is_err() {
                 return;
             }
         }
@@ -131,20 +128,10 @@ impl Process {
 
 /// The next message, with a descriptor if it has one; `None`: the server has gone.
 fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = vec![0; REQUEST + 1];
-    let received = rustix::io::retry_on_intr(|| {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
-    })
-    .ok()?;
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
+    let (mut bytes, mut fds) = (vec![0; REQUEST + 1], Vec::new());
+    let received = packets::receive(socket, &mut bytes, 1, &mut fds, Wait::Yes).ok()?;
     bytes.truncate(received.bytes);
-    (received.bytes > 0).then_some((bytes, fd))
+    (received.bytes > 0).then_some((bytes, fds.pop()))
 }
 
 fn import(uuid: [u8; 16], fd: &OwnedFd, len: u64) -> Result<Imported, Errno> {

@@ -10,8 +10,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -21,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
+use rustix::net::{RecvFlags, Shutdown};
 use rustix::process::{Pid, Signal, kill_process};
+use spinio_sys::linux::packets::{self, Wait};
 
 use super::messages::{ANSWER, CopyRange, RANGES, Request, parse_answer};
 use super::{IDLE, WITHIN};
@@ -274,22 +273,9 @@ impl DeviceProcess {
 impl Running {
     /// Sends a request.
     fn send(&self, request: &Request, id: u64, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let Some(fds) = &fds
-            && !control.push(SendAncillaryMessage::ScmRights(fds))
-        {
-            return Err(Errno::NOBUFS);
-        }
-        let bytes = request.to_bytes(id);
-        let sent = rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
-        });
-        match sent {
-            Ok(_) => Ok(()),
+        match packets::send(&self.socket, &request.to_bytes(id), fd.as_slice(), Wait::Yes) {
             Err(Errno::CONNRESET) => Err(Errno::PIPE),
-            Err(error) => Err(error),
+            sent => sent,
         }
     }
 

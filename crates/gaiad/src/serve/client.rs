@@ -1,37 +1,32 @@
 //! A connection: one map of one file, or a question.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{Reply, Request};
 use spinio_sys::injection_point;
+
+use crate::admission::{Admitted, Refusal, admit};
 
 use super::channel::{failed, receive, send};
 use super::exclusion::LeasedFile;
 use super::query;
 use super::store::{Client, Next, Store};
 
-/// A client says hello right after it has connected.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
-
 pub(super) fn serve(store: &Store, socket: &OwnedFd) {
-    let Ok(peer) = socket_peercred(socket) else { return };
-    let user = peer.uid;
-    let own = rustix::process::geteuid();
-    if !own.is_root() && !user.is_root() && user != own {
-        let _ = send(socket, failed(Errno::ACCESS), &[]);
-        return;
-    }
-    let Some(counted) = store.quotas.connect(user.as_raw()) else { return };
-    if !counted.is_within() {
-        // At once: a connection that says nothing takes the place of another user's.
-        let _ = send(socket, failed(Errno::USERS), &[]);
-        return;
-    }
-    let _ = set_socket_timeout(socket, Timeout::Recv, Some(HELLO_WITHIN));
+    let Admitted { peer, counted } = match admit(&store.quotas, socket) {
+        Ok(admitted) => admitted,
+        Err(Refusal::Told(errno)) => {
+            let _ = send(socket, failed(errno), &[]);
+            return;
+        }
+        Err(Refusal::Closed) => return,
+    };
+    let user = Uid::from_raw(peer.user);
     match receive(socket) {
+        Some((Request::Hello { .. }, _)) if !counted.is_within() => drop(send(socket, failed(Errno::USERS), &[])),
         Some((Request::Hello { device }, Some(file))) => {
             let opened = LeasedFile::open(&file);
             // The client's descriptor may be open for writing: then no lease is granted while it is open here.

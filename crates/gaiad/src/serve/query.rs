@@ -1,8 +1,6 @@
 //! Questions to the daemon, and its answers: `spinio gaia status`, `drop`, `serve --stop`.
 
 use std::fs::File;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
@@ -10,12 +8,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, PeerRefusal, Reply, Request, parse_reply};
 use spinio_sys::injection_point;
+use spinio_sys::linux::packets::{self, Wait};
 
 use super::channel::{failed, send};
 use super::exclusion::FileKey;
@@ -116,7 +112,8 @@ pub fn stop_daemon(socket: &Path) -> Result<bool, MountError> {
     }
     let begun = std::time::Instant::now();
     // One that is killed meanwhile leaves the socket.
-    let is_served = || std::fs::metadata(socket).map(|m| m.st_ino()).ok() == before && connect(socket).is_ok();
+    let is_served =
+        || std::fs::metadata(socket).map(|m| m.st_ino()).ok() == before && packets::connect::<OwnedFd>(socket).is_ok();
     while is_served() {
         if begun.elapsed() > WITHIN {
             return Err(MountError::new(format!("{}: the daemon has not ended", socket.display())));
@@ -124,12 +121,6 @@ pub fn stop_daemon(socket: &Path) -> Result<bool, MountError> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(true)
-}
-
-fn connect(path: &Path) -> Result<OwnedFd, Errno> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
 }
 
 fn ask(path: &Path, request: Request, each: impl FnMut(Reply<'_>) -> bool) -> Result<bool, MountError> {
@@ -146,18 +137,12 @@ fn ask_with(
     let error = |words: String| MountError::new(format!("{}: {words}", path.display()));
     let mut connected = false;
     let mut conversation = || -> Result<(), Errno> {
-        let socket = connect(path)?;
+        let socket: OwnedFd = packets::connect(path)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
         connected = true;
         let mut message = Vec::new();
         request.encode(&mut message);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::NOBUFS);
-        }
-        rustix::net::sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+        packets::send(&socket, &message, file.map(AsFd::as_fd).as_slice(), Wait::Yes)?;
         let mut buffer = vec![0; MAX_MESSAGE + 1];
         loop {
             let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;

@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
 use spinio_fuse::{Connection, mount, negotiate};
 use spinio_pagecache::change_counters::{self, SERVER_WORDS};
 use spinio_sys::injection_point;
+use spinio_sys::linux::packets::{self, Wait};
 
 use crate::link::{Link, Message, Use};
 use crate::other_mounts::other_mounts;
@@ -253,8 +253,7 @@ impl Supervisor {
             child.wait()?;
         }
         let (link, theirs) = Link::pair()?;
-        let (requests, served) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (requests, served) = packets::pair()?;
         let child = server()?.process_group(0).stdin(Stdio::from(theirs.into_fd())).spawn()?;
         link.send(Message::Invalidate, &[self.connection.as_fd(), served.as_fd()])?;
         self.invalidator = Some((child, requests));
@@ -309,7 +308,7 @@ impl Supervisor {
             let stop_now = !*stopping && waited.last().is_some_and(|w| !w.revents().is_empty());
             // Also what a dead server has sent.
             while link_open {
-                match link.receive(false) {
+                match link.receive(Wait::No) {
                     Ok(Some(got)) => self.keep(got.message, got.fds),
                     Err(Errno::AGAIN) => break,
                     Ok(None) | Err(_) => link_open = false,

@@ -1,19 +1,17 @@
 //! A client without the library, which may say anything.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use spinio_pagecache::messages::{
     self, Access, Fill, MAX_MESSAGE, MapKind, NO_PEERS, ReleasePart, Reply, Request, Run, STAGE, TICKET_IOCTL,
     TICKET_REPLY, TicketReply,
 };
+use spinio_sys::linux::packets::{self, Wait};
 
 const PAGE: u64 = 4096;
 
@@ -35,15 +33,12 @@ pub fn ticket(file: &File) -> TicketReply {
 
 /// Connects without saying anything.
 pub fn dial(path: &[u8]) -> OwnedFd {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    socket
+    packets::connect(Path::new(OsStr::from_bytes(path))).unwrap()
 }
 
 /// Sends bytes; false if the server has closed the connection.
 pub fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
-    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL).is_ok()
+    packets::send(socket, bytes, &[], Wait::Yes).is_ok()
 }
 
 impl Raw {
@@ -60,23 +55,16 @@ impl Raw {
         hello.encode(&mut out);
         assert!(send(&socket, &out));
         let mut buffer = vec![0; MAX_MESSAGE];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut buffer)];
-        let got = rustix::net::recvmsg(&socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).map_err(|_| 0u32)?;
-        let descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds.map(File::from)),
-            _ => None,
-        });
-        let mut descriptors = descriptors.flatten();
+        let mut descriptors = Vec::<File>::new();
+        let got = packets::receive(&socket, &mut buffer, 4, &mut descriptors, Wait::Yes).map_err(|_| 0u32)?;
         let owner = match messages::parse_reply(&buffer[..got.bytes]) {
             Ok(Reply::Mapped { owner, .. }) => owner,
             Ok(Reply::Failed { errno }) => return Err(errno),
             Ok(other) => panic!("{other:?}"),
             Err(_) => return Err(0),
         };
+        let mut descriptors = descriptors.into_iter();
         let (window, backing) = (descriptors.next().unwrap(), descriptors.next().unwrap());
-        drop(descriptors);
         Ok(Raw { socket, window, backing, owner, buffer })
     }
 
@@ -87,10 +75,7 @@ impl Raw {
 
     /// Sends bytes with descriptors.
     pub fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
+        packets::send(&self.socket, bytes, fds, Wait::Yes).is_ok()
     }
 
     /// Sends a request and parses the reply; `None` if the server closes the connection.
@@ -108,11 +93,7 @@ impl Raw {
         let mut out = Vec::new();
         request.encode(&mut out);
         let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        let sent = rustix::net::sendmsg(&self.socket, &[IoSlice::new(&out)], &mut control, SendFlags::NOSIGNAL);
-        if sent.is_err() {
+        if !self.send_with(&out, &fds) {
             return None;
         }
         self.receive()

@@ -19,6 +19,7 @@ pub mod fs_magic;
 mod inotify;
 mod lease;
 mod memory;
+pub mod packets;
 mod pipe;
 mod probe;
 mod process;
