@@ -422,6 +422,41 @@ static void full_ring_leaves_datagrams_with_the_system()
     CHECK(net.words[0] == 0 && net.words[1] == 1 && net.words[2] == count);
 }
 
+// Sends until the time limit finds no room, and ends the direction: how many sends have returned their length.
+__global__ void send_and_shut(net::Handle handle, net::Address name, int64_t *out)
+{
+    __shared__ unsigned char bytes[2000];
+    auto g = net::block();
+    int s = net::socket(g, handle, net::UNIX, net::SEQPACKET, 0);
+    int64_t sent = 0, failed = net::connect(g, handle, s, name);
+    net::set_timeout(g, handle, s, 0, 2'000'000);
+    while (net::send(g, handle, s, bytes, sizeof bytes) == int64_t(sizeof bytes))
+        sent++;
+    failed |= net::shutdown(g, handle, s, net::SHUT_SEND);
+    if (threadIdx.x == 0) {
+        out[0] = failed;
+        out[1] = sent;
+    }
+}
+
+static void shutdown_comes_after_what_was_sent()
+{
+    Net net;
+    auto name = net::Address::abstract(("spinio-shut-" + std::to_string(getpid())).c_str());
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    CHECK(!bind(listener, PlainCalls::as(name), name.length) && !listen(listener, 1));
+    spinio::launch_resident_on(net.stream, send_and_shut, 1, 32, net.handle, name, net.words);
+    int peer = accept(listener, nullptr, nullptr);
+    net.wait();
+    CHECK(net.words[0] == 0 && net.words[1] > 0);
+    int64_t received = 0;
+    for (char bytes[2000]; recv(peer, bytes, sizeof bytes, 0) == 2000;)
+        received++;
+    CHECK(received == net.words[1]);
+    close(peer);
+    close(listener);
+}
+
 int main()
 {
     for (int domain : {net::INET, net::UNIX}) {
@@ -436,6 +471,7 @@ int main()
     }
     kernel_and_program_get_the_same_results(2, net::UNIX, 0);
     full_ring_leaves_datagrams_with_the_system();
+    shutdown_comes_after_what_was_sent();
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -184,6 +184,44 @@ static void event_sets_hear_of_other_nets(const char *where)
     accepts.wait();
 }
 
+// Events of a socket that has room and that no group rearms; `early`: it is in the set before it is connected.
+__global__ void count_events(net::Handle handle, net::Address to, int early, int64_t *out)
+{
+    __shared__ net::Ready ready[4];
+    auto g = net::block();
+    const int set = net::set(g, handle);
+    int s = net::socket(g, handle, to.bytes[0], net::STREAM, 0);
+    int64_t failed = early ? net::add(g, handle, set, s, net::OUT) : 0;
+    failed |= net::connect(g, handle, s, to);
+    failed |= early ? 0 : net::add(g, handle, set, s, net::OUT);
+    int64_t events = net::wait(g, handle, set, ready, 4, 10'000'000'000);
+    // The proxy has seen all doorbells before this call.
+    net::Address name;
+    failed |= net::getsockname(g, handle, s, &name);
+    events += net::wait(g, handle, set, ready, 4, 30'000'000);
+    net::close(g, handle, s);
+    if (threadIdx.x == 0) {
+        out[0] = failed;
+        out[1] = events;
+    }
+}
+
+// So no two groups serve it at once.
+static void an_arming_makes_one_event(const char *where)
+{
+    Net accepts, connects;
+    std::string address;
+    listener(accepts, where, address);
+    for (Net *from : {&connects, &accepts})
+        for (int early = 0; early < 2; early++) {
+            const uint64_t before = joined(*from) + from->stats().upgraded;
+            spinio::launch_resident_on(from->stream, count_events, 1, 64, from->handle, address_of(address), early, from->words);
+            from->wait();
+            CHECK(from->words[0] == 0 && from->words[1] == 1);
+            CHECK(joined(*from) + from->stats().upgraded == before + 1);
+        }
+}
+
 // Block 0 connects, block 1 polls the same socket meanwhile, which no call of it has found to be connected.
 __global__ void connect_and_poll(net::Handle handle, net::Address to, uint64_t *turn, int64_t *out)
 {
@@ -497,8 +535,10 @@ int main(int count, char **arguments)
             unlink(where + 7);
     }
     all_groups_exchange_bytes("tcp://127.0.0.1:0", -1, 2 << 20);
-    for (const char *where : {"tcp://127.0.0.1:0", name.c_str()})
+    for (const char *where : {"tcp://127.0.0.1:0", name.c_str()}) {
         event_sets_hear_of_other_nets(where);
+        an_arming_makes_one_event(where);
+    }
     poll_sees_a_connection_that_no_call_has_found();
     names_are_those_of_the_connection("tcp://127.0.0.1:0");
     names_are_those_of_the_connection(path.c_str());

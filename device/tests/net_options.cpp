@@ -65,6 +65,16 @@ __global__ void options(net::Handle handle, int64_t *out)
     expect(get(handle, tcp, LEVEL_SOCKET, OPTION_SNDTIMEO, &limit), 0);
     expect(limit.seconds, 3);
     expect(set(handle, tcp, LEVEL_SOCKET, OPTION_SNDTIMEO, Limit{1, 1'000'000}), -EDOM);
+    expect(set(handle, tcp, LEVEL_SOCKET, OPTION_SNDTIMEO, Limit{-1, 0}), 0);
+    expect(get(handle, tcp, LEVEL_SOCKET, OPTION_SNDTIMEO, &limit), 0);
+    expect(limit.seconds, 0);
+    expect(limit.microseconds, 0);
+    // Numbers that are too large for their fields are not those of others.
+    net::Address longer = {};
+    longer.length = 256 + 16;
+    expect(net::bind(g, handle, tcp, longer), -EINVAL);
+    expect(net::set(g, handle), 1);
+    expect(net::add(g, handle, (1 << 16) + 1, tcp, net::IN), -EBADF);
     // Wrong sizes, unknown options, those of another domain, those that can only be read, and sockets that are none.
     expect(set(handle, tcp, LEVEL_SOCKET, OPTION_KEEPALIVE, 1, 3), -EINVAL);
     expect(set(handle, tcp, LEVEL_SOCKET, OPTION_KEEPALIVE, Limit{1, 0}, 8), -EINVAL);

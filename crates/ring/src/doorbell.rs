@@ -28,6 +28,8 @@ pub enum Op {
     Credit = 3,
     /// The next event of a socket in an event set is wanted.
     Rearm = 4,
+    /// What is true of a connection inside the net that was armed when it was put into an event set, or when it became one.
+    Armed = 5,
     /// The kernel uses the descriptor no more. What it has sent goes up to the position.
     Close = 6,
     /// A request is in the mailbox whose number is in the place of the socket. If it ends sending, the position is as of a close.
@@ -41,7 +43,7 @@ pub enum Op {
 pub struct Entry {
     /// What happened; the number as it came if it is no [`Op`].
     pub op: Result<Op, u8>,
-    /// Up to which bytes were sent: of a send, a close and a shutdown; of a rearm and of [`Op::Ready`] a notice.
+    /// Up to which bytes were sent: of a send, a close and a shutdown; of [`Op::Rearm`], [`Op::Armed`] and [`Op::Ready`] a notice.
     pub position: Position,
     /// Index of the socket, or number of the mailbox.
     pub socket: u32,
@@ -77,6 +79,7 @@ impl Entry {
             1 => Ok(Op::Send),
             3 => Ok(Op::Credit),
             4 => Ok(Op::Rearm),
+            5 => Ok(Op::Armed),
             6 => Ok(Op::Close),
             7 => Ok(Op::Control),
             40 => Ok(Op::Ready),

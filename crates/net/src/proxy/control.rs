@@ -98,7 +98,14 @@ impl Proxy {
                     return Err(Errno::NOTCONN);
                 }
                 if kind != STREAM {
-                    socket::shutdown(fd, request.argument)?;
+                    // Datagrams whose sends have returned go first. Without a connection that is an error at once.
+                    let waits = socket.incoming.pending() > 0 && (kind == SEQPACKET || domain == AF_UNIX);
+                    socket.shut |= waits && request.argument != 0;
+                    match request.argument {
+                        1 if waits => {}
+                        2 if waits => socket::shutdown(fd, 0)?,
+                        how => socket::shutdown(fd, how)?,
+                    }
                     if request.argument != 1 {
                         (socket.shut_receive, socket.readable) = (true, true);
                     }
@@ -195,7 +202,8 @@ impl Proxy {
         if errno != 0 {
             self.set_error(index, errno as u16);
         }
-        self.notify(index);
+        // Not told at once: accept of this net may come here, and has counted the room for its own event.
+        self.heat(index);
     }
 
     /// Begins to connect, or tries once more where a listener's backlog was full.

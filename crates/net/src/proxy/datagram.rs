@@ -22,7 +22,7 @@ use spinio_ring::mailbox::Address;
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram;
-use spinio_sys::linux::socket::{SocketAddress, is_inet};
+use spinio_sys::linux::socket::{self, SocketAddress, is_inet};
 
 use super::Proxy;
 use super::sockets::{SEQPACKET, Socket};
@@ -102,8 +102,14 @@ impl Proxy {
             memory.device_line(index)[1].store_release(result.word());
             self.pace.gave(now);
         }
-        if self.sockets.at(index).is_some_and(|socket| socket.incoming.pending() > 0) && moved == DATAGRAMS_A_PASS {
-            self.heat(index);
+        if let Some(socket) = self.sockets.at(index) {
+            let left = socket.incoming.pending() > 0;
+            if !left && std::mem::take(&mut socket.shut) {
+                let _ = socket.fd.as_ref().map(|fd| socket::shutdown(fd.0, 1));
+            }
+            if left && moved == DATAGRAMS_A_PASS {
+                self.heat(index);
+            }
         }
         moved > 0
     }

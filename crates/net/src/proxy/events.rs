@@ -50,17 +50,35 @@ impl Proxy {
         if events & !(IN | OUT | ERR | HUP | RDHUP) != 0 {
             return Err(Errno::INVAL);
         }
+        // An event of the set before has no reader any more.
+        if std::mem::take(&mut socket.held)
+            && let Some(before) = usize::from(socket.watch.set).checked_sub(1)
+        {
+            self.sets.sets[before].held.retain(|held| *held != descriptor.index);
+        }
         socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
         let events = u64::from(socket.watch.events);
         let is_end = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);
         if is_end {
             self.memory.record(descriptor.index)[record::SEND].store_release(events);
         }
-        // A kernel arms an end of a connection inside the net itself.
-        if !is_end {
-            self.rearm(descriptor, Position::of(0));
+        match socket.meeting.end.as_mut().filter(|_| is_end) {
+            // What is true of an end of a connection inside the net the kernel that has called says next.
+            Some(end) => {
+                end.told.forget();
+                socket.tells_connected = false;
+                socket.watch.arm();
+            }
+            None => self.rearm(descriptor, Position::of(0)),
         }
         Ok(())
+    }
+
+    /// A kernel has looked at an end for the first time. Not armed: an event was made before, and a group has the socket.
+    pub(super) fn look_if_armed(&mut self, descriptor: Descriptor, position: Position) {
+        if self.sockets.get(descriptor).is_some_and(|socket| socket.watch.is_armed()) {
+            self.rearm(descriptor, position);
+        }
     }
 
     /// The next event of a socket is wanted. Of an end of a connection inside the net, the position is a notice.

@@ -373,6 +373,7 @@ impl Proxy {
             }
             Ok(Op::Credit) => self.heat(descriptor.index),
             Ok(Op::Rearm) => self.rearm(descriptor, entry.position),
+            Ok(Op::Armed) => self.look_if_armed(descriptor, entry.position),
             Ok(Op::Ready) => self.ready(descriptor, entry.position),
             Ok(Op::Send) => self.sent_up_to(descriptor, entry.position),
             Err(_) => self.counters.violations.add(1),

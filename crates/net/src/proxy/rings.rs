@@ -29,6 +29,8 @@ struct Own {
     /// The only process that may have mapped it.
     owner: Option<(u32, ProcessFd)>,
     used: bool,
+    /// The importer is at it.
+    making: bool,
 }
 
 #[derive(Debug)]
@@ -102,17 +104,24 @@ impl Rings {
             self.own[at].used = true;
             return Slot::Ready(at as u16);
         }
-        let place = self.own.len() as u16;
+        // One that could not be made, such as while the device had no memory, may be made now.
+        let place = self.own.iter().position(|own| !own.used && !own.making && own.fd.is_none()).unwrap_or(self.own.len()) as u16;
         if place >= OWN_PEERS || importer.send(Request::Make(place)).is_err() {
             return Slot::None;
         }
-        self.own.push(Own { used: true, ..Own::default() });
+        if usize::from(place) == self.own.len() {
+            self.own.push(Own::default());
+        }
+        let own = &mut self.own[usize::from(place)];
+        (own.used, own.making) = (true, true);
         Slot::Soon(place)
     }
 
     /// It was made.
     pub(super) fn made(&mut self, place: u16, fd: Option<SocketFd>) {
         if let Some(own) = self.own.get_mut(usize::from(place)) {
+            own.used &= fd.is_some();
+            own.making = false;
             own.fd = fd;
         }
         self.ask(Request::Taken(place));

@@ -157,6 +157,8 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
     int64_t result = 0;
     if (group.leads()) {
         result = request.call == layout::call_socket || request.call == layout::call_set ? 0 : find(net, request.s);
+        if (request.address && request.address->length > layout::address_bytes)
+            result = -EINVAL;
         if (!result)
             result = call(net, request, waits, answer);
     }
@@ -246,17 +248,18 @@ __device__ int getpeername(Group group, const Handle &net, int s, Address *addre
 namespace detail {
 
 // On the leader: no group sends any more, and what was sent is in the ring. One that waits for room sees it, and gives the lock
-// back. Whether the socket is one of the proxy.
-__device__ inline bool end_sending(const Handle &net, int s)
+// back, which this call has until it is answered. Failed: the socket is not one of the proxy.
+__device__ inline Position begin_end_of_sending(const Handle &net, int s)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     if (find(net, s) || load_acquire_device(&socket->peer))
-        return false;
+        return {-EBADF, 0};
     or_acquire_device(&socket->shut, shut_send);
     const Position locked = lock(net, s, &socket->send_lock, true);
+    // A shutdown that had the lock before may have failed, and have taken the bit back.
     if (!locked.failed)
-        unlock(s, &socket->send_lock, locked.position);
-    return true;
+        or_acquire_device(&socket->shut, shut_send);
+    return locked;
 }
 
 } // namespace detail
@@ -266,15 +269,20 @@ template <typename Group>
 __device__ int shutdown(Group group, const Handle &net, int s, int how)
 {
     SPINIO_CHECK_CALL(group, "shutdown", net, s, how);
-    const bool ended = group.leads() && (how == SHUT_SEND || how == SHUT_BOTH) && detail::end_sending(net, s);
+    detail::Position ended = {-EBADF, 0};
+    if (group.leads() && (how == SHUT_SEND || how == SHUT_BOTH))
+        ended = detail::begin_end_of_sending(net, s);
     // As a close says it.
-    const uint64_t sent = ended ? detail::position_of(&detail::device_socket(net, s)->send_lock) : 0;
+    const uint64_t sent = ended.failed ? 0 : ended.position;
     int result = detail::call_together(group, net, {layout::call_shutdown, s, uint32_t(how), 0, nullptr, sent});
     layout::DeviceSocket *socket = detail::device_socket(net, s);
-    if (ended && result) {
+    if (!ended.failed) {
         // It has no connection yet.
-        store_relaxed_device(&socket->shut, 0);
-    } else if (group.leads() && !result && !detail::find(net, s)) {
+        if (result)
+            and_release_device(&socket->shut, ~detail::shut_send);
+        detail::unlock(s, &socket->send_lock, ended.position);
+    }
+    if (group.leads() && !result && !detail::find(net, s)) {
         detail::find_late_end(net, s);
         const bool has_end = load_acquire_device(&socket->peer);
         if (has_end && how != SHUT_SEND)

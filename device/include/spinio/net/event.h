@@ -159,12 +159,18 @@ __device__ int add(Group group, const Handle &net, int set, int s, int events)
     if (events & ~0xffff)
         return -EINVAL;
     group.sync();
-    if (group.leads())
-        detail::publish_received(net, s);
+    int64_t failed = 0;
+    if (group.leads()) {
+        failed = detail::find_set(net, set);
+        if (!failed)
+            detail::publish_received(net, s);
+    }
+    if ((failed = share(group, failed)))
+        return int(failed);
     int64_t result = detail::call_together(group, net, {layout::call_add, s, uint32_t(set) << 16 | uint32_t(events), 0, nullptr});
     if (group.leads() && !result && events) {
         detail::find_late_end(net, s);
-        result = detail::rearm_if_peer(net, s);
+        result = detail::rearm_if_peer(net, s, layout::doorbell_armed);
     }
     return int(share(group, result));
 }

@@ -69,7 +69,8 @@ enum Doorbell : uint64_t {
     doorbell_send = 1,
     doorbell_credit = 3,
     doorbell_rearm,
-    doorbell_close = 6,
+    doorbell_armed,
+    doorbell_close,
     doorbell_control,
     doorbell_ready = 40,
 };

@@ -60,8 +60,13 @@ __device__ inline int set_time_limit(uint64_t *limit, const unsigned char *value
     if (length != time_bytes)
         return -EINVAL;
     const uint64_t seconds = number_at(value), microseconds = number_at(value + 8);
-    if (microseconds >= 1'000'000 || int64_t(seconds) < 0)
+    if (microseconds >= 1'000'000)
         return -EDOM;
+    // As in Linux, less than none: no call waits. 0 here says that there is no limit.
+    if (int64_t(seconds) < 0) {
+        store_release_device(limit, 1);
+        return 0;
+    }
     const uint64_t whole = seconds < longest_seconds ? seconds : longest_seconds;
     store_release_device(limit, whole * 1'000'000'000 + microseconds * 1000);
     return 0;

@@ -129,8 +129,9 @@ __device__ inline PeerState look_at_peer(const layout::DeviceSocket *socket, con
     return state;
 }
 
-// Arms a socket of an event set, if it is an end, after all that the group has done.
-__device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s)
+// Arms a socket of an event set, if it is an end, after all that the group has done. `doorbell_armed`: the proxy has armed it already,
+// and may have made the event.
+__device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s, layout::Doorbell doorbell = layout::doorbell_rearm)
 {
     const layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t word = load_acquire_device(&socket->peer);
@@ -139,11 +140,11 @@ __device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s)
     const Peer peer = peer_of(net, s, word);
     // The proxy arms the watch and looks at the words itself.
     if (peer.shared)
-        return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), 0);
+        return doorbell == layout::doorbell_armed ? 0 : ring(net, doorbell, index_of(s), epoch_of(s), 0);
     uint64_t events = load_acquire_system(record_of(net, s) + layout::record_send) & 0xffff;
     uint64_t arming = arm_peer(peer, events | ERR | HUP);
     uint64_t notice = arming << layout::notice_events_bits | uint64_t(look_at_peer(socket, peer).events);
-    return ring(net, layout::doorbell_rearm, index_of(s), epoch_of(s), notice);
+    return ring(net, doorbell, index_of(s), epoch_of(s), notice);
 }
 
 // Begins to use the end that a socket has become while it was connected, as its record says; whether it has.
@@ -164,7 +165,7 @@ __device__ SPINIO_OUTLINE inline bool find_end(Handle net, int s)
 __device__ SPINIO_OUTLINE inline void connected_peer(Handle net, int s)
 {
     if (find_end(net, s) && load_acquire_system(record_of(net, s) + layout::record_send))
-        (void)rearm_if_peer(net, s);
+        (void)rearm_if_peer(net, s, layout::doorbell_armed);
 }
 
 // Of a socket of which connect has returned before it was connected, before it is armed, shut down or closed: it may have become an end

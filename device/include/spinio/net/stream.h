@@ -79,7 +79,8 @@ __device__ inline Arrived wait_for_bytes(const Handle &net, int s, int flags, ui
         if (seen.bytes != has_failed)
             return seen;
         const uint64_t failed = load_acquire_system(device_line(net, s) + 1) >> layout::position_bits;
-        seen.bytes = failed == layout::connecting ? nothing : -int64_t(failed);
+        // No error any more: the connection came in between.
+        seen.bytes = failed == 0 || failed == layout::connecting ? nothing : -int64_t(failed);
         if (seen.bytes != nothing)
             return seen;
     }
