@@ -539,7 +539,8 @@ impl StorageReader {
             while let Some((token, result)) = ring.next_completion() {
                 let (slot, which) = ((token >> 32) as usize, token as u32 as usize);
                 match kernel.on_completion(result) {
-                    Err(Errno::INTR | Errno::AGAIN) => pending.push_back((slot, which)),
+                    Err(Errno::INTR) => pending.push_back((slot, which)),
+                    // EAGAIN too: a server that answers so could do it for ever. The page cache is read instead.
                     landed => {
                         let Some((group, reads_left)) = &mut in_flight[slot] else { continue };
                         group.got[which] = landed.unwrap_or(0) as u32;

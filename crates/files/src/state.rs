@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
-use spinio_sys::linux::fs_magic::{OVERLAYFS, RAMFS, TMPFS};
+use spinio_sys::linux::fs_magic::{self, OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
 
 use spinio_host::lock;
@@ -104,8 +104,12 @@ impl FileState {
         created: Instant,
     ) -> Result<FileState, Reason> {
         let reopen = |flags: u32| {
-            let shadow_fd = sys.reopen(tid, fd, (linux::O_RDONLY | flags) as i32).map_err(|_| Reason::NoShadowFd)?;
+            // A lease that another descriptor holds is not waited for.
+            let wanted = linux::O_RDONLY | flags;
+            let shadow_fd = sys.reopen(tid, fd, (wanted | linux::O_NONBLOCK) as i32).map_err(|_| Reason::NoShadowFd)?;
             let shadow_fd = ShadowFd::new(shadow_fd, close_queue.clone());
+            // Else io_uring would not wait for storage.
+            linux::set_status_flags(shadow_fd.get(), wanted as i32).map_err(|_| Reason::NoShadowFd)?;
             // A procfs of another PID namespace, or a descriptor reused meanwhile, would open another file.
             match sys.fstat(shadow_fd.get()) {
                 Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(shadow_fd),
@@ -116,7 +120,7 @@ impl FileState {
         let cached_fd = cached.get();
         // Probing by reading must not start the Linux kernel's read-ahead.
         let _ = linux::fadvise(cached.get(), 0, 0, Advice::Random);
-        let magic = sys.file_system(cached.get()).unwrap_or(0);
+        let magic = sys.file_system(cached.get()).unwrap_or(fs_magic::UNKNOWN);
         // The node of a block device is on devtmpfs; its bytes are not.
         let in_memory = matches!(magic, TMPFS | RAMFS) && stat.kind == FileKind::Regular;
         let reported = sys.direct_align(cached.get()).ok().flatten();

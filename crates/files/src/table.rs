@@ -55,6 +55,10 @@ impl FileTable {
         if let Some(file) = self.find((stat.dev, stat.ino)) {
             return Ok(file);
         }
+        // To open the file would break the program's lease, and wait until it gives that back.
+        if sys.has_write_lease(fd) {
+            return Err(Reason::NoShadowFd);
+        }
         let tid = linux::gettid();
         let shadow = shadow.for_key(share_key(&stat));
         let close_queue = shadow.close_queue();

@@ -25,20 +25,22 @@ use spinio_sys::linux::SignalGuard;
 const INTERVAL: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// Whether the thread is inside `deliver_after`.
+    /// Whether the thread is inside `deliver_after`; also after a handler has jumped out of it.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// Signals that are held until its end. Without a destructor, which a signal handler could not register.
     static KEPT: Cell<Option<ManuallyDrop<SignalGuard>>> = const { Cell::new(None) };
 }
 
 /// Runs a call of the program; handlers of signals that it held run when all that `body` has changed is restored.
+///
+/// A call inside another is one of a handler, and ends with the signals that are held when it begins. So is, for all that
+/// is known here, the next call after a handler has jumped out of one.
 pub fn deliver_after<T>(body: impl FnOnce() -> T) -> T {
-    let was_in_call = IN_CALL.replace(true);
+    let outer = (IN_CALL.replace(true), KEPT.take());
     let done = body();
-    IN_CALL.set(was_in_call);
-    if !was_in_call {
-        deliver_now();
-    }
+    deliver_now();
+    IN_CALL.set(outer.0);
+    KEPT.set(outer.1);
     done
 }
 

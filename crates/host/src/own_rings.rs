@@ -22,6 +22,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, OwnRing, RingFile};
@@ -35,12 +36,17 @@ use spinio_plan::Route;
 /// Threads that have rings at once.
 const MAX_RINGS: usize = 64;
 
+/// Between two tries of a thread to get a ring, while others have all.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Files that can be in the ring of a thread at once.
 const SLOTS: u32 = 64;
 
 thread_local! {
     // Without a destructor: hooks use it too.
     static RING_OF_THREAD: Cell<u64> = const { Cell::new(0) };
+    /// The thread has got none, and asks again after a while: to find threads that have ended takes a system call for each.
+    static REFUSED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -128,12 +134,16 @@ impl ThreadRings {
         {
             return Some(Arc::clone(ring));
         }
+        if REFUSED.get().is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+            return None;
+        }
         {
             let mut made = lock(&self.made);
             if made.len() >= MAX_RINGS / 2 {
                 made.retain(|ring| !linux::is_no_thread(ring.tid));
             }
             if made.len() >= MAX_RINGS {
+                REFUSED.set(Some(Instant::now()));
                 return None;
             }
         }

@@ -17,6 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use spinio_sys::linux::SignalGuard;
+
 use crate::pool::{Task, WorkerPool};
 use crate::task_scope::TaskScope;
 
@@ -86,6 +88,8 @@ pub fn share<'a>(
         return (0..chunks).for_each(run);
     };
     let run: &(dyn Fn(usize) + Sync) = &run;
+    // A handler that jumps away would leave the other threads a closure whose stack is gone. It takes milliseconds.
+    let _held = SignalGuard::block_asynchronous();
     // SAFETY: only the lifetime changes: no thread calls it once the scope is closed, which is done below.
     let run: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run) };
     let pass = Arc::new(Pass { next: AtomicUsize::new(0), chunks, scope: TaskScope::new(), body: run });

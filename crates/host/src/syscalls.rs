@@ -84,6 +84,11 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::fstat(fd)
     }
 
+    /// Device number and inode of a descriptor's file, without asking a server, which may not answer.
+    fn known_key(&self, fd: Fd) -> Result<(u64, u64)> {
+        linux::known_stat(fd).map(|s| (s.dev, s.ino))
+    }
+
     /// Whether a descriptor refers to the file with this device number and inode.
     fn is_file(&self, fd: Fd, key: (u64, u64)) -> bool {
         self.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == key)

@@ -87,8 +87,7 @@ pub fn runtime() -> &'static Runtime {
 /// unmounted and a deleted file's space is free. Costs one load while nothing is kept.
 pub fn on_close(fd: Fd) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
-    if let Ok(stat) = runtime.sys().fstat(fd) {
-        let key = (stat.dev, stat.ino);
+    if let Ok(key) = runtime.sys().known_key(fd) {
         runtime.pinned.on_close(fd, key);
         runtime.files().forget(key);
     }

@@ -416,6 +416,32 @@ fn shared_offset_moves_to_end_of_file_at_once() {
     registry::free(to.addr).unwrap();
 }
 
+/// Two readers share an offset: the bytes of each are in one piece, as those of a single system call are.
+#[test]
+fn shared_offset_of_direct_fd_moves_at_once() {
+    let bytes = contents(5 * MIB + 1000);
+    let plain = file(&bytes);
+    let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
+    let mut options = File::options();
+    let direct = std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_DIRECT).open(path);
+    let Ok(direct) = direct else { return println!("skipped: O_DIRECT is not supported") };
+    let kernel: &'static OffsetRecorder = Box::leak(Box::default());
+    let runtime = Runtime::with_kernel(Settings::default(), kernel);
+    let to = target(8 * MIB);
+    let at = || linux::lseek(direct.as_raw_fd(), 0, 1).unwrap();
+    for (start, len, got) in [(0, 4 * MIB, 4 * MIB), (MIB, 8 * MIB, 4 * MIB + 1000), (5 * MIB, 128 << 10, 1000)] {
+        linux::lseek(direct.as_raw_fd(), start as i64, 0).unwrap();
+        assert_eq!(runtime.read(direct.as_raw_fd(), None, to, len).unwrap(), got, "{len} bytes from {start}");
+        assert_eq!(at(), (start + got) as u64);
+        let mut out = vec![0; got];
+        runtime.fetch(to, &mut out).unwrap();
+        assert!(out == bytes[start..start + got]);
+        let seen = std::mem::take(&mut *kernel.0.lock().unwrap());
+        assert!(!seen.is_empty() && seen.iter().all(|&at| at == (start + got) as u64), "{start}: {seen:?}");
+    }
+    registry::free(to.addr).unwrap();
+}
+
 /// A file system that reports a larger block size than its reads need, as XFS does for a file with reflinks.
 struct LargeBlocks;
 

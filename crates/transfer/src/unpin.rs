@@ -101,7 +101,8 @@ impl IdleTask for UnpinReaper {
         let pins = self.0.upgrade()?;
         // Cleared before the check: a thread that pins from here on sees that no worker watches, and wakes one.
         pins.reaper_armed.store(false, SeqCst);
-        let wanted = !pins.is_empty();
+        // Not `is_empty`: what another worker is unpinning is no work for this one, and may wait for a GPU kernel.
+        let wanted = !lock(&pins.pending).is_empty();
         pins.reaper_armed.store(wanted, SeqCst);
         wanted.then(|| if pins.flush_requested() { Duration::ZERO } else { IDLE_DELAY })
     }

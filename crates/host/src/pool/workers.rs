@@ -12,7 +12,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spinio_sys::{Errno, linux};
 
@@ -57,11 +57,33 @@ const RING: ShareKey = 1 << 61;
 const MAX_RINGS: usize = 4;
 
 /// A ring, once it is made.
-type LateRing = Arc<OnceLock<core::result::Result<Arc<StorageRing>, Errno>>>;
+type LateRing = Arc<OnceLock<core::result::Result<Arc<StorageRing>, Refused>>>;
+
+/// What the kernel said when it refused a ring.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    errno: Errno,
+    at: Instant,
+}
+
+impl Refused {
+    /// A shortage of descriptors or memory passes; anything else it would say again.
+    fn may_pass(&self) -> bool {
+        matches!(self.errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+    }
+
+    fn is_to_be_tried_again(&self) -> bool {
+        self.may_pass() && self.at.elapsed() > TRY_AGAIN
+    }
+}
+
+/// Between two tries to make a ring during a shortage.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The rings, by storage; each is made in the background once a read could use it.
 struct Rings {
     refused: Option<NoRing>,
+    processors: usize,
     made: Mutex<Vec<(ShareKey, LateRing)>>,
 }
 
@@ -72,12 +94,13 @@ impl Rings {
             StorageEngine::Workers => Some(NoRing::BySetting),
             StorageEngine::Auto | StorageEngine::Ring => None,
         };
-        Rings { refused, made: Mutex::default() }
+        Rings { refused, processors, made: Mutex::default() }
     }
 
     /// What the kernel said when it refused one of these.
-    fn errno(made: &[(ShareKey, LateRing)]) -> Option<Errno> {
-        made.iter().find_map(|(_, ring)| ring.get()?.as_ref().err().copied())
+    fn refused(made: &[(ShareKey, LateRing)], counts: impl Fn(&Refused) -> bool) -> Option<NoRing> {
+        let refused = made.iter().filter_map(|(_, ring)| ring.get()?.as_ref().err());
+        refused.filter(|refused| counts(refused)).map(|refused| NoRing::Refused(refused.errno)).next()
     }
 }
 
@@ -204,6 +227,7 @@ impl Workers {
             return Err(refused);
         }
         let mut made = lock(&self.rings.made);
+        made.retain(|(_, ring)| !matches!(ring.get(), Some(Err(refused)) if refused.is_to_be_tried_again()));
         if let Some((_, ring)) = made.iter().find(|(storage, _)| *storage == key) {
             let ring = Arc::clone(ring);
             drop(made);
@@ -212,13 +236,12 @@ impl Workers {
                     self.wake_ring(ring);
                     if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(Arc::clone(ring)) }
                 }
-                Some(Err(errno)) => Err(NoRing::Refused(*errno)),
+                Some(Err(refused)) => Err(NoRing::Refused(refused.errno)),
                 None => Err(NoRing::NotAwake),
             };
         }
-        // What it refused once it would refuse again.
-        if let Some(errno) = Rings::errno(&made) {
-            return Err(NoRing::Refused(errno));
+        if let Some(refused) = Rings::refused(&made, |refused| !refused.may_pass()) {
+            return Err(refused);
         }
         if made.len() >= MAX_RINGS {
             return Err(NoRing::OtherStorage);
@@ -227,18 +250,18 @@ impl Workers {
         let ring = LateRing::default();
         made.push((key, Arc::clone(&ring)));
         drop(made);
-        let sys = self.sys;
+        let (sys, processors) = (self.sys, self.rings.processors);
         let close_queue = shadow.for_key(RING).close_queue();
         shadow.for_key(RING).spawn_detached(move || {
-            let new = StorageRing::new(sys, close_queue, linux::available_cpus());
-            let _ = ring.set(new.map(Arc::new));
+            let new = StorageRing::new(sys, close_queue, processors);
+            let _ = ring.set(new.map(Arc::new).map_err(|errno| Refused { errno, at: Instant::now() }));
         });
         Err(NoRing::NotAwake)
     }
 
     /// Why there is no ring, as far as is known without a read; `None`: there is one, or there would be.
     pub fn ring_refusal(&self) -> Option<NoRing> {
-        self.rings.refused.or_else(|| Rings::errno(&lock(&self.rings.made)).map(NoRing::Refused))
+        self.rings.refused.or_else(|| Rings::refused(&lock(&self.rings.made), |_| true))
     }
 
     /// Reads that the rings were given so far.

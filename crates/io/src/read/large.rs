@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use spinio_device::WaitMode;
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, FileKind, Stat};
+use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
 use crate::ctx::Reader;
 use crate::decide::{
@@ -59,14 +59,18 @@ pub(crate) fn read(
         stream: None,
         waits,
     };
-    if let Some(by) = by_descriptor(&stat, flags, at) {
-        if by.reason == Reason::AppODirect {
-            // At once, not when the last buffer turns out to be misaligned.
-            check_direct_alignment(ctx, fd, at, len).map_err(fail)?;
-        }
+    let by = by_descriptor(&stat, flags, at);
+    let app_direct = by.is_some_and(|by| by.reason == Reason::AppODirect);
+    if app_direct {
+        // At once, not when the last buffer turns out to be misaligned.
+        check_direct_alignment(ctx, fd, at, len).map_err(fail)?;
+    }
+    // One system call keeps the bytes together at the descriptor's own offset, which others may share; several calls of a
+    // read through O_DIRECT do not.
+    if let Some(by) = by.filter(|_| !app_direct || at.is_some()) {
         return app_fd_read(by.reason, by.single_call).read(ctx);
     }
-    let sys = ctx.files.sys();
+    let (sys, asked) = (ctx.files.sys(), len);
     let (offset, len, reserved) = match at {
         Some(offset) => (offset, len, None),
         None => match ReservedOffset::new(sys, fd, len as u64, &stat) {
@@ -92,7 +96,14 @@ pub(crate) fn read(
             }
         },
     };
-    let read = read_at(ctx, span, fd, offset, to, len, (stat, absent.is_some()));
+    let read = if app_direct {
+        // As aligned as the program's read, which was longer if the file ends before it.
+        let aligned = len.next_multiple_of(linux::PAGE).min(asked);
+        let read = AppFdRead { at: Some(offset), len: aligned, ..app_fd_read(Reason::AppODirect, false) }.read(ctx);
+        read.map(|got| got.min(len))
+    } else {
+        read_at(ctx, span, fd, offset, to, len, (stat, absent.is_some()))
+    };
     if let Some(reserved) = reserved {
         reserved.release(sys, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }

@@ -15,7 +15,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::{Errno, linux};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultySyscalls, eventually, file, leak_check, mount_fixture, wait_exclusive,
+    Buffer, Call, Effect, FaultySyscalls, eventually, file, leak_check, mount_fixture, wait_exclusive, with_deadline,
 };
 
 const SIZE: usize = 8 << 20;
@@ -217,16 +217,17 @@ fn write_with_rwf_flags_uses_no_shadow_fd() {
     }
 }
 
-/// The kernel notifies a lease holder when another process opens the file. SPIN's own writes must not trigger that.
+/// The kernel notifies a lease holder when another process opens the file. SPIN's own writes and reads must not trigger
+/// that.
 #[test]
-fn app_lease_is_not_broken_by_own_write() {
+fn app_lease_is_not_broken_by_own_write_or_read() {
     let device = emulated("size=64M,bar=16M,p2p=1");
     let place = mount_fixture::create("tree").unwrap();
     let path = place.file("file");
     for mapped in [false, true] {
         drop(file::create_filled(&path, 0));
         wait_exclusive(&path).unwrap();
-        let opened = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DSYNC).open(&path).unwrap();
         let fd = opened.as_raw_fd();
         // The notification is a signal whose default action is to be ignored.
         const F_SETSIG: i32 = 10;
@@ -239,6 +240,8 @@ fn app_lease_is_not_broken_by_own_write() {
         let buffer = if mapped { Buffer::host_mapped(device, SIZE) } else { Buffer::new(device, SIZE) };
         buffer.write_at(0, &file::bytes(0, SIZE, 4));
         assert_eq!(runtime.write(fd, Some(0), buffer.target(0), SIZE).unwrap(), SIZE);
+        let read = with_deadline("a read of a leased file", || runtime.read(fd, Some(0), buffer.target(0), SIZE));
+        assert_eq!(read.unwrap(), SIZE);
         // SAFETY: as above.
         let lease = unsafe { libc::fcntl(fd, libc::F_GETLEASE) };
         assert_eq!(lease, libc::F_WRLCK, "the lease is being broken, mapped: {mapped}");

@@ -110,6 +110,8 @@ int main(void)
         CHECK(memcmp(got, sent, FILE_SIZE) == 0);
         CHECK(pread(file, device, 4096, 4096) == 4096);
         CHECK(posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) == 0);
+        sigset_t blocked;
+        CHECK(pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && !sigismember(&blocked, SIGINT));
     }
     device_free(device);
     return 0;

@@ -145,7 +145,7 @@ pub fn fstat(fd: Fd) -> Result<Stat> {
 }
 
 /// `fstat` from the Linux kernel's cache, without a request to a server.
-fn known_stat(fd: Fd) -> Result<Stat> {
+pub fn known_stat(fd: Fd) -> Result<Stat> {
     const AT_STATX_DONT_SYNC: u32 = 0x4000;
     // SAFETY: all-zero is a valid `struct statx`.
     let mut raw: k::statx = unsafe { core::mem::zeroed() };

@@ -2,6 +2,8 @@
 //!
 //! One table: all code that distinguishes file systems takes the numbers from here.
 
+/// Of none: the file system has not answered.
+pub const UNKNOWN: u64 = u64::MAX;
 /// ext2, ext3 and ext4.
 pub const EXT4: u64 = 0xef53;
 /// XFS.
@@ -74,7 +76,8 @@ pub const READ_ONLY_NOT_BINDING: [u64; 9] = [NFS, CEPH, GFS2, OCFS2, LUSTRE, GPF
 pub const WRITER_NOT_COUNTED: [u64; 2] = [TMPFS, HUGETLBFS];
 
 /// Their names in trees and in the file names of stored models.
-const NAMES: [(u64, &str); 29] = [
+const NAMES: [(u64, &str); 30] = [
+    (UNKNOWN, "unknown"),
     (EXT4, "ext4"),
     (XFS, "xfs"),
     (BTRFS, "btrfs"),

@@ -76,26 +76,28 @@ fn named_by(fd: Fd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
 }
 
+/// Not if the program has closed the number, and opened a file as the same one: that is not ours to close.
+fn close_if_named(fd: Fd, names: Option<(u64, u64)>) {
+    if names.is_some() && named_by(fd) == names {
+        let _ = close(fd);
+    }
+}
+
 impl NewOwnRing {
     /// A ring with so many empty slots, for reads of the calling thread.
     pub fn new(slots: u32) -> Result<NewOwnRing> {
         let mut params = Params { flags: SETUP_CLAMP | SETUP_COOP_TASKRUN, ..Params::default() };
         let fd = setup(DEPTH as u32, &mut params)?;
+        let names = named_by(fd);
         let made = || {
             add_slots(fd, slots)?;
             let memory = RingMemory::map(fd, &params)?;
             let mut update = RingFdUpdate { index: u32::MAX, reserved: 0, fd: fd as u64 };
             // SAFETY: `update` lives across the call, which writes the index into it.
             let done = unsafe { register(fd, REGISTER_RING_FDS, &raw mut update as usize, 1) }?;
-            if done == 1 {
-                Ok(NewOwnRing { fd, index: update.index, memory, names: named_by(fd) })
-            } else {
-                Err(Errno::NOSPC)
-            }
+            if done == 1 { Ok(NewOwnRing { fd, index: update.index, memory, names }) } else { Err(Errno::NOSPC) }
         };
-        made().inspect_err(|_| {
-            let _ = close(fd);
-        })
+        made().inspect_err(|_| close_if_named(fd, names))
     }
 
     /// The descriptor, in the table of this thread.
@@ -114,11 +116,8 @@ impl NewOwnRing {
         self.close();
     }
 
-    /// Not if the program has closed the number, and opened a file as the same one: that is not ours to close.
     fn close(&self) {
-        if self.names.is_some() && named_by(self.fd) == self.names {
-            let _ = close(self.fd);
-        }
+        close_if_named(self.fd, self.names);
     }
 }
 

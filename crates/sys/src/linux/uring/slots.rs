@@ -45,8 +45,8 @@ pub(super) fn set_slot(ring: Fd, slot: u32, file: Option<Fd>) -> Result<()> {
 
 /// Whether a slot that is emptied closes its file at once. Up to Linux 6.3 it does so a second later, and a file system
 /// would stay busy after the program closed its last file. Uses slot 0, which must be empty.
-pub(super) fn frees_slots(ring: Fd) -> bool {
-    let Ok((out, into)) = pipe() else { return false };
+fn frees_slots(ring: Fd) -> Result<bool> {
+    let (out, into) = pipe()?;
     let put = set_slot(ring, 0, Some(out));
     let _ = close(out);
     let emptied = put.and_then(|()| set_slot(ring, 0, None)).is_ok();
@@ -55,10 +55,10 @@ pub(super) fn frees_slots(ring: Fd) -> bool {
     // on the way out of a system call.
     let closed = emptied && unsafe { libc::poll(&raw mut state, 1, 2) } == 1 && state.revents & libc::POLLERR != 0;
     let _ = close(into);
-    closed
+    Ok(closed)
 }
 
 /// The ring, if its slots close files at once.
 pub(super) fn checked<R>(ring: Fd, value: R) -> Result<R> {
-    if frees_slots(ring) { Ok(value) } else { Err(Errno::OPNOTSUPP) }
+    if frees_slots(ring)? { Ok(value) } else { Err(Errno::OPNOTSUPP) }
 }
