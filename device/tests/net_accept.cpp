@@ -32,6 +32,13 @@ struct KernelCalls {
     __device__ int connect(int s, const net::Address &a) const { return net::connect(group, handle, s, a); }
     __device__ int accept(int s, int flags) const { return net::accept(group, handle, s, nullptr, flags); }
     __device__ int limit(int s, uint64_t ns) const { return net::set_timeout(group, handle, s, ns, 0); }
+    __device__ int64_t limit_of(int s) const
+    {
+        int64_t time[2] = {0, 0};
+        unsigned length = sizeof time;
+        net::getsockopt(group, handle, s, net::LEVEL_SOCKET, net::OPTION_RCVTIMEO, time, &length);
+        return time[0] * 1000 + time[1] / 1000;
+    }
     __device__ int close(int s) const { return net::close(group, handle, s); }
     __device__ int send(int s, char value) const
     {
@@ -89,6 +96,13 @@ struct PlainCalls {
         timeval time = {time_t(ns / (1000 * ms)), suseconds_t(ns / 1000 % ms)};
         return or_errno(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time));
     }
+    int64_t limit_of(int s) const
+    {
+        timeval time = {};
+        socklen_t length = sizeof time;
+        getsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, &length);
+        return time.tv_sec * 1000 + time.tv_usec / 1000;
+    }
     int close(int s) const { return or_errno(::close(s)); }
     int send(int s, char value) const { return or_errno(::send(s, &value, 1, MSG_NOSIGNAL)); }
     int receive(int s) const
@@ -124,6 +138,8 @@ __host__ __device__ void accepts(Calls &calls, int listener, int client, char va
 {
     const int s = calls.accept(listener, 0);
     calls.put(s > 0);
+    // Of TCP, that of the listening socket.
+    calls.put(calls.limit_of(s));
     calls.put(calls.send(client, value));
     calls.put(calls.receive(s));
     calls.put(calls.close(client));
@@ -346,7 +362,9 @@ static void limit_counts_the_wait_for_a_mailbox()
     Net net;
     std::string name;
     const int listening = listener(net, "unix:@", name);
-    const unsigned waiting = net.handle.mailboxes - net::layout::quick_mailboxes;
+    const unsigned all = net.handle.mailboxes - net::layout::quick_mailboxes;
+    // As many as accept may have.
+    const unsigned waiting = all - all / 8;
     const uint64_t calls = net.stats().calls;
     spinio::launch_resident_on(net.stream, wait_in_threads, (waiting + 63) / 64, 64, net.handle, listening, waiting, net.words + 2);
     wait_for_calls(net, calls + waiting);
@@ -443,6 +461,31 @@ static void connection_without_room_waits()
     close(second);
 }
 
+// The limit of the connection that an event tells of.
+__global__ void limit_of_event(net::Handle handle, int listener, int64_t *out)
+{
+    __shared__ net::Ready ready;
+    auto g = net::block();
+    const int set = net::set(g, handle);
+    net::set_timeout(g, handle, listener, 70 * ms, 0);
+    net::add(g, handle, set, listener, net::IN);
+    out[0] = net::wait(g, handle, set, &ready, 1, -1) == 1 && ready.events & net::NEW;
+    out[1] = KernelCalls<net::Block>{g, handle, nullptr, nullptr, out, 0}.limit_of(ready.s);
+    net::close(g, handle, ready.s);
+}
+
+static void connection_of_an_event_has_the_limits_of_its_listening_socket()
+{
+    Net net;
+    std::string name;
+    const int listening = listener(net, "tcp://127.0.0.1:0", name);
+    spinio::launch_resident_on(net.stream, limit_of_event, 1, 32, net.handle, listening, net.words);
+    const int s = connect_to(name);
+    net.wait();
+    CHECK(net.words[0] == 1 && net.words[1] == 70);
+    close(s);
+}
+
 int main()
 {
     kernels_have_the_results_of_programs();
@@ -452,6 +495,7 @@ int main()
     proxy_wakes_for_a_limit();
     connection_comes_before_a_limit();
     connection_without_room_waits();
+    connection_of_an_event_has_the_limits_of_its_listening_socket();
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -321,6 +321,7 @@ impl Net {
             descriptor: socket as u32,
             argument,
             address: Address::new(address),
+            time_limit: 0,
         };
         self.send(Command::Call(request, sender))?;
         let reply = receiver.recv().map_err(|_| ended())?;

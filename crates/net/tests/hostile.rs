@@ -176,7 +176,7 @@ fn shutdown_that_is_seen_before_a_send_says_how_far_it_goes() {
     let Descriptor { index, epoch } = Descriptor::of(socket as u32);
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
     let (call, address, descriptor) = (Ok(Call::Shutdown), Address::EMPTY, socket as u32);
-    Request { call, flags: 0, number: 1, descriptor, argument: 1, address }.store(&mailbox[..16]);
+    Request { call, flags: 0, number: 1, descriptor, argument: 1, address, time_limit: 0 }.store(&mailbox[..16]);
     kernel.ring(Op::Control, 4000, 0, 0);
     let mut got = Vec::new();
     peer.read_to_end(&mut got).unwrap();
@@ -220,7 +220,8 @@ fn reset(peer: TcpStream) {
 fn new_socket(kernel: &Kernel, number: u32, domain: u32, kind: u32) -> i32 {
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
     let (call, address) = (Ok(Call::Socket), Address::EMPTY);
-    let request = Request { call, flags: 0, number, descriptor: 0, argument: domain << 16 | kind, address };
+    let request =
+        Request { call, flags: 0, number, descriptor: 0, argument: domain << 16 | kind, address, time_limit: 0 };
     request.store(&mailbox[..16]);
     kernel.ring(Op::Control, 0, 0, 0);
     let mut result = 0;
@@ -238,7 +239,7 @@ fn second_request_of_a_mailbox_before_the_first_answer_is_a_violation() {
     let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 1).unwrap();
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
     let (call, address, descriptor) = (Ok(Call::Accept), Address::EMPTY, listener as u32);
-    Request { call, flags: 0, number: 1, descriptor, argument: 0, address }.store(&mailbox[..16]);
+    Request { call, flags: 0, number: 1, descriptor, argument: 0, address, time_limit: 0 }.store(&mailbox[..16]);
     kernel.ring(Op::Control, 0, 0, 0);
     assert_eq!(net.stats().violations, 0);
     kernel.ring(Op::Control, 0, 0, 0);
@@ -304,7 +305,7 @@ fn accept_within(kernel: &Kernel, listener: i32, number: u32, limit: u64) -> i32
     let mailbox = kernel.words(kernel.sizes().mailboxes(), MAILBOX_BYTES);
     let (call, descriptor) = (Ok(Call::Accept), listener as u32);
     let address = Address::of_words(std::array::from_fn(|word| if word == 0 { limit } else { 0 }), 0);
-    Request { call, flags: 0, number, descriptor, argument: 0, address }.store(&mailbox[..16]);
+    Request { call, flags: 0, number, descriptor, argument: 0, address, time_limit: 0 }.store(&mailbox[..16]);
     kernel.ring(Op::Control, 0, 0, 0);
     let mut accepted = 0;
     until("nothing is accepted", || {

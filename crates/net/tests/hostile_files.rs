@@ -148,7 +148,8 @@ fn random_requests_touch_no_file_outside_and_no_other_socket() {
             let words = std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0));
             let address = Address::of_words(words, random.below(256) as u8);
             let flags = random.of(&[0, DONTWAIT, u16::MAX]);
-            let request = Request { call: Ok(call), flags, number: round, descriptor, argument, address };
+            let request =
+                Request { call: Ok(call), flags, number: round, descriptor, argument, address, time_limit: 0 };
             kernel.ask(mailbox, &request);
             asked.push((mailbox, call));
         }

@@ -32,7 +32,8 @@ pub enum Op {
     Armed = 5,
     /// The kernel uses the descriptor no more. What it has sent goes up to the position.
     Close = 6,
-    /// A request is in the mailbox whose number is in the place of the socket. If it ends sending, the position is as of a close.
+    /// A request is in the mailbox whose number is in the place of the socket. If it ends sending, the position is as of a close; of
+    /// connect it is a time limit in microseconds, 0: none.
     Control = 7,
     /// The other end of a connection inside the net has something new: [`crate::peer::Notice`] is in the place of the position.
     Ready = 40,

@@ -179,7 +179,8 @@ fn reply_belongs_to_its_request() {
         for number in 1..=2_u32 {
             let argument = number * 10;
             let address = Address::EMPTY;
-            let request = Request { call: Ok(Call::Accept), flags: 0, number, descriptor: 0, argument, address };
+            let request =
+                Request { call: Ok(Call::Accept), flags: 0, number, descriptor: 0, argument, address, time_limit: 0 };
             request.store(&mailbox[..16]);
             bell[0].store_release(number.into());
             let reply = loop {

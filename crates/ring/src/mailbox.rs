@@ -112,6 +112,8 @@ pub struct Request {
     pub argument: u32,
     /// Of bind and connect.
     pub address: Address,
+    /// Of connect, whose mailbox has no room for it: nanoseconds, 0: none. It comes with the doorbell.
+    pub time_limit: u64,
 }
 
 /// A reply.
@@ -167,6 +169,7 @@ impl Request {
             descriptor: w1 as u32,
             argument: (w1 >> 32) as u32,
             address: Address { len: (w0 >> 8) as u8, words },
+            time_limit: 0,
         }
     }
 }
@@ -222,6 +225,7 @@ mod tests {
             descriptor: 0x7fff_ffff,
             argument: 5,
             address: Address::new(&bytes),
+            time_limit: 0,
         };
         asked.store(request);
         assert_eq!(Request::load(request), asked);

@@ -9,9 +9,11 @@ const CONTROL: &str = "device/include/spinio/net/control.h";
 const EVENT: &str = "device/include/spinio/net/event.h";
 const POLL: &str = "device/include/spinio/net/poll.h";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
+const PROXY_CONNECT: &str = "crates/net/src/proxy/connect.rs";
 const PROXY_CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
 const PROGRAM_POLL: &str = "crates/net/src/socket/poll.rs";
-const PROXY_ACCEPT: &str = "crates/net/src/proxy/accept.rs";
+const PROXY_LIMITS: &str = "crates/net/src/proxy/time_limits.rs";
 
 pub(super) const RULES: &[Mutant] = &[
     rule(
@@ -55,7 +57,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "connect-told",
         "an end that is connected later is told to its event set before a kernel has armed it",
-        PROXY_CONTROL,
+        PROXY_CONNECT,
         ["        socket.tells_connected = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);\n", ""],
         &[Kernels("net_options")],
     ),
@@ -86,14 +88,14 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "accept-own",
         "the limit of one call ends no other",
-        PROXY_ACCEPT,
+        PROXY_LIMITS,
         ["let is_late = |accept: &Accept| accept.deadline <= now;", "let is_late = |_: &Accept| true;"],
         &[Kernels("net_accept")],
     ),
     rule(
         "accept-first",
         "a connection that is there comes before a limit that has passed",
-        PROXY_ACCEPT,
+        PROXY_LIMITS,
         [
             "                self.accept_all(index, now);\n            }\n            let Some(socket)",
             "            }\n            let Some(socket)",
@@ -106,6 +108,51 @@ pub(super) const RULES: &[Mutant] = &[
         PROXY,
         ["sleep.min(self.next_deadline.saturating_sub(now))", "sleep"],
         &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-inherit",
+        "a connection of TCP has the time limits of its listening socket",
+        CONTROL,
+        ["if (!(receive | send) || domain_of(from) == UNIX || find(net, s))", "if (true)"],
+        &[Kernels("net_accept")],
+    ),
+    rule(
+        "accept-room",
+        "groups that wait for connections leave mailboxes to those that serve them",
+        CONTROL,
+        ["count -= count / 8;", "count -= 0;"],
+        &[Kernels("net_connect")],
+    ),
+    rule(
+        "connect-limit",
+        "connect ends after its time limit, and goes on",
+        PROXY_CONNECT,
+        ["return self.limit(descriptor.index, deadline);", "return;"],
+        &[Kernels("net_connect")],
+    ),
+    rule(
+        "connect-packets",
+        "a packet socket does not connect after its call",
+        PROXY_CONNECT,
+        [
+            "if let Some(caller) = socket.connect.take().and_then(|connect| connect.caller) {",
+            "if let Some(caller) = socket.connect.as_mut().and_then(|connect| connect.caller.take()) {",
+        ],
+        &[Kernels("net_connect")],
+    ),
+    rule(
+        "event-once",
+        "what is true of an end counts only until an event was made of it",
+        PROXY_EVENTS,
+        ["self.sockets.get(descriptor).is_some_and(|socket| socket.watch.is_armed())", "true"],
+        &[Kernels("net_nets")],
+    ),
+    rule(
+        "shut-datagrams",
+        "datagrams whose sends have returned are sent before the direction ends",
+        PROXY_CONTROL,
+        ["let waits = socket.incoming.pending() > 0 &&", "let waits = false &&"],
+        &[Kernels("net_datagrams")],
     ),
     rule(
         "poll-anchor",

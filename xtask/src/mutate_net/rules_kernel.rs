@@ -311,7 +311,7 @@ pub(super) const RULES: &[Mutant] = &[
         "event-closed",
         "events of closed sockets are left out",
         EVENT,
-        ["            if (find(net, ready[i].s) == 0)\n", ""],
+        ["            if (find(net, ready[i].s))\n                continue;\n", ""],
         &[Rules("events")],
     ),
     rule(
@@ -335,7 +335,7 @@ pub(super) const RULES: &[Mutant] = &[
         "shutdown-position",
         "a shutdown says how far was sent",
         CONTROL,
-        ["ended ? detail::position_of(&detail::device_socket(net, s)->send_lock) : 0;", "0;"],
+        ["ended.failed ? 0 : ended.position;", "0;"],
         &[Rules("close")],
     ),
     rule(

@@ -16,7 +16,7 @@ const RINGS: &str = "crates/net/src/proxy/rings.rs";
 const DEVICE_MEMORY: &str = "crates/net/src/proxy/device_memory.rs";
 const ANNOUNCED: &str = "crates/net/src/proxy/announced.rs";
 const IMPORTS: &str = "crates/net/src/proxy/imports.rs";
-const CONTROL: &str = "crates/net/src/proxy/control.rs";
+const CONNECT: &str = "crates/net/src/proxy/connect.rs";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
@@ -150,7 +150,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "nets-go",
         "a kernel that connects to another net moves no byte before both have agreed",
-        CONTROL,
+        CONNECT,
         ["if errno == 0 && self.waits_for_go(index) {", "if false {"],
         &[Kernels("net_doors"), Kernels("net_nets")],
     ),
@@ -199,7 +199,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "nets-renew",
         "a name that was chosen for one address is not used for another one",
-        CONTROL,
+        CONNECT,
         ["            self.forget_announced(index);\n", "            self.end_announced(index);\n"],
         &[Kernels("net_nets")],
     ),

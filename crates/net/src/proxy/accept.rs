@@ -10,8 +10,6 @@
 //!
 //! The proxy alone decides which of the two a call gets, so that no connection goes to a call that has ended.
 
-use std::collections::VecDeque;
-
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
 use spinio_sys::Errno;
@@ -100,43 +98,6 @@ impl Proxy {
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return self.postpone(index),
                 Err(errno) => return self.cancel_calls(index, errno),
             }
-        }
-    }
-
-    /// Ends the calls whose time limit has passed; whether there were any.
-    pub(super) fn end_late_accepts(&mut self, now: u64) -> bool {
-        if now < self.next_deadline {
-            return false;
-        }
-        let mut ended = false;
-        self.next_deadline = u64::MAX;
-        for index in std::mem::take(&mut self.limited) {
-            let is_late = |accept: &Accept| accept.deadline <= now;
-            if self.sockets.at(index).is_some_and(|socket| socket.accepts.iter().any(is_late)) {
-                // As in Linux, a connection that is there comes before the limit.
-                self.accept_all(index, now);
-            }
-            let Some(socket) = self.sockets.at(index) else { continue };
-            let (late, waiting): (VecDeque<_>, _) = socket.accepts.drain(..).partition(is_late);
-            socket.accepts = waiting;
-            let next = socket.accepts.iter().map(|accept| accept.deadline).min();
-            self.limit(index, next.unwrap_or(u64::MAX));
-            ended |= !late.is_empty();
-            for Accept { caller, .. } in late {
-                self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
-            }
-        }
-        ended
-    }
-
-    /// A call on this socket ends at the deadline, if it has one.
-    fn limit(&mut self, index: u32, deadline: u64) {
-        if deadline == u64::MAX {
-            return;
-        }
-        self.next_deadline = self.next_deadline.min(deadline);
-        if !self.limited.contains(&index) {
-            self.limited.push(index);
         }
     }
 }

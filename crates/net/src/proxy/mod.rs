@@ -23,6 +23,7 @@ mod announced;
 mod announcement;
 mod caller;
 mod channels;
+mod connect;
 mod control;
 mod datagram;
 mod device_memory;
@@ -45,6 +46,7 @@ mod sets;
 mod shared;
 mod sockets;
 mod stream;
+mod time_limits;
 mod transfers;
 
 use std::collections::VecDeque;
@@ -238,7 +240,7 @@ impl Proxy {
             worked |= self.take_doorbells(now);
             worked |= self.take_results(now);
             worked |= self.pump_hot(now);
-            worked |= self.end_late_accepts(now);
+            worked |= self.end_late_calls(now);
             worked |= self.look_at_granules();
             self.notify_held();
             if now.saturating_sub(self.last_tick) >= TICK_NS {
@@ -393,6 +395,7 @@ impl Proxy {
     }
 
     /// The request of a mailbox. One to shut a direction down, or to send a file, comes with how far was sent, as a close does.
+    /// `sent`: as [`Op::Control`] says.
     fn take_request(&mut self, mailbox: u32, sent: Position, now: u64) {
         let Some(waiting) = self.waiting.get_mut(mailbox as usize) else {
             return self.counters.violations.add(1);
@@ -401,10 +404,13 @@ impl Proxy {
             // A second request before the answer to the first one.
             return self.counters.violations.add(1);
         }
-        let request = Request::load(self.memory.mailbox(mailbox).0);
+        let mut request = Request::load(self.memory.mailbox(mailbox).0);
         let shuts = request.call == Ok(Call::Shutdown) && matches!(request.argument, 1 | 2);
         if shuts || request.call == Ok(Call::SendFile) {
             self.sent_up_to(Descriptor::of(request.descriptor), sent);
+        }
+        if request.call == Ok(Call::Connect) {
+            request.time_limit = sent.bits().saturating_mul(1000);
         }
         self.call(
             request,

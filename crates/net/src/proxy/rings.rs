@@ -105,7 +105,9 @@ impl Rings {
             return Slot::Ready(at as u16);
         }
         // One that could not be made, such as while the device had no memory, may be made now.
-        let place = self.own.iter().position(|own| !own.used && !own.making && own.fd.is_none()).unwrap_or(self.own.len()) as u16;
+        let place =
+            self.own.iter().position(|own| !own.used && !own.making && own.fd.is_none()).unwrap_or(self.own.len())
+                as u16;
         if place >= OWN_PEERS || importer.send(Request::Make(place)).is_err() {
             return Slot::None;
         }

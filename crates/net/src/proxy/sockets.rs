@@ -59,6 +59,8 @@ pub(crate) struct Accept {
 pub(crate) struct Connect {
     /// The call; none once it has returned without waiting.
     pub(crate) caller: Option<Caller>,
+    /// It returns then; `u64::MAX`: it has no time limit.
+    pub(crate) deadline: u64,
     /// The address.
     pub(crate) to: Vec<u8>,
 }

@@ -155,6 +155,11 @@ fn accept_ends_after_its_time_limit_and_loses_no_connection() {
 }
 
 #[test]
+fn connect_ends_after_its_time_limit_and_has_room_beside_accepts() {
+    passes_with_sockets("net_connect");
+}
+
+#[test]
 fn kernels_call_sockets_by_the_names_of_the_paper() {
     passes_with_sockets("gpunet");
 }

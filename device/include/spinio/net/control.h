@@ -85,8 +85,8 @@ struct Request {
     uint32_t argument;
     int flags;
     const Address *address;
-    uint64_t sent = 0;    // how far was sent: of a shutdown
-    uint64_t timeout = 0; // nanoseconds, 0: none: of an accept
+    uint64_t position = 0; // how far was sent: of a shutdown; microseconds, 0: none: of a connect
+    uint64_t timeout = 0;  // nanoseconds, 0: none: of an accept, and of how long a connect waits for a mailbox
 };
 
 // On the leader alone. `posting`: the lock of the sending direction, which the caller has until the request is on its way; the request
@@ -95,6 +95,9 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
 {
     unsigned first = waits ? layout::quick_mailboxes : 0;
     unsigned count = waits ? net.mailboxes - layout::quick_mailboxes : layout::quick_mailboxes;
+    // Groups that wait for connections leave some to those that serve them.
+    if (request.call == layout::call_accept)
+        count -= count / 8;
     uint64_t *claims = device_words(net, layout::mailbox_claims(net.sockets));
     const uint64_t deadline = deadline_of(request.timeout, 0);
     Backoff waiting;
@@ -126,7 +129,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
     }
     words[1] = uint32_t(request.s) | uint64_t(request.argument) << 32;
     words[0] = uint64_t(request.call) | length << 8 | uint64_t(request.flags) << 16 | uint64_t(number) << 32;
-    int result = ring(net, layout::doorbell_control, mailbox, 0, posting ? position_of(posting) : request.sent);
+    int result = ring(net, layout::doorbell_control, mailbox, 0, posting ? position_of(posting) : request.position);
     if (posting)
         unlock(request.s, posting, position_of(posting));
     uint64_t *reply = words + layout::line_bytes / 8;
@@ -192,6 +195,21 @@ __device__ int listen(Group group, const Handle &net, int s, int backlog)
     return detail::call_together(group, net, {layout::call_listen, s, uint32_t(backlog), 0, nullptr});
 }
 
+namespace detail {
+
+// As in Linux, a connection of TCP has the time limits that its listening socket has when it is accepted.
+__device__ inline void inherit_time_limits(const Handle &net, int listener, int s)
+{
+    layout::DeviceSocket *from = device_socket(net, listener), *to = device_socket(net, s);
+    const uint64_t receive = load_relaxed_device(&from->receive_timeout), send = load_relaxed_device(&from->send_timeout);
+    if (!(receive | send) || domain_of(from) == UNIX || find(net, s))
+        return;
+    store_release_device(&to->receive_timeout, receive);
+    store_release_device(&to->send_timeout, send);
+}
+
+} // namespace detail
+
 // Waits for a connection, as long as the time limit of receiving says (set_timeout() or SO_RCVTIMEO): its descriptor or -errno. The leader
 // stores the peer's address. -EAGAIN: the limit has passed; a connection that comes later is there for the next call.
 template <typename Group>
@@ -204,22 +222,31 @@ __device__ int accept(Group group, const Handle &net, int s, Address *peer = nul
         if (!result) {
             const uint64_t timeout = load_relaxed_device(&detail::device_socket(net, s)->receive_timeout);
             result = detail::call(net, {layout::call_accept, s, blockIdx.x, flags & DONTWAIT, nullptr, 0, timeout}, true, peer);
+            if (result > 0)
+                detail::inherit_time_limits(net, s, int(result));
         }
     }
     return int(share(group, result));
 }
 
-// Waits until it is connected. DONTWAIT, of streams: -EINPROGRESS if that takes time. Then `send` and `recv` wait for it, `poll` and event
-// sets tell OUT once it is there or has failed, and getsockopt of OPTION_ERROR tells why (options.h).
+// Waits until it is connected, as long as the time limit of sending says (set_timeout() or SO_SNDTIMEO). Of streams, DONTWAIT and after
+// the limit: -EINPROGRESS. Then `send` and `recv` wait for it, `poll` and event sets tell OUT once it is there or has failed, and
+// getsockopt of OPTION_ERROR tells why (options.h). A packet socket is not connected after the limit: -EAGAIN.
 template <typename Group>
 __device__ int connect(Group group, const Handle &net, int s, const Address &address, int flags = 0)
 {
     SPINIO_CHECK_CALL(group, "connect", net, s, address, flags);
     // Before the request: another group may use the socket as soon as an event tells that it is connected.
-    const bool later = flags & DONTWAIT && group.leads() && !detail::find(net, s) && detail::type_of(detail::device_socket(net, s)) == STREAM;
-    if (later)
-        store_relaxed_device(&detail::device_socket(net, s)->connected, 2);
-    int result = detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address}, true);
+    uint64_t timeout = 0;
+    if (group.leads() && !detail::find(net, s)) {
+        layout::DeviceSocket *socket = detail::device_socket(net, s);
+        timeout = load_relaxed_device(&socket->send_timeout);
+        if ((flags & DONTWAIT || timeout) && detail::type_of(socket) == STREAM)
+            store_relaxed_device(&socket->connected, 2);
+    }
+    const uint64_t microseconds = timeout / 1000 + (timeout % 1000 != 0);
+    int result =
+        detail::call_together(group, net, {layout::call_connect, s, blockIdx.x, flags & DONTWAIT, &address, microseconds & layout::position_mask, timeout}, true);
     // Known here only for datagrams and packets; family 0 of a datagram socket takes its peer away.
     if (group.leads() && !result)
         store_relaxed_device(&detail::device_socket(net, s)->connected, (address.bytes[0] | address.bytes[1]) != 0);

@@ -70,9 +70,13 @@ __device__ inline bool claim_events(const Handle &net, layout::DeviceSet *set, R
         if (compare_exchange_device(&set->head, head, head + there) != head)
             continue;
         count = 0;
-        for (uint64_t i = 0; i < there; i++)
-            if (find(net, ready[i].s) == 0)
-                ready[count++] = ready[i];
+        for (uint64_t i = 0; i < there; i++) {
+            if (find(net, ready[i].s))
+                continue;
+            if (ready[i].events & NEW)
+                inherit_time_limits(net, ready[i].listener, ready[i].s);
+            ready[count++] = ready[i];
+        }
         return true;
     }
 }

@@ -140,7 +140,7 @@ __device__ SPINIO_OUTLINE inline int rearm_if_peer(Handle net, int s, layout::Do
     const Peer peer = peer_of(net, s, word);
     // The proxy arms the watch and looks at the words itself.
     if (peer.shared)
-        return doorbell == layout::doorbell_armed ? 0 : ring(net, doorbell, index_of(s), epoch_of(s), 0);
+        return ring(net, doorbell, index_of(s), epoch_of(s), 0);
     uint64_t events = load_acquire_system(record_of(net, s) + layout::record_send) & 0xffff;
     uint64_t arming = arm_peer(peer, events | ERR | HUP);
     uint64_t notice = arming << layout::notice_events_bits | uint64_t(look_at_peer(socket, peer).events);

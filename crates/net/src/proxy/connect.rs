@@ -1,0 +1,162 @@
+//! connect: a connection of Linux, or one that becomes an end of memory of this net (loopback.rs) or of another (announced.rs).
+//!
+//! ```text
+//!   call ──> Unconnected, Connecting ──> connected: reply 0        ──┐ refused: reply -errno, Unconnected again
+//!     │ DONTWAIT, or after the time limit of its socket (SO_SNDTIMEO)│
+//!     └──> reply EINPROGRESS; the socket waits by itself: `connecting` in its line ──> OUT, or the error for SO_ERROR
+//! ```
+//!
+//! As in Linux, a limit ends the call and not the connection. A packet socket (SEQPACKET) does not connect after its call: EAGAIN.
+
+use spinio_ring::Word;
+use spinio_ring::layout::Descriptor;
+use spinio_ring::line::{CONNECTING, ERR};
+use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
+use spinio_sys::linux::socket::{self, is_inet};
+use spinio_sys::{Errno, injection_point};
+
+use super::Proxy;
+use super::caller::Caller;
+use super::sockets::{Connect, DGRAM, STREAM, State};
+
+impl Proxy {
+    pub(super) fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
+        let descriptor = Descriptor::of(request.descriptor);
+        let errno = match self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()) {
+            None => Errno::BADF,
+            Some(socket) if socket.connect.is_some() => Errno::ALREADY,
+            Some(socket) if socket.kind == DGRAM => {
+                // At once, also again, and back to no address.
+                let (bytes, len) = request.address.bytes();
+                let fd = socket.fd.as_ref().map(|fd| fd.0);
+                let done = fd.map_or(Err(Errno::CONNRESET), |fd| socket::connect(fd, &bytes[..len]));
+                let result = done.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
+                return self.answer(caller, Reply::new(result));
+            }
+            Some(socket) => match socket.state {
+                State::Connected | State::Upgraded => Errno::ISCONN,
+                State::Listening => Errno::INVAL,
+                State::Failed => Errno::CONNRESET,
+                State::Unconnected | State::Connecting => {
+                    let (bytes, len) = request.address.bytes();
+                    let limit = request.time_limit;
+                    let deadline = if limit == 0 { u64::MAX } else { now.saturating_add(limit) };
+                    socket.connect = Some(Connect { caller: Some(caller), deadline, to: bytes[..len].to_vec() });
+                    socket.meeting.since = None;
+                    if std::mem::take(&mut socket.connect_error) != 0 {
+                        self.set_error(descriptor.index, Errno::NOTCONN.raw_os_error() as u16);
+                    }
+                    self.note_client(descriptor.index);
+                    if !self.announce(descriptor.index, now) {
+                        self.connect_again(descriptor.index, now);
+                    }
+                    if request.flags & DONTWAIT != 0 {
+                        self.connect_later(descriptor.index);
+                    }
+                    return self.limit(descriptor.index, deadline);
+                }
+            },
+        };
+        self.answer(caller, Reply::new(-errno.raw_os_error()));
+    }
+
+    /// The time limit of a call has passed.
+    pub(super) fn end_late_connect(&mut self, index: u32) {
+        self.connect_later(index);
+        // A packet socket.
+        let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind != STREAM) else { return };
+        if let Some(caller) = socket.connect.take().and_then(|connect| connect.caller) {
+            self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+        }
+    }
+
+    /// A call of connect does not wait: it returns, if the connection is not there yet.
+    fn connect_later(&mut self, index: u32) {
+        let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return };
+        let Some(caller) = socket.connect.as_mut().and_then(|connect| connect.caller.take()) else { return };
+        // Neither an error nor room, until it is connected or has failed.
+        (socket.errno, socket.flags) = (CONNECTING, socket.flags & !ERR);
+        let line = self.memory.device_line(index);
+        line[0].store_release(socket.outgoing.line(socket.flags).word());
+        line[1].store_release(socket.incoming.line(socket.errno).word());
+        self.answer(caller, Reply::new(-Errno::INPROGRESS.raw_os_error()));
+    }
+
+    /// The connection is there, or has failed: answers the call, or tells those that look at the socket later.
+    pub(super) fn end_connect(&mut self, index: u32, connect: Option<Connect>, errno: i32) {
+        let Some(connect) = connect else { return };
+        if let Some(caller) = connect.caller {
+            return self.answer(caller, Reply::new(-errno));
+        }
+        let Some(socket) = self.sockets.at(index) else { return };
+        socket.connect_error = errno as u16;
+        socket.tells_connected = socket.meeting.end.as_ref().is_some_and(|end| !end.place.shared);
+        if errno != 0 {
+            self.set_error(index, errno as u16);
+        }
+        // Not told at once: accept of this net may come here, and has counted the room for its own event.
+        self.heat(index);
+    }
+
+    /// Begins to connect, or tries once more where a listener's backlog was full.
+    pub(super) fn connect_again(&mut self, index: u32, now: u64) {
+        if self.stopped || self.waits_for_welcome(index) {
+            return;
+        }
+        let Some(socket) = self.sockets.at(index) else { return };
+        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
+        // After an attempt that failed, Linux says so once more, where nothing has asked connect(2) how it ended.
+        let again = |errno| if errno == Errno::CONNABORTED { socket::connect(fd, &connect.to) } else { Err(errno) };
+        match socket::connect(fd, &connect.to).or_else(again) {
+            Ok(()) => self.connected(index, 0, now),
+            Err(Errno::INPROGRESS | Errno::INTR) => socket.state = State::Connecting,
+            Err(Errno::AGAIN) => self.postpone(index),
+            Err(errno) => self.connected(index, errno.raw_os_error(), now),
+        }
+    }
+
+    /// An event came while it was connecting.
+    pub(super) fn finish_connect(&mut self, index: u32, now: u64) {
+        if self.stopped {
+            return;
+        }
+        let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)) else { return };
+        match socket::take_error(fd) {
+            Ok(0) if socket::getpeername(fd).is_ok() => self.connected(index, 0, now),
+            Ok(0) => {}
+            Ok(errno) => self.connected(index, errno, now),
+            Err(errno) => self.connected(index, errno.raw_os_error(), now),
+        }
+    }
+
+    fn connected(&mut self, index: u32, errno: i32, now: u64) {
+        if errno == 0 && self.waits_for_go(index) {
+            injection_point!("connecting net: connected");
+            if let Some(socket) = self.sockets.at(index) {
+                socket.state = State::Connecting;
+            }
+            return;
+        }
+        if errno == 0 && self.meet(index, now) {
+            return self.pace.gave(now);
+        }
+        if errno != 0 {
+            self.forget_announced(index);
+        }
+        let Some(socket) = self.sockets.at(index) else { return };
+        let connect = socket.connect.take();
+        socket.state = if errno == 0 { State::Connected } else { State::Unconnected };
+        if errno == 0 {
+            if let Some(fd) = socket.fd.as_ref().filter(|_| is_inet(socket.domain)) {
+                let _ = socket::no_delay(fd.0);
+            }
+            socket.readable = true;
+            socket.writable = true;
+            self.set_error(index, 0);
+            self.counters.connected.add(1);
+            self.heat(index);
+        }
+        self.end_connect(index, connect, errno);
+        self.pace.gave(now);
+    }
+}

@@ -1,0 +1,59 @@
+//! Calls that end after the time limit of their socket: accept and connect.
+//!
+//! Those that send and receive look at the time themselves, on the device. These are ended here alone, so that no connection goes to
+//! a call that has returned.
+
+use std::collections::VecDeque;
+
+use spinio_ring::mailbox::Reply;
+use spinio_sys::Errno;
+
+use super::Proxy;
+use super::sockets::Accept;
+
+impl Proxy {
+    /// A call on this socket ends at the deadline; `u64::MAX`: it has none.
+    pub(super) fn limit(&mut self, index: u32, deadline: u64) {
+        if deadline == u64::MAX {
+            return;
+        }
+        self.next_deadline = self.next_deadline.min(deadline);
+        if !self.limited.contains(&index) {
+            self.limited.push(index);
+        }
+    }
+
+    /// Ends the calls whose time limit has passed; whether there were any.
+    pub(super) fn end_late_calls(&mut self, now: u64) -> bool {
+        if now < self.next_deadline {
+            return false;
+        }
+        let mut ended = false;
+        self.next_deadline = u64::MAX;
+        for index in std::mem::take(&mut self.limited) {
+            let is_late = |accept: &Accept| accept.deadline <= now;
+            if self.sockets.at(index).is_some_and(|socket| socket.accepts.iter().any(is_late)) {
+                // As in Linux, a connection that is there comes before the limit.
+                self.accept_all(index, now);
+            }
+            let Some(socket) = self.sockets.at(index) else { continue };
+            let (late, waiting): (VecDeque<_>, _) = socket.accepts.drain(..).partition(is_late);
+            socket.accepts = waiting;
+            let next = socket.accepts.iter().map(|accept| accept.deadline).min().unwrap_or(u64::MAX);
+            let connect = socket.connect.as_ref().filter(|connect| connect.caller.is_some());
+            let connect = connect.map_or(u64::MAX, |connect| connect.deadline);
+            self.limit(index, next);
+            ended |= !late.is_empty();
+            for Accept { caller, .. } in late {
+                self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+            }
+            if connect <= now {
+                self.end_late_connect(index);
+                ended = true;
+            } else {
+                self.limit(index, connect);
+            }
+        }
+        ended
+    }
+}
