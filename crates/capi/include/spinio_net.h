@@ -156,7 +156,8 @@ int spinio_net_stats(spinio_net *net, struct spinio_net_stats *stats, size_t siz
  *
  * One thread may send and another one receive at the same time; others wait for them. No thread may use a socket during or
  * after its close. A forked child does not have the sockets of its parent (ENODEV). No call raises SIGPIPE, and a signal does
- * not end a call that waits. */
+ * not end a call that waits, but for spinio_socket_poll(). An error of the connection of a socket that shares memory stays: each later
+ * call has it, once what had arrived is received. */
 typedef struct spinio_socket spinio_socket;
 
 /* 0 is the default everywhere. The struct only grows at its end: set `size` to sizeof(struct spinio_socket_options). */
@@ -220,7 +221,8 @@ struct spinio_socket_poll_entry {
 
 /* As poll(2), for sockets and descriptors together: waits until some are ready, at most timeout_ms milliseconds, or without an end if
  * that is less than 0, and returns how many are. POLLOUT: half of the ring is free. A GPU cannot wake a thread: while a socket shares
- * memory, the call looks up to each millisecond. No other thread may close a socket meanwhile. -1: ENODEV, ENOMEM, EINVAL: as of poll(2). */
+ * memory, the call looks up to each millisecond. No other thread may close a socket meanwhile. -1: EINTR: a signal handler has run, and
+ * nothing is ready; ENODEV, ENOMEM, EINVAL: as of poll(2). */
 int spinio_socket_poll(struct spinio_socket_poll_entry *entries, size_t count, int timeout_ms);
 
 /* The descriptor of the TCP or UNIX connection, for its names. It tells of no bytes that travel through shared memory. */

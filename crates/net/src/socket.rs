@@ -16,6 +16,7 @@
 
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time, and that of callers")]
 
+mod anchor;
 mod direction;
 pub(crate) mod poll;
 mod span;
@@ -34,6 +35,7 @@ use crate::handshake::{self, Announced, Memory};
 use crate::socket_fd::SocketFd;
 use crate::{Error, NetAddress, Result};
 
+use self::anchor::{Anchor, Failure};
 use self::direction::Direction;
 
 const STREAM: u16 = 1;
@@ -79,15 +81,8 @@ struct Shared {
     /// [`SHUT_RECEIVE`] ...
     shut: AtomicU8,
     anchor_seen: AtomicU64,
+    failure: Failure,
     may_spin: bool,
-}
-
-/// What the connection of Linux says.
-#[derive(Clone, Copy, Debug)]
-enum Anchor {
-    Connected,
-    Ended,
-    Failed(Errno),
 }
 
 impl Socket {
@@ -249,7 +244,7 @@ impl Socket {
         flags: u32,
         deadline: Option<u64>,
     ) -> core::result::Result<usize, Errno> {
-        let mut pause = Pause::new(deadline, shared.may_spin);
+        let mut pause = Pause::new(shared, deadline);
         loop {
             let tail = shared.theirs(TAIL);
             let there = tail.position.since(consumed);
@@ -270,7 +265,7 @@ impl Socket {
             if shared.has(SHUT_RECEIVE) {
                 return Ok(0);
             }
-            pause.again(self.anchor.0, flags)?;
+            pause.again(shared, self.anchor.0, flags)?;
         }
     }
 
@@ -282,11 +277,11 @@ impl Socket {
         flags: u32,
         deadline: Option<u64>,
     ) -> core::result::Result<Option<usize>, Errno> {
-        let mut pause = Pause::new(deadline, shared.may_spin);
+        let mut pause = Pause::new(shared, deadline);
         let now = linux::monotonic_ns();
         if now.saturating_sub(shared.anchor_seen.load(SeqCst)) > ANCHOR_NS {
             shared.anchor_seen.store(now, SeqCst);
-            pause.anchor = look(self.anchor.0);
+            pause.anchor = shared.failure.look(self.anchor.0);
         }
         loop {
             if shared.has(SHUT_SEND) {
@@ -318,7 +313,7 @@ impl Socket {
             if used < shared.memory.size() {
                 return Ok(Some((shared.memory.size() - used) as usize));
             }
-            pause.again(self.anchor.0, flags)?;
+            pause.again(shared, self.anchor.0, flags)?;
         }
     }
 }
@@ -347,6 +342,7 @@ impl Shared {
             memory,
             shut: AtomicU8::new(0),
             anchor_seen: AtomicU64::new(0),
+            failure: Failure::default(),
             may_spin: linux::available_cpus() >= MANY_PROCESSORS,
         }
     }
@@ -380,19 +376,19 @@ fn deadline(timeout: u64) -> Option<u64> {
 }
 
 impl Pause {
-    fn new(deadline: Option<u64>, may_spin: bool) -> Pause {
+    fn new(shared: &Shared, deadline: Option<u64>) -> Pause {
         Pause {
-            anchor: Anchor::Connected,
+            anchor: shared.failure.known(),
             deadline,
-            spin_until: if may_spin { linux::monotonic_ns() + SPIN_NS } else { 0 },
+            spin_until: if shared.may_spin { linux::monotonic_ns() + SPIN_NS } else { 0 },
             sleep: FIRST_SLEEP_NS,
         }
     }
 
     /// After a look in vain: another one, or EAGAIN.
-    fn again(&mut self, anchor: Fd, flags: u32) -> core::result::Result<(), Errno> {
+    fn again(&mut self, shared: &Shared, anchor: Fd, flags: u32) -> core::result::Result<(), Errno> {
         if flags & MSG_DONTWAIT != 0 {
-            self.anchor = look(anchor);
+            self.anchor = shared.failure.look(anchor);
             return if matches!(self.anchor, Anchor::Connected) { Err(Errno::AGAIN) } else { Ok(()) };
         }
         if self.spin_until > 0 {
@@ -409,20 +405,10 @@ impl Pause {
             return Err(Errno::AGAIN);
         }
         if channel::wait_socket(anchor, Until::Readable, Some(self.sleep.min(left)))? {
-            self.anchor = look(anchor);
+            self.anchor = shared.failure.look(anchor);
         }
         self.sleep = (self.sleep * 2).min(LONGEST_SLEEP_NS);
         Ok(())
-    }
-}
-
-fn look(anchor: Fd) -> Anchor {
-    match channel::look(anchor) {
-        Err(Errno::AGAIN | Errno::INTR) => Anchor::Connected,
-        Ok(0) => Anchor::Ended,
-        // The proxy sends nothing there.
-        Ok(1..) => Anchor::Failed(Errno::PROTO),
-        Err(errno) => Anchor::Failed(errno),
     }
 }
 

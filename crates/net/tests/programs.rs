@@ -3,11 +3,15 @@
 
 #![expect(unsafe_code, reason = "memory that a program shares with a net")]
 
+mod signals;
+
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use spinio_net::{NetAddress, Socket, SocketOptions};
+use spinio_net::{NetAddress, Poll, PollSource, Socket, SocketOptions, poll};
+use spinio_ring::event::{ERR, IN};
 use spinio_ring::granule::{self, END_WORDS, Packet};
 use spinio_ring::peer::{CLOSED, CONSUMED, Mark, RESET, TAIL};
 use spinio_ring::{Position, Word};
@@ -44,7 +48,8 @@ fn accept(listener: &OwnedFd) -> OwnedFd {
 /// What the net has: the granule, mapped, and what keeps the connection.
 struct Offered {
     start: *mut u8,
-    _kept: [OwnedFd; 3],
+    anchor: OwnedFd,
+    _kept: [OwnedFd; 2],
 }
 
 impl Offered {
@@ -97,7 +102,7 @@ fn connect(name: &str, file: OwnedFd) -> (Socket, Offered) {
     });
     let socket = Socket::connect(&address, SocketOptions::default()).unwrap();
     let anchor = accept(&listener);
-    (socket, Offered { start, _kept: [anchor, listener, holder.join().unwrap()] })
+    (socket, Offered { start, anchor, _kept: [listener, holder.join().unwrap()] })
 }
 
 fn connect_well(name: &str) -> (Socket, Offered) {
@@ -199,5 +204,48 @@ fn borrowed_bytes_that_another_call_has_received_are_enodata() {
         std::thread::spawn(move || tell.send(socket.give_back(10).map_err(|errno| errno.raw_os_error())));
         let result = told.recv_timeout(Duration::from_secs(60)).expect("give_back does not return");
         assert_eq!(result, Err(61), "the stream has ended: {ends}");
+    }
+}
+
+/// The events of a socket: now, or within so many nanoseconds.
+fn events(socket: &Socket, nanoseconds: u64) -> Result<u16, i32> {
+    let mut polls = [Poll { source: PollSource::Socket(socket), events: IN, ready: 0 }];
+    poll(&mut polls, Some(nanoseconds)).map_err(|errno| errno.raw_os_error())?;
+    Ok(polls[0].ready)
+}
+
+#[test]
+fn error_of_the_connection_stays_whichever_call_sees_it_first() {
+    for first in 0..3 {
+        let (socket, net) = connect_well(&format!("fails-{first}"));
+        net.say(TAIL, self::first().after(10), GENERATION);
+        // What the other end has not received makes an error of its close.
+        // SAFETY: the byte lives across the call.
+        assert_eq!(unsafe { socket::send(socket.anchor(), b"x".as_ptr(), 1) }, Ok(1));
+        drop(net.anchor);
+        std::thread::sleep(Duration::from_millis(2));
+        if first == 0 {
+            assert_ne!(events(&socket, 0).unwrap() & ERR, 0);
+        } else if first == 1 {
+            assert_eq!(send(&socket, b"x"), Err(104));
+        }
+        assert_eq!(recv(&socket, &mut [0; 20]), Ok(10), "what had arrived is received");
+        for _ in 0..2 {
+            assert_eq!(recv(&socket, &mut [0; 20]), Err(104), "the stream has not ended");
+            assert_eq!(send(&socket, b"x"), Err(104));
+            assert_ne!(events(&socket, 0).unwrap() & ERR, 0);
+        }
+    }
+}
+
+#[test]
+fn each_signal_ends_a_poll_that_waits() {
+    let (socket, _net) = connect_well("interrupted");
+    let socket = Arc::new(socket);
+    for _ in 0..10 {
+        let polled = Arc::clone(&socket);
+        let wait = Duration::from_millis(50);
+        let (result, _) = signals::call_with_signals(wait, 1, move || events(&polled, 30_000_000_000));
+        assert_eq!(result, Err(4));
     }
 }

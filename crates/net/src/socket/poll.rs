@@ -7,16 +7,18 @@
 //! ```
 //!
 //! As in other calls that wait, a GPU cannot wake the thread, so an event is up to 1 ms late. Without a socket that shares memory it is
-//! one ppoll.
+//! one ppoll. A handler of a signal ends the call with EINTR, as it ends poll(2): signals that come between two ppolls are delivered in
+//! the next one.
 
 use spinio_ring::event::{ERR, HUP, IN, OUT, RDHUP};
 use spinio_ring::granule::Look;
 use spinio_ring::peer::{CLOSED, RESET, SHUT};
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::{self, PollFd};
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, SignalGuard};
 
-use super::{Anchor, FIRST_SLEEP_NS, LONGEST_SLEEP_NS, SPIN_NS, Shared, Socket, look};
+use super::anchor::Anchor;
+use super::{FIRST_SLEEP_NS, LONGEST_SLEEP_NS, SPIN_NS, Shared, Socket};
 
 /// What is looked at.
 #[derive(Clone, Copy)]
@@ -56,7 +58,7 @@ impl Poll<'_> {
     }
 }
 
-/// Waits until some are ready, at most so many nanoseconds: how many are.
+/// Waits until some are ready, at most so many nanoseconds: how many are. EINTR: a handler of a signal has run, and none is.
 pub fn poll(polls: &mut [Poll<'_>], timeout: Option<u64>) -> Result<usize, Errno> {
     let (mut shares, mut spins) = (false, false);
     for poll in polls.iter() {
@@ -70,17 +72,24 @@ pub fn poll(polls: &mut [Poll<'_>], timeout: Option<u64>) -> Result<usize, Errno
     let mut descriptors: Vec<PollFd> = polls.iter().map(Poll::descriptor).collect();
     let mut anchors = vec![Anchor::Connected; polls.len()];
     let (mut wait, mut sleep) = (Some(0), FIRST_SLEEP_NS);
+    let mut signals: Option<SignalGuard> = None;
     loop {
-        match channel::poll(&mut descriptors, wait) {
-            Err(Errno::INTR) => descriptors.iter_mut().for_each(|descriptor| descriptor.ready = 0),
-            other => drop(other?),
+        let polled = match &signals {
+            None => channel::poll(&mut descriptors, wait),
+            Some(blocked) => channel::poll_with_signals(&mut descriptors, wait, blocked),
+        };
+        let interrupted = polled == Err(Errno::INTR);
+        if interrupted {
+            descriptors.iter_mut().for_each(|descriptor| descriptor.ready = 0);
+        } else {
+            polled?;
         }
         for ((poll, descriptor), anchor) in polls.iter_mut().zip(&mut descriptors).zip(&mut anchors) {
             poll.ready = match poll.shared() {
                 None => descriptor.ready,
                 Some((socket, shared)) => {
                     if descriptor.ready != 0 {
-                        *anchor = look(descriptor.fd);
+                        *anchor = shared.failure.look(descriptor.fd);
                     }
                     if !matches!(anchor, Anchor::Connected) {
                         // It would end each wait.
@@ -93,8 +102,18 @@ pub fn poll(polls: &mut [Poll<'_>], timeout: Option<u64>) -> Result<usize, Errno
         let ready = polls.iter().filter(|poll| poll.ready != 0).count();
         let now = linux::monotonic_ns();
         let left = deadline.map(|deadline| deadline.saturating_sub(now));
-        if ready > 0 || left == Some(0) {
+        if ready > 0 {
             return Ok(ready);
+        }
+        if interrupted {
+            return Err(Errno::INTR);
+        }
+        if left == Some(0) {
+            return Ok(0);
+        }
+        if shares {
+            // Between two ppolls nobody would see that a handler has run.
+            signals.get_or_insert_with(SignalGuard::block_asynchronous);
         }
         wait = if !shares {
             left

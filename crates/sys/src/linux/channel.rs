@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::files::{Fd, close};
 use super::raw::syscall;
+use super::signals::SignalGuard;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -155,10 +156,21 @@ pub struct PollFd {
 
 /// Waits until some of the descriptors are ready, at most so many nanoseconds: how many are.
 pub fn poll(polls: &mut [PollFd], nanoseconds: Option<u64>) -> Result<usize> {
-    let timeout = nanoseconds.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
-    let time = timeout.as_ref().map_or(0, |timeout| timeout.as_ptr() as usize);
-    // SAFETY: both live across the call; no signal mask.
-    unsafe { syscall(k::__NR_ppoll, [polls.as_mut_ptr() as usize, polls.len(), time, 0, 0, 0]) }
+    poll_with_mask(polls, nanoseconds, 0, 0)
+}
+
+/// The same; signals that the guard blocks are delivered in it, and only in it. EINTR: some were, and nothing is ready.
+pub fn poll_with_signals(polls: &mut [PollFd], nanoseconds: Option<u64>, blocked: &SignalGuard) -> Result<usize> {
+    let mask = blocked.previous_mask();
+    poll_with_mask(polls, nanoseconds, &raw const mask as usize, size_of_val(&mask))
+}
+
+fn poll_with_mask(polls: &mut [PollFd], nanoseconds: Option<u64>, mask: usize, mask_bytes: usize) -> Result<usize> {
+    // The Linux kernel stores there what is left.
+    let mut timeout = nanoseconds.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
+    let time = timeout.as_mut().map_or(0, |timeout| timeout.as_mut_ptr() as usize);
+    // SAFETY: the descriptors, the time and the mask, if there is one, live across the call.
+    unsafe { syscall(k::__NR_ppoll, [polls.as_mut_ptr() as usize, polls.len(), time, mask, mask_bytes, 0]) }
 }
 
 /// `recvfrom` with flags.

@@ -26,6 +26,12 @@ impl SignalGuard {
         SignalGuard(set_mask(libc::SIG_BLOCK, &set))
     }
 
+    /// What was blocked before, as the Linux kernel has it: bit n is signal n + 1.
+    pub(super) fn previous_mask(&self) -> u64 {
+        // SAFETY: an initialised set, which begins with these bits.
+        unsafe { (&raw const self.0).cast::<u64>().read_unaligned() }
+    }
+
     /// Lets those pending signals through whose action is the default, such as to end or to stop the process. Those with a
     /// handler go on waiting.
     pub fn deliver_defaults(&self) {
