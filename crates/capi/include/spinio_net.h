@@ -165,7 +165,8 @@ struct spinio_socket_options {
     size_t size;
     uint32_t no_upgrade;         /* 1: no shared memory, as with SPINIO_NET_UPGRADE=off */
     uint32_t receive_timeout_ms; /* spinio_socket_recv() waits so long and then fails with EAGAIN; 0: without a limit */
-    uint32_t send_timeout_ms;    /* the same of spinio_socket_send() */
+    uint32_t send_timeout_ms;    /* the same of spinio_socket_send(), and of the connection that spinio_socket_connect() makes, which
+                                  * then fails with EINPROGRESS (TCP) or EAGAIN (UNIX) */
 };
 
 /* Connects, and agrees with the net on memory; that takes up to some seconds if the net does not answer, and then goes on
@@ -195,7 +196,7 @@ ssize_t spinio_socket_recv(spinio_socket *socket, void *to, size_t bytes, int fl
 ssize_t spinio_socket_reserve(spinio_socket *socket, void **bytes, size_t most, int flags);
 
 /* Sends the first `bytes` of what was reserved; the rest is room again. -1: EINVAL: nothing is reserved, or less. A socket that is
- * not shared may wait here, and learn here of EPIPE and ECONNRESET. */
+ * not shared may wait here, and learn here of EPIPE and ECONNRESET; EAGAIN: send_timeout_ms has passed, and some of them may be sent. */
 int spinio_socket_commit(spinio_socket *socket, size_t bytes);
 
 ssize_t spinio_socket_borrow(spinio_socket *socket, void **bytes, size_t most, int flags);

@@ -17,7 +17,9 @@
 #![expect(unsafe_code, reason = "memory that GPU kernels access at the same time, and that of callers")]
 
 mod anchor;
+mod connect;
 mod direction;
+mod plain;
 pub(crate) mod poll;
 mod span;
 
@@ -36,7 +38,9 @@ use crate::socket_fd::SocketFd;
 use crate::{Error, NetAddress, Result};
 
 use self::anchor::{Anchor, Failure};
+use self::connect::connect;
 use self::direction::Direction;
+use self::plain::KeptError;
 
 const STREAM: u16 = 1;
 const MSG_PEEK: u32 = 2;
@@ -60,7 +64,7 @@ pub struct SocketOptions {
     pub no_upgrade: bool,
     /// How long `recv` waits before EAGAIN; 0: without a limit.
     pub receive_timeout_ms: u32,
-    /// The same for `send`.
+    /// The same for `send`; and how long `connect` waits for the connection, before EINPROGRESS (TCP) or EAGAIN (UNIX).
     pub send_timeout_ms: u32,
 }
 
@@ -73,6 +77,8 @@ pub struct Socket {
     sends: Direction,
     is_unix: bool,
     timeouts: [u64; 2],
+    /// Of one that shares no memory.
+    kept: KeptError,
     pid: u32,
 }
 
@@ -92,13 +98,12 @@ impl Socket {
         let anchor = SocketFd(socket::new_socket(address.family(), STREAM).map_err(what)?);
         let announced =
             if options.no_upgrade { Err("no_upgrade of the options") } else { handshake::announce(anchor.0, address) };
-        linux::socket_move::set_nonblocking(anchor.0, false).map_err(what)?;
-        socket::connect(anchor.0, address.bytes()).map_err(what)?;
+        let timeouts = [options.receive_timeout_ms, options.send_timeout_ms].map(|ms| u64::from(ms) * 1_000_000);
+        connect(anchor.0, address, deadline(timeouts[1])).map_err(what)?;
         injection_point!("program: connected");
         if socket::is_inet(address.family()) {
             let _ = socket::no_delay(anchor.0);
         }
-        let timeouts = [options.receive_timeout_ms, options.send_timeout_ms].map(|ms| u64::from(ms) * 1_000_000);
         channel::set_timeouts(anchor.0, timeouts).map_err(what)?;
         let (shared, reason) = match announced.and_then(Announced::agree) {
             Ok(memory) => (Some(Shared::new(memory)), "a net of this user on this machine listens there"),
@@ -107,7 +112,8 @@ impl Socket {
         let is_unix = address.family() == socket::AF_UNIX;
         let first = shared.as_ref().map_or(Position::of(0), |shared| shared.memory.first);
         let (receives, sends) = (Direction::new(first), Direction::new(first));
-        Ok(Socket { anchor, reason, shared, receives, sends, is_unix, timeouts, pid: linux::getpid() })
+        let kept = KeptError::default();
+        Ok(Socket { anchor, reason, shared, receives, sends, is_unix, timeouts, kept, pid: linux::getpid() })
     }
 
     /// How bytes travel, "shared" or "kernel", and why.
@@ -134,12 +140,13 @@ impl Socket {
         }
         self.check()?;
         let mut side = self.receives.lock(flags & MSG_DONTWAIT == 0)?;
+        let deadline = deadline(self.timeouts[0]);
         let Some(shared) = &self.shared else {
             // SAFETY: guaranteed by the caller.
-            return again(|| unsafe { channel::receive_with(self.anchor.0, to, len, flags) });
+            return unsafe { plain::receive(self.anchor.0, &self.kept, to, len, flags, deadline) };
         };
         let consumed = &mut side.position;
-        let (mut done, mut result, deadline) = (0, Ok(0), deadline(self.timeouts[0]));
+        let (mut done, mut result) = (0, Ok(0));
         while done < len {
             result = self.wait_for_bytes(shared, *consumed, flags, deadline);
             let Ok(there @ 1..) = result else { break };
@@ -172,12 +179,13 @@ impl Socket {
         }
         self.check()?;
         let mut side = self.sends.lock(flags & MSG_DONTWAIT == 0)?;
+        let deadline = deadline(self.timeouts[1]);
         let Some(shared) = &self.shared else {
             // SAFETY: guaranteed by the caller.
-            return again(|| unsafe { channel::send_with(self.anchor.0, from, len, flags) });
+            return unsafe { plain::send(self.anchor.0, &self.kept, from, len, flags, deadline) };
         };
         let tail = &mut side.position;
-        let (mut done, mut failed, deadline) = (0, Errno::AGAIN, deadline(self.timeouts[1]));
+        let (mut done, mut failed) = (0, Errno::AGAIN);
         while done < len {
             match self.wait_for_room(shared, *tail, flags, deadline) {
                 // What is sent goes nowhere.
@@ -409,15 +417,6 @@ impl Pause {
         }
         self.sleep = (self.sleep * 2).min(LONGEST_SLEEP_NS);
         Ok(())
-    }
-}
-
-fn again(call: impl Fn() -> core::result::Result<usize, Errno>) -> core::result::Result<usize, Errno> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
     }
 }
 

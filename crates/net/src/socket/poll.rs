@@ -48,6 +48,14 @@ impl Poll<'_> {
         }
     }
 
+    /// The event of an error that Linux has told a call which could not return it.
+    fn kept(&self) -> u16 {
+        match self.source {
+            PollSource::Socket(socket) if socket.kept.is_there() => ERR,
+            _ => 0,
+        }
+    }
+
     fn descriptor(&self) -> PollFd {
         let events = if self.shared().is_some() { IN | RDHUP } else { self.events };
         let fd = match self.source {
@@ -86,7 +94,7 @@ pub fn poll(polls: &mut [Poll<'_>], timeout: Option<u64>) -> Result<usize, Errno
         }
         for ((poll, descriptor), anchor) in polls.iter_mut().zip(&mut descriptors).zip(&mut anchors) {
             poll.ready = match poll.shared() {
-                None => descriptor.ready,
+                None => descriptor.ready | poll.kept(),
                 Some((socket, shared)) => {
                     if descriptor.ready != 0 {
                         *anchor = shared.failure.look(descriptor.fd);

@@ -14,9 +14,8 @@
 use spinio_ring::Word;
 use spinio_ring::peer::TAIL;
 use spinio_sys::Errno;
-use spinio_sys::linux::channel;
 
-use super::{IN, MSG_DONTWAIT, MSG_PEEK, OUT, Socket, again, deadline};
+use super::{IN, MSG_DONTWAIT, MSG_PEEK, OUT, Socket, deadline, plain};
 
 /// Bytes of a span of a socket that shares no memory.
 const BUFFER: usize = 64 << 10;
@@ -42,17 +41,16 @@ impl Socket {
     }
 
     /// Sends the first `bytes` of what was reserved, and gives the rest back. EINVAL: nothing is reserved, or less. Waits only on
-    /// a socket that shares no memory.
+    /// a socket that shares no memory: EAGAIN if its limit has passed, after which some bytes may be sent.
     pub fn commit(&self, bytes: usize) -> Result<()> {
         self.check()?;
         let mut side = self.sends.take_back(bytes)?;
         let Some(shared) = &self.shared else {
-            let mut done = 0;
+            let (mut done, deadline) = (0, deadline(self.timeouts[1]));
             while done < bytes {
-                // SAFETY: the buffer has these bytes.
-                done += again(|| unsafe {
-                    channel::send_with(self.anchor.0, side.buffer.as_ptr().add(done), bytes - done, 0)
-                })?;
+                let rest = &side.buffer[done..bytes];
+                // SAFETY: the rest of the buffer lives across the call.
+                done += unsafe { plain::send(self.anchor.0, &self.kept, rest.as_ptr(), rest.len(), 0, deadline) }?;
             }
             return Ok(());
         };
@@ -71,9 +69,9 @@ impl Socket {
         let Some(shared) = &self.shared else {
             let len = most.min(BUFFER);
             side.buffer.resize(len, 0);
-            let to = side.buffer.as_mut_ptr();
+            let (to, flags, deadline) = (side.buffer.as_mut_ptr(), flags | MSG_PEEK, deadline(self.timeouts[0]));
             // SAFETY: the buffer has these bytes.
-            side.span = again(|| unsafe { channel::receive_with(self.anchor.0, to, len, flags | MSG_PEEK) })?;
+            side.span = unsafe { plain::receive(self.anchor.0, &self.kept, to, len, flags, deadline) }?;
             return Ok((to, side.span));
         };
         let there = self.wait_for_bytes(shared, side.position, flags, deadline(self.timeouts[0]))?;
@@ -92,7 +90,7 @@ impl Socket {
             while done < bytes {
                 let to = side.buffer.as_mut_ptr();
                 // SAFETY: the buffer has these bytes.
-                match again(|| unsafe { channel::receive_with(self.anchor.0, to, bytes - done, MSG_DONTWAIT) }) {
+                match unsafe { plain::receive(self.anchor.0, &self.kept, to, bytes - done, MSG_DONTWAIT, None) } {
                     // MSG_PEEK has seen them, so who else has the descriptor took them. To ask again would not end.
                     Ok(0) | Err(Errno::AGAIN) => return Err(Errno::NODATA),
                     received => done += received?,
