@@ -63,6 +63,9 @@ impl Granules {
                 return None;
             }
         }
+        // A forked child would keep the memory, and see the bytes of later connections.
+        // SAFETY: it destroys nothing.
+        let _ = unsafe { linux::madvise(start, bytes, linux::MADV_DONTFORK) };
         // SAFETY: it stays mapped, and its files cannot shrink.
         if unsafe { device.register_host(start, bytes) }.is_err() {
             granules.unmap();

@@ -222,6 +222,13 @@ impl Memory {
         }
     }
 
+    /// Tells the proxy that the socket is closed, also while children of fork have the channel.
+    pub(crate) fn leave(&self) {
+        if let Some(channel) = &self.channel {
+            let _ = socket::shutdown(channel.0, 2);
+        }
+    }
+
     /// Tells the proxy of an event. If the channel is full, it has such packets enough.
     pub(crate) fn ring(&self) {
         if let Some(channel) = &self.channel {

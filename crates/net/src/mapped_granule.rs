@@ -8,8 +8,6 @@ use spinio_device::SharedMemory;
 use spinio_ring::granule;
 use spinio_sys::linux::{self, Fd, MAP_SHARED, PROT_READ, PROT_WRITE};
 
-/// `MADV_DONTFORK`
-const MADV_DONTFORK: u32 = 10;
 /// Logarithms of the sizes that rings have.
 pub(crate) const SIZES: std::ops::RangeInclusive<u8> = 12..=22;
 
@@ -42,7 +40,7 @@ impl MappedGranule {
         // SAFETY: the Linux kernel chooses the address.
         let start = unsafe { linux::mmap(core::ptr::null_mut(), bytes, protection, MAP_SHARED, file, 0) }.ok()?;
         // SAFETY: it destroys nothing.
-        let _ = unsafe { linux::madvise(start, bytes, MADV_DONTFORK) };
+        let _ = unsafe { linux::madvise(start, bytes, linux::MADV_DONTFORK) };
         Some(MappedGranule { start, bytes, size, pid: linux::getpid() })
     }
 

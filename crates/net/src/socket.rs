@@ -341,6 +341,7 @@ impl Drop for Socket {
         words[TAIL].store_release(shared.mark(tail, CLOSED | reset));
         words[CONSUMED].store_release(shared.mark(consumed, CLOSED | shut));
         self.tell(shared, IN | OUT | RDHUP | HUP | ERR);
+        shared.memory.leave();
     }
 }
 

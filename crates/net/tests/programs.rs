@@ -3,114 +3,24 @@
 
 #![expect(unsafe_code, reason = "memory that a program shares with a net")]
 
+mod fake_net;
 mod signals;
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use spinio_net::{NetAddress, Poll, PollSource, Socket, SocketOptions, poll};
+use spinio_ring::Position;
 use spinio_ring::event::{ERR, IN};
-use spinio_ring::granule::{self, END_WORDS, Packet};
-use spinio_ring::peer::{CLOSED, CONSUMED, Mark, RESET, TAIL};
-use spinio_ring::{Position, Word};
-use spinio_sys::linux::channel::{Until, receive_packet, receive_with, send_packet, wait_socket};
+use spinio_ring::granule;
+use spinio_ring::peer::{CLOSED, CONSUMED, RESET, TAIL};
+use spinio_sys::linux::channel::receive_with;
 use spinio_sys::linux::{self, socket};
 
-const RING: u64 = 4096;
-const GENERATION: u16 = 7;
-const SEQPACKET: u16 = 5;
+use self::fake_net::{GENERATION, RING, accept, connect, connect_well, first, listening, owned};
+
 const DONTWAIT: u32 = 0x40;
-
-fn first() -> Position {
-    Position::of(u64::MAX - 100)
-}
-
-/// A descriptor that is closed with this.
-fn owned(fd: linux::Fd) -> OwnedFd {
-    // SAFETY: the caller has just made it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-fn listening(kind: u16, name: &NetAddress) -> OwnedFd {
-    let fd = owned(socket::new_socket(socket::AF_UNIX, kind).unwrap());
-    socket::bind(fd.as_raw_fd(), name.bytes()).unwrap();
-    socket::listen(fd.as_raw_fd(), 8).unwrap();
-    fd
-}
-
-fn accept(listener: &OwnedFd) -> OwnedFd {
-    wait_socket(listener.as_raw_fd(), Until::Readable, None).unwrap();
-    owned(socket::accept(listener.as_raw_fd()).unwrap().0)
-}
-
-/// What the net has: the granule, mapped, and what keeps the connection.
-struct Offered {
-    start: *mut u8,
-    anchor: OwnedFd,
-    _kept: [OwnedFd; 2],
-}
-
-impl Offered {
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped until the process ends.
-        unsafe { std::slice::from_raw_parts(self.start.cast(), granule::WORDS) }
-    }
-
-    /// A word of the kernel's end.
-    fn say(&self, word: usize, position: Position, generation: u16) {
-        self.words()[END_WORDS + word].store_release(Mark { position, generation, flags: 0 }.word());
-    }
-
-    /// What the program says.
-    fn mark(&self, word: usize) -> Mark {
-        Mark::of(self.words()[word].load_acquire())
-    }
-}
-
-/// A program connects, and the net offers it this file.
-fn connect(name: &str, file: OwnedFd) -> (Socket, Offered) {
-    let parse = |text: String| NetAddress::parse(&text).unwrap();
-    let name = format!("spinio-programs-{name}-{}", std::process::id());
-    let address = parse(format!("unix:@{name}"));
-    let listener = listening(1, &address);
-    let door = listening(SEQPACKET, &parse(format!("unix:@spinio-net-1/unix:@{name}")));
-    let (protection, bytes) = (linux::PROT_READ | linux::PROT_WRITE, granule::bytes(RING) as usize);
-    // SAFETY: the Linux kernel chooses the address.
-    let start = unsafe {
-        linux::mmap(std::ptr::null_mut(), bytes, protection, linux::MAP_SHARED, file.as_raw_fd(), 0).unwrap()
-    };
-    let holder = std::thread::spawn(move || {
-        let channel = accept(&door);
-        let hear = || {
-            let mut bytes = [0; granule::PACKET_BYTES];
-            wait_socket(channel.as_raw_fd(), Until::Readable, None).unwrap();
-            let (len, _) = receive_packet(channel.as_raw_fd(), &mut bytes).unwrap();
-            Packet::decode(&bytes[..len])
-        };
-        let tell = |packet: Packet, file| send_packet(channel.as_raw_fd(), &packet.encode(), file).unwrap();
-        assert!(matches!(hear(), Some(Packet::Announce { .. })));
-        tell(Packet::Welcome, None);
-        let offer = Packet::Offer { size_log2: 12, generation: GENERATION, first: first(), peer: None };
-        tell(offer, Some(file.as_raw_fd()));
-        // None, if the program does not want this file.
-        if hear() == Some(Packet::Agreed) {
-            tell(Packet::Go { peer: false }, None);
-        }
-        channel
-    });
-    let socket = Socket::connect(&address, SocketOptions::default()).unwrap();
-    let anchor = accept(&listener);
-    (socket, Offered { start, anchor, _kept: [listener, holder.join().unwrap()] })
-}
-
-fn connect_well(name: &str) -> (Socket, Offered) {
-    let file = owned(linux::sized_memfd(c"programs", granule::bytes(RING)).unwrap());
-    let (socket, offered) = connect(name, file);
-    assert_eq!(socket.transport().0, "shared");
-    (socket, offered)
-}
 
 fn recv(socket: &Socket, buffer: &mut [u8]) -> Result<usize, i32> {
     // SAFETY: the buffer lives across the call.
@@ -218,7 +128,7 @@ fn events(socket: &Socket, nanoseconds: u64) -> Result<u16, i32> {
 fn error_of_the_connection_stays_whichever_call_sees_it_first() {
     for first in 0..3 {
         let (socket, net) = connect_well(&format!("fails-{first}"));
-        net.say(TAIL, self::first().after(10), GENERATION);
+        net.say(TAIL, fake_net::first().after(10), GENERATION);
         // What the other end has not received makes an error of its close.
         // SAFETY: the byte lives across the call.
         assert_eq!(unsafe { socket::send(socket.anchor(), b"x".as_ptr(), 1) }, Ok(1));
