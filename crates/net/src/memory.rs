@@ -145,19 +145,23 @@ impl Memory {
         done
     }
 
-    /// Gives it back. Neither a kernel nor the proxy may use it any more.
+    /// Gives it back. Neither a kernel nor the proxy may use it any more. Host memory goes also where the device keeps its own, as one
+    /// does whose kernel has failed: the first error says so.
     pub(crate) fn free(&self) -> Result<()> {
-        let failed = |e| Error::device(e, "give the memory of a net back");
-        self.device.unmap_chunk(self.device_start, self.device_bytes).map_err(failed)?;
-        self.device.free_reservation(self.device_start, self.device_bytes).map_err(failed)?;
-        if let Some(window) = self.window {
-            self.device.free_reservation(window, WINDOW_BYTES).map_err(failed)?;
-        }
+        let freed = self.free_device_memory();
         self.device.free_pinned(self.pinned);
         if let Some(granules) = &self.granules {
             granules.free(self.device);
         }
-        Ok(())
+        freed.map_err(|e| Error::device(e, "give the memory of a net back"))
+    }
+
+    /// Addresses last, and none at which memory may still be mapped.
+    fn free_device_memory(&self) -> core::result::Result<(), DeviceError> {
+        self.device.unmap_chunk(self.device_start, self.device_bytes)?;
+        let freed = self.device.free_reservation(self.device_start, self.device_bytes);
+        let window = self.window.map_or(Ok(()), |window| self.device.free_reservation(window, WINDOW_BYTES));
+        freed.and(window)
     }
 
     /// The argument of kernels.

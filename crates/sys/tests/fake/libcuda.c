@@ -499,7 +499,10 @@ int cuMemMap(uint64_t a, size_t n, size_t offset, unsigned long long h, unsigned
     pthread_mutex_unlock(&lock);
     return OK;
 }
+static int fail_unmap;
+void fake_fail_unmap(int code) { fail_unmap = code; }
 int cuMemUnmap(uint64_t a, size_t n) {
+    if (fail_unmap) return fail_unmap;
     count_vmm();
     at_home();
     no_stop("cuMemUnmap");

@@ -74,6 +74,8 @@ controls! {
     fn fail_copy_within(code: c_int);
     /// Memory cannot be made accessible after some more calls that can, with this code; 0: all can.
     fn fail_access(code: c_int, after: c_int);
+    /// Memory cannot be unmapped from now on, with this code.
+    fn fail_unmap(code: c_int);
     /// Code cannot be loaded from now on, with this code.
     fn fail_module(code: c_int);
     /// Streams never come to host functions from now on.
