@@ -17,7 +17,7 @@
  * (cudaFuncGetAttributes): loading one waits too.
  *
  * A thread of the library makes the system calls. It has a descriptor table of its own, so the program's table has no
- * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv6 as tcp://[::1]:80), unix:///PATH and unix:@NAME (abstract). Sockets are numbers
+ * descriptor of a net. Addresses are tcp://ADDRESS:PORT (IPv6 as tcp://[::1]:80), unix:///PATH and unix:@NAME (abstract), in UTF-8. Sockets are numbers
  * for kernels, no descriptors of the program. A forked child does not have the nets of its parent.
  *
  * Any thread may call these functions at any time, but none during or after spinio_net_close() of its net. A function that

@@ -67,7 +67,10 @@ pub(crate) unsafe fn parse_address(text: *const c_char) -> Result<NetAddress, Fa
         return Err(null("address"));
     }
     // SAFETY: guaranteed by the caller.
-    Ok(NetAddress::parse(&unsafe { CStr::from_ptr(text) }.to_string_lossy())?)
+    let text = unsafe { CStr::from_ptr(text) };
+    // Other bytes would become another name, which nobody listens at or asks for.
+    let valid = text.to_str().map_err(|_| Failure::Message(libc::EINVAL, format!("{text:?} is not UTF-8")))?;
+    Ok(NetAddress::parse(valid)?)
 }
 
 #[unsafe(no_mangle)]
@@ -252,4 +255,21 @@ unsafe extern "C" fn spinio_net_stats(this: *const Net, out: *mut u8, size: usiz
         Ok(())
     });
     done.map_or(-1, |()| 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_not_utf8_are_einval() {
+        for text in [c"unix:///tmp/\xff", c"unix:@\xc3", c"tcp://127.0.0.1:80\xff"] {
+            // SAFETY: a string.
+            let refused = unsafe { parse_address(text.as_ptr()) };
+            assert!(matches!(refused, Err(Failure::Message(libc::EINVAL, sentence)) if sentence.contains("UTF-8")));
+        }
+        // SAFETY: as above.
+        let address = unsafe { parse_address(c"unix:///tmp/\u{fffd}".as_ptr()) };
+        assert!(address.is_ok_and(|address| address.to_string().ends_with('\u{fffd}')));
+    }
 }
