@@ -60,9 +60,13 @@ impl Proxy {
         if !self.sockets.has_room(kind) {
             return Err(Errno::NOBUFS);
         }
-        set_nonblocking(fd, true)?;
         let descriptor = self.add(own.into_fd(), domain, kind, state)?;
         let index = descriptor.index;
+        // Not before: the program keeps a socket that is refused, as it is.
+        if let Err(errno) = set_nonblocking(fd, true) {
+            self.remove(index);
+            return Err(errno);
+        }
         if let Some(socket) = self.sockets.at(index) {
             socket.adopted = true;
         }
