@@ -18,7 +18,9 @@
 
 mod anchor;
 mod connect;
+mod deadline;
 mod direction;
+mod flags;
 mod plain;
 pub(crate) mod poll;
 mod span;
@@ -39,13 +41,12 @@ use crate::{Error, NetAddress, Result};
 
 use self::anchor::{Anchor, Failure};
 use self::connect::connect;
+use self::deadline::deadline;
 use self::direction::Direction;
+use self::flags::{MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 use self::plain::KeptError;
 
 const STREAM: u16 = 1;
-const MSG_PEEK: u32 = 2;
-const MSG_DONTWAIT: u32 = 0x40;
-const MSG_WAITALL: u32 = 0x100;
 const SPIN_NS: u64 = 50_000;
 const FIRST_SLEEP_NS: u64 = 20_000;
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
@@ -377,11 +378,6 @@ struct Pause {
     deadline: Option<u64>,
     spin_until: u64,
     sleep: u64,
-}
-
-/// When a call whose waits have this limit together returns; 0: it has none.
-fn deadline(timeout: u64) -> Option<u64> {
-    (timeout > 0).then(|| linux::monotonic_ns().saturating_add(timeout))
 }
 
 impl Pause {

@@ -158,7 +158,7 @@ pub(super) const RULES: &[Mutant] = &[
         "poll-anchor",
         "a program that polls hears of the end of the TCP or UNIX connection",
         PROGRAM_POLL,
-        ["                        *anchor = look(descriptor.fd);\n", ""],
+        ["                        *anchor = shared.failure.look(descriptor.fd);\n", ""],
         &[Kernels("net_program_poll")],
     ),
     rule(

@@ -8,7 +8,7 @@ use spinio_sys::linux::channel::{self, Until};
 use spinio_sys::linux::socket::{self, is_inet};
 use spinio_sys::linux::{Fd, socket_move};
 
-use super::plain::left;
+use super::deadline::left;
 use crate::NetAddress;
 
 type Result<T> = core::result::Result<T, Errno>;

@@ -16,10 +16,11 @@
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 use spinio_sys::Errno;
+use spinio_sys::linux::Fd;
 use spinio_sys::linux::channel::{self, Until};
-use spinio_sys::linux::{self, Fd};
 
-use super::{MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
+use super::deadline::left;
+use super::flags::{MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -133,9 +134,4 @@ fn wait(fd: Fd, until: Until, flags: u32, deadline: Option<u64>) -> Result<()> {
         return Err(Errno::AGAIN);
     }
     channel::wait_socket(fd, until, left).map(drop)
-}
-
-/// Nanoseconds until a deadline.
-pub(super) fn left(deadline: Option<u64>) -> Option<u64> {
-    deadline.map(|deadline| deadline.saturating_sub(linux::monotonic_ns()))
 }

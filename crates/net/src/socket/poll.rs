@@ -120,7 +120,7 @@ pub fn poll(polls: &mut [Poll<'_>], timeout: Option<u64>) -> Result<usize, Errno
             return Ok(0);
         }
         if shares {
-            // Between two ppolls nobody would see that a handler has run.
+            // Between two ppolls a handler would run unseen.
             signals.get_or_insert_with(SignalGuard::block_asynchronous);
         }
         wait = if !shares {

@@ -15,7 +15,9 @@ use spinio_ring::Word;
 use spinio_ring::peer::TAIL;
 use spinio_sys::Errno;
 
-use super::{IN, MSG_DONTWAIT, MSG_PEEK, OUT, Socket, deadline, plain};
+use super::deadline::deadline;
+use super::flags::{MSG_DONTWAIT, MSG_PEEK};
+use super::{IN, OUT, Socket, plain};
 
 /// Bytes of a span of a socket that shares no memory.
 const BUFFER: usize = 64 << 10;
