@@ -14,8 +14,8 @@
 //! released, since the last one of a chunk frees its memory, and that of a hostile client may not return. So may a query
 //! of a file's size: a client that passes such a file stalls clients of the same user.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -83,6 +83,13 @@ pub(super) enum Next {
     Fill { content: Content, first: u64, count: u32 },
     FillFrom { content: Content, first: u64, peer: DeviceUuid, copies: Vec<Arc<OwnedFd>> },
     Ready { content: Content },
+}
+
+/// What chunks to be filled take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    chunks: usize,
+    bytes: u64,
 }
 
 /// What is held of a file, for people.
@@ -334,34 +341,13 @@ impl Client<'_> {
         // All from one place: the file, or the same other device.
         let peer = entry.peer_with(device, self.id, first);
         let most = if peer.is_some() { COPIES } else { content.fills() };
-        let run = (first..first + (1 + more).min(most))
+        // What clients that take too long have begun counts already. They lose only what this one gets.
+        let begun = |at| entry.devices.get(&device).is_some_and(|on| on.chunks.contains_key(&at));
+        let wanted: Vec<_> = (first..first + (1 + more).min(most))
             .take_while(|at| entry.peer_with(device, self.id, *at) == peer)
-            .map(|at| content.len_of(at));
-        let wanted = run.collect::<Vec<_>>();
-        let mut count = wanted.len();
-        let on = entry.devices.entry(device).or_default();
-        // Of clients that take too long: their memory counts as that of this one.
-        let mut earlier: BTreeMap<u64, Vec<ClientId>> = BTreeMap::new();
-        for at in first..first + count as u64 {
-            if let Some(Chunk::Filling { by, earlier: mut before, .. }) = on.chunks.remove(&at) {
-                before.push(by);
-                earlier.insert(at, before);
-            }
-        }
-        if state.chunks() + count > self.store.most_chunks {
-            state.evict(|_, _| true, u64::MAX, closed);
-            count = count.min(self.store.most_chunks.saturating_sub(state.chunks()));
-            if count == 0 {
-                return Err(Errno::NFILE);
-            }
-        }
-        if let Some(limit) = self.store.limit {
-            let used = state.used(device);
-            let excess = (used + wanted.iter().sum::<u64>()).saturating_sub(limit);
-            let room = limit.saturating_sub(used) + state.evict(|_, of| *of == device, excess, closed);
-            let fits = |count: usize| wanted[..count].iter().sum::<u64>() <= room;
-            count = (1..=count).rev().find(|count| fits(*count)).ok_or(Errno::NOMEM)?;
-        }
+            .map(|at| if begun(at) { Room::default() } else { Room { chunks: 1, bytes: content.len_of(at) } })
+            .collect();
+        let mut count = self.make_room(state, &wanted, closed)?;
         let clock = state.clock;
         let entry = state.entries.get_mut(&self.key.file).ok_or(Errno::STALE)?;
         // Room may have been made by dropping them.
@@ -373,13 +359,36 @@ impl Client<'_> {
         let (since, offered) = (Instant::now(), copies.as_ref().map(|(peer, _)| *peer));
         let on = entry.devices.entry(device).or_default();
         for at in chunks {
-            let earlier = earlier.remove(&at).unwrap_or_default();
+            let mut earlier = Vec::new();
+            if let Some(Chunk::Filling { by, earlier: before, .. }) = on.chunks.remove(&at) {
+                earlier = before;
+                earlier.push(by);
+            }
             on.chunks.insert(at, Chunk::Filling { by: self.id, since, earlier, offered });
         }
         Ok(Some(match copies {
             Some((peer, copies)) => Next::FillFrom { content, first, peer, copies },
             None => Next::Fill { content, first, count: count as u32 },
         }))
+    }
+
+    /// Makes room for chunks, one after the other: for how many of them there is, at least one.
+    fn make_room(&self, state: &mut State, wanted: &[Room], closed: &mut Closed) -> Result<usize, Errno> {
+        let device = self.key.device;
+        let add = |all: Room, room: &Room| Room { chunks: all.chunks + room.chunks, bytes: all.bytes + room.bytes };
+        let total = |count: usize| wanted[..count].iter().fold(Room::default(), add);
+        let all = total(wanted.len());
+        if state.chunks() + all.chunks > self.store.most_chunks {
+            state.evict(|_, _| true, u64::MAX, closed);
+        }
+        let room = self.store.most_chunks.saturating_sub(state.chunks());
+        let fits = |count: &usize| total(*count).chunks <= room;
+        let count = (1..=wanted.len()).rev().find(fits).ok_or(Errno::NFILE)?;
+        let Some(limit) = self.store.limit else { return Ok(count) };
+        let used = state.used(device);
+        let excess = (used + all.bytes).saturating_sub(limit);
+        let room = limit.saturating_sub(used) + state.evict(|_, of| *of == device, excess, closed);
+        (1..=count).rev().find(|count| total(*count).bytes <= room).ok_or(Errno::NOMEM)
     }
 
     /// The client has filled a chunk; false: of no use, because the file was written meanwhile, or another client

@@ -1,6 +1,6 @@
 //! The TCP or UNIX connection under a socket that shares memory: it carries no bytes, and tells how the other end left.
 //!
-//! Linux tells an error of a connection once, to whoever asks first; later calls find the end of the stream, as if nothing were
+//! Linux tells an error of a connection once, to the first that asks; later calls find the end of the stream, as if nothing were
 //! missing. Here an error stays, so that each call of the socket and each poll says it.
 
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};

@@ -2,16 +2,18 @@
 
 #![expect(unsafe_code, reason = "device memory")]
 
-#[path = "../../sys/tests/fake/mod.rs"]
+mod bench;
+#[path = "../../../sys/tests/fake/mod.rs"]
 mod fake;
+mod limits;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -21,18 +23,14 @@ use spinio_device::emulated::{Config, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, registry};
 use spinio_gaia::leased::Map;
 use spinio_gaia::{Access, Error, FileReader, OpenFile};
-use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
+use spinio_gaiad::{Daemon, query_daemon};
 use spinio_sys::cuda::Driver;
 use spinio_testkit::{continue_process, stop_process};
 
-const CHUNK: u64 = 2 << 20;
-/// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
-const ROLE: &str = "SPINIO_SERVE_TEST_ROLE";
-const SOCKET: &str = "SPINIO_SERVE_TEST_SOCKET";
+use self::bench::{Bench, CHUNK, Client, FILL_WITHIN, ROLE, SOCKET, content, hash, role};
+
 /// Set in clients that map files in CUDA memory, by the fake driver.
 const CUDA: &str = "SPINIO_SERVE_TEST_CUDA";
-/// Seconds within which a client of the daemon has to fill a chunk, if not the default.
-const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
 /// Reads by `pread`, slowly if asked to.
 struct Plain {
@@ -77,146 +75,6 @@ fn load(device: &dyn Device, address: u64, len: usize) -> Vec<u8> {
     unsafe { device.copy_out(StreamId(0), bytes.as_mut_ptr(), DeviceAddr(address), len) }.unwrap();
     device.synchronize(StreamId(0), WaitMode::Block).unwrap();
     bytes
-}
-
-fn content(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut bytes = vec![0; len];
-    for word in bytes.chunks_mut(8) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
-    bytes
-}
-
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// A daemon in a process of its own, and a directory.
-struct Bench {
-    dir: tempfile::TempDir,
-    daemon: Option<Child>,
-}
-
-impl Bench {
-    fn new(limit: u64) -> Bench {
-        let dir = tempfile::Builder::new().prefix("spinio-serve-").tempdir_in("/tmp").unwrap();
-        let mut bench = Bench { dir, daemon: None };
-        bench.start(limit);
-        bench
-    }
-
-    fn start(&mut self, limit: u64) {
-        self.start_with(role(&format!("daemon {limit}"), &self.socket()));
-    }
-
-    fn start_with(&mut self, mut command: Command) {
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("serving")));
-        self.daemon = Some(child);
-    }
-
-    fn kill(&mut self) {
-        let mut daemon = self.daemon.take().unwrap();
-        daemon.kill().unwrap();
-        daemon.wait().unwrap();
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("serve.sock")
-    }
-
-    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.dir.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    }
-
-    fn status(&self) -> DaemonStatus {
-        query_daemon(&self.socket()).unwrap().unwrap()
-    }
-
-    /// Waits until the daemon has seen that clients have gone.
-    fn wait_for_maps(&self, maps: u64) {
-        while self.status().maps != maps {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn client(&self) -> Client {
-        Client::start(role("client", &self.socket()))
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-    }
-}
-
-fn role(role: &str, socket: &Path) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", "other_process", "--nocapture", "-q"]).current_dir("/");
-    command.env(ROLE, role).env(SOCKET, socket).stdout(Stdio::piped());
-    command
-}
-
-/// A process with at most one map, that does what it is told, line by line.
-struct Client {
-    child: Child,
-    orders: ChildStdin,
-    answers: Lines<BufReader<ChildStdout>>,
-}
-
-impl Client {
-    fn start(mut command: Command) -> Client {
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
-        Client { child, orders, answers }
-    }
-
-    fn order(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
-    }
-
-    fn answer(&mut self) -> String {
-        let mut answers = self.answers.by_ref().map_while(Result::ok);
-        // What the test harness prints is before it, also in the line.
-        let line = answers.find_map(|line| line.split_once("> ").map(|(_, answer)| answer.to_owned()));
-        line.expect("the client has ended")
-    }
-
-    fn ask(&mut self, order: &str) -> String {
-        self.order(order);
-        self.answer()
-    }
-
-    /// Maps a file and acquires all of it.
-    fn map(&mut self, path: &Path, len: usize) {
-        assert_eq!(self.ask(&format!("map {} 0 {len}", path.display())), "ok");
-        assert_eq!(self.ask("acquire"), format!("{len}"));
-    }
-
-    /// Bytes that it read from the file, and bytes of others.
-    fn bytes(&mut self) -> (u64, u64) {
-        let answer = self.ask("bytes");
-        let (read, shared) = answer.split_once(' ').unwrap();
-        (read.parse().unwrap(), shared.parse().unwrap())
-    }
-
-    fn has(&mut self, wanted: &[u8]) {
-        assert_eq!(self.ask("hash"), hash(wanted).to_string());
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
 }
 
 /// The other processes.
@@ -459,32 +317,6 @@ fn clients_that_all_fill_too_slowly_finish() {
 }
 
 #[test]
-fn user_with_too_many_chunks_leaves_descriptors_for_others() {
-    let mut bench = Bench::new(0);
-    bench.kill();
-    let daemon = role("daemon 0", &bench.socket());
-    let mut limited = Command::new("prlimit");
-    limited.args(["--nofile=160:160", "--"]).arg(std::env::current_exe().unwrap()).args(daemon.get_args());
-    limited.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdout(Stdio::piped());
-    bench.start_with(limited);
-    // A quarter of the descriptors: 40 chunks.
-    let large = bench.file("large", &[]);
-    File::options().write(true).open(&large).unwrap().set_len(60 * CHUNK).unwrap();
-    let mut greedy = bench.client();
-    assert_eq!(greedy.ask(&format!("map {} 0 {}", large.display(), 60 * CHUNK)), "ok");
-    let refused = greedy.ask("acquire");
-    assert!(refused.starts_with(&format!("error {} ", Errno::NFILE.raw_os_error())), "{refused}");
-    assert_eq!(bench.status().files[0].chunks, 40);
-    greedy.kill();
-    bench.wait_for_maps(0);
-    let bytes = content(CHUNK as usize, 16);
-    let small = bench.file("small", &bytes);
-    let mut other = bench.client();
-    other.map(&small, bytes.len());
-    other.has(&bytes);
-}
-
-#[test]
 fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     let bench = Bench::new(0);
     let old = content(3 * CHUNK as usize, 4);
@@ -555,35 +387,6 @@ fn file_that_ends_before_its_size_is_refused() {
     assert_eq!(client.ask(&format!("map {} 0 4096", path.display())), "ok");
     let refused = client.ask("acquire");
     assert!(refused.starts_with(&format!("error {} ", Errno::IO.raw_os_error())), "{refused}");
-}
-
-#[test]
-fn limit_drops_what_no_client_has_mapped_first() {
-    let bench = Bench::new(4 * CHUNK);
-    let (a, b, c) = (content(2 * CHUNK as usize, 1), content(2 * CHUNK as usize, 2), content(3 * CHUNK as usize, 3));
-    let paths = [bench.file("a", &a), bench.file("b", &b), bench.file("c", &c)];
-    let (mut one, mut two) = (bench.client(), bench.client());
-    one.map(&paths[0], a.len());
-    two.map(&paths[1], b.len());
-    let mut three = bench.client();
-    assert_eq!(three.ask(&format!("map {} 0 {}", paths[2].display(), c.len())), "ok");
-    let refused = three.ask("acquire");
-    assert!(refused.starts_with(&format!("error {} ", Errno::NOMEM.raw_os_error())), "{refused}");
-    assert!(refused.contains("limit"), "{refused}");
-    assert_eq!(one.ask("unmap"), "ok");
-    bench.wait_for_maps(2);
-    assert_eq!(three.ask("acquire").split(' ').next(), Some("error"), "one chunk is missing");
-    assert_eq!(two.ask("unmap"), "ok");
-    bench.wait_for_maps(1);
-    assert_eq!(three.ask("acquire"), c.len().to_string());
-    three.has(&c);
-    assert!(bench.status().bytes <= 4 * CHUNK);
-    assert_eq!(three.ask("unmap"), "ok");
-    bench.wait_for_maps(0);
-    let held = bench.status().bytes;
-    assert!(held > 0);
-    assert_eq!(spinio_gaiad::drop_unused(&bench.socket(), None).unwrap(), Some(held));
-    assert_eq!(bench.status().files.len(), 0);
 }
 
 #[test]
