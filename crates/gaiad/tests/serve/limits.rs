@@ -1,22 +1,48 @@
 //! Limits of bytes and of descriptors.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use spinio_sys::linux::packets;
+use spinio_testkit::eventually;
 
 use super::bench::{Bench, CHUNK, FILL_WITHIN, content, role};
+
+fn daemon_with_descriptors(bench: &Bench, descriptors: u32) -> Command {
+    let daemon = role("daemon 0", &bench.socket());
+    let mut limited = Command::new("prlimit");
+    limited.arg(format!("--nofile={descriptors}:{descriptors}")).arg("--");
+    limited.arg(std::env::current_exe().unwrap()).args(daemon.get_args());
+    limited.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdout(Stdio::piped());
+    limited
+}
+
+/// They cost a thread and a descriptor each, whether or not anything is said.
+#[test]
+fn connections_that_say_nothing_count_for_their_user() {
+    let mut bench = Bench::new(0);
+    bench.kill();
+    // An eighth of the descriptors for connections, half of them for one user: 10.
+    bench.start_with(daemon_with_descriptors(&bench, 160));
+    let bytes = content(CHUNK as usize, 18);
+    let path = bench.file("weights", &bytes);
+    let mut silent: Vec<OwnedFd> = (0..10).map(|_| packets::connect(&bench.socket()).unwrap()).collect();
+    let refused = bench.client().ask(&format!("map {} 0 {CHUNK}", path.display()));
+    assert!(refused.starts_with(&format!("error {} ", Errno::USERS.raw_os_error())), "{refused}");
+    // The daemon's own user may still ask how things are.
+    assert_eq!(bench.status().files.len(), 0);
+    silent.pop();
+    eventually("the place is free", || bench.client().ask(&format!("map {} 0 {CHUNK}", path.display())) == "ok");
+}
 
 #[test]
 fn user_with_too_many_chunks_leaves_descriptors_for_others() {
     let mut bench = Bench::new(0);
     bench.kill();
-    let daemon = role("daemon 0", &bench.socket());
-    let mut limited = Command::new("prlimit");
-    limited.args(["--nofile=160:160", "--"]).arg(std::env::current_exe().unwrap()).args(daemon.get_args());
-    limited.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdout(Stdio::piped());
-    bench.start_with(limited);
+    bench.start_with(daemon_with_descriptors(&bench, 160));
     // A quarter of the descriptors: 40 chunks.
     let large = bench.file("large", &[]);
     File::options().write(true).open(&large).unwrap().set_len(60 * CHUNK).unwrap();
