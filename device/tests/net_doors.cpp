@@ -44,7 +44,7 @@ struct RawNet {
     {
         channel = accept(door, nullptr, nullptr);
         std::string announced = take_packet(channel);
-        CHECK(announced.size() > 24 && announced[8] == 1);
+        CHECK(announced.size() == 24 && announced[8] == 1);
         if (steps > 0)
             give_packet(channel, packet(2));
         if (steps > 1) {
@@ -370,7 +370,7 @@ struct RawClient {
         socklen_t length = sizeof name;
         anchor = socket(AF_INET, SOCK_STREAM, 0);
         CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&name), length) && !getsockname(anchor, reinterpret_cast<sockaddr *>(&name), &length));
-        give_packet(channel, packet(1, 1, 1 << 16, std::string(reinterpret_cast<char *>(&name), sizeof name)));
+        give_packet(channel, packet(1, 1, 1 << 16), anchor);
         CHECK(take_packet(channel) == packet(2) && !connect(anchor, reinterpret_cast<sockaddr *>(&to), sizeof to));
         std::string offer = take_packet(channel), memory = take_packet(channel);
         CHECK(offer.size() == 24 && offer[12] == 12 && memory.size() == 24 && memory[7] == 8);

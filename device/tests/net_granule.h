@@ -21,7 +21,7 @@
 
 [[maybe_unused]] static int door_socket(const std::string &address, bool listens)
 {
-    std::string name = "spinio-net-1/" + address;
+    std::string name = "spinio-net-2/" + address;
     sockaddr_un at = {};
     at.sun_family = AF_UNIX;
     std::memcpy(at.sun_path + 1, name.data(), name.size());

@@ -281,7 +281,7 @@ struct RawPeer {
         anchor = socket(AF_INET, SOCK_STREAM, 0);
         CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&own), length) && !getsockname(anchor, reinterpret_cast<sockaddr *>(&own), &length));
         if (steps > 0) {
-            give_packet(channel, packet(1, 0, 0, std::string(reinterpret_cast<char *>(&own), sizeof own)));
+            give_packet(channel, packet(1), anchor);
             CHECK(take_packet(channel) == packet(2));
         }
         if (steps > 1)

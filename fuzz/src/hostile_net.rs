@@ -38,7 +38,7 @@ fn doors() -> &'static Doors {
     DOORS.get_or_init(|| {
         let name = format!("spinio-fuzz-net-{}", std::process::id());
         let listener = packets::listening(libc::SOCK_STREAM, &name);
-        let door = packets::listening(libc::SOCK_SEQPACKET, &format!("spinio-net-1/unix:@{name}"));
+        let door = packets::listening(libc::SOCK_SEQPACKET, &format!("spinio-net-2/unix:@{name}"));
         Doors { listener, door, address: NetAddress::parse(&format!("unix:@{name}")).expect("an address") }
     })
 }

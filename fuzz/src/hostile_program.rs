@@ -264,7 +264,7 @@ impl Peer<'_> {
         match self.stage {
             0 => {
                 let (channel, anchor) = (packets::socket(libc::SOCK_SEQPACKET), packets::socket(libc::SOCK_STREAM));
-                let door = format!("spinio-net-1/unix:@{}", self.name);
+                let door = format!("spinio-net-2/unix:@{}", self.name);
                 assert!(packets::name(&channel, &door, true) && packets::name(&anchor, "", false));
                 (self.channel, self.anchor) = (Some(channel), Some(anchor));
             }

@@ -13,7 +13,7 @@ use crate::NetAddress;
 /// How long each step of an upgrade may take.
 pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 
-const PREFIX: &str = "spinio-net-1/";
+const PREFIX: &str = "spinio-net-2/";
 
 /// The name of a listening socket's door.
 pub(crate) fn name(listener: &NetAddress) -> Vec<u8> {

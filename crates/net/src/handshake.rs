@@ -43,9 +43,9 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     if socket::bind(anchor, &own).is_err() {
         return Err("the address is not one of this machine");
     }
-    let name = socket::getsockname(anchor).map_err(|_| "the socket has no name")?;
     let announced = Announced { channel };
-    if announced.send(&Packet::Announce { name: name.bytes().to_vec(), kernel: false, peer: None }).is_err() {
+    let announce = Packet::Announce { kernel: false, peer: None };
+    if send_packet(announced.channel.0, &announce.encode(), Some(anchor)).is_err() {
         return Err(early_refusal(announced.channel.0).map_or(LATE, reason_of));
     }
     injection_point!("program: announcement sent");

@@ -47,7 +47,7 @@ fn open() -> Net {
 fn listening(name: &str) -> (Net, NetAddress, NetAddress) {
     let parse = |text: String| NetAddress::parse(&text).unwrap();
     let name = format!("spinio-doors-{name}-{}", std::process::id());
-    let (address, door) = (parse(format!("unix:@{name}")), parse(format!("unix:@spinio-net-1/unix:@{name}")));
+    let (address, door) = (parse(format!("unix:@{name}")), parse(format!("unix:@spinio-net-2/unix:@{name}")));
     let net = open();
     net.listen(&address, 64).unwrap();
     (net, address, door)
@@ -58,9 +58,9 @@ fn new_socket(kind: u16) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(socket::new_socket(AF_UNIX, kind).unwrap()) }
 }
 
-fn announce(channel: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
-    let packet = Packet::Announce { name: name.to_vec(), kernel: false, peer: None };
-    send_packet(channel.as_raw_fd(), &packet.encode(), None)
+fn announce(channel: &OwnedFd, anchor: &OwnedFd) -> Result<(), Errno> {
+    let packet = Packet::Announce { kernel: false, peer: None };
+    send_packet(channel.as_raw_fd(), &packet.encode(), Some(anchor.as_raw_fd()))
 }
 
 /// The next packet, if it comes in time; none at the end of the channel.
@@ -92,10 +92,9 @@ fn program_that_came_when_no_descriptor_was_left_is_served_once_there_are_some()
     let (net, address, door) = listening("short");
     let (channel, anchor) = (new_socket(SEQPACKET), new_socket(STREAM));
     socket::bind(anchor.as_raw_fd(), &AF_UNIX.to_ne_bytes()).unwrap();
-    let name = socket::getsockname(anchor.as_raw_fd()).unwrap();
     without_descriptors(&net, &channel, || {
         socket::connect(channel.as_raw_fd(), door.bytes())?;
-        announce(&channel, name.bytes())
+        announce(&channel, &anchor)
     });
     assert_eq!(hear(&channel, SOON), Some(Packet::Welcome));
     without_descriptors(&net, &channel, || socket::connect(anchor.as_raw_fd(), address.bytes()));
@@ -127,7 +126,7 @@ fn one_channel_too_many_is_refused_at_once() {
         // One that has announced nothing yet, so that the answer comes before, and programs, which announce at once.
         let (early, program) = (knock(), Socket::connect(&address, SocketOptions::default()).unwrap());
         assert_eq!(hear(&early, SOON), Some(Packet::Refused(Refusal::Memory)));
-        assert_eq!(announce(&early, b"\x01\0\0early"), Err(Errno::PIPE));
+        assert_eq!(announce(&early, &new_socket(STREAM)), Err(Errno::PIPE));
         assert_eq!(program.transport(), ("kernel", "the net has no memory left for programs"));
     }
     let client = open();
@@ -137,9 +136,54 @@ fn one_channel_too_many_is_refused_at_once() {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert_eq!(net.stats().kept_by_granules, 41);
     // The others are as before.
-    announce(&channels[0], b"\x01\0\0client").unwrap();
+    announce(&channels[0], &new_socket(STREAM)).unwrap();
     assert_eq!(hear(&channels.swap_remove(0), SOON), Some(Packet::Welcome));
     client.close().unwrap();
     net.close().unwrap();
     set_limit(before.rlim_cur);
+}
+
+/// What connects is another socket, which has the same address as the announced one: the two are no client and its net.
+#[test]
+fn connection_of_another_socket_than_the_announced_one_stays_with_linux() {
+    let _alone = alone();
+    let net = open();
+    let listening = NetAddress::parse("tcp://127.0.0.1:0").unwrap();
+    let number = net.listen(&listening, 64).unwrap();
+    let address = net.address(number).unwrap();
+    let door = NetAddress::parse(&format!("unix:@spinio-net-2/{address}")).unwrap();
+    let sharing = |at: Option<&NetAddress>| {
+        // SAFETY: made in this line.
+        let made = unsafe { OwnedFd::from_raw_fd(socket::new_socket(socket::AF_INET, STREAM).unwrap()) };
+        let on: i32 = 1;
+        // SAFETY: the number lives across the call.
+        let set = unsafe {
+            let value = (&raw const on).cast();
+            libc::setsockopt(made.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, value, 4)
+        };
+        assert_eq!(set, 0);
+        socket::bind(made.as_raw_fd(), at.unwrap_or(&listening).bytes()).unwrap();
+        let name = NetAddress::of(socket::getsockname(made.as_raw_fd()).unwrap().bytes());
+        (made, name)
+    };
+    for announces in [false, true] {
+        let (connects, name) = sharing(None);
+        let (other, _) = sharing(Some(&name));
+        let channel = new_socket(SEQPACKET);
+        socket::connect(channel.as_raw_fd(), door.bytes()).unwrap();
+        announce(&channel, if announces { &connects } else { &other }).unwrap();
+        assert_eq!(hear(&channel, SOON), Some(Packet::Welcome));
+        drop(other);
+        match socket::connect(connects.as_raw_fd(), address.bytes()) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(errno) => panic!("{errno}"),
+        }
+        if announces {
+            assert!(matches!(hear(&channel, SOON), Some(Packet::Offer { .. })));
+        } else {
+            let offered = wait_socket(channel.as_raw_fd(), Until::Readable, Some(300_000_000));
+            assert_eq!(offered, Ok(false), "memory is offered to another process");
+        }
+    }
+    net.close().unwrap();
 }

@@ -46,8 +46,8 @@ use crate::{Position, Word};
 pub const END_WORDS: usize = END_BYTES / 8;
 /// Words of both ends, from the beginning of a granule.
 pub const WORDS: usize = 2 * END_WORDS;
-/// The longest packet.
-pub const PACKET_BYTES: usize = 160;
+/// A packet.
+pub const PACKET_BYTES: usize = 24;
 
 /// Bytes of a granule.
 pub const fn bytes(ring_bytes: u64) -> u64 {
@@ -129,10 +129,8 @@ pub fn wants<W: Word>(words: &[W], events: u16) -> bool {
 /// What a packet says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Packet {
-    /// A program, or a kernel, is about to connect a socket.
+    /// A program, or a kernel, is about to connect a socket, whose descriptor comes too.
     Announce {
-        /// The name of the socket.
-        name: Vec<u8>,
         /// It is one of a kernel.
         kernel: bool,
         /// The kernel can store into device memory of others: the last use of the memory that it offers for this.
@@ -187,40 +185,35 @@ const MAGIC: u64 = u64::from_le_bytes(*b"spnshr\x01\0");
 impl Packet {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, words, name): (u64, [u64; 2], &[u8]) = match self {
-            Packet::Announce { name, kernel, peer } => {
-                (1, [u64::from(*kernel), peer.map_or(0, |last| 1 << 16 | u64::from(last))], name)
+        let (kind, words): (u64, [u64; 2]) = match self {
+            Packet::Announce { kernel, peer } => {
+                (1, [u64::from(*kernel), peer.map_or(0, |last| 1 << 16 | u64::from(last))])
             }
-            Packet::Welcome => (2, [0; 2], &[]),
-            Packet::Refused(refusal) => (3, [*refusal as u64, 0], &[]),
+            Packet::Welcome => (2, [0; 2]),
+            Packet::Refused(refusal) => (3, [*refusal as u64, 0]),
             Packet::Offer { size_log2, generation, first, peer } => {
                 let what = u64::from(*size_log2) | u64::from(*generation) << 8 | u64::from(peer.unwrap_or(0)) << 32;
-                (4, [what, first.bits()], &[])
+                (4, [what, first.bits()])
             }
-            Packet::Agreed => (5, [0; 2], &[]),
-            Packet::Go { peer } => (6, [u64::from(*peer), 0], &[]),
-            Packet::Ring => (7, [0; 2], &[]),
-            Packet::Memory { net, number } => (8, [*net, u64::from(*number)], &[]),
+            Packet::Agreed => (5, [0; 2]),
+            Packet::Go { peer } => (6, [u64::from(*peer), 0]),
+            Packet::Ring => (7, [0; 2]),
+            Packet::Memory { net, number } => (8, [*net, u64::from(*number)]),
         };
         let mut out = (MAGIC | kind << 56).to_le_bytes().to_vec();
         out.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        out.extend(name);
         out
     }
 
     /// Of bytes; None if they are none.
     pub fn decode(bytes: &[u8]) -> Option<Packet> {
-        let (words, name) = bytes.split_at_checked(24)?;
+        let words = bytes.first_chunk::<24>()?;
         let word = |at: usize| words[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         if word(0) & (u64::MAX >> 8) != MAGIC {
             return None;
         }
         Some(match word(0) >> 56 {
-            1 => Packet::Announce {
-                name: name.to_vec(),
-                kernel: word(1) == 1,
-                peer: (word(2) >> 16 == 1).then_some(word(2) as u16),
-            },
+            1 => Packet::Announce { kernel: word(1) == 1, peer: (word(2) >> 16 == 1).then_some(word(2) as u16) },
             2 => Packet::Welcome,
             3 => Packet::Refused(match word(1) {
                 1 => Refusal::Memory,
@@ -254,11 +247,7 @@ mod tests {
         let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
         let announced = [None, Some(0), Some(0x1fff)].map(|peer| {
             let kernel = peer.is_some();
-            [
-                Packet::Announce { name: vec![7; 112], kernel, peer },
-                offer(kernel.then_some(20)),
-                Packet::Go { peer: kernel },
-            ]
+            [Packet::Announce { kernel, peer }, offer(kernel.then_some(20)), Packet::Go { peer: kernel }]
         });
         let memory = Packet::Memory { net: u64::MAX, number: 15 };
         let others = [Packet::Welcome, Packet::Agreed, Packet::Ring, memory];

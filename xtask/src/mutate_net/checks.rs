@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -59,13 +59,31 @@ impl Workshop {
         let folder = tools::target()?.join("mutants");
         let files = tools::files()?;
         let workshop = Workshop { folder, passed: HashSet::new(), built: HashSet::new() };
-        for file in files.split('\0').filter(|file| !file.is_empty()) {
+        let is_copied = |file: &&str| {
             let from = tools::root().join(file);
-            if from.is_file() && !from.is_symlink() {
-                workshop.put_bytes(file, &std::fs::read(from)?)?;
+            from.is_file() && !from.is_symlink()
+        };
+        let files: HashSet<&str> = files.split('\0').filter(|file| !file.is_empty()).filter(is_copied).collect();
+        for file in &files {
+            workshop.put_bytes(file, &std::fs::read(tools::root().join(file))?)?;
+        }
+        workshop.remove_others(&workshop.tree(), &files)?;
+        Ok(workshop)
+    }
+
+    /// Removes what the tree does not have any more: cargo would find tests there.
+    fn remove_others(&self, folder: &Path, files: &HashSet<&str>) -> Result<()> {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            let path = entry.path();
+            let name = path.strip_prefix(self.tree())?.to_str().context("a name")?;
+            if entry.file_type()?.is_dir() {
+                self.remove_others(&path, files)?;
+            } else if !files.contains(name) {
+                std::fs::remove_file(&path)?;
             }
         }
-        Ok(workshop)
+        Ok(())
     }
 
     fn tree(&self) -> PathBuf {

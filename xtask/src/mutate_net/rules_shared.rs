@@ -31,6 +31,17 @@ const fn program(name: &'static str) -> Check {
 }
 
 pub(super) const RULES: &[Mutant] = &[
+    rule(
+        "announce-own",
+        "memory is offered for the connection of the socket that was announced, and for no other one",
+        SHARED,
+        ["|| connects())", "|| true)"],
+        &[Cargo(
+            "spinio-net",
+            &["--test", "doors"],
+            "connection_of_another_socket_than_the_announced_one_stays_with_linux",
+        )],
+    ),
     quick(rule(
         "granule-watch",
         "the proxy looks at the words of a program after its watch is stored: a fence lies between",

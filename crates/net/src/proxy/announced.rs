@@ -52,11 +52,13 @@ impl Proxy {
             self.counters.kept_by_user.add(1);
             return false;
         };
-        let Some(name) = self.name_client(index, fd, &to) else { return false };
-        let announce = Packet::Announce { name, kernel: true, peer: self.rings.last_generation() };
+        if self.name_client(index, fd, &to).is_none() {
+            return false;
+        }
+        let announce = Packet::Announce { kernel: true, peer: self.rings.last_generation() };
         let number = self.announced.iter().position(Option::is_none).unwrap_or(self.announced.len());
         let (events, data) = (EPOLLIN | EPOLLRDHUP, TAG | ANNOUNCED | number as u64);
-        let done = send_packet(channel.0, &announce.encode(), None)
+        let done = send_packet(channel.0, &announce.encode(), Some(fd))
             .and_then(|()| socket::epoll_add(self.epoll.0, channel.0, events, data));
         if done.is_err() {
             match handshake::early_refusal(channel.0) {
@@ -97,26 +99,25 @@ impl Proxy {
         }
     }
 
-    /// The name that the other net will see, which Linux chooses where the kernel has not bound the socket.
-    fn name_client(&mut self, index: u32, fd: i32, to: &NetAddress) -> Option<Vec<u8>> {
+    /// Gives a socket that a kernel has not bound a name that the other net will see; None if it has none.
+    fn name_client(&mut self, index: u32, fd: i32, to: &NetAddress) -> Option<()> {
         let name = socket::getsockname(fd).ok()?;
         let bound = if is_inet(to.family()) { name.bytes().get(2..4) != Some(&[0, 0]) } else { name.bytes().len() > 2 };
         if bound {
             // A socket that is bound to a path or to all interfaces is not known by its name there.
             let all = name.bytes().get(if name.bytes().len() == 16 { 4..8 } else { 8..24 });
             if is_inet(to.family()) && all.is_some_and(|address| address.iter().any(|byte| *byte != 0)) {
-                return Some(name.bytes().to_vec());
+                return Some(());
             }
             self.counters.kept_by_name.add(1);
             return None;
         }
         // An address that is not this machine's cannot be bound.
         socket::bind(fd, &handshake::own_name(to)).ok()?;
-        let name = socket::getsockname(fd).ok()?;
         let socket = self.sockets.at(index)?;
         socket.meeting.named = true;
         socket.meeting.unnamed |= to.family() == AF_UNIX;
-        Some(name.bytes().to_vec())
+        Some(())
     }
 
     /// Whether a socket has to wait for the other net before it connects.

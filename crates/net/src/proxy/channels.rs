@@ -51,7 +51,8 @@ pub(super) struct Channel {
     pub(super) fd: SocketFd,
     pub(super) process: u32,
     pub(super) listener: Descriptor,
-    pub(super) name: Vec<u8>,
+    /// The socket that was announced, until it has connected.
+    pub(super) announced: Option<SocketFd>,
     pub(super) since: u64,
     pub(super) stage: Stage,
     /// It is another net, whose kernel connects.

@@ -148,7 +148,7 @@ impl Proxy {
             }
             Place { second: true, ..place }
         });
-        let undecided = if place.is_none() { self.offer(listener, &peer) } else { None };
+        let undecided = if place.is_none() { self.offer(listener, fd.0, &peer) } else { None };
         if undecided.is_some() && family_of(&peer) == AF_UNIX {
             held_peer = SocketAddress::unnamed_unix();
         }

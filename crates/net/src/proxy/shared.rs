@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   door of a listening socket ── a program of this user ──> channel: Greeting ── ANNOUNCE ──> Announced
-//!   a connection from that name is accepted ── OFFER, granule ──> Offered ── AGREED ──> GO, Running ── the program closes it
+//!   the announced socket's connection is accepted ── OFFER, granule ──> Offered ── AGREED ──> GO, Running ── the program closes it
 //!      held in the backlog until then, undecided              └ too late, or the end: the connection stays with Linux
 //!   Running: RING ──> the socket's events        end of the TCP or UNIX connection ──> last words of the program
 //! ```
@@ -23,9 +23,9 @@ use spinio_ring::Word;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Remote, next_generation};
-use spinio_sys::linux;
 use spinio_sys::linux::channel::{ProcessFd, receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, SocketAddress};
+use spinio_sys::linux::{self, Fd};
 use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
@@ -110,12 +110,12 @@ impl Proxy {
         if number == channels.len() {
             channels.push(None);
         }
-        let (name, stage) = (Vec::new(), Stage::Greeting);
+        let (announced, stage) = (None, Stage::Greeting);
         channels[number] = Some(Channel {
             fd,
             process,
             listener,
-            name,
+            announced,
             since: now,
             stage,
             other_net: false,
@@ -168,12 +168,13 @@ impl Proxy {
         let Some(channel) = self.shared.channel(number) else { return true };
         let (fd, process, listener, socket) = (channel.fd.0, channel.process, channel.listener, channel.socket);
         match (channel.stage, packet) {
-            (Stage::Greeting, Some(Packet::Announce { name, kernel, peer })) if name.len() > 3 => {
+            (Stage::Greeting, Some(Packet::Announce { kernel, peer })) => {
                 injection_point!("accepting net: announcement received");
-                channel.name = name;
+                channel.announced = file;
                 channel.other_net = kernel;
                 channel.peer = peer;
-                let refusal = if self.shared.free_for(process).is_none() {
+                // Without the socket: no descriptor was left for it.
+                let refusal = if channel.announced.is_none() || self.shared.free_for(process).is_none() {
                     self.counters.kept_by_granules.add(1);
                     Some(Refusal::Memory)
                 } else if self.sockets.get(listener).is_none_or(|s| s.meeting.held.len() >= s.meeting.backlog) {
@@ -313,16 +314,17 @@ impl Proxy {
     }
 
     /// If a program has announced an accepted connection, it is offered a granule: the channel that will tell.
-    pub(super) fn offer(&mut self, listener: u32, peer: &SocketAddress) -> Option<u32> {
+    pub(super) fn offer(&mut self, listener: u32, accepted: Fd, peer: &SocketAddress) -> Option<u32> {
         let memory = Arc::clone(&self.memory);
         let is_it = |channel: &Channel| {
             channel.stage == Stage::Announced
                 && channel.listener.index == listener
-                && door::same_name(&channel.name, peer.bytes())
+                && channel.announced.as_ref().is_some_and(|client| is_client(client.0, accepted, peer))
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
         injection_point!("accepting net: connection accepted");
         let channel = self.shared.channel(number)?;
+        channel.announced = None;
         let (fd, process, rings) = (channel.fd.0, channel.process, !channel.other_net);
         let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
         let mut near = None;
@@ -389,3 +391,14 @@ fn turn_away(fd: &SocketFd) {
 }
 
 const _: () = assert!(linux::PAGE == spinio_ring::layout::PAGE);
+
+/// Whether a socket of a client is the other end of an accepted one.
+fn is_client(client: Fd, accepted: Fd, peer: &SocketAddress) -> bool {
+    let is_named = socket::getsockname(client).is_ok_and(|own| door::same_name(own.bytes(), peer.bytes()));
+    // Two sockets may have one address of TCP (SO_REUSEPORT), but not connect to the same place.
+    let connects = || {
+        let (to, at) = (socket::getpeername(client), socket::getsockname(accepted));
+        matches!((to, at), (Ok(to), Ok(at)) if door::same_name(to.bytes(), at.bytes()))
+    };
+    is_named && (peer.bytes().first_chunk() == Some(&AF_UNIX.to_ne_bytes()) || connects())
+}

@@ -70,7 +70,7 @@ pub(crate) fn connect(name: &str, file: OwnedFd) -> (Socket, Offered) {
     let name = format!("spinio-programs-{name}-{}", std::process::id());
     let address = parse(format!("unix:@{name}"));
     let listener = listening(1, &address);
-    let door = listening(SEQPACKET, &parse(format!("unix:@spinio-net-1/unix:@{name}")));
+    let door = listening(SEQPACKET, &parse(format!("unix:@spinio-net-2/unix:@{name}")));
     let (protection, bytes) = (linux::PROT_READ | linux::PROT_WRITE, granule::bytes(RING) as usize);
     // SAFETY: the Linux kernel chooses the address.
     let start = unsafe {
