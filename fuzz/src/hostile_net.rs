@@ -101,8 +101,8 @@ impl Script {
     /// Holds the door for one program: the channel, which ends when that is dropped.
     fn play(&self, door: &OwnedFd) -> OwnedFd {
         let channel = packets::accept(door);
-        let announced = packets::receive(&channel, DEADLINE).expect("a program announces its socket").0;
-        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce { name, .. }) if name.len() > 3));
+        let (announced, socket) = packets::receive(&channel, DEADLINE).expect("a program announces its socket");
+        assert!(matches!(Packet::decode(&announced), Some(Packet::Announce { .. })) && socket.is_some());
         for (bytes, files) in &self.packets {
             let files: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
             packets::send(&channel, bytes, &files);

@@ -51,16 +51,6 @@ pub fn accept(listener: &OwnedFd) -> OwnedFd {
     }
 }
 
-/// The name of a socket, as `getsockname` gives it.
-pub fn own_name(socket: &OwnedFd) -> Vec<u8> {
-    let mut bytes = vec![0_u8; 128];
-    let mut len = 128;
-    // SAFETY: the bytes live across the call.
-    unsafe { libc::getsockname(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), &raw mut len) };
-    bytes.truncate(len as usize);
-    bytes
-}
-
 /// Sends a packet with any number of descriptors. One that the other end does not take any more is lost.
 pub fn send(socket: &OwnedFd, bytes: &[u8], files: &[RawFd]) {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };

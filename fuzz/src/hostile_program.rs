@@ -116,8 +116,16 @@ impl World {
     fn accept(&self, listener: i32, flags: u16) -> i32 {
         let mailbox = self.words(self.sizes().mailboxes(), MAILBOX_BYTES);
         let (call, number) = (Ok(Call::Accept), next(&self.calls) as u32);
-        Request { call, flags, number, descriptor: listener as u32, argument: 0, address: Address::EMPTY }
-            .store(&mailbox[..16]);
+        Request {
+            call,
+            flags,
+            number,
+            descriptor: listener as u32,
+            argument: 0,
+            address: Address::EMPTY,
+            time_limit: 0,
+        }
+        .store(&mailbox[..16]);
         self.ring(Op::Control, Descriptor { index: 0, epoch: 0 });
         let mut result = 0;
         until("the call is not answered", || {
@@ -233,7 +241,7 @@ impl Peer<'_> {
                     1 => Packet::Ring.encode(),
                     2 => {
                         let (kernel, peer) = (input.arbitrary()?, input.arbitrary()?);
-                        Packet::Announce { name: input.arbitrary::<[u8; 5]>()?.to_vec(), kernel, peer }.encode()
+                        Packet::Announce { kernel, peer }.encode()
                     }
                     _ => packets::hostile(input)?,
                 };
@@ -269,8 +277,10 @@ impl Peer<'_> {
                 (self.channel, self.anchor) = (Some(channel), Some(anchor));
             }
             1 => {
-                let own = self.anchor.as_ref().map(packets::own_name).unwrap_or_default();
-                self.tell(&Packet::Announce { name: own, kernel: false, peer: None });
+                let announce = Packet::Announce { kernel: false, peer: None }.encode();
+                if let (Some(channel), Some(anchor)) = (&self.channel, &self.anchor) {
+                    packets::send(channel, &announce, &[anchor.as_raw_fd()]);
+                }
                 if self.hear() != Some(Packet::Welcome) {
                     self.channel = None;
                 }
