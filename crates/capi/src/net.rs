@@ -68,7 +68,7 @@ pub(crate) unsafe fn parse_address(text: *const c_char) -> Result<NetAddress, Fa
     }
     // SAFETY: guaranteed by the caller.
     let text = unsafe { CStr::from_ptr(text) };
-    // Other bytes would become another name, which nobody listens at or asks for.
+    // Other bytes would become another name, at which no program listens.
     let valid = text.to_str().map_err(|_| Failure::Message(libc::EINVAL, format!("{text:?} is not UTF-8")))?;
     Ok(NetAddress::parse(valid)?)
 }
