@@ -29,7 +29,7 @@ pub(crate) fn receive_in_time<'a>(
 ) -> Received<'a> {
     descriptors.clear();
     match packets::receive(socket, buffer, MAX_CHUNKS, descriptors, Wait::Yes) {
-        Ok(got) if got.bytes_cut || got.descriptors_cut => Received::End,
+        Ok(got) if got.is_cut() => Received::End,
         Ok(got) if (1..=MAX_MESSAGE).contains(&got.bytes) => Received::Message(&buffer[..got.bytes]),
         Err(Errno::AGAIN) => Received::Nothing,
         _ => Received::End,

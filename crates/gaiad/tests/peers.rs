@@ -24,6 +24,7 @@ use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
 use spinio_pagecache::leased_messages::{MESSAGE, Reply, Request, Source, parse_reply};
 use spinio_sys::cuda::Driver;
 use spinio_sys::linux::packets::{self, Wait};
+use spinio_testkit::file;
 
 const CHUNK: usize = 2 << 20;
 /// Set in other processes to `daemon LIMIT`, `client FILE` or `cuda FILE`; the socket is in the second.
@@ -67,17 +68,6 @@ fn device(ordinal: u32) -> &'static Emulated {
 
 fn other_device(text: &str) -> &'static Emulated {
     Emulated::start(Config::parse(text).unwrap()).unwrap()
-}
-
-/// Bytes of a file, others for each seed.
-fn content(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut bytes = vec![0; len];
-    for word in bytes.chunks_mut(8) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
-    bytes
 }
 
 /// A map of a whole file, and what was read of the file for it.
@@ -217,7 +207,7 @@ fn other_process() {
 #[test]
 fn second_device_copies_what_the_first_has() {
     let bench = Bench::new(0);
-    let bytes = content(5 * CHUNK + 1234, 1);
+    let bytes = file::bytes(0, 5 * CHUNK + 1234, 1);
     let path = bench.file("weights", &bytes);
     let first = bench.map(&path, bytes.len(), device(0));
     assert_eq!(first.acquire().unwrap(), bytes.len() as u64);
@@ -244,7 +234,7 @@ fn second_device_copies_what_the_first_has() {
 #[test]
 fn each_device_copies_what_it_lacks() {
     let bench = Bench::new(0);
-    let bytes = content(4 * CHUNK, 2);
+    let bytes = file::bytes(0, 4 * CHUNK, 2);
     let path = bench.file("weights", &bytes);
     let maps = [0, 1].map(|ordinal| bench.map(&path, bytes.len(), device(ordinal)));
     let half = 2 * CHUNK as u64;
@@ -264,7 +254,7 @@ const LONG: usize = 30 * CHUNK;
 #[test]
 fn groups_of_chunks_are_copied_while_others_are_handed_over() {
     let bench = Bench::new(0);
-    let bytes = content(LONG - 99, 12);
+    let bytes = file::bytes(0, LONG - 99, 12);
     let path = bench.file("weights", &bytes);
     let first = bench.map(&path, bytes.len(), device(0));
     first.acquire().unwrap();
@@ -286,7 +276,7 @@ fn groups_of_chunks_are_copied_while_others_are_handed_over() {
 #[test]
 fn device_without_access_to_the_peer_reads_the_file() {
     let bench = Bench::new(0);
-    let bytes = content(6 * CHUNK, 3);
+    let bytes = file::bytes(0, 6 * CHUNK, 3);
     let path = bench.file("weights", &bytes);
     let first = bench.map(&path, bytes.len(), device(0));
     first.acquire().unwrap();
@@ -301,7 +291,7 @@ fn device_without_access_to_the_peer_reads_the_file() {
 #[test]
 fn copy_outlives_the_process_that_filled_it_killed_meanwhile_or_before() {
     let bench = Bench::new(0);
-    let bytes = content(4 * CHUNK, 4);
+    let bytes = file::bytes(0, 4 * CHUNK, 4);
     let path = bench.file("weights", &bytes);
     let mut other = bench.process(&format!("client {}", path.display()));
     // 0.2 s for all of it.
@@ -323,7 +313,7 @@ fn copy_outlives_the_process_that_filled_it_killed_meanwhile_or_before() {
 #[test]
 fn daemon_that_ends_during_the_copy_is_replaced_and_bytes_are_right() {
     let mut bench = Bench::new(0);
-    let bytes = content(4 * CHUNK, 5);
+    let bytes = file::bytes(0, 4 * CHUNK, 5);
     let path = bench.file("weights", &bytes);
     let first = bench.map(&path, bytes.len(), device(0));
     first.acquire().unwrap();
@@ -348,7 +338,7 @@ fn daemon_that_ends_during_the_copy_is_replaced_and_bytes_are_right() {
 #[test]
 fn file_that_is_written_during_the_copy_has_its_new_bytes() {
     let bench = Bench::new(0);
-    let (old, new) = (content(4 * CHUNK, 6), content(4 * CHUNK, 7));
+    let (old, new) = (file::bytes(0, 4 * CHUNK, 6), file::bytes(0, 4 * CHUNK, 7));
     let path = bench.file("weights", &old);
     let first = bench.map(&path, old.len(), device(0));
     first.acquire().unwrap();
@@ -370,7 +360,7 @@ fn file_that_is_written_during_the_copy_has_its_new_bytes() {
 #[test]
 fn limit_is_that_of_each_device() {
     let bench = Bench::new(3 * CHUNK);
-    let (bytes, more) = (content(3 * CHUNK, 8), content(CHUNK, 9));
+    let (bytes, more) = (file::bytes(0, 3 * CHUNK, 8), file::bytes(0, CHUNK, 9));
     let (path, other) = (bench.file("weights", &bytes), bench.file("other", &more));
     let maps = [0, 1].map(|ordinal| bench.map(&path, bytes.len(), device(ordinal)));
     for mapped in &maps {
@@ -430,7 +420,7 @@ fn lie(bench: &Bench, path: &Path, len: usize, chunk: impl Fn(u64) -> OwnedFd) -
 #[test]
 fn descriptor_that_is_no_chunk_is_refused_and_the_file_is_read() {
     let bench = Bench::new(0);
-    let bytes = content(2 * CHUNK, 10);
+    let bytes = file::bytes(0, 2 * CHUNK, 10);
     let path = bench.file("weights", &bytes);
     let _liar = lie(&bench, &path, bytes.len(), |_| File::open(&path).unwrap().into());
     let mapped = bench.map(&path, bytes.len(), device(1));
@@ -442,7 +432,7 @@ fn descriptor_that_is_no_chunk_is_refused_and_the_file_is_read() {
 #[test]
 fn chunks_that_were_copied_before_one_is_refused_stay_and_the_others_are_read() {
     let bench = Bench::new(0);
-    let mut bytes = content(LONG, 14);
+    let mut bytes = file::bytes(0, LONG, 14);
     // As chunks are at birth.
     bytes[..25 * CHUNK].fill(0);
     let path = bench.file("weights", &bytes);
@@ -463,7 +453,7 @@ fn chunks_that_were_copied_before_one_is_refused_stay_and_the_others_are_read() 
 #[test]
 fn second_gpu_copies_what_the_first_has() {
     let bench = Bench::new(0);
-    let path = bench.file("weights", &content(3 * CHUNK + 77, 11));
+    let path = bench.file("weights", &file::bytes(0, 3 * CHUNK + 77, 11));
     let mut other = bench.process(&format!("cuda {}", path.display()));
     drop(other.stdin.take());
     assert!(other.wait().unwrap().success());

@@ -41,7 +41,7 @@ use crate::{Error, NetAddress, Result};
 
 use self::anchor::{Anchor, Failure};
 use self::connect::connect;
-use self::deadline::deadline;
+use self::deadline::{deadline, left};
 use self::direction::Direction;
 use self::flags::{MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 use self::plain::KeptError;
@@ -405,7 +405,7 @@ impl Pause {
             }
             return Ok(());
         }
-        let left = self.deadline.map_or(u64::MAX, |deadline| deadline.saturating_sub(linux::monotonic_ns()));
+        let left = left(self.deadline).unwrap_or(u64::MAX);
         if left == 0 {
             return Err(Errno::AGAIN);
         }

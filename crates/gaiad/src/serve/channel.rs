@@ -10,7 +10,7 @@ use spinio_sys::linux::packets::{self, Wait};
 pub(super) fn receive(socket: &OwnedFd) -> Option<(Request, Option<OwnedFd>)> {
     let (mut bytes, mut fds) = ([0; MESSAGE + 1], Vec::new());
     let got = packets::receive(socket, &mut bytes, 1, &mut fds, Wait::Yes).ok()?;
-    if got.bytes_cut || got.descriptors_cut {
+    if got.is_cut() {
         return None;
     }
     let request = parse_request(&bytes[..got.bytes]).ok()?;

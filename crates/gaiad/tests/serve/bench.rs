@@ -14,16 +14,6 @@ pub(crate) const SOCKET: &str = "SPINIO_SERVE_TEST_SOCKET";
 /// Seconds within which a client of the daemon has to fill a chunk, if not the default.
 pub(crate) const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
-pub(crate) fn content(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut bytes = vec![0; len];
-    for word in bytes.chunks_mut(8) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
-    bytes
-}
-
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_sys::linux::packets;
-use spinio_testkit::eventually;
+use spinio_testkit::{eventually, file};
 
-use super::bench::{Bench, CHUNK, FILL_WITHIN, content, role};
+use super::bench::{Bench, CHUNK, FILL_WITHIN, role};
 
 fn daemon_with_descriptors(bench: &Bench, descriptors: u32) -> Command {
     let daemon = role("daemon 0", &bench.socket());
@@ -27,7 +27,7 @@ fn connections_that_say_nothing_count_for_their_user() {
     bench.kill();
     // An eighth of the descriptors for connections, half of them for one user: 10.
     bench.start_with(daemon_with_descriptors(&bench, 160));
-    let bytes = content(CHUNK as usize, 18);
+    let bytes = file::bytes(0, CHUNK as usize, 18);
     let path = bench.file("weights", &bytes);
     let mut silent: Vec<OwnedFd> = (0..10).map(|_| packets::connect(&bench.socket()).unwrap()).collect();
     let refused = bench.client().ask(&format!("map {} 0 {CHUNK}", path.display()));
@@ -53,7 +53,7 @@ fn user_with_too_many_chunks_leaves_descriptors_for_others() {
     assert_eq!(bench.status().files[0].chunks, 40);
     greedy.kill();
     bench.wait_for_maps(0);
-    let bytes = content(CHUNK as usize, 16);
+    let bytes = file::bytes(0, CHUNK as usize, 16);
     let small = bench.file("small", &bytes);
     let mut other = bench.client();
     other.map(&small, bytes.len());
@@ -63,7 +63,11 @@ fn user_with_too_many_chunks_leaves_descriptors_for_others() {
 #[test]
 fn limit_drops_what_no_client_has_mapped_first() {
     let bench = Bench::new(4 * CHUNK);
-    let (a, b, c) = (content(2 * CHUNK as usize, 1), content(2 * CHUNK as usize, 2), content(3 * CHUNK as usize, 3));
+    let (a, b, c) = (
+        file::bytes(0, 2 * CHUNK as usize, 1),
+        file::bytes(0, 2 * CHUNK as usize, 2),
+        file::bytes(0, 3 * CHUNK as usize, 3),
+    );
     let paths = [bench.file("a", &a), bench.file("b", &b), bench.file("c", &c)];
     let (mut one, mut two) = (bench.client(), bench.client());
     one.map(&paths[0], a.len());
@@ -97,7 +101,7 @@ fn slow_client_keeps_its_chunk_if_no_other_can_fill_it() {
     let mut command = role(&format!("daemon {}", 2 * CHUNK), &bench.socket());
     command.env(FILL_WITHIN, "1");
     bench.start_with(command);
-    let bytes = content(3 * CHUNK as usize, 17);
+    let bytes = file::bytes(0, 3 * CHUNK as usize, 17);
     let path = bench.file("weights", &bytes);
     let map = |first: u64, chunks: u64| format!("map {} {} {}", path.display(), first * CHUNK, chunks * CHUNK);
     let (mut slow, mut full, mut greedy) = (bench.client(), bench.client(), bench.client());

@@ -25,9 +25,9 @@ use spinio_gaia::leased::Map;
 use spinio_gaia::{Access, Error, FileReader, OpenFile};
 use spinio_gaiad::{Daemon, query_daemon};
 use spinio_sys::cuda::Driver;
-use spinio_testkit::{continue_process, stop_process};
+use spinio_testkit::{continue_process, file, stop_process};
 
-use self::bench::{Bench, CHUNK, Client, FILL_WITHIN, ROLE, SOCKET, content, hash, role};
+use self::bench::{Bench, CHUNK, Client, FILL_WITHIN, ROLE, SOCKET, hash, role};
 
 /// Set in clients that map files in CUDA memory, by the fake driver.
 const CUDA: &str = "SPINIO_SERVE_TEST_CUDA";
@@ -167,7 +167,7 @@ fn client(socket: &Path) {
 #[test]
 fn processes_share_cuda_memory() {
     let bench = Bench::new(0);
-    let bytes = content(4 * CHUNK as usize + 77, 9);
+    let bytes = file::bytes(0, 4 * CHUNK as usize + 77, 9);
     let path = bench.file("weights", &bytes);
     let start = || {
         let mut command = role("client", &bench.socket());
@@ -186,7 +186,7 @@ fn processes_share_cuda_memory() {
     third.map(&path, bytes.len());
     third.has(&bytes);
     // A writer: its bytes are mapped at the same addresses.
-    let other = content(3 * CHUNK as usize, 10);
+    let other = file::bytes(0, 3 * CHUNK as usize, 10);
     std::fs::write(&path, &other).unwrap();
     assert_eq!(second.ask("acquire"), other.len().to_string());
     let whole = [&other[..], &vec![0; bytes.len() - other.len()]].concat();
@@ -201,7 +201,7 @@ fn processes_share_cuda_memory() {
 #[test]
 fn processes_share_one_copy() {
     let bench = Bench::new(0);
-    let bytes = content(5 * CHUNK as usize + 1234, 1);
+    let bytes = file::bytes(0, 5 * CHUNK as usize + 1234, 1);
     let path = bench.file("weights", &bytes);
     let mut clients: Vec<_> = (0..4).map(|_| bench.client()).collect();
     for client in &mut clients {
@@ -230,7 +230,7 @@ fn processes_share_one_copy() {
 #[test]
 fn processes_that_map_at_the_same_time_share_the_work() {
     let bench = Bench::new(0);
-    let bytes = content(16 * CHUNK as usize, 2);
+    let bytes = file::bytes(0, 16 * CHUNK as usize, 2);
     let path = bench.file("weights", &bytes);
     let mut clients: Vec<_> = (0..3).map(|_| bench.client()).collect();
     for client in &mut clients {
@@ -249,7 +249,7 @@ fn processes_that_map_at_the_same_time_share_the_work() {
 #[test]
 fn others_take_over_from_a_client_that_is_killed_while_it_fills() {
     let bench = Bench::new(0);
-    let bytes = content(8 * CHUNK as usize, 3);
+    let bytes = file::bytes(0, 8 * CHUNK as usize, 3);
     let path = bench.file("weights", &bytes);
     let (mut dying, mut waiting) = (bench.client(), bench.client());
     assert_eq!(dying.ask("slow 2000"), "ok");
@@ -273,7 +273,7 @@ fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
     let mut command = role("daemon 0", &bench.socket());
     command.env(FILL_WITHIN, "1");
     bench.start_with(command);
-    let bytes = content(4 * CHUNK as usize, 14);
+    let bytes = file::bytes(0, 4 * CHUNK as usize, 14);
     let path = bench.file("weights", &bytes);
     let (mut stopped, mut waiting) = (bench.client(), bench.client());
     assert_eq!(stopped.ask("slow 300"), "ok");
@@ -300,7 +300,7 @@ fn clients_that_all_fill_too_slowly_finish() {
     let mut command = role("daemon 0", &bench.socket());
     command.env(FILL_WITHIN, "1");
     bench.start_with(command);
-    let bytes = content(3 * CHUNK as usize, 15);
+    let bytes = file::bytes(0, 3 * CHUNK as usize, 15);
     let path = bench.file("weights", &bytes);
     let mut clients = [bench.client(), bench.client()];
     for client in &mut clients {
@@ -319,13 +319,13 @@ fn clients_that_all_fill_too_slowly_finish() {
 #[test]
 fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     let bench = Bench::new(0);
-    let old = content(3 * CHUNK as usize, 4);
+    let old = file::bytes(0, 3 * CHUNK as usize, 4);
     let path = bench.file("weights", &old);
     let (mut one, mut two) = (bench.client(), bench.client());
     one.map(&path, old.len());
     two.map(&path, old.len());
     let mut writer = OpenOptions::new().write(true).open(&path).unwrap();
-    let mut new = content(3 * CHUNK as usize, 5);
+    let mut new = file::bytes(0, 3 * CHUNK as usize, 5);
     writer.write_all(&new).unwrap();
     let refused = one.ask("acquire");
     assert!(refused.starts_with(&format!("error {} ", Errno::TXTBSY.raw_os_error())), "{refused}");
@@ -344,11 +344,11 @@ fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     let mut padded = new.clone();
     padded.resize(old.len(), 0);
     one.has(&padded);
-    let longer = content(4 * CHUNK as usize, 6);
+    let longer = file::bytes(0, 4 * CHUNK as usize, 6);
     std::fs::write(&path, &longer).unwrap();
     assert_eq!(one.ask("acquire"), old.len().to_string());
     one.has(&longer[..old.len()]);
-    two.has(&content(3 * CHUNK as usize, 5));
+    two.has(&file::bytes(0, 3 * CHUNK as usize, 5));
     // Breaks no lease.
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC;
     drop(rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap());
@@ -359,14 +359,14 @@ fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
 #[test]
 fn chunks_that_are_filled_while_a_writer_comes_do_not_count() {
     let bench = Bench::new(0);
-    let old = content(2 * CHUNK as usize, 7);
+    let old = file::bytes(0, 2 * CHUNK as usize, 7);
     let path = bench.file("weights", &old);
     let mut client = bench.client();
     assert_eq!(client.ask("slow 400"), "ok");
     assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), old.len())), "ok");
     client.order("acquire");
     std::thread::sleep(Duration::from_millis(200));
-    let new = content(2 * CHUNK as usize, 8);
+    let new = file::bytes(0, 2 * CHUNK as usize, 8);
     let writer = OpenOptions::new().write(true).open(&path).unwrap();
     writer.write_all_at(&new, 0).unwrap();
     drop(writer);
@@ -392,7 +392,7 @@ fn file_that_ends_before_its_size_is_refused() {
 #[test]
 fn map_survives_its_daemon_and_uses_the_next_one() {
     let mut bench = Bench::new(0);
-    let bytes = content(2 * CHUNK as usize + 5, 9);
+    let bytes = file::bytes(0, 2 * CHUNK as usize + 5, 9);
     let path = bench.file("weights", &bytes);
     let mut client = bench.client();
     client.map(&path, bytes.len());
@@ -401,7 +401,7 @@ fn map_survives_its_daemon_and_uses_the_next_one() {
     let refused = client.ask("acquire");
     assert!(refused.starts_with(&format!("error {} ", Errno::IO.raw_os_error())), "{refused}");
     assert!(refused.contains("spinio gaia serve"), "{refused}");
-    let new = content(2 * CHUNK as usize + 5, 10);
+    let new = file::bytes(0, 2 * CHUNK as usize + 5, 10);
     std::fs::write(&path, &new).unwrap();
     client.has(&bytes);
     bench.start(0);
@@ -416,7 +416,7 @@ fn map_survives_its_daemon_and_uses_the_next_one() {
 #[test]
 fn part_of_a_file_is_mapped_from_any_page() {
     let bench = Bench::new(0);
-    let bytes = content(3 * CHUNK as usize, 11);
+    let bytes = file::bytes(0, 3 * CHUNK as usize, 11);
     let path = bench.file("weights", &bytes);
     let mut client = bench.client();
     let (offset, len) = (CHUNK as usize - 4096, 8192);
@@ -441,7 +441,7 @@ fn users_share_nothing() {
     }
     let bench = Bench::new(0);
     std::fs::set_permissions(bench.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let bytes = content(CHUNK as usize, 12);
+    let bytes = file::bytes(0, CHUNK as usize, 12);
     let path = bench.file("weights", &bytes);
     let mut own = bench.client();
     own.map(&path, bytes.len());
@@ -469,7 +469,7 @@ fn users_share_nothing() {
 fn garbage_harms_only_its_sender() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
     let bench = Bench::new(0);
-    let bytes = content(CHUNK as usize, 13);
+    let bytes = file::bytes(0, CHUNK as usize, 13);
     let path = bench.file("weights", &bytes);
     let mut client = bench.client();
     client.map(&path, bytes.len());
@@ -478,7 +478,7 @@ fn garbage_harms_only_its_sender() {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::connect(&socket, &address).unwrap();
-        let mut garbage = content((n as usize * 7) % 200, n);
+        let mut garbage = file::bytes(0, (n as usize * 7) % 200, n as u8);
         if n % 2 == 0 && garbage.len() > 8 {
             // A header that fits.
             garbage[..8].copy_from_slice(&[

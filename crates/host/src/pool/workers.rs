@@ -227,19 +227,20 @@ impl Workers {
             return Err(refused);
         }
         let mut made = lock(&self.rings.made);
-        made.retain(|(_, ring)| !matches!(ring.get(), Some(Err(refused)) if refused.is_to_be_tried_again()));
         if let Some((_, ring)) = made.iter().find(|(storage, _)| *storage == key) {
             let ring = Arc::clone(ring);
-            drop(made);
-            return match ring.get() {
+            match ring.get() {
                 Some(Ok(ring)) => {
+                    drop(made);
                     self.wake_ring(ring);
-                    if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(Arc::clone(ring)) }
+                    return if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(Arc::clone(ring)) };
                 }
-                Some(Err(refused)) => Err(NoRing::Refused(refused.errno)),
-                None => Err(NoRing::NotAwake),
-            };
+                Some(Err(refused)) if refused.is_to_be_tried_again() => {}
+                Some(Err(refused)) => return Err(NoRing::Refused(refused.errno)),
+                None => return Err(NoRing::NotAwake),
+            }
         }
+        made.retain(|(_, ring)| !matches!(ring.get(), Some(Err(refused)) if refused.is_to_be_tried_again()));
         if let Some(refused) = Rings::refused(&made, |refused| !refused.may_pass()) {
             return Err(refused);
         }

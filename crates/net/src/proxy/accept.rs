@@ -19,6 +19,7 @@ use super::Proxy;
 use super::caller::Caller;
 use super::control::with_address;
 use super::sockets::{Accept, DGRAM, State};
+use super::time_limits::deadline_of;
 use crate::meet::Held;
 
 impl Proxy {
@@ -29,8 +30,7 @@ impl Proxy {
             Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
             Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
             Some(socket) => {
-                let limit = request.address.words()[0];
-                let deadline = if limit == 0 { u64::MAX } else { now.saturating_add(limit) };
+                let deadline = deadline_of(request.address.words()[0], now);
                 socket.accepts.push_back(Accept { caller, deadline });
                 self.accept_all(descriptor.index, now);
                 if request.flags & DONTWAIT == 0 {

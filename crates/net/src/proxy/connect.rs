@@ -18,6 +18,7 @@ use spinio_sys::{Errno, injection_point};
 use super::Proxy;
 use super::caller::Caller;
 use super::sockets::{Connect, DGRAM, STREAM, State};
+use super::time_limits::deadline_of;
 
 impl Proxy {
     pub(super) fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
@@ -39,8 +40,7 @@ impl Proxy {
                 State::Failed => Errno::CONNRESET,
                 State::Unconnected | State::Connecting => {
                     let (bytes, len) = request.address.bytes();
-                    let limit = request.time_limit;
-                    let deadline = if limit == 0 { u64::MAX } else { now.saturating_add(limit) };
+                    let deadline = deadline_of(request.time_limit, now);
                     socket.connect = Some(Connect { caller: Some(caller), deadline, to: bytes[..len].to_vec() });
                     socket.meeting.since = None;
                     if std::mem::take(&mut socket.connect_error) != 0 {

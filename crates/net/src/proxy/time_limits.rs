@@ -11,6 +11,11 @@ use spinio_sys::Errno;
 use super::Proxy;
 use super::sockets::Accept;
 
+/// When a call with a time limit ends; 0: it has none, `u64::MAX`.
+pub(super) fn deadline_of(limit: u64, now: u64) -> u64 {
+    if limit == 0 { u64::MAX } else { now.saturating_add(limit) }
+}
+
 impl Proxy {
     /// A call on this socket ends at the deadline; `u64::MAX`: it has none.
     pub(super) fn limit(&mut self, index: u32, deadline: u64) {

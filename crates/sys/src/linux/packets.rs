@@ -38,6 +38,13 @@ pub struct Received {
     pub descriptors_cut: bool,
 }
 
+impl Received {
+    /// Whether something of it is lost.
+    pub fn is_cut(self) -> bool {
+        self.bytes_cut || self.descriptors_cut
+    }
+}
+
 /// Two sockets that are connected to each other.
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
