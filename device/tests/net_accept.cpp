@@ -469,8 +469,11 @@ __global__ void limit_of_event(net::Handle handle, int listener, int64_t *out)
     const int set = net::set(g, handle);
     net::set_timeout(g, handle, listener, 70 * ms, 0);
     net::add(g, handle, set, listener, net::IN);
-    out[0] = net::wait(g, handle, set, &ready, 1, -1) == 1 && ready.events & net::NEW;
-    out[1] = KernelCalls<net::Block>{g, handle, nullptr, nullptr, out, 0}.limit_of(ready.s);
+    const bool is_new = net::wait(g, handle, set, &ready, 1, -1) == 1 && ready.events & net::NEW;
+    // getsockopt() stores the leader's value only.
+    const int64_t limit = KernelCalls<net::Block>{g, handle, nullptr, nullptr, out, 0}.limit_of(ready.s);
+    if (g.leads())
+        out[0] = is_new, out[1] = limit;
     net::close(g, handle, ready.s);
 }
 
