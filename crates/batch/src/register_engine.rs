@@ -258,7 +258,8 @@ fn pin_fragments(work: &BatchState, mapping: &Mapping, some: &[Fragment]) -> Opt
         return None;
     }
     let ptr = mapping.ptr.wrapping_add(start as usize);
-    pins.unpin_overlapping(ptr, len);
+    // Threads of a batch hold no signals.
+    pins.unpin_overlapping(ptr, len, || ());
     if pins.is_full() {
         pins.unpin_all();
     }

@@ -30,6 +30,7 @@ mod stream_stop;
 mod target;
 mod thread_stream;
 mod traits;
+mod wait;
 
 pub use error::{DeviceError, ErrorKind};
 pub use fingerprint::{Fingerprint, PAGE_BYTES};

@@ -9,7 +9,9 @@
 //! ```
 //!
 //! The kernel waits for a disk without looking at signals, but for those that end the process. Where a read can hang (a
-//! server), or a program asked to be polled (cancel.rs), nothing is held.
+//! server), or a program asked to be polled (cancel.rs), nothing is held. A wait for the device may be long too, since copies
+//! run after what the program has queued: it polls while signals are held (device/src/wait.rs), and so does one for a bounce
+//! buffer.
 //!
 //! A call of the program has more to undo than the read, such as the thread's state of cancellation. So inside
 //! [`deliver_after`] handlers run at its end, where a jump leaves nothing behind. A part of the call that may wait without
@@ -17,12 +19,8 @@
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
 
-use spinio_sys::linux::SignalGuard;
-
-/// Between two looks for a signal that ends the process: as soon as a person notices.
-const INTERVAL: Duration = Duration::from_millis(20);
+use spinio_sys::linux::{SignalGuard, deliver_default_signals, hold_signals_by};
 
 thread_local! {
     /// Whether the thread is inside `deliver_after`; also after a handler has jumped out of it.
@@ -46,14 +44,21 @@ pub fn deliver_after<T>(body: impl FnOnce() -> T) -> T {
 
 /// Handlers of signals that were held until the end of the call run now: what comes next may wait without bound.
 pub fn deliver_now() {
-    drop(KEPT.take().map(ManuallyDrop::into_inner));
+    if let Some(guard) = KEPT.take().map(ManuallyDrop::into_inner) {
+        release(guard);
+    }
+}
+
+/// Handlers run as soon as the guard is gone, and may jump away: nothing is left to do here then.
+fn release(guard: SignalGuard) {
+    hold_signals_by(None);
+    drop(guard);
 }
 
 /// While it lives, handlers of the program do not run on this thread; inside [`deliver_after`] until its end.
 pub struct HeldSignals {
     /// Always there until it is dropped.
     guard: Option<SignalGuard>,
-    checked: Cell<Instant>,
 }
 
 impl HeldSignals {
@@ -61,15 +66,13 @@ impl HeldSignals {
     pub fn hold() -> HeldSignals {
         let kept = KEPT.take().map(ManuallyDrop::into_inner);
         let guard = Some(kept.unwrap_or_else(SignalGuard::block_asynchronous));
-        HeldSignals { guard, checked: Cell::new(Instant::now()) }
+        hold_signals_by(guard.as_ref());
+        HeldSignals { guard }
     }
 
     /// Lets a signal through that has no handler, for a thread that waits or has more to do. Cheap to call often.
     pub fn deliver_defaults(&self) {
-        if self.checked.get().elapsed() >= INTERVAL {
-            self.checked.set(Instant::now());
-            self.guard.iter().for_each(SignalGuard::deliver_defaults);
-        }
+        deliver_default_signals();
     }
 }
 
@@ -78,6 +81,8 @@ impl Drop for HeldSignals {
         let guard = self.guard.take();
         if IN_CALL.get() {
             KEPT.set(guard.map(ManuallyDrop::new));
+        } else {
+            guard.into_iter().for_each(release);
         }
     }
 }

@@ -14,11 +14,13 @@ mod real {
     pub use std::sync::atomic::AtomicU64;
     pub use std::sync::{Condvar, Mutex, MutexGuard};
 
+    use spinio_sys::linux;
+
     pub use crate::lock::lock;
 
     /// The index, below `count`, of the slot of the calling thread's processor.
     pub fn cpu_index(count: usize) -> usize {
-        spinio_sys::linux::cpu() % count
+        linux::cpu() % count
     }
 
     /// Lets other threads run first.
@@ -36,6 +38,7 @@ mod real {
 
     /// Sleeps until it is woken, but no longer than `limit`.
     pub fn wait_at_most<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
+        linux::deliver_default_signals();
         changed.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -58,7 +61,10 @@ mod real {
         pub fn wait(&self) -> bool {
             match self.0.elapsed() {
                 short if short < Duration::from_micros(200) => std::hint::spin_loop(),
-                short if short < Duration::from_millis(5) => std::thread::sleep(Duration::from_micros(50)),
+                short if short < Duration::from_millis(5) => {
+                    linux::deliver_default_signals();
+                    std::thread::sleep(Duration::from_micros(50));
+                }
                 _ => return false,
             }
             true

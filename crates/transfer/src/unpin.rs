@@ -192,13 +192,15 @@ impl DeferredUnpin {
         self.max_pending
     }
 
-    /// Unpins pins that overlap a range of a mapping; whether there were any.
-    pub fn unpin_overlapping(&self, ptr: *const u8, len: usize) -> bool {
-        if self.is_empty() {
+    /// Unpins pins that overlap a range of a mapping, after `before`; whether there were any.
+    pub fn unpin_overlapping(&self, ptr: *const u8, len: usize, before: impl FnOnce()) -> bool {
+        let (from, to) = (ptr as usize, ptr as usize + len);
+        let overlaps = |p: &Pin| (p.ptr as usize) < to && from < p.ptr as usize + p.len;
+        if self.is_empty() || !lock(&self.pending).iter().any(|p| overlaps(&p.pin)) {
             return false;
         }
-        let (from, to) = (ptr as usize, ptr as usize + len);
-        self.unpin_matching(|p| (p.ptr as usize) < to && from < p.ptr as usize + p.len, false)
+        before();
+        self.unpin_matching(overlaps, false)
     }
 
     /// Unpins everything.

@@ -19,7 +19,7 @@ use super::streams::StreamPool;
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence,
     GatherEntry, KernelStore, PageableAccess, PeerMemory, Pin, PinnedBuffer, ReplicaMemory, SharedMemory, StreamId,
-    StreamStop, WaitMode,
+    StreamStop, WaitMode, wait,
 };
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -302,6 +302,13 @@ impl Device for Cuda {
         let _entered = self.enter()?;
         self.refuse_if_capturing(stream, "cuStreamSynchronize")?;
         let _relaxed = RelaxedCapture::enter(self.driver);
+        if wait::must_poll() {
+            return wait::poll(|| {
+                // SAFETY: the stream belongs to this context, which lives.
+                let done = unsafe { self.driver.stream_query(Cuda::raw_stream(stream)) };
+                done.map_err(|e| self.driver_error("cuStreamQuery", e))
+            });
+        }
         if mode == WaitMode::Context {
             // SAFETY: the stream belongs to this context, which lives.
             return unsafe { self.driver.stream_synchronize(Cuda::raw_stream(stream)) }

@@ -12,7 +12,7 @@ use spinio_sys::cuda::{Event, event};
 
 use super::device::Cuda;
 use super::handle_pool::HandlePool;
-use crate::{DeviceError, ErrorKind, Fence, StreamId, WaitMode};
+use crate::{DeviceError, ErrorKind, Fence, StreamId, WaitMode, wait};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -80,6 +80,9 @@ impl Cuda {
 
     /// Waits. The context must be entered, relaxed.
     pub(super) fn wait_fence(&self, fence: &Fence, mode: WaitMode) -> Result<()> {
+        if wait::must_poll() {
+            return wait::poll(|| self.fence_query(fence));
+        }
         if mode == WaitMode::Context || is_blocking(fence) {
             // SAFETY: as above.
             return unsafe { self.driver.event_synchronize(event_of(fence)) }

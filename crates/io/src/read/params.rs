@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spinio_device::{Device, DeviceAddr, FenceGuard, Target};
+use spinio_device::{Device, DeviceAddr, FenceGuard, Target, WaitMode};
 use spinio_files::cost::CostEntry;
 use spinio_files::{FileState, ResidencyAccess};
 use spinio_host::syscalls::Syscalls;
@@ -57,7 +57,14 @@ impl ReadParams {
     pub(crate) fn unpin_range(&self) {
         let Some(mapping) = self.file.cached_mapping(self.offset + self.len) else { return };
         let start = mapping.ptr.wrapping_add(self.offset as usize);
-        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize);
+        self.ctx.files.unpin().unpin_overlapping(start, self.len as usize, || self.wait_for_program());
+    }
+
+    /// Waits for what the program had queued when the request began. Unregistering waits for it too, but in the driver, where
+    /// no signal ends it.
+    pub(crate) fn wait_for_program(&self) {
+        // An error is reported when the stream is waited for.
+        let _ = self.order.as_ref().map(|order| order.wait(WaitMode::Context));
     }
 
     /// The device address of a byte of the request.

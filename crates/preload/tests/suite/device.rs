@@ -373,3 +373,10 @@ fn kernels_read_files_on_demand() {
         assert_passes(run_with_timeout(&device_test("reader", &[])));
     }
 }
+
+#[test]
+fn signals_end_a_process_whose_read_waits_for_a_kernel() {
+    if has_cxx() {
+        assert_passes(run_with_timeout(&device_test("signals", &["-pthread", "-Wall", "-Wextra", "-Werror"])));
+    }
+}

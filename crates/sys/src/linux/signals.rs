@@ -2,10 +2,77 @@
 
 #![expect(unsafe_code, reason = "libc calls on signal sets")]
 
+use core::cell::Cell;
 use core::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 /// Signals that a thread raises by its own instruction or system call. The kernel kills a thread that blocks them.
 const SYNCHRONOUS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// Between two looks for a signal that ends the process: as soon as a person notices.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// A thread that holds the program's signals for longer than an instant.
+#[derive(Clone, Copy)]
+struct Held {
+    /// What the program itself blocks.
+    mask: libc::sigset_t,
+    checked: Instant,
+}
+
+thread_local! {
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+}
+
+/// From here on the calling thread holds signals by this guard, and lets some through where it waits
+/// ([`deliver_default_signals`]); `None`: it holds none any more.
+pub fn hold_signals_by(guard: Option<&SignalGuard>) {
+    HELD.set(guard.map(|guard| Held { mask: guard.0, checked: Instant::now() }));
+}
+
+/// Whether the calling thread holds signals by a guard.
+pub fn holds_signals() -> bool {
+    HELD.get().is_some()
+}
+
+/// For a thread that waits or has more to do, while it holds signals: lets those pending ones through whose action is the
+/// default, such as to end or to stop the process. Those with a handler go on waiting. Cheap to call often: it looks for them
+/// every 20 ms.
+pub fn deliver_default_signals() {
+    let Some(held) = HELD.get() else { return };
+    if held.checked.elapsed() >= INTERVAL {
+        HELD.set(Some(Held { checked: Instant::now(), ..held }));
+        unblock_pending_defaults(&held.mask);
+    }
+}
+
+fn unblock_pending_defaults(program: &libc::sigset_t) {
+    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut defaults = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the calls initialise the sets, and `action` where they return 0; all are local.
+    let (defaults, any) = unsafe {
+        libc::sigemptyset(defaults.as_mut_ptr());
+        if libc::sigpending(pending.as_mut_ptr()) != 0 {
+            return;
+        }
+        let mut any = false;
+        for signal in (1..=libc::SIGRTMAX()).filter(|&signal| libc::sigismember(pending.as_ptr(), signal) == 1) {
+            let mut action = MaybeUninit::<libc::sigaction>::uninit();
+            let is_default = libc::sigaction(signal, core::ptr::null(), action.as_mut_ptr()) == 0
+                && action.assume_init_ref().sa_sigaction == libc::SIG_DFL;
+            // The program's own mask stays in force.
+            if is_default && libc::sigismember(program, signal) == 0 {
+                libc::sigaddset(defaults.as_mut_ptr(), signal);
+                any = true;
+            }
+        }
+        (defaults.assume_init(), any)
+    };
+    if any {
+        set_mask(libc::SIG_UNBLOCK, &defaults);
+        set_mask(libc::SIG_BLOCK, &defaults);
+    }
+}
 
 /// The calling thread handles no signal of the program until this is dropped.
 pub struct SignalGuard(libc::sigset_t);
@@ -30,36 +97,6 @@ impl SignalGuard {
     pub(super) fn previous_mask(&self) -> u64 {
         // SAFETY: an initialised set, which begins with these bits.
         unsafe { (&raw const self.0).cast::<u64>().read_unaligned() }
-    }
-
-    /// Lets those pending signals through whose action is the default, such as to end or to stop the process. Those with a
-    /// handler go on waiting.
-    pub fn deliver_defaults(&self) {
-        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut defaults = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the calls initialise the sets, and `action` where they return 0; all are local.
-        let (defaults, any) = unsafe {
-            libc::sigemptyset(defaults.as_mut_ptr());
-            if libc::sigpending(pending.as_mut_ptr()) != 0 {
-                return;
-            }
-            let mut any = false;
-            for signal in (1..=libc::SIGRTMAX()).filter(|&signal| libc::sigismember(pending.as_ptr(), signal) == 1) {
-                let mut action = MaybeUninit::<libc::sigaction>::uninit();
-                let is_default = libc::sigaction(signal, core::ptr::null(), action.as_mut_ptr()) == 0
-                    && action.assume_init_ref().sa_sigaction == libc::SIG_DFL;
-                // The program's own mask stays in force.
-                if is_default && libc::sigismember(&raw const self.0, signal) == 0 {
-                    libc::sigaddset(defaults.as_mut_ptr(), signal);
-                    any = true;
-                }
-            }
-            (defaults.assume_init(), any)
-        };
-        if any {
-            set_mask(libc::SIG_UNBLOCK, &defaults);
-            set_mask(libc::SIG_BLOCK, &defaults);
-        }
     }
 }
 

@@ -39,6 +39,7 @@ use super::config::Config;
 use super::gather;
 use super::memory::Memory;
 use super::pins::Pins;
+use crate::wait;
 use crate::{DeviceError, ErrorKind};
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -256,7 +257,7 @@ impl Engine {
     pub(super) fn wait(&self, mark: Mark) -> Result<()> {
         let mut state = self.state();
         while !state.reached(mark) {
-            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait::sleep(&self.progress, state);
         }
         state.take_error(mark)
     }

@@ -40,7 +40,7 @@ impl Engine<'_> {
         let device = self.request.device();
         self.prefault_missing(&mapping, piece);
         let pins = &self.request.ctx.files.unpin();
-        pins.unpin_overlapping(ptr, len);
+        pins.unpin_overlapping(ptr, len, || self.request.wait_for_program());
         // SAFETY: the mapping lives until the pin is released: `PinnedDma` and then `DeferredUnpin` own it.
         let pin = || unsafe { device.pin(ptr, len) };
         let pin = match pin() {

@@ -119,8 +119,10 @@ impl<'a> Engine<'a> {
         self.drain_ring();
         let (wall, processor) = std::mem::take(&mut self.copied);
         self.request.ctx.files.workers().copy_threads().processors().record(wall, processor);
-        if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST {
-            // The last DMA takes as long as unregistering what earlier requests registered.
+        // The last DMA takes as long as unregistering what earlier requests registered; which waits for the program's work
+        // in the driver, where no signal ends it.
+        let program_is_done = || self.request.order.as_ref().is_none_or(FenceGuard::is_done);
+        if !self.pinned.is_empty() && self.request.len <= LONG_REQUEST && program_is_done() {
             self.request.ctx.files.unpin().unpin_all();
         }
         while !self.pinned.is_empty() {
