@@ -8,6 +8,7 @@
 //!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
 //!   own_rings    reads of storage by a thread of the program itself, with one system call (io_uring)
+//!   ring_slots   which slots of a ring are free
 //!   copy_threads how many threads copy for one request
 //!   processors   how many this process may use, and whether copying threads get them
 //!   parallel     one pass over many items, shared among the workers of a pool
@@ -28,6 +29,7 @@ pub mod panic_relay;
 pub mod parallel;
 pub mod pool;
 pub mod processors;
+mod ring_slots;
 pub mod settings;
 pub mod shadow_fd;
 pub mod shares;

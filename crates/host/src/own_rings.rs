@@ -29,6 +29,7 @@ use spinio_sys::linux::{self, Fd, OwnRing, RingFile};
 
 use crate::lock;
 use crate::pool::PoolShare;
+use crate::ring_slots::RingSlots;
 use crate::shadow_fd::ShadowFd;
 use crate::syscalls::Syscalls;
 use spinio_plan::Route;
@@ -59,7 +60,7 @@ pub struct ThreadRing {
     ring: OwnRing,
     /// Its thread reads; a signal handler of that thread may not.
     busy: AtomicBool,
-    free_slots: Mutex<Vec<u32>>,
+    slots: RingSlots,
     /// Closed by a worker.
     _fd: ShadowFd,
 }
@@ -75,20 +76,12 @@ impl ThreadRing {
 
     /// Puts a file into a slot, on a shadow worker.
     pub fn add_file(&self, fd: Fd) -> Option<u32> {
-        let slot = lock(&self.free_slots).pop()?;
-        let added = self.ring.set_slot(slot, Some(fd)).is_ok();
-        if !added {
-            lock(&self.free_slots).push(slot);
-        }
-        added.then_some(slot)
+        self.slots.add(|slot| self.ring.set_slot(slot, Some(fd)))
     }
 
     /// Empties a slot, on a shadow worker. No read of it may begin any more.
     pub fn remove_file(&self, slot: u32) {
-        // A slot that still has its file must not get reads of another one.
-        if self.ring.set_slot(slot, None).is_ok() {
-            lock(&self.free_slots).push(slot);
-        }
+        self.slots.remove(slot, |slot| self.ring.set_slot(slot, None));
     }
 
     /// Reads a file, for a route, and waits for the bytes; `on_wait` is called while it lasts. `None`: the calling thread has
@@ -177,7 +170,7 @@ impl ThreadRings {
                 sys,
                 ring: new.adopt(fd),
                 busy: AtomicBool::new(false),
-                free_slots: Mutex::new((0..SLOTS).rev().collect()),
+                slots: RingSlots::new(SLOTS),
                 _fd: ShadowFd::new(fd, shadow.close_queue()),
             }),
             Err(errno) => {

@@ -36,6 +36,7 @@ use std::time::Duration;
 use spinio_sys::Errno;
 use spinio_sys::linux::{Fd, SharedRing};
 
+use crate::ring_slots::RingSlots;
 use crate::shadow_fd::{CloseQueue, ShadowFd};
 use crate::sync::{AtomicU64, Mutex, lock};
 use crate::syscalls::Syscalls;
@@ -163,7 +164,7 @@ impl<Q: ReadQueue> ReadTable<Q> {
 /// A ring of a runtime, and the files in it.
 pub struct StorageRing {
     table: ReadTable<SharedRing>,
-    free_slots: Mutex<Vec<u32>>,
+    slots: RingSlots,
     /// Reads that were started.
     started: std::sync::atomic::AtomicU64,
     /// Threads that poll without a pause, and how many may: more would take the processors from the reads.
@@ -182,7 +183,7 @@ impl StorageRing {
         let fd = ShadowFd::new(ring.fd(), close_queue);
         Ok(StorageRing {
             table: ReadTable::new(ring, DEPTH as u16),
-            free_slots: Mutex::new((0..SLOTS).rev().collect()),
+            slots: RingSlots::new(SLOTS),
             started: std::sync::atomic::AtomicU64::new(0),
             spinning: AtomicUsize::new(0),
             spinners: spinners(processors),
@@ -205,20 +206,12 @@ impl StorageRing {
 
     /// Puts a file into a slot, on a shadow worker.
     pub fn add_file(&self, fd: Fd) -> Option<u32> {
-        let slot = lock(&self.free_slots).pop()?;
-        let added = self.table.queue.set_slot(slot, Some(fd)).is_ok();
-        if !added {
-            lock(&self.free_slots).push(slot);
-        }
-        added.then_some(slot)
+        self.slots.add(|slot| self.table.queue.set_slot(slot, Some(fd)))
     }
 
     /// Empties a slot, on a shadow worker. No read of it may begin any more; those in flight keep the file open.
     pub fn remove_file(&self, slot: u32) {
-        // A slot that still has its file must not get reads of another one.
-        if self.table.queue.set_slot(slot, None).is_ok() {
-            lock(&self.free_slots).push(slot);
-        }
+        self.slots.remove(slot, |slot| self.table.queue.set_slot(slot, None));
     }
 
     /// Whether the kernel thread sleeps: reads begin only once it was woken.
