@@ -1,5 +1,5 @@
 //! The slots of a file in rings, from its first read of storage until it is forgotten: in the ring that all threads fill
-//! (host/src/storage_ring.rs), and in those of threads that read it themselves (host/src/own_rings.rs).
+//! (host/src/storage_ring.rs), and in those of threads that read it themselves (host/src/thread_rings.rs).
 //!
 //! ```text
 //!   first read, of a thread ──> shadow worker: add_file(shadow descriptor) ──> later reads take the ring
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use spinio_host::lock;
-use spinio_host::own_rings::ThreadRing;
 use spinio_host::storage_ring::StorageRing;
+use spinio_host::thread_rings::ThreadRing;
 use spinio_sys::linux::Fd;
 use spinio_sys::linux::fs_magic::{EXT4, XFS};
 

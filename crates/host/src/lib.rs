@@ -7,7 +7,7 @@
 //!   shadow_fd    a descriptor of the shadow table, closed there (deferred close)
 //!   storage_ring reads of storage that any thread starts without a system call (io_uring with SQPOLL)
 //!   shares       one file system gets only its share of workers and buffers
-//!   own_rings    reads of storage by a thread of the program itself, with one system call (io_uring)
+//!   thread_rings reads of storage by a thread of the program itself, with one system call (io_uring)
 //!   ring_slots   which slots of a ring are free
 //!   copy_threads how many threads copy for one request
 //!   processors   how many this process may use, and whether copying threads get them
@@ -24,7 +24,6 @@ pub mod cancel;
 pub mod copy_threads;
 mod held_signals;
 mod lock;
-pub mod own_rings;
 pub mod panic_relay;
 pub mod parallel;
 pub mod pool;
@@ -37,6 +36,7 @@ pub mod storage_ring;
 pub mod sync;
 pub mod syscalls;
 pub mod task_scope;
+pub mod thread_rings;
 
 pub use cancel::{CancelPoll, has_cancel_poll, install_cancel_poll, is_cancelled};
 pub use held_signals::{HeldSignals, deliver_after, deliver_now};

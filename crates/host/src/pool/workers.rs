@@ -19,12 +19,12 @@ use spinio_sys::{Errno, linux};
 use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::copy_threads::CopyThreads;
 use crate::lock::lock;
-use crate::own_rings::{ThreadRing, ThreadRings};
 use crate::processors::usable;
 use crate::settings::{Settings, StorageEngine};
 use crate::shares::ShareKey;
 use crate::storage_ring::StorageRing;
 use crate::syscalls::Syscalls;
+use crate::thread_rings::{ThreadRing, ThreadRings};
 
 /// Reads of one file system in flight at once, however few the processors are. The pool has twice as many threads, so
 /// that a server that does not answer leaves half of them for others.

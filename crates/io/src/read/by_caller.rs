@@ -1,7 +1,7 @@
 //! A read all of whose bytes are absent and that one P2P segment moves: made by the calling thread, with one system call.
 //!
 //! ```text
-//!   planned: one segment, p2p ──> the thread's ring (host/src/own_rings.rs) ──> storage ──> device memory
+//!   planned: one segment, p2p ──> the thread's ring (host/src/thread_rings.rs) ──> storage ──> device memory
 //!                │ no ring, no slot, an error, a short read
 //!                └────> the queues of a request, and shadow workers: request/
 //! ```
@@ -21,7 +21,7 @@
 use std::time::Instant;
 
 use spinio_host::HeldSignals;
-use spinio_host::own_rings::ThreadRing;
+use spinio_host::thread_rings::ThreadRing;
 use spinio_plan::Route;
 
 use super::params::ReadParams;
