@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::Settings;
-use spinio_host::pool::{IdleTask, NoRing, WorkerPool, Workers};
+use spinio_host::pool::{IdleTask, WorkerPool, Workers};
 use spinio_host::storage_ring::StorageRing;
+use spinio_host::storage_rings::NoRing;
 use spinio_host::syscalls::Syscalls;
 use spinio_host::thread_rings::ThreadRing;
 use spinio_plan::Reason;

@@ -35,7 +35,7 @@ use spinio_sys::linux::{FdTableRoot, close_range_unshare, gettid, in_shadow_tabl
 
 pub use self::worker::{IdleTask, NoIdleTask, Task};
 use self::worker::{QueueEntry, Shared};
-pub use self::workers::{NoRing, SHADOW_WORKERS, Workers};
+pub use self::workers::{SHADOW_WORKERS, Workers};
 use crate::lock::lock;
 use crate::shadow_fd::CloseQueue;
 use crate::shares::{NO_SERVER, ShareKey, Shares};

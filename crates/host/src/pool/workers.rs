@@ -11,18 +11,18 @@
 //! a fallback.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use spinio_sys::{Errno, linux};
+use spinio_sys::linux;
 
 use super::{IdleTask, NoIdleTask, WorkerPool};
 use crate::copy_threads::CopyThreads;
-use crate::lock::lock;
 use crate::processors::usable;
 use crate::settings::{Settings, StorageEngine};
 use crate::shares::ShareKey;
 use crate::storage_ring::StorageRing;
+use crate::storage_rings::{self, NoRing, RING, StorageRings};
 use crate::syscalls::Syscalls;
 use crate::thread_rings::{ThreadRing, ThreadRings};
 
@@ -46,99 +46,6 @@ impl IdleTask for LateIdle {
     }
 }
 
-/// Processors from which on the ring is used: with fewer, the kernel thread that polls takes them from those that wait and
-/// copy (bench `absent_reads`, 2 and 3 processors: 128 KiB to 8 MiB as fast as workers or slower; 4: faster up to 1 MiB).
-const RING_PROCESSORS: usize = 4;
-
-/// The share of the shadow workers that making and waking the ring takes. No device number has this bit.
-const RING: ShareKey = 1 << 61;
-
-/// Rings of a runtime: each has a kernel thread. Further storage is read by shadow workers.
-const MAX_RINGS: usize = 4;
-
-/// A ring, once it is made.
-type LateRing = Arc<OnceLock<core::result::Result<Arc<StorageRing>, Refused>>>;
-
-/// What the kernel said when it refused a ring.
-#[derive(Clone, Copy, Debug)]
-struct Refused {
-    errno: Errno,
-    at: Instant,
-}
-
-impl Refused {
-    /// A shortage of descriptors or memory passes; anything else it would say again.
-    fn may_pass(&self) -> bool {
-        matches!(self.errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
-    }
-
-    fn is_to_be_tried_again(&self) -> bool {
-        self.may_pass() && self.at.elapsed() > TRY_AGAIN
-    }
-}
-
-/// Between two tries to make a ring during a shortage.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
-
-/// The rings, by storage; each is made in the background once a read could use it.
-struct Rings {
-    refused: Option<NoRing>,
-    processors: usize,
-    made: Mutex<Vec<(ShareKey, LateRing)>>,
-}
-
-impl Rings {
-    fn new(engine: StorageEngine, processors: usize) -> Rings {
-        let refused = match engine {
-            StorageEngine::Auto if processors < RING_PROCESSORS => Some(NoRing::FewProcessors),
-            StorageEngine::Workers => Some(NoRing::BySetting),
-            StorageEngine::Auto | StorageEngine::Ring => None,
-        };
-        Rings { refused, processors, made: Mutex::default() }
-    }
-
-    /// What the kernel said when it refused one of these.
-    fn refused(made: &[(ShareKey, LateRing)], counts: impl Fn(&Refused) -> bool) -> Option<NoRing> {
-        let refused = made.iter().filter_map(|(_, ring)| ring.get()?.as_ref().err());
-        refused.filter(|refused| counts(refused)).map(|refused| NoRing::Refused(refused.errno)).next()
-    }
-}
-
-/// Why shadow workers make a read of storage, and not the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRing {
-    /// `SPINIO_STORAGE_ENGINE=workers`.
-    BySetting,
-    /// Polling would take a processor that the program needs.
-    FewProcessors,
-    /// The kernel refused it.
-    Refused(Errno),
-    /// It does not exist yet, or its kernel thread sleeps.
-    NotAwake,
-    /// Reads of this file system wait in the kernel (io-wq) for a thread, and may wait for a server.
-    FileSystem,
-    /// The file is not in it yet, or there is no room.
-    NotRegistered,
-    /// Files of other storage were read first, and these have rings.
-    OtherStorage,
-}
-
-impl std::fmt::Display for NoRing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            NoRing::BySetting => f.write_str("SPINIO_STORAGE_ENGINE=workers"),
-            NoRing::FewProcessors => write!(f, "fewer than {RING_PROCESSORS} processors: polling would take one away"),
-            NoRing::Refused(errno) => write!(f, "the kernel refuses io_uring with SQPOLL: {errno}"),
-            NoRing::NotAwake => f.write_str("its kernel thread sleeps: the next read finds it awake"),
-            NoRing::FileSystem => {
-                f.write_str("not ext4, XFS or a block device: the kernel would leave such reads to threads of its own")
-            }
-            NoRing::NotRegistered => f.write_str("the file is not in it yet"),
-            NoRing::OtherStorage => write!(f, "the {MAX_RINGS} storages that were read first have rings"),
-        }
-    }
-}
-
 /// All pools of a runtime.
 pub struct Workers {
     sys: &'static dyn Syscalls,
@@ -146,7 +53,7 @@ pub struct Workers {
     batch_threads: usize,
     spin: Duration,
     /// Before the pool: a worker closes its descriptor.
-    rings: Rings,
+    storage_rings: StorageRings,
     /// Likewise; `None`: by setting.
     thread_rings: Option<ThreadRings>,
     shadow: OnceLock<Option<WorkerPool>>,
@@ -176,7 +83,7 @@ impl Workers {
             // Waking a sleeping thread costs more than copying 64 KiB; but with few processors spinning takes time from
             // other work.
             spin: Duration::from_micros(if processors >= 8 { 60 } else { 0 }),
-            rings: Rings::new(settings.storage_engine, processors),
+            storage_rings: StorageRings::new(settings.storage_engine, processors),
             thread_rings: (settings.storage_engine == StorageEngine::Auto).then(ThreadRings::default),
             shadow: OnceLock::new(),
             shadow_idle: LateIdle::default(),
@@ -222,53 +129,18 @@ impl Workers {
 
     /// The ring of the file system or block device with this key, if its kernel thread is awake; otherwise it is made or
     /// woken, for a later read.
-    pub fn storage_ring(&self, key: ShareKey) -> core::result::Result<Arc<StorageRing>, NoRing> {
-        if let Some(refused) = self.rings.refused {
-            return Err(refused);
-        }
-        let mut made = lock(&self.rings.made);
-        if let Some((_, ring)) = made.iter().find(|(storage, _)| *storage == key) {
-            let ring = Arc::clone(ring);
-            match ring.get() {
-                Some(Ok(ring)) => {
-                    drop(made);
-                    self.wake_ring(ring);
-                    return if ring.is_asleep() { Err(NoRing::NotAwake) } else { Ok(Arc::clone(ring)) };
-                }
-                Some(Err(refused)) if refused.is_to_be_tried_again() => {}
-                Some(Err(refused)) => return Err(NoRing::Refused(refused.errno)),
-                None => return Err(NoRing::NotAwake),
-            }
-        }
-        made.retain(|(_, ring)| !matches!(ring.get(), Some(Err(refused)) if refused.is_to_be_tried_again()));
-        if let Some(refused) = Rings::refused(&made, |refused| !refused.may_pass()) {
-            return Err(refused);
-        }
-        if made.len() >= MAX_RINGS {
-            return Err(NoRing::OtherStorage);
-        }
-        let shadow = self.shadow().ok_or(NoRing::Refused(Errno::NOSYS))?;
-        let ring = LateRing::default();
-        made.push((key, Arc::clone(&ring)));
-        drop(made);
-        let (sys, processors) = (self.sys, self.rings.processors);
-        let close_queue = shadow.for_key(RING).close_queue();
-        shadow.for_key(RING).spawn_detached(move || {
-            let new = StorageRing::new(sys, close_queue, processors);
-            let _ = ring.set(new.map(Arc::new).map_err(|errno| Refused { errno, at: Instant::now() }));
-        });
-        Err(NoRing::NotAwake)
+    pub fn storage_ring(&self, key: ShareKey) -> Result<Arc<StorageRing>, NoRing> {
+        self.storage_rings.get(key, self.sys, || self.shadow())
     }
 
     /// Why there is no ring, as far as is known without a read; `None`: there is one, or there would be.
     pub fn ring_refusal(&self) -> Option<NoRing> {
-        self.rings.refused.or_else(|| Rings::refused(&lock(&self.rings.made), |_| true))
+        self.storage_rings.refusal()
     }
 
     /// Reads that the rings were given so far.
     pub fn ring_reads(&self) -> u64 {
-        let made = lock(&self.rings.made);
-        made.iter().filter_map(|(_, ring)| ring.get()?.as_ref().ok()).map(|ring| ring.reads()).sum()
+        self.storage_rings.reads()
     }
 
     /// The ring of the calling thread, by which it reads storage itself; made at its first call. `None`: it has none.
@@ -281,12 +153,7 @@ impl Workers {
 
     /// Has a shadow worker wake the kernel thread of the ring, if it sleeps.
     pub fn wake_ring(&self, ring: &Arc<StorageRing>) {
-        if ring.needs_wake()
-            && let Some(shadow) = self.shadow()
-        {
-            let ring = Arc::clone(ring);
-            shadow.for_key(RING).spawn_detached(move || ring.wake());
-        }
+        storage_rings::wake(ring, || self.shadow());
     }
 
     /// The threads that copy concurrently with the caller. First called by a thread of the program, whose table they
