@@ -10,7 +10,7 @@
 //!   fragments ── cached, from the front ──> register_engine.rs  registered for this batch, gathered ───┐
 //!             ├─ cached, from the back ───> copy_engine.rs      read into bounce buffers,              ┤
 //!             │                             batch_readers.rs    by many threads if there are many      │
-//!             └─ absent ──────────────────> storage_reader.rs   O_DIRECT, 128 reads in flight ─────────┤
+//!             └─ absent ──────────────────> storage_reader/     O_DIRECT, 128 reads in flight ─────────┤
 //!                                                                                                      ▼
 //!                          device_sink.rs    a buffer and a list: one launch copies each fragment to its place
 //!     ▲
