@@ -36,6 +36,7 @@
 
 mod advice;
 mod attach;
+mod call_checks;
 mod chunks;
 pub mod coherent;
 mod connection;

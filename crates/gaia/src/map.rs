@@ -10,6 +10,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::attach::attach;
+use crate::call_checks::pages_within;
 use crate::current::Current;
 use crate::file_reader::FileReader;
 use crate::link::{Link, Spec};
@@ -153,10 +154,7 @@ impl Map {
 
     /// The pages of `len` bytes from byte `offset` of the map.
     pub(crate) fn pages_of(&self, offset: u64, len: u64) -> Result<Range<usize>> {
-        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len);
-        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
-        let page = PAGE_BYTES as u64;
-        Ok((offset / page) as usize..end.div_ceil(page) as usize)
+        pages_within(offset, len, self.len).map(|pages| pages.start as usize..pages.end as usize)
     }
 
     /// Whether this process made the map, and is not a forked child of that.

@@ -15,6 +15,7 @@ use spinio_host::lock;
 use spinio_pagecache::messages::{Access, Run, pages_in};
 use spinio_sys::Errno;
 
+use crate::call_checks::captured;
 use crate::chunks::{Chunks, Hold};
 use crate::in_place::InPlace;
 use crate::lane::{Lane, between_stops};
@@ -239,10 +240,7 @@ impl Replica {
         }
         let stream = match self.device.app_stream() {
             AppStream::Named(stream) => stream,
-            AppStream::Capturing(internal) => {
-                let _ = internal;
-                return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
-            }
+            AppStream::Capturing(_) => return Err(captured()),
         };
         let result = body(Copies { replica: self, stream });
         // Also after a failure: no copy may use the window later.

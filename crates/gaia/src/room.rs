@@ -24,6 +24,7 @@ use spinio_device::{Device, ReplicaMemory, SharedMemory};
 use spinio_host::{Settings, lock, try_lock};
 use spinio_sys::{Errno, injection_point};
 
+use crate::call_checks::captured;
 use crate::chunks::{Chunks, Hold};
 use crate::lane::between_stops;
 use crate::state::State;
@@ -110,7 +111,7 @@ impl Room {
         let hold = memory.hold(chunks.clone(), self.clock.fetch_add(1, Relaxed) + 1);
         if !memory.missing(chunks.clone()).is_empty() {
             if self.device.app_stream().is_capturing() {
-                return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
+                return Err(captured());
             }
             self.map(&mut lock(&self.used), memory, chunks)?;
         }

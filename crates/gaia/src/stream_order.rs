@@ -25,6 +25,7 @@ use spinio_host::lock;
 use spinio_pagecache::messages::Access;
 use spinio_sys::{Errno, injection_point};
 
+use crate::call_checks::captured;
 use crate::lane::Lane;
 use crate::map::Map;
 use crate::queued_calls::{Ticket, Turn};
@@ -112,7 +113,7 @@ impl Map {
         let turn = self.queue.turn_to_queue()?;
         let device = self.replica.device();
         if device.is_capturing(stream) {
-            return Err(Error::new(Errno::BUSY, "The stream is being captured into a graph"));
+            return Err(captured());
         }
         let held = self.replica.hold(&pages)?;
         self.replica.grant_access(&pages)?;

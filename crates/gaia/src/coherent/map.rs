@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use spinio_device::{AppStream, Device, PAGE_BYTES, PageableAccess, WaitMode};
+use spinio_device::{Device, PAGE_BYTES, PageableAccess};
 use spinio_host::lock;
 use spinio_pagecache::messages::MapKind;
 use spinio_pagecache::page_runs::PageRuns;
@@ -13,6 +13,7 @@ use spinio_sys::linux::{self, Fd};
 
 use super::mapping::{Mapping, MappingAdvice};
 use super::source::Source;
+use crate::call_checks::{pages_within, wait_for_stream};
 use crate::map::{check_descriptor, spec};
 use crate::process_owned::ProcessOwned;
 use crate::queued_calls::Queue;
@@ -130,7 +131,7 @@ impl Map {
     fn end_after_stream(&self, offset: u64, len: u64, discard: bool) -> Result<()> {
         let pages = self.pages_of(offset, len)?;
         if lock(&self.state).has_open(&pages) {
-            self.wait_for_stream()?;
+            wait_for_stream(self.device)?;
         }
         self.end_epoch(offset, len, discard)
     }
@@ -191,20 +192,7 @@ impl Map {
 
     /// The pages of `len` bytes from byte `offset` of the map.
     pub(crate) fn pages_of(&self, offset: u64, len: u64) -> Result<Range<u64>> {
-        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.bytes);
-        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
-        let page = PAGE_BYTES as u64;
-        Ok(offset / page..end.div_ceil(page))
-    }
-
-    /// Waits for the work that this thread has queued.
-    fn wait_for_stream(&self) -> Result<()> {
-        match self.device.app_stream() {
-            AppStream::Capturing(_) => Err(Error::new(Errno::BUSY, "The stream is being captured into a graph")),
-            AppStream::Named(stream) => {
-                self.device.synchronize(stream, WaitMode::Context).map_err(|e| Error::device(e, "wait for the stream"))
-            }
-        }
+        pages_within(offset, len, self.bytes)
     }
 }
 
@@ -227,7 +215,7 @@ impl State {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.state.is_own_process() {
-            let _ = self.wait_for_stream();
+            let _ = wait_for_stream(self.device);
         }
     }
 }

@@ -6,9 +6,9 @@
 use std::ffi::c_void;
 
 use spinio_device::StreamId;
-use spinio_sys::Errno;
 
 use super::Map;
+use crate::call_checks::captured;
 use crate::{Access, Error, Result, StreamRelease};
 
 /// What a host function runs.
@@ -50,7 +50,7 @@ impl Map {
 
     fn refuse_capture(&self, stream: StreamId) -> Result<()> {
         match self.device.is_capturing(stream) {
-            true => Err(Error::new(Errno::BUSY, "The stream is being captured into a graph")),
+            true => Err(captured()),
             false => Ok(()),
         }
     }

@@ -19,6 +19,7 @@ use spinio_sys::Errno;
 use super::connection::{Answer, dup_from};
 use super::fill::{Copies, Fill, Filled, no_memory};
 use super::map::{Map, State};
+use crate::call_checks::wait_for_stream;
 use crate::{Access, Error, Result};
 
 /// Daemons that end during one acquire.
@@ -96,7 +97,7 @@ impl Map {
                 }
                 if state.chunks.has_others(content.id) {
                     // What is replaced now must not be in use.
-                    self.wait_for_stream()?;
+                    wait_for_stream(self.device)?;
                 }
             }
             match answer {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use spinio_device::{AppStream, Device, PAGE_BYTES, SharedMemory, WaitMode};
+use spinio_device::{Device, PAGE_BYTES, SharedMemory};
 use spinio_host::lock;
 use spinio_pagecache::leased_messages::{MAX_BYTES, MAX_CHUNK, MIN_CHUNK};
 use spinio_sys::Errno;
@@ -13,6 +13,7 @@ use spinio_sys::linux::{self, Fd};
 
 use super::chunks::Chunks;
 use super::connection::{Connection, dup_from};
+use crate::call_checks::{range_within, wait_for_stream};
 use crate::file_reader::{FileReader, OpenFile};
 use crate::process_owned::ProcessOwned;
 use crate::state::Info;
@@ -111,25 +112,14 @@ impl Map {
 
     /// The bytes of the file that `len` bytes from byte `offset` of the map are.
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<Range<u64>> {
-        let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.bytes());
-        let end = end.ok_or_else(|| Error::new(Errno::INVAL, "The range is not within one map"))?;
-        Ok(self.offset + offset..self.offset + end)
+        let range = range_within(offset, len, self.bytes)?;
+        Ok(self.offset + range.start..self.offset + range.end)
     }
 
     /// What the map has done.
     pub fn info(&self) -> Info {
         let state = lock(&self.state);
         Info { device_bytes: state.chunks.bytes(), ..state.info }
-    }
-
-    /// Waits for the work that this thread has queued.
-    pub(super) fn wait_for_stream(&self) -> Result<()> {
-        match self.device.app_stream() {
-            AppStream::Capturing(_) => Err(Error::new(Errno::BUSY, "The stream is being captured into a graph")),
-            AppStream::Named(stream) => {
-                self.device.synchronize(stream, WaitMode::Context).map_err(|e| Error::device(e, "wait for the stream"))
-            }
-        }
     }
 }
 
@@ -149,7 +139,7 @@ fn check_exchange(link: &TableThread<Connection>) -> Result<()> {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.state.is_own_process() {
-            let _ = self.wait_for_stream();
+            let _ = wait_for_stream(self.device);
         }
     }
 }
