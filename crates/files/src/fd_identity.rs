@@ -37,7 +37,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{Fd, FileKey};
 
 use spinio_host::syscalls::Syscalls;
 
@@ -112,8 +112,8 @@ impl FdIdentity {
         (own && self.is_settled()).then_some((self.changes >> 16) << 17 | (self.fd as u64) << 1 | 1)
     }
 
-    /// Whether the number refers to the file with this device number and inode, and has done so all the time.
-    pub fn is_still(&self, sys: &dyn Syscalls, key: (u64, u64)) -> bool {
+    /// Whether the number refers to this file, and has done so all the time.
+    pub fn is_still(&self, sys: &dyn Syscalls, key: FileKey) -> bool {
         sys.is_file(self.fd, key) && self.is_unchanged()
     }
 

@@ -16,7 +16,7 @@ use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
 use spinio_stats::Stats;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Advice, Fd, FileKind, RingFile, Stat};
+use spinio_sys::linux::{Advice, Fd, FileKey, FileKind, RingFile, Stat};
 
 use spinio_transfer::DeferredUnpin;
 
@@ -198,11 +198,11 @@ impl Files {
     }
 
     /// Forgets a file; if it was remembered, waits up to 20 ms until its state is released.
-    pub fn forget(&self, (dev, ino): (u64, u64)) {
-        if let Some(file) = self.table.forget(dev, ino) {
-            let key = file.storage;
+    pub fn forget(&self, key: FileKey) {
+        if let Some(file) = self.table.forget(key) {
+            let storage = file.storage;
             drop(file);
-            self.ctx.drain_for_close(Some(key));
+            self.ctx.drain_for_close(Some(storage));
         }
     }
 

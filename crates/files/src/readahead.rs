@@ -45,7 +45,7 @@ use spinio_plan::readahead::{
     CACHED_SURVEY_STEP, OwnedPages, SURVEY_STEP, SurveyWindow, max_buffered_request, survey_distance,
 };
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Advice, Fd, FileKind, InotifyEvent, PAGE, Stat};
+use spinio_sys::linux::{self, Advice, Fd, FileKey, FileKind, InotifyEvent, PAGE, Stat};
 
 use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
@@ -76,9 +76,6 @@ const MAX_FOLIO: u64 = 2 << 20;
 /// Bytes of read-ahead per call, and in all, that shadow workers request for POSIX_FADV_WILLNEED.
 const PREFETCH_STEP: u64 = 2 << 20;
 const PREFETCH_MAX: u64 = 64 << 20;
-
-/// Device number and inode.
-type FileKey = (u64, u64);
 
 /// The set of a runtime, and its watch over files.
 pub struct ReadaheadCache {
@@ -193,7 +190,7 @@ impl ReadaheadCache {
             return self.detector.schedule_check(fd, CACHED_SURVEY_STEP, 0);
         }
         let Some(at) = at.or_else(|| sys.lseek(fd, 0, SEEK_CUR).ok()) else { return };
-        let key = (stat.dev, stat.ino);
+        let key = stat.key();
         // Dropped after the lock is released: dropping a file takes it.
         let file = kept.find(key);
         let stream = self.stream_of(key, fd);
@@ -393,7 +390,7 @@ impl ReadaheadCache {
 
     /// The program has given advice on a range of a file.
     pub fn on_advice(&self, stat: Stat, range: Range<u64>, advice: Advice) {
-        let Some(file) = self.kept.upgrade().and_then(|kept| kept.find((stat.dev, stat.ino))) else { return };
+        let Some(file) = self.kept.upgrade().and_then(|kept| kept.find(stat.key())) else { return };
         match advice {
             Advice::DontNeed => {
                 self.forget(&file, &range);

@@ -344,7 +344,7 @@ impl ShadowFile {
     /// Drops the state that reads of the file created.
     pub fn evict_state(&self) {
         if let Ok(stat) = self.files.ctx.sys.fstat(self.fd())
-            && let Some(file) = self.files.table.forget(stat.dev, stat.ino)
+            && let Some(file) = self.files.table.forget(stat.key())
         {
             let key = file.storage;
             drop(file);

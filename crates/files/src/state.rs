@@ -20,7 +20,7 @@ use std::time::Instant;
 use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
 use spinio_sys::linux::fs_magic::{self, OVERLAYFS, RAMFS, TMPFS};
-use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKind, Stat};
+use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKey, FileKind, Stat};
 
 use spinio_host::lock;
 use spinio_host::shadow_fd::{CloseQueue, PreCloseHook, ShadowFd};
@@ -45,7 +45,7 @@ pub(crate) type BeforeClose = Box<dyn FnOnce(bool) -> PreCloseHook + Send + Sync
 
 /// A file as SPIN remembers it.
 pub struct FileState {
-    key: (u64, u64),
+    key: FileKey,
     /// Reads through the page cache; for shadow workers.
     pub cached: Arc<ShadowFd>,
     /// Reads with O_DIRECT; for shadow workers. The reason if there is none.
@@ -112,7 +112,7 @@ impl FileState {
             linux::set_status_flags(shadow_fd.get(), wanted as i32).map_err(|_| Reason::NoShadowFd)?;
             // A procfs of another PID namespace, or a descriptor reused meanwhile, would open another file.
             match sys.fstat(shadow_fd.get()) {
-                Ok(s) if (s.dev, s.ino, s.rdev) == (stat.dev, stat.ino, stat.rdev) => Ok(shadow_fd),
+                Ok(s) if (s.key(), s.rdev) == (stat.key(), stat.rdev) => Ok(shadow_fd),
                 _ => Err(Reason::NoShadowFd),
             }
         };
@@ -145,7 +145,7 @@ impl FileState {
         let storage = share_key(&stat);
         let block_stack = block_stacks.get(sys, cached_fd, stat, magic);
         Ok(FileState {
-            key: (stat.dev, stat.ino),
+            key: stat.key(),
             cached: Arc::new(cached),
             size: match stat.kind {
                 FileKind::Block => sys.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
@@ -185,8 +185,8 @@ impl FileState {
         self.hit_streak.store(if was_cached { streak } else { 0 }, Relaxed);
     }
 
-    /// Device number and inode.
-    pub fn key(&self) -> (u64, u64) {
+    /// Which file it is.
+    pub fn key(&self) -> FileKey {
         self.key
     }
 

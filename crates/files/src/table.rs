@@ -8,7 +8,7 @@ use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
 use spinio_host::syscalls::Syscalls;
 use spinio_plan::Reason;
-use spinio_sys::linux::{self, Fd, Stat};
+use spinio_sys::linux::{self, Fd, FileKey, Stat};
 
 use crate::block_stack::BlockStackCache;
 use crate::state::{FileState, share_key};
@@ -52,7 +52,7 @@ impl FileTable {
         fd: Fd,
         stat: Stat,
     ) -> Result<Arc<FileState>, Reason> {
-        if let Some(file) = self.find((stat.dev, stat.ino)) {
+        if let Some(file) = self.find(stat.key()) {
             return Ok(file);
         }
         // To open the file would break the program's lease, and wait until it gives that back.
@@ -80,7 +80,7 @@ impl FileTable {
         fd: Fd,
         stat: Stat,
     ) -> Result<Arc<FileState>, Reason> {
-        if let Some(file) = self.find((stat.dev, stat.ino)) {
+        if let Some(file) = self.find(stat.key()) {
             return Ok(file);
         }
         let close_queue = shadow.for_key(share_key(&stat)).close_queue();
@@ -89,7 +89,7 @@ impl FileTable {
     }
 
     /// A remembered file.
-    pub fn find(&self, key: (u64, u64)) -> Option<Arc<FileState>> {
+    pub fn find(&self, key: FileKey) -> Option<Arc<FileState>> {
         let files = lock(&self.files);
         let file = files.iter().find(|f| f.key() == key)?;
         file.mark_used();
@@ -123,9 +123,9 @@ impl FileTable {
     }
 
     /// Forgets one file; the file if it was remembered.
-    pub fn forget(&self, dev: u64, ino: u64) -> Option<Arc<FileState>> {
+    pub fn forget(&self, key: FileKey) -> Option<Arc<FileState>> {
         let mut files = lock(&self.files);
-        let removed = files.iter().position(|f| f.key() == (dev, ino)).map(|at| files.swap_remove(at));
+        let removed = files.iter().position(|f| f.key() == key).map(|at| files.swap_remove(at));
         self.count.store(files.len() as u64, Relaxed);
         drop(files);
         removed.iter().for_each(|file| file.closed.store(true, Relaxed));

@@ -13,8 +13,8 @@ use std::time::Duration;
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_sys::linux::{
-    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, InotifyEvent, NewOwnRing, OwnRing,
-    Ring, RingFile, SharedRing, Stat,
+    self, Advice, CacheStat, DirectAlign, Fd, FdTableError, FdTableRoot, FileExtent, FileKey, InotifyEvent, NewOwnRing,
+    OwnRing, Ring, RingFile, SharedRing, Stat,
 };
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -84,14 +84,14 @@ pub trait Syscalls: Send + Sync + 'static {
         linux::fstat(fd)
     }
 
-    /// Device number and inode of a descriptor's file, without asking a server, which may not answer.
-    fn known_key(&self, fd: Fd) -> Result<(u64, u64)> {
-        linux::known_stat(fd).map(|s| (s.dev, s.ino))
+    /// The file of a descriptor, without asking a server, which may not answer.
+    fn known_key(&self, fd: Fd) -> Result<FileKey> {
+        linux::known_stat(fd).map(|s| s.key())
     }
 
-    /// Whether a descriptor refers to the file with this device number and inode.
-    fn is_file(&self, fd: Fd, key: (u64, u64)) -> bool {
-        self.fstat(fd).is_ok_and(|s| (s.dev, s.ino) == key)
+    /// Whether a descriptor refers to this file.
+    fn is_file(&self, fd: Fd, key: FileKey) -> bool {
+        self.fstat(fd).is_ok_and(|s| s.key() == key)
     }
 
     /// Access mode and status flags.

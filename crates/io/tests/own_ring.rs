@@ -8,7 +8,8 @@ use std::sync::Barrier;
 
 use spinio_io::{Runtime, Settings};
 use spinio_plan::{Reason, Route};
-use spinio_sys::{Errno, linux};
+use spinio_sys::Errno;
+use spinio_sys::linux::{self, FileKey};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::faulty_syscalls::{Call, Effect};
 use spinio_testkit::mount_fixture::{self, MountFixture};
@@ -166,7 +167,7 @@ fn closed_file_is_free_although_its_reader_lives_on() {
     let device = emulated(DEVICE);
     let Some((runtime, kernel)) = warm(&file, &Buffer::host_mapped(device, MIB)) else { return };
     let path = fixture.file("file");
-    let number = path.metadata().map(|stat| (stat.dev(), stat.ino())).unwrap();
+    let number = path.metadata().map(|stat| FileKey { dev: stat.dev(), ino: stat.ino() }).unwrap();
     let (ready, end) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         let (runtime, ready, end) = (&runtime, &ready, &end);

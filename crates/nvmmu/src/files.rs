@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use spinio_io::{Runtime, ShadowFile};
 use spinio_sys::Errno;
-use spinio_sys::linux;
+use spinio_sys::linux::{self, FileKey};
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +21,7 @@ pub(crate) enum Purpose {
 
 struct OpenFile {
     file: Arc<ShadowFile>,
-    identity: (u64, u64),
+    identity: FileKey,
 }
 
 /// The most files open at once: enough for those that a program uses in turns, not for all that it ever used.
@@ -60,7 +60,7 @@ impl Files {
         let name = c_path(path)?;
         let key = (path.to_owned(), purpose);
         if let Some(kept) = self.open_files.get(&key)
-            && linux::dev_and_inode(&name) == Ok(kept.identity)
+            && linux::key_of_path(&name) == Ok(kept.identity)
         {
             return Ok(Arc::clone(&kept.file));
         }
@@ -69,7 +69,7 @@ impl Files {
             Purpose::Download => open_output(self.runtime, path)?,
         };
         let file = Arc::new(file);
-        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino)))?;
+        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.key()))?;
         if self.open_files.len() >= MAX_OPEN_FILES {
             self.open_files.clear();
         }

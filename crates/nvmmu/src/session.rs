@@ -288,7 +288,7 @@ impl Drop for Session {
 
 /// Whether two paths refer to one file now.
 fn is_same_file(first: &Path, second: &Path) -> bool {
-    let names = |path: &Path| c_path(path).and_then(|name| linux::dev_and_inode(&name)).ok();
+    let names = |path: &Path| c_path(path).and_then(|name| linux::key_of_path(&name)).ok();
     first == second || names(first).is_some_and(|file| Some(file) == names(second))
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicI32;
 use std::sync::{Arc, Mutex};
 
 use spinio_files::{FileState, Files};
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{Fd, FileKey};
 
 use crate::pinned_pages::PinnedPages;
 use crate::ref_gate::RefGate;
@@ -12,7 +12,7 @@ use crate::write_exclusion::WriteExclusion;
 
 /// A pinned file.
 pub(crate) struct PinnedFile {
-    pub(crate) key: (u64, u64),
+    pub(crate) key: FileKey,
     /// The descriptor that it was pinned with.
     pub(crate) fd: Fd,
     pub(crate) file: Arc<FileState>,

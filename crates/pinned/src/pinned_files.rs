@@ -11,7 +11,7 @@ use spinio_files::{Files, ResidencyAccess};
 use spinio_host::lock;
 use spinio_host::pool::WorkerPool;
 use spinio_plan::Reason;
-use spinio_sys::linux::{Fd, FileKind, Stat};
+use spinio_sys::linux::{Fd, FileKey, FileKind, Stat};
 
 use crate::device_mapping::{DeviceMapping, DeviceMappings};
 use crate::error::PinError;
@@ -52,7 +52,7 @@ impl PinnedFiles {
         self.unpinner.bytes.load(Acquire)
     }
 
-    fn find(&self, key: (u64, u64)) -> Option<Arc<PinnedFile>> {
+    fn find(&self, key: FileKey) -> Option<Arc<PinnedFile>> {
         lock(&self.unpinner.files).iter().find(|file| file.key == key).map(Arc::clone)
     }
 }
@@ -60,14 +60,14 @@ impl PinnedFiles {
 /// Uses.
 impl PinnedFiles {
     /// Whether large reads of a file of this size use its pins, as far as can be determined without a read.
-    pub fn can_serve(&self, key: (u64, u64), size: u64, device: &dyn Device) -> bool {
+    pub fn can_serve(&self, key: FileKey, size: u64, device: &dyn Device) -> bool {
         let pinned = if self.is_empty() { None } else { self.find(key) };
         device.capabilities().can_pin && pinned.is_some_and(|file| file.size == size && !file.gate.is_closing())
     }
 
     /// The pins of a file on a device, registered now if needed; `None` if it is not pinned, or writers are no longer
     /// excluded. `fd`: a descriptor of the file, of this thread.
-    pub fn acquire(&self, fd: Fd, key: (u64, u64), device: &'static dyn Device) -> Option<PinGuard> {
+    pub fn acquire(&self, fd: Fd, key: FileKey, device: &'static dyn Device) -> Option<PinGuard> {
         if self.is_empty() {
             return None;
         }
@@ -121,7 +121,7 @@ impl PinnedFiles {
         if stat.kind != FileKind::Regular || stat.size == 0 {
             return Err(PinError::NotRegularFile);
         }
-        let key = (stat.dev, stat.ino);
+        let key = stat.key();
         let workers = self.files.shadow_workers().ok_or(PinError::NoWorkers)?;
         let watcher_tid = self.unpinner.start(&self.files).ok_or(PinError::NoWorkers)?;
         let file = loop {
@@ -145,7 +145,7 @@ impl PinnedFiles {
     }
 
     fn pin_new(&self, workers: &WorkerPool, fd: Fd, stat: Stat, watcher_tid: u32) -> Result<Arc<PinnedFile>, PinError> {
-        let (files, key) = (&self.files, (stat.dev, stat.ino));
+        let (files, key) = (&self.files, stat.key());
         let file = files.get(fd, stat).map_err(|reason| match reason {
             Reason::NoWorkers => PinError::NoWorkers,
             _ => PinError::NotReopened,
@@ -182,7 +182,7 @@ impl PinnedFiles {
     /// or when it is unmapped, if it is mapped.
     pub fn unpin_file(&self, fd: Fd) -> Result<(), PinError> {
         let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
-        let file = self.find((stat.dev, stat.ino)).ok_or(PinError::NotPinned)?;
+        let file = self.find(stat.key()).ok_or(PinError::NotPinned)?;
         self.unpin(&file, true);
         Ok(())
     }
@@ -202,11 +202,11 @@ impl PinnedFiles {
     /// Whether the file is pinned, and is not being unpinned.
     pub fn is_pinned(&self, fd: Fd) -> bool {
         let Ok(stat) = self.files.sys().fstat(fd) else { return false };
-        self.find((stat.dev, stat.ino)).is_some_and(|file| !file.gate.is_closing())
+        self.find(stat.key()).is_some_and(|file| !file.gate.is_closing())
     }
 
     /// The program closes a descriptor, perhaps the one that a file was pinned with.
-    pub fn on_close(&self, fd: Fd, key: (u64, u64)) {
+    pub fn on_close(&self, fd: Fd, key: FileKey) {
         if let Some(file) = self.find(key).filter(|file| file.fd == fd) {
             self.unpinner.begin_unpin(&file);
         }
@@ -252,10 +252,10 @@ impl PinnedFiles {
         if !inside(stat.size) {
             return Err(PinError::OutOfRange);
         }
-        if self.find((stat.dev, stat.ino)).is_none_or(|file| file.gate.is_closing()) {
+        if self.find(stat.key()).is_none_or(|file| file.gate.is_closing()) {
             self.pin(fd, Some(device))?;
         }
-        let file = self.find((stat.dev, stat.ino)).ok_or(PinError::NotPinned)?;
+        let file = self.find(stat.key()).ok_or(PinError::NotPinned)?;
         let mut guard = self.acquire_pinned(fd, file, device)?;
         guard.mark_mapping();
         if !inside(guard.size()) {

@@ -33,7 +33,7 @@ use spinio_host::shadow_fd::ShadowFd;
 use spinio_host::syscalls::Syscalls;
 use spinio_sys::Errno;
 use spinio_sys::linux::fs_magic::{LEASES_NOT_BINDING, READ_ONLY_NOT_BINDING, WRITER_NOT_COUNTED};
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, FileKey};
 
 use crate::error::PinError;
 
@@ -72,16 +72,16 @@ impl WriteExclusion {
         files: &Arc<Files>,
         workers: &WorkerPool,
         fd: Fd,
-        key: (u64, u64),
+        key: FileKey,
         watcher_tid: u32,
     ) -> Result<WriteExclusion, PinError> {
-        let workers = workers.for_key(key.0);
+        let workers = workers.for_key(key.dev);
         let (sys, close_queue, tid) = (files.sys(), workers.close_queue(), linux::gettid());
         let leased = workers.run_blocking(move || {
             let reopened = sys.reopen(tid, fd, linux::O_RDONLY as i32)?;
             let reopened = ShadowFd::new(reopened, close_queue);
             let stat = sys.fstat(reopened.get())?;
-            if (stat.dev, stat.ino) != key {
+            if stat.key() != key {
                 // Another thread has closed the descriptor and opened another file as the same number.
                 return Err(Errno::BADF);
             }

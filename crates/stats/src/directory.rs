@@ -170,7 +170,7 @@ fn is_table(fd: Fd) -> bool {
 /// Whether the name still refers to the file that was checked.
 pub(super) fn names_same_file(dir: Fd, name: &CStr, fd: Fd) -> bool {
     let Ok(reopened) = linux::openat(dir, name, (linux::O_RDONLY | linux::O_NOFOLLOW) as i32, 0) else { return false };
-    let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if (a.dev, a.ino) == (b.dev, b.ino));
+    let same = matches!((linux::fstat(fd), linux::fstat(reopened)), (Ok(a), Ok(b)) if a.key() == b.key());
     let _ = linux::close(reopened);
     same
 }

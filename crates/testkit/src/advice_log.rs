@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spinio_sys::linux::{self, Advice, Fd};
+use spinio_sys::linux::{self, Advice, Fd, FileKey};
 
-/// A file, by device number and inode; a range of it; and whether it was dropped (false: it was read in again).
-type Entry = ((u64, u64), Range<u64>, bool);
+/// A file; a range of it; and whether it was dropped (false: it was read in again).
+type Entry = (FileKey, Range<u64>, bool);
 
 /// The advice that a runtime has given on files, in the order in which the calls ended.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl AdviceLog {
         let Ok(stat) = linux::fstat(fd) else { return };
         let end = if len == 0 { u64::MAX } else { offset + len };
         if matches!(advice, Advice::DontNeed | Advice::WillNeed) {
-            self.entries().push(((stat.dev, stat.ino), offset..end, advice == Advice::DontNeed));
+            self.entries().push((stat.key(), offset..end, advice == Advice::DontNeed));
         }
     }
 
@@ -32,7 +32,7 @@ impl AdviceLog {
     pub fn is_dropped(&self, file: &File, at: u64) -> bool {
         let stat = linux::fstat(file.as_raw_fd()).expect("fstat");
         let entries = self.entries();
-        let last = entries.iter().rev().find(|(key, range, _)| *key == (stat.dev, stat.ino) && range.contains(&at));
+        let last = entries.iter().rev().find(|(key, range, _)| *key == stat.key() && range.contains(&at));
         last.is_some_and(|entry| entry.2)
     }
 

@@ -125,7 +125,7 @@ impl Map {
 
 /// Descriptors of chunks come in the thread's table, and the device needs them in the caller's.
 fn check_exchange(link: &TableThread<Connection>) -> Result<()> {
-    let identity = |fd| linux::fstat(fd).map(|stat| (stat.dev, stat.ino)).map_err(|e| Error::of(e, "query the file"));
+    let identity = |fd| linux::fstat(fd).map(|stat| stat.key()).map_err(|e| Error::of(e, "query the file"));
     let (there, expected) = link.run(move |connection| {
         let fd = connection.own_file();
         Ok((fd, identity(fd)?))

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use spinio_sys::linux::{self, fs_magic};
+use spinio_sys::linux::{self, FileKey, fs_magic};
 
 /// A file, through a descriptor of the daemon's own: a lease belongs to the open file description, and a client could
 /// release that of its own.
@@ -22,20 +22,6 @@ use spinio_sys::linux::{self, fs_magic};
 pub(super) struct LeasedFile {
     fd: OwnedFd,
     file_system: u64,
-}
-
-/// The identity of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FileKey {
-    pub(super) dev: u64,
-    pub(super) ino: u64,
-}
-
-impl FileKey {
-    pub(super) fn of(fd: &OwnedFd) -> Result<FileKey, Errno> {
-        let stat = linux::fstat(fd.as_raw_fd())?;
-        Ok(FileKey { dev: stat.dev, ino: stat.ino })
-    }
 }
 
 /// What excludes writers.
@@ -89,7 +75,7 @@ impl LeasedFile {
     }
 
     pub(super) fn key(&self) -> Result<FileKey, Errno> {
-        FileKey::of(&self.fd)
+        linux::fstat(self.fd.as_raw_fd()).map(|stat| stat.key())
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {

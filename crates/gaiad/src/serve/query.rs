@@ -1,7 +1,7 @@
 //! Questions to the daemon, and its answers: `spinio gaia status`, `drop`, `serve --stop`.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::Uid;
 use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, PeerRefusal, Reply, Request, parse_reply};
 use spinio_sys::injection_point;
+use spinio_sys::linux;
 use spinio_sys::linux::packets::{self, Wait};
 
 use super::channel::{failed, send};
-use super::exclusion::FileKey;
 use super::store::Store;
 use crate::MountError;
 
@@ -199,8 +199,8 @@ pub(super) fn answer(store: &Store, socket: &OwnedFd, user: Uid, request: Reques
 pub(super) fn drop_file(store: &Store, socket: &OwnedFd, user: Uid, file: &OwnedFd) {
     let privileged = user.is_root() || user == rustix::process::geteuid();
     let of = (!privileged).then(|| user.as_raw());
-    let _ = match FileKey::of(file) {
-        Ok(key) => send(socket, Reply::Freed { bytes: store.drop_unused(of, Some(key)) }, &[]),
+    let _ = match linux::fstat(file.as_raw_fd()) {
+        Ok(stat) => send(socket, Reply::Freed { bytes: store.drop_unused(of, Some(stat.key())) }, &[]),
         Err(error) => send(socket, failed(error), &[]),
     };
 }

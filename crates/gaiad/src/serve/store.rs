@@ -24,9 +24,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use spinio_pagecache::leased_messages::{Content, ContentId, FILLS, MAX_DESCRIPTORS, PeerRefusal, Source};
 use spinio_sys::injection_point;
+use spinio_sys::linux::FileKey;
 
 use super::entry::{Chunk, ClientId, Closed, DeviceUuid, Entry};
-use super::exclusion::{FileKey, LeasedFile};
+use super::exclusion::LeasedFile;
 use crate::quotas::{Limits, Quotas};
 
 /// Chunks that a client is to copy from another device at a time, whose descriptors go along. It hands each over once that has

@@ -7,7 +7,7 @@ use spinio_host::syscalls::Syscalls;
 use spinio_host::{HeldSignals, deliver_now, has_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, Stat};
+use spinio_sys::linux::{Fd, FileKey, Stat};
 use spinio_transfer::Error;
 
 use crate::ctx::Reader;
@@ -36,8 +36,8 @@ pub(super) unsafe fn read_fd(
 }
 
 /// The file that a descriptor refers to now.
-pub(super) fn file_id(ctx: &Reader, fd: Fd) -> Option<(u64, u64)> {
-    ctx.files.sys().fstat(fd).ok().map(|s| (s.dev, s.ino))
+pub(super) fn file_id(ctx: &Reader, fd: Fd) -> Option<FileKey> {
+    ctx.files.sys().fstat(fd).ok().map(|s| s.key())
 }
 
 /// Handlers wait until a read of a local disk is over, which never makes the kernel's read end early. They do not wait for
@@ -78,14 +78,14 @@ pub struct ReservedOffset {
     /// Where it stood.
     pub start: u64,
     number: FdIdentity,
-    file: (u64, u64),
+    file: FileKey,
 }
 
 impl ReservedOffset {
     /// Moves it forward by `len`. `stat`: of the file that the descriptor refers to.
     pub(crate) fn new(sys: &dyn Syscalls, fd: Fd, len: u64, stat: &Stat) -> Result<ReservedOffset, Errno> {
         let number = FdIdentity::of(fd);
-        Ok(ReservedOffset { start: reserve_offset(sys, fd, len)?, number, file: (stat.dev, stat.ino) })
+        Ok(ReservedOffset { start: reserve_offset(sys, fd, len)?, number, file: stat.key() })
     }
 
     /// Gives back what the request did not use; not if the number refers to another file by now, whose offset that

@@ -166,8 +166,7 @@ impl WriteRequest<'_> {
     /// and opened another file with the same number.
     fn verify_fd(&self) -> bool {
         // The program cannot close a shadow descriptor.
-        let same = |s: Stat| (s.dev, s.ino) == (self.stat.dev, self.stat.ino);
-        is_shadow(self.fd) || self.ctx.files.sys().fstat(self.fd).is_ok_and(same)
+        is_shadow(self.fd) || self.ctx.files.sys().is_file(self.fd, self.stat.key())
     }
 }
 

@@ -32,7 +32,7 @@ use std::time::Instant;
 use spinio_device::{StreamId, StreamOrder, Target};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, FileKind};
+use spinio_sys::linux::{self, Fd, FileKey, FileKind};
 
 use super::gather::{BufferSource, StagedWrite};
 use super::{Part, Result, WriteRequest, clip, pinned_reason, staging_limit};
@@ -150,7 +150,7 @@ impl Writer {
         let streams = [StreamOrder::explicit(device, stream)];
         let result_ptr = ResultPtr(result);
         let len: usize = parts.iter().map(Part::len).sum();
-        let shadow_fd = if len as u64 <= staging_limit(ctx) { dup_app_fd(ctx, fd, (stat.dev, stat.ino)) } else { None };
+        let shadow_fd = if len as u64 <= staging_limit(ctx) { dup_app_fd(ctx, fd, stat.key()) } else { None };
         if let Some(shadow_fd) = shadow_fd {
             let staged = StagedWrite::start(ctx, &streams, &parts, BufferSource::StreamPool, at)
                 .inspect_err(|error| ctx.files.stats().end(&span, &Err(error.errno())))?;
@@ -179,8 +179,8 @@ impl Writer {
 }
 
 /// A duplicate of the program's descriptor, in the shadow fd table.
-pub(super) fn dup_app_fd(ctx: &Arc<Writer>, fd: Fd, key: (u64, u64)) -> Option<ShadowFd> {
-    let workers = ctx.files.shadow_workers()?.for_key(key.0);
+pub(super) fn dup_app_fd(ctx: &Arc<Writer>, fd: Fd, key: FileKey) -> Option<ShadowFd> {
+    let workers = ctx.files.shadow_workers()?.for_key(key.dev);
     let (kernel, tid, close_queue) = (ctx.files.sys(), linux::gettid(), workers.close_queue());
     workers.run_blocking(move || {
         let shadow_fd = ShadowFd::new(kernel.dup_from_thread(tid, fd).ok()?, close_queue);

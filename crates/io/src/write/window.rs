@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd, FileKind};
+use spinio_sys::linux::{self, Fd, FileKey, FileKind};
 
 use super::gather::StagedWrite;
 use super::stream_write::dup_app_fd;
@@ -67,7 +67,7 @@ pub(super) struct Writers<'a> {
     pool: &'a WorkerPool,
     fd: Fd,
     /// Set if `fd` is a number in the program's fd table: it must refer to this file.
-    file: Option<(u64, u64)>,
+    file: Option<FileKey>,
     /// The duplicate of the program's descriptor in the shadow fd table.
     shadow_fd: Option<ShadowFd>,
 }
@@ -172,7 +172,7 @@ impl WriteRequest<'_> {
     /// The workers that can write; `None` if there are none.
     pub(super) fn writers(&self) -> Option<Writers<'_>> {
         let shadow = self.ctx.files.shadow_workers()?;
-        let file = (self.stat.dev, self.stat.ino);
+        let file = self.stat.key();
         if let Some(shadow_fd) = dup_app_fd(self.ctx, self.fd, file) {
             return Some(Writers { pool: shadow, fd: shadow_fd.get(), file: None, shadow_fd: Some(shadow_fd) });
         }

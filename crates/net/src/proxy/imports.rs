@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use spinio_ring::layout::FAR_PEERS;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, FileKey};
 
 use crate::importer::Request;
 use crate::mapped_granule::{MappedGranule, SIZES};
@@ -18,8 +18,7 @@ const MOST_BYTES: usize = 256 << 20;
 
 #[derive(Debug)]
 struct Import {
-    /// Device and inode of its file.
-    file: (u64, u64),
+    file: FileKey,
     granule: Arc<MappedGranule>,
     /// Where kernels see it, once it is registered.
     address: Option<u64>,
@@ -60,7 +59,7 @@ impl Imports {
     /// The granule of a file with rings of this size, for a connection.
     pub(super) fn take(&mut self, file: Fd, size_log2: u8) -> Found {
         let Some(stat) = linux::fstat(file).ok().filter(|_| SIZES.contains(&size_log2)) else { return Found::Refused };
-        let id = (stat.dev, stat.ino);
+        let id = stat.key();
         if let Some(number) = self.all.iter().position(|import| import.file == id) {
             let import = &mut self.all[number];
             let Some(_) = import.address.filter(|_| !import.used && import.granule.size() == 1 << size_log2) else {

@@ -41,7 +41,7 @@ use spinio_io::settings::NvmmuStripes;
 use spinio_io::{ParityArray, Part, Runtime, ShadowFile, StripeMap, Target, WriteLease};
 use spinio_plan::stripe_layout::StripePart;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, FileKey};
 
 use self::prepare::Preparation;
 use self::stripes::{MAX_GATHERED, Stripe};
@@ -66,7 +66,7 @@ pub(crate) struct Output {
     runtime: &'static Runtime,
     path: PathBuf,
     file: Arc<ShadowFile>,
-    identity: (u64, u64),
+    identity: FileKey,
     mode: WriteMode,
     preparation: Arc<Preparation>,
     stripe_map: Option<StripeMap>,
@@ -90,7 +90,7 @@ impl Output {
     ) -> Result<Output, Error> {
         let open_error = |errno| Error::from_errno(errno, "open the output", path);
         let file = Arc::new(open_output(runtime, path).map_err(open_error)?);
-        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| (s.dev, s.ino))).map_err(open_error)?;
+        let identity = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.key())).map_err(open_error)?;
         let mode = choose_mode(runtime, &file, assumed_array);
         let preparation = Arc::new(Preparation::default());
         let mut output = Output {
@@ -122,7 +122,7 @@ impl Output {
 
     /// Whether a path refers to this file now.
     pub(crate) fn is_same_file(&self, path: &Path) -> bool {
-        c_path(path).and_then(|name| linux::dev_and_inode(&name)) == Ok(self.identity)
+        c_path(path).and_then(|name| linux::key_of_path(&name)) == Ok(self.identity)
     }
 
     /// Prepares a range on a shadow worker.

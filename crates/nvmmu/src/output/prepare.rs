@@ -8,7 +8,7 @@ use rangemap::RangeSet;
 use spinio_io::{ParityArray, ShadowFile, StripeMap};
 use spinio_plan::stripe_layout::StripePart;
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, FileKey};
 
 use super::stripes::MAX_GATHERED;
 use super::survey::survey;
@@ -186,7 +186,7 @@ impl Preparation {
 }
 
 /// A file, and the ranges that a session wrote in it.
-type WrittenRanges = ((u64, u64), RangeSet<u64>);
+type WrittenRanges = (FileKey, RangeSet<u64>);
 
 /// Where the last sessions wrote: a program that repeats its loop writes there again.
 static LAST_WRITES: Mutex<Vec<WrittenRanges>> = Mutex::new(Vec::new());
@@ -196,14 +196,14 @@ const MAX_FILES: usize = 32;
 const MAX_RANGES: usize = 64;
 
 /// Where downloads into a file will probably be written.
-pub(super) fn last_writes(file: (u64, u64)) -> Vec<Range<u64>> {
+pub(super) fn last_writes(file: FileKey) -> Vec<Range<u64>> {
     // In a forked child it may stay locked forever: the child does without hints.
     let Ok(all) = LAST_WRITES.try_lock() else { return Vec::new() };
     all.iter().find(|(f, _)| *f == file).map(|(_, ranges)| ranges.iter().cloned().collect()).unwrap_or_default()
 }
 
 /// Records where downloads into a file were written.
-pub(super) fn record_writes(file: (u64, u64), ranges: &RangeSet<u64>) {
+pub(super) fn record_writes(file: FileKey, ranges: &RangeSet<u64>) {
     let Ok(mut all) = LAST_WRITES.try_lock() else { return };
     all.retain(|(f, _)| *f != file);
     if ranges.is_empty() || ranges.iter().nth(MAX_RANGES).is_some() {

@@ -254,8 +254,8 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
 }
 
 /// Which file a number names now.
-fn identity(fd: c_int) -> Option<(u64, u64)> {
-    linux::fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
+fn identity(fd: c_int) -> Option<linux::FileKey> {
+    linux::fstat(fd).ok().map(|stat| stat.key())
 }
 
 /// Takes `bytes` off the front.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::files::{Fd, close, open, read, readlink};
 use super::raw::syscall;
+use super::types::FileKey;
 
 pub use k::O_NOFOLLOW;
 
@@ -121,13 +122,13 @@ pub fn fdatasync(fd: Fd) -> Result<()> {
     unsafe { syscall(k::__NR_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// The file that a path names now: the device number and inode that opening it would give.
-pub fn dev_and_inode(path: &CStr) -> Result<(u64, u64)> {
+/// The file that a path names now, which opening it would give.
+pub fn key_of_path(path: &CStr) -> Result<FileKey> {
     // SAFETY: all-zero is a valid `struct stat`.
     let mut raw: k::stat = unsafe { core::mem::zeroed() };
     // SAFETY: the path is NUL-terminated, `raw` is a `struct stat` of this architecture; both live across the call.
     unsafe { syscall(k::__NR_stat, [path.as_ptr() as usize, &raw mut raw as usize, 0, 0, 0, 0]) }?;
-    Ok((raw.st_dev, raw.st_ino))
+    Ok(FileKey { dev: raw.st_dev, ino: raw.st_ino })
 }
 
 /// The name of the storage under a device number. The calling thread opens files of sysfs.

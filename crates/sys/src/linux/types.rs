@@ -32,6 +32,16 @@ pub enum FileKind {
     Other,
 }
 
+/// Which file it is. Two descriptors that are open have the same key if they refer to the same file; the key of a file
+/// that no descriptor keeps may become that of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileKey {
+    /// Device number of the file system.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+}
+
 /// The part of `fstat` that routing needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -57,6 +67,13 @@ pub struct Stat {
     pub ctime_ns: i128,
     /// The kind of file.
     pub kind: FileKind,
+}
+
+impl Stat {
+    /// Which file it is.
+    pub fn key(&self) -> FileKey {
+        FileKey { dev: self.dev, ino: self.ino }
+    }
 }
 
 /// The alignment that O_DIRECT needs on a file (`STATX_DIOALIGN`); bytes.

@@ -28,6 +28,7 @@ use super::commands::Commands;
 use super::slots::{SQE_FIXED_FILE, add_slots, checked, register, set_slot};
 use super::{NR_ENTER, OP_NOP, OP_READ, Params, Result, RingMemory, SETUP_CLAMP, setup, syscall};
 use crate::linux::files::{Fd, close, fstat};
+use crate::linux::types::FileKey;
 
 const SETUP_COOP_TASKRUN: u32 = 1 << 8;
 const REGISTER_RING_FDS: usize = 20;
@@ -67,17 +68,17 @@ pub struct NewOwnRing {
     fd: Fd,
     index: u32,
     memory: RingMemory,
-    /// What the descriptor names: device and inode.
-    names: Option<(u64, u64)>,
+    /// What the descriptor names.
+    names: Option<FileKey>,
 }
 
 /// What a descriptor names. All rings have the same, which no file has.
-fn named_by(fd: Fd) -> Option<(u64, u64)> {
-    fstat(fd).ok().map(|stat| (stat.dev, stat.ino))
+fn named_by(fd: Fd) -> Option<FileKey> {
+    fstat(fd).ok().map(|stat| stat.key())
 }
 
 /// Not if the program has closed the number, and opened a file as the same one: that is not ours to close.
-fn close_if_named(fd: Fd, names: Option<(u64, u64)>) {
+fn close_if_named(fd: Fd, names: Option<FileKey>) {
     if names.is_some() && named_by(fd) == names {
         let _ = close(fd);
     }
