@@ -305,7 +305,7 @@ impl CopyEngine {
             let source = &self.work.sources[fragment.source as usize];
             let same_file = match last {
                 Some((which, good)) if which == fragment.source => good,
-                _ => self.verify_fd(source) && source.number.is_unchanged(),
+                _ => source.number.is_still(self.work.ctx.reader.files.sys(), source.file.key()),
             };
             last = Some((fragment.source, same_file));
             if !same_file {

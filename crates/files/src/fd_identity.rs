@@ -123,6 +123,38 @@ impl FdIdentity {
     }
 }
 
+/// A number and the file that it referred to when a request began, for requests that take several system calls and know
+/// no [`FileState`](crate::FileState).
+#[derive(Clone, Copy, Debug)]
+pub struct SameFile {
+    number: FdIdentity,
+    /// `None`: `fstat` failed.
+    file: Option<FileKey>,
+}
+
+impl SameFile {
+    /// The file that a number refers to now.
+    pub fn of(sys: &dyn Syscalls, fd: Fd) -> SameFile {
+        // Counts first: a change between the two is noticed.
+        let number = FdIdentity::of(fd);
+        SameFile { number, file: file_of(sys, fd) }
+    }
+
+    /// The same, of a number whose file is known.
+    pub fn known(fd: Fd, file: FileKey) -> SameFile {
+        SameFile { number: FdIdentity::of(fd), file: Some(file) }
+    }
+
+    /// Whether the number refers to that file, and has done so all the time: one `fstat`.
+    pub fn is_same(&self, sys: &dyn Syscalls) -> bool {
+        file_of(sys, self.number.fd) == self.file && self.number.is_unchanged()
+    }
+}
+
+fn file_of(sys: &dyn Syscalls, fd: Fd) -> Option<FileKey> {
+    sys.fstat(fd).ok().map(|stat| stat.key())
+}
+
 /// Shadow files have numbers that no call of the program changes.
 fn changes(fd: Fd) -> u64 {
     if is_shadow(fd) { 0 } else { CHANGES[fd as usize % NUMBERS].load(SeqCst) }
@@ -134,7 +166,10 @@ pub(crate) static TESTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::sync::PoisonError;
+
+    use spinio_host::syscalls::LinuxSyscalls;
 
     use super::*;
 
@@ -164,5 +199,16 @@ mod tests {
         assert!(!during_one.is_unchanged() && !during_two.is_unchanged());
         drop((first, second));
         assert!(!during_one.is_unchanged() && !during_two.is_unchanged() && FdIdentity::of(60_020).is_unchanged());
+    }
+    #[test]
+    fn same_file_is_the_same_inode_without_a_change_in_between() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let [ours, theirs] = files.each_ref().map(AsRawFd::as_raw_fd);
+        let sys = &LinuxSyscalls;
+        let (before, other) = (SameFile::of(sys, ours), SameFile::known(ours, sys.fstat(theirs).unwrap().key()));
+        assert!(before.is_same(sys) && !other.is_same(sys));
+        drop(FdChange::begin(ours as u32, ours as u32));
+        assert!(!before.is_same(sys) && SameFile::of(sys, ours).is_same(sys));
     }
 }

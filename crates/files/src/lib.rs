@@ -41,7 +41,7 @@ mod table;
 pub mod write_lease;
 
 pub use ctx::FilesCtx;
-pub use fd_identity::{FdChange, FdIdentity};
+pub use fd_identity::{FdChange, FdIdentity, SameFile};
 pub use files::Files;
 pub use lease_watcher::{LeaseWatch, LeaseWatcher, lease_valid_until};
 pub use no_p2p_fds::NoP2pFds;

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
-use spinio_files::FdIdentity;
+use spinio_files::SameFile;
 use spinio_host::syscalls::Syscalls;
 use spinio_host::{HeldSignals, deliver_now, has_cancel_poll};
 use spinio_plan::Route;
@@ -77,21 +77,20 @@ pub(crate) fn release_offset(sys: &dyn Syscalls, fd: Fd, unused: u64) {
 pub struct ReservedOffset {
     /// Where it stood.
     pub start: u64,
-    number: FdIdentity,
-    file: FileKey,
+    file: SameFile,
 }
 
 impl ReservedOffset {
     /// Moves it forward by `len`. `stat`: of the file that the descriptor refers to.
     pub(crate) fn new(sys: &dyn Syscalls, fd: Fd, len: u64, stat: &Stat) -> Result<ReservedOffset, Errno> {
-        let number = FdIdentity::of(fd);
-        Ok(ReservedOffset { start: reserve_offset(sys, fd, len)?, number, file: stat.key() })
+        let file = SameFile::known(fd, stat.key());
+        Ok(ReservedOffset { start: reserve_offset(sys, fd, len)?, file })
     }
 
     /// Gives back what the request did not use; not if the number refers to another file by now, whose offset that
     /// would move.
     pub(crate) fn release(&self, sys: &dyn Syscalls, fd: Fd, unused: u64) {
-        if unused > 0 && self.number.is_still(sys, self.file) {
+        if unused > 0 && self.file.is_same(sys) {
             release_offset(sys, fd, unused);
         }
     }

@@ -18,9 +18,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{Fd, FileKind, Stat};
 
 use super::app_fd::AppFdRead;
-use super::app_fd_calls::{file_id, read_fd};
+use super::app_fd_calls::read_fd;
 use crate::ctx::Reader;
-use spinio_files::FdIdentity;
+use spinio_files::SameFile;
 use spinio_host::is_cancelled;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
@@ -87,8 +87,7 @@ impl AppFdRead {
         let device = self.to.allocation.device;
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let buffer = ctx.wait_buffers.acquire(self.len.min(BUFFER_SIZE)).ok_or_else(|| fail(no_memory()))?;
-        let number = FdIdentity::of(self.fd);
-        let file = file_id(ctx, self.fd);
+        let file = SameFile::of(ctx.files.sys(), self.fd);
         let mut done = 0;
         let ended = loop {
             let begun = Instant::now();
@@ -101,7 +100,7 @@ impl AppFdRead {
             };
             // Another thread may have closed the descriptor since the last piece, and opened another file as the same
             // number.
-            if got == 0 || (done > 0 && (file_id(ctx, self.fd) != file || !number.is_unchanged())) {
+            if got == 0 || (done > 0 && !file.is_same(ctx.files.sys())) {
                 break Ok(());
             }
             let stream = StreamOrder::app(device);

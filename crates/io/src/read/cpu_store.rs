@@ -17,9 +17,9 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use crate::read::app_fd_calls::{file_id, read_fd};
+use crate::read::app_fd_calls::read_fd;
 use spinio_device::Target;
-use spinio_files::FdIdentity;
+use spinio_files::SameFile;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
@@ -64,8 +64,7 @@ unsafe fn read_or_bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len
 unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize) -> Result<usize, Errno> {
     let mut host = AlignedBuf::zeroed(len.min(BUFFER_SIZE));
     let mut done = 0;
-    let number = FdIdentity::of(fd);
-    let file = file_id(ctx, fd);
+    let file = SameFile::of(ctx.files.sys(), fd);
     while done < len {
         let want = (len - done).min(BUFFER_SIZE);
         // SAFETY: `host` has at least as many bytes.
@@ -75,7 +74,7 @@ unsafe fn bounce(ctx: &Reader, fd: Fd, at: Option<u64>, to: *mut u8, len: usize)
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => break,
             };
-        if done > 0 && (file_id(ctx, fd) != file || !number.is_unchanged()) {
+        if done > 0 && !file.is_same(ctx.files.sys()) {
             break;
         }
         // SAFETY: the range lies inside `to`, which is other memory than `host`.

@@ -24,7 +24,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_batch::{Batches, ReadOp};
 use spinio_device::{Allocation, registry};
-use spinio_io::{AlignedBuf, FdIdentity, runtime};
+use spinio_io::{AlignedBuf, SameFile, runtime};
 use spinio_sys::linux;
 
 use super::read::{MAX_RW_COUNT, is_in_address_space, is_in_file};
@@ -206,9 +206,9 @@ pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
 fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize, Failure> {
     let mut done = 0;
     let mut rest = parts.to_vec();
-    let number = FdIdentity::of(fd);
-    // A single part is one read, which checks the identity itself.
-    let file = if parts.len() > 1 || flags != 0 { identity(fd) } else { None };
+    let sys = runtime().reader().files.sys();
+    // A single part is one read, which checks the file itself.
+    let file = (parts.len() > 1 || flags != 0).then(|| SameFile::of(sys, fd));
     while let Some(first) = rest.first().copied() {
         let offset = start + done as u64;
         let devices = rest.iter().take_while(|p| p.device.is_some()).count();
@@ -237,7 +237,7 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
                 // Another thread may have reused the number for another file since the last part, or since this one:
                 // only parts of one file count.
                 let same = got == rest.iter().map(|p| p.len).sum::<usize>() && done == 0
-                    || identity(fd) == file && number.is_unchanged();
+                    || file.is_some_and(|file| file.is_same(sys));
                 if done == 0 || same {
                     done += got;
                 }
@@ -251,11 +251,6 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         }
     }
     Ok(done)
-}
-
-/// Which file a number names now.
-fn identity(fd: c_int) -> Option<linux::FileKey> {
-    linux::fstat(fd).ok().map(|stat| stat.key())
 }
 
 /// Takes `bytes` off the front.
