@@ -10,9 +10,9 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
-use crate::read::app_fd_calls::{file_id, hold_signals, read_fd, release_offset};
+use crate::read::app_fd_calls::{hold_signals, read_fd, release_offset};
 use crate::read::cpu_store;
-use spinio_files::FdIdentity;
+use spinio_files::SameFile;
 use spinio_host::{HeldSignals, deliver_now, is_cancelled};
 use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
@@ -61,8 +61,7 @@ impl AppFdRead {
         };
         let mut done = 0;
         let mut ended = Ok(());
-        let number = FdIdentity::of(self.fd);
-        let file = file_id(ctx, self.fd);
+        let file = SameFile::of(ctx.files.sys(), self.fd);
         while done < self.len {
             held.iter().for_each(HeldSignals::deliver_defaults);
             let started = Instant::now();
@@ -91,7 +90,7 @@ impl AppFdRead {
             let more = got == want && !self.single_call && done + got < self.len;
             // Another thread may have closed the descriptor since the last buffer, and opened another file as the same
             // number; a host read would have continued with the first one. The first buffer has bytes of one file.
-            let same = (done == 0 && !more) || (file_id(ctx, self.fd) == file && number.is_unchanged());
+            let same = (done == 0 && !more) || file.is_same(ctx.files.sys());
             if got == 0 || (done > 0 && !same) {
                 staging.release(buffer);
                 break;

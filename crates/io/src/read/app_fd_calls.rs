@@ -7,7 +7,7 @@ use spinio_host::syscalls::Syscalls;
 use spinio_host::{HeldSignals, deliver_now, has_cancel_poll};
 use spinio_plan::Route;
 use spinio_sys::Errno;
-use spinio_sys::linux::{Fd, FileKey, Stat};
+use spinio_sys::linux::{Fd, Stat};
 use spinio_transfer::Error;
 
 use crate::ctx::Reader;
@@ -33,11 +33,6 @@ pub(super) unsafe fn read_fd(
             None => ctx.files.sys().read(fd, buf, len),
         }
     }
-}
-
-/// The file that a descriptor refers to now.
-pub(super) fn file_id(ctx: &Reader, fd: Fd) -> Option<FileKey> {
-    ctx.files.sys().fstat(fd).ok().map(|s| s.key())
 }
 
 /// Handlers wait until a read of a local disk is over, which never makes the kernel's read end early. They do not wait for
