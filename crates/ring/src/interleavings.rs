@@ -13,7 +13,7 @@ use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
 use crate::message;
 use crate::peer::{self, Mark, Notice, Reader, Told, Writer};
-use crate::stream::{Incoming, Look, Outgoing, Receiver, Sender};
+use crate::stream::{Look, ReceiveRing, Receiver, SendRing, Sender};
 use crate::{Position, Word};
 
 fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
@@ -34,16 +34,16 @@ fn received_bytes_are_there_once_the_line_says_so() {
         let proxy = {
             let (ring, lines) = (Arc::clone(&ring), Arc::clone(&lines));
             thread::spawn(move || {
-                let mut outgoing = Outgoing::new(2, first, 1);
+                let mut receive_ring = ReceiveRing::new(2, first, 1);
                 // Three bytes through a ring of two: the third one has to wait for the first one to be taken.
                 for byte in 1..=3 {
-                    while outgoing.room().1 == 0 {
-                        assert!(outgoing.credit(lines[1].load_acquire()).is_ok());
+                    while receive_ring.room().1 == 0 {
+                        assert!(receive_ring.credit(lines[1].load_acquire()).is_ok());
                         thread::yield_now();
                     }
-                    ring[outgoing.room().0].store(byte, Relaxed);
-                    outgoing.advance(1);
-                    lines[0].store_release(outgoing.line(0).word());
+                    ring[receive_ring.room().0].store(byte, Relaxed);
+                    receive_ring.advance(1);
+                    lines[0].store_release(receive_ring.line(0).word());
                 }
             })
         };
@@ -83,18 +83,18 @@ fn sent_bytes_are_not_overwritten_before_they_are_sent() {
                 }
             })
         };
-        let mut incoming = Incoming::new(2, Position::of(0));
+        let mut send_ring = SendRing::new(2, Position::of(0));
         let mut expected = 1;
         while expected <= 3 {
-            assert!(incoming.extend(Position::of(shared[1].load_acquire())).is_ok());
-            if incoming.pending() == 0 {
+            assert!(send_ring.extend(Position::of(shared[1].load_acquire())).is_ok());
+            if send_ring.pending() == 0 {
                 thread::yield_now();
                 continue;
             }
-            assert_eq!(ring[incoming.next().0].load(Relaxed), expected, "a byte was overwritten, or is not there");
-            incoming.advance(1);
+            assert_eq!(ring[send_ring.next().0].load(Relaxed), expected, "a byte was overwritten, or is not there");
+            send_ring.advance(1);
             expected += 1;
-            shared[0].store_release(incoming.line(0).word());
+            shared[0].store_release(send_ring.line(0).word());
         }
         assert!(kernel.join().is_ok());
     });

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   kernel (device/include/spinio/net/)                              proxy (crates/net)
-//!   stream::Sender ── bytes in a send ring ── doorbell: position ──> stream::Incoming
+//!   stream::Sender ── bytes in a send ring ── doorbell: position ──> stream::SendRing
 //!            room <── line: sent position ──────────────────────────┘
-//!   stream::Receiver <── line: received position, flags ─────────── stream::Outgoing ── bytes in a receive ring
+//!   stream::Receiver <── line: received position, flags ─────────── stream::ReceiveRing ── bytes in a receive ring
 //!            └────────── host line: consumed position ─────────────> room
 //!   event::Taker <── events, new connections ─────────────────── event::Producer
 //!            └────────── taken ────────────────────────────────────> room

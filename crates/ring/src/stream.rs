@@ -1,11 +1,11 @@
-//! The two directions of a stream socket, from both sides.
+//! The two directions of a stream socket, from both sides. Rings have their names from the kernel, as in the device headers.
 //!
 //! ```text
 //!   sent            tail                        consumed         received
 //!     v               v                             v                v
 //!   ──┼───────────────┼─────── send ring        ────┼────────────────┼─────── receive ring
-//!     └ Incoming: the proxy sends these             └ Receiver: the kernel takes these
-//!                     └ Sender: room up to sent + size               └ Outgoing: room up to consumed + size
+//!     └ SendRing: the proxy sends these             └ Receiver: the kernel takes these
+//!                     └ Sender: room up to sent + size               └ ReceiveRing: room up to consumed + size
 //! ```
 //!
 //! Bytes are written before the position that includes them is published, and read before the position that gives their
@@ -18,18 +18,18 @@ use crate::line::{Consumed, EOF, ERR, FULL, Received, Sent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation;
 
-/// The proxy's side of a send ring.
+/// The proxy's side of a send ring, out of which it sends.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming {
+pub struct SendRing {
     size: u64,
     sent: Position,
     tail: Position,
 }
 
-impl Incoming {
+impl SendRing {
     /// An empty ring.
-    pub const fn new(size: u64, first: Position) -> Incoming {
-        Incoming { size, sent: first, tail: first }
+    pub const fn new(size: u64, first: Position) -> SendRing {
+        SendRing { size, sent: first, tail: first }
     }
 
     /// A doorbell says that there are bytes up to `tail`. One of another group that came before the last one, and is seen
@@ -87,19 +87,19 @@ impl Incoming {
     }
 }
 
-/// The proxy's side of a receive ring.
+/// The proxy's side of a receive ring, into which it receives.
 #[derive(Clone, Copy, Debug)]
-pub struct Outgoing {
+pub struct ReceiveRing {
     size: u64,
     epoch: u32,
     consumed: Position,
     received: Position,
 }
 
-impl Outgoing {
+impl ReceiveRing {
     /// An empty ring.
-    pub const fn new(size: u64, first: Position, epoch: u32) -> Outgoing {
-        Outgoing { size, epoch, consumed: first, received: first }
+    pub const fn new(size: u64, first: Position, epoch: u32) -> ReceiveRing {
+        ReceiveRing { size, epoch, consumed: first, received: first }
     }
 
     /// The host line says what the kernel has taken. A word of another epoch says nothing.
@@ -240,32 +240,32 @@ mod tests {
     #[test]
     fn doorbell_outside_the_ring_is_a_violation_and_an_older_one_says_nothing() {
         let first = Position::of(u64::MAX - 10);
-        let mut incoming = Incoming::new(4096, first);
-        assert_eq!(incoming.extend(first.after(4097)), Err(Violation));
-        assert_eq!(incoming.extend(first.after(100)), Ok(()));
-        assert_eq!(incoming.extend(first.after(99)), Ok(()));
-        assert_eq!(incoming.extend(first.after(100).after(4097_u64.wrapping_neg())), Err(Violation));
-        assert_eq!(incoming.pending(), 100);
-        incoming.advance(100);
-        assert_eq!(incoming.extend(first.after(99)), Ok(()));
-        assert_eq!(incoming.pending(), 0);
-        assert_eq!(incoming.extend(first.after(4197)), Err(Violation));
-        assert_eq!(incoming.extend(first.after(4196)), Ok(()));
-        assert_eq!(incoming.pending(), 4096);
+        let mut send_ring = SendRing::new(4096, first);
+        assert_eq!(send_ring.extend(first.after(4097)), Err(Violation));
+        assert_eq!(send_ring.extend(first.after(100)), Ok(()));
+        assert_eq!(send_ring.extend(first.after(99)), Ok(()));
+        assert_eq!(send_ring.extend(first.after(100).after(4097_u64.wrapping_neg())), Err(Violation));
+        assert_eq!(send_ring.pending(), 100);
+        send_ring.advance(100);
+        assert_eq!(send_ring.extend(first.after(99)), Ok(()));
+        assert_eq!(send_ring.pending(), 0);
+        assert_eq!(send_ring.extend(first.after(4197)), Err(Violation));
+        assert_eq!(send_ring.extend(first.after(4196)), Ok(()));
+        assert_eq!(send_ring.pending(), 4096);
     }
 
     #[test]
     fn credit_for_bytes_that_were_not_received_is_a_violation() {
         let first = Position::of(u64::MAX - 10);
         let word = |bytes, epoch| Consumed { position: first.after(bytes), epoch }.word();
-        let mut outgoing = Outgoing::new(4096, first, 9);
-        outgoing.advance(50);
-        assert_eq!(outgoing.credit(word(51, 9)), Err(Violation));
-        assert_eq!(outgoing.credit(word(51, 8)), Ok(()), "a word of an earlier epoch does not count");
-        assert_eq!(outgoing.unread(), 50);
-        assert_eq!(outgoing.credit(word(20, 9)), Ok(()));
-        assert_eq!(outgoing.credit(word(19, 9)), Err(Violation));
-        assert_eq!(outgoing.unread(), 30);
+        let mut receive_ring = ReceiveRing::new(4096, first, 9);
+        receive_ring.advance(50);
+        assert_eq!(receive_ring.credit(word(51, 9)), Err(Violation));
+        assert_eq!(receive_ring.credit(word(51, 8)), Ok(()), "a word of an earlier epoch does not count");
+        assert_eq!(receive_ring.unread(), 50);
+        assert_eq!(receive_ring.credit(word(20, 9)), Ok(()));
+        assert_eq!(receive_ring.credit(word(19, 9)), Err(Violation));
+        assert_eq!(receive_ring.unread(), 30);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use spinio_ring::Position;
 use spinio_ring::line::EOF;
-use spinio_ring::stream::{Incoming, Look, Outgoing, Receiver, Sender};
+use spinio_ring::stream::{Look, ReceiveRing, Receiver, SendRing, Sender};
 
 const SIZE: usize = 64;
 
@@ -19,7 +19,7 @@ proptest! {
     #[test]
     fn sent_bytes_come_out_as_they_went_in(back in 0..200_u64, steps in steps()) {
         let first = Position::of(0_u64.wrapping_sub(back));
-        let (mut kernel, mut proxy) = (Sender::new(SIZE as u64, first), Incoming::new(SIZE as u64, first));
+        let (mut kernel, mut proxy) = (Sender::new(SIZE as u64, first), SendRing::new(SIZE as u64, first));
         let (mut ring, mut model) = ([0_u8; SIZE], VecDeque::new());
         let (mut line, mut doorbell, mut next) = (proxy.line(0).word(), first, 0_u8);
         for (step, count) in steps {
@@ -53,7 +53,7 @@ proptest! {
     #[test]
     fn received_bytes_come_out_as_they_went_in(back in 0..200_u64, steps in steps()) {
         let first = Position::of(0_u64.wrapping_sub(back));
-        let mut proxy = Outgoing::new(SIZE as u64, first, 5);
+        let mut proxy = ReceiveRing::new(SIZE as u64, first, 5);
         let mut kernel = Receiver::new(SIZE as u64, first, 5);
         let (mut ring, mut model) = ([0_u8; SIZE], VecDeque::new());
         let (mut line, mut host_line, mut next) = (proxy.line(0).word(), 0, 0_u8);
@@ -95,17 +95,17 @@ proptest! {
 
     #[test]
     fn no_word_of_a_kernel_gets_the_proxy_outside_a_ring(words in prop::collection::vec(any::<u64>(), 1..100)) {
-        let mut incoming = Incoming::new(SIZE as u64, Position::of(0));
-        let mut outgoing = Outgoing::new(SIZE as u64, Position::of(0), 5);
+        let mut send_ring = SendRing::new(SIZE as u64, Position::of(0));
+        let mut receive_ring = ReceiveRing::new(SIZE as u64, Position::of(0), 5);
         for word in words {
             let near = Position::of(word % 200);
-            let _ = incoming.extend(near);
-            let _ = outgoing.credit(word);
-            let _ = outgoing.credit(near.bits() | 5 << 48);
-            let ((at, len), (to, room)) = (incoming.next(), outgoing.room());
+            let _ = send_ring.extend(near);
+            let _ = receive_ring.credit(word);
+            let _ = receive_ring.credit(near.bits() | 5 << 48);
+            let ((at, len), (to, room)) = (send_ring.next(), receive_ring.room());
             prop_assert!(at + len <= SIZE && to + room <= SIZE);
-            incoming.advance(len.min(word as usize % 5));
-            outgoing.advance(room.min(word as usize % 7));
+            send_ring.advance(len.min(word as usize % 5));
+            receive_ring.advance(room.min(word as usize % 7));
         }
     }
 }

@@ -269,7 +269,7 @@ pub(super) const RULES: &[Mutant] = &[
         "the errno is there before the flag that refers to it",
         PROXY_STREAM,
         [
-            "            // The errno is there before the flag that refers to it.\n            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());\n",
+            "            // The errno is there before the flag that refers to it.\n            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());\n",
             "",
         ],
         &[Kernels("net")],
@@ -286,8 +286,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the received position is stored with release order, after the bytes",
         PROXY_STREAM,
         [
-            "memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());",
-            "memory.device_line(index)[0].store(socket.outgoing.line(flags).word(), std::sync::atomic::Ordering::Relaxed);",
+            "memory.device_line(index)[0].store_release(socket.receive_ring.line(flags).word());",
+            "memory.device_line(index)[0].store(socket.receive_ring.line(flags).word(), std::sync::atomic::Ordering::Relaxed);",
         ],
         &[KernelRaces("net_costs")],
     ),
@@ -296,8 +296,8 @@ pub(super) const RULES: &[Mutant] = &[
         "the sent position is stored with release order, after the bytes were sent",
         PROXY_STREAM,
         [
-            "memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());\n            self.counters",
-            "memory.device_line(index)[1].store(socket.incoming.line(socket.errno).word(), std::sync::atomic::Ordering::Relaxed);\n            self.counters",
+            "memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());\n            self.counters",
+            "memory.device_line(index)[1].store(socket.send_ring.line(socket.errno).word(), std::sync::atomic::Ordering::Relaxed);\n            self.counters",
         ],
         // Not an echo, in which what is received later is in order after it.
         &[KernelRaces("net_faults")],

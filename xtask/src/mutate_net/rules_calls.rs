@@ -151,7 +151,7 @@ pub(super) const RULES: &[Mutant] = &[
         "shut-datagrams",
         "datagrams whose sends have returned are sent before the direction ends",
         PROXY_CONTROL,
-        ["let waits = socket.incoming.pending() > 0 &&", "let waits = false &&"],
+        ["let waits = socket.send_ring.pending() > 0 &&", "let waits = false &&"],
         &[Kernels("net_datagrams")],
     ),
     rule(

@@ -77,8 +77,8 @@ impl Proxy {
         // Neither an error nor room, until it is connected or has failed.
         (socket.errno, socket.flags) = (CONNECTING, socket.flags & !ERR);
         let line = self.memory.device_line(index);
-        line[0].store_release(socket.outgoing.line(socket.flags).word());
-        line[1].store_release(socket.incoming.line(socket.errno).word());
+        line[0].store_release(socket.receive_ring.line(socket.flags).word());
+        line[1].store_release(socket.send_ring.line(socket.errno).word());
         self.answer(caller, Reply::new(-Errno::INPROGRESS.raw_os_error()));
     }
 

@@ -97,7 +97,7 @@ impl Proxy {
                 }
                 if kind != STREAM {
                     // Datagrams whose sends have returned go first. Without a connection that is an error at once.
-                    let waits = socket.incoming.pending() > 0 && (kind == SEQPACKET || domain == AF_UNIX);
+                    let waits = socket.send_ring.pending() > 0 && (kind == SEQPACKET || domain == AF_UNIX);
                     socket.shut |= waits && request.argument != 0;
                     match request.argument {
                         1 if waits => {}

@@ -70,12 +70,12 @@ impl Proxy {
         for _ in 0..DATAGRAMS_A_PASS {
             let Some(socket) = self.sockets.at(index) else { break };
             let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { break };
-            if socket.incoming.pending() == 0 {
+            if socket.send_ring.pending() == 0 {
                 break;
             }
-            let ring = Ring { memory: &memory, offset: rings.send, size: socket.incoming.size() };
-            let at = socket.incoming.sent();
-            let Ok(header) = Header::check(ring.load(at), socket.incoming.pending()) else {
+            let ring = Ring { memory: &memory, offset: rings.send, size: socket.send_ring.size() };
+            let at = socket.send_ring.sent();
+            let Ok(header) = Header::check(ring.load(at), socket.send_ring.pending()) else {
                 self.violation(index);
                 break;
             };
@@ -95,15 +95,15 @@ impl Proxy {
             };
             moved += 1;
             let Some(socket) = self.sockets.at(index) else { break };
-            socket.incoming.advance(header.record_bytes());
+            socket.send_ring.advance(header.record_bytes());
             // The end of the net or of the socket stays.
             let errno = if socket.flags & ERR != 0 { socket.errno } else { errno };
-            let result = Sent { position: socket.incoming.sent(), errno };
+            let result = Sent { position: socket.send_ring.sent(), errno };
             memory.device_line(index)[1].store_release(result.word());
             self.pace.gave(now);
         }
         if let Some(socket) = self.sockets.at(index) {
-            let left = socket.incoming.pending() > 0;
+            let left = socket.send_ring.pending() > 0;
             if !left && std::mem::take(&mut socket.shut) {
                 let _ = socket.fd.as_ref().map(|fd| socket::shutdown(fd.0, 1));
             }
@@ -120,7 +120,7 @@ impl Proxy {
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
             return false;
         }
-        if socket.outgoing.credit(memory.host_line(index)[0].load_acquire()).is_err() {
+        if socket.receive_ring.credit(memory.host_line(index)[0].load_acquire()).is_err() {
             self.violation(index);
             return false;
         }
@@ -156,7 +156,7 @@ impl Proxy {
         }
         let (full, again) = (socket.flags & FULL != 0, socket.readable && socket.flags & (EOF | FULL) == 0);
         if moved > 0 || socket.flags != before {
-            memory.device_line(index)[0].store_release(socket.outgoing.line(socket.flags).word());
+            memory.device_line(index)[0].store_release(socket.receive_ring.line(socket.flags).word());
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(bytes as u64);
@@ -178,7 +178,7 @@ enum Received {
 /// The next datagram, into the ring.
 fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
     let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return Ok(Received::Full) };
-    let (size, unread) = (socket.outgoing.size() as usize, socket.outgoing.unread() as usize);
+    let (size, unread) = (socket.receive_ring.size() as usize, socket.receive_ring.unread() as usize);
     let around = HEADER_BYTES + ADDRESS_BYTES + 16;
     let Some(room) = (size - unread).checked_sub(around) else { return Ok(Received::Full) };
     // Never half a datagram, unless it is too long for the ring.
@@ -187,7 +187,7 @@ fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
         return Ok(Received::Full);
     }
     let ring = Ring { memory, offset: rings.receive, size: size as u64 };
-    let parts = ring.parts(socket.outgoing.received().after(HEADER_BYTES as u64), room);
+    let parts = ring.parts(socket.receive_ring.received().after(HEADER_BYTES as u64), room);
     let (len, address): (usize, SocketAddress) = memory.recv_message(fd, parts)?;
     if len == 0 && socket.kind == SEQPACKET && datagram::is_at_end(fd) {
         return Ok(Received::End);
@@ -207,11 +207,11 @@ fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
 /// Completes the record of which the payload is in the ring.
 fn put_header(socket: &mut Socket, memory: &Memory, header: &Header, address: &[u64]) {
     let Some(rings) = socket.rings else { return };
-    let size = socket.outgoing.size();
-    if size - socket.outgoing.unread() < header.record_bytes() as u64 {
+    let size = socket.receive_ring.size();
+    if size - socket.receive_ring.unread() < header.record_bytes() as u64 {
         return;
     }
-    let (ring, at) = (Ring { memory, offset: rings.receive, size }, socket.outgoing.received());
+    let (ring, at) = (Ring { memory, offset: rings.receive, size }, socket.receive_ring.received());
     for (i, word) in header.words().into_iter().enumerate() {
         ring.word(at, i).store_release(word);
     }
@@ -219,7 +219,7 @@ fn put_header(socket: &mut Socket, memory: &Memory, header: &Header, address: &[
     for (i, word) in address.iter().take(header.long_address_words()).enumerate() {
         ring.word(long, i).store_release(*word);
     }
-    socket.outgoing.advance(header.record_bytes());
+    socket.receive_ring.advance(header.record_bytes());
 }
 
 /// The address of a record that a kernel wrote.

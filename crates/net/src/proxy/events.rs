@@ -99,7 +99,7 @@ impl Proxy {
         let epoch = self.sockets.epoch(index);
         let Some(socket) = self.sockets.at(index) else { return };
         // A word that is wrong is found where the ring is used.
-        let _ = socket.outgoing.credit(memory.host_line(index)[0].load_acquire());
+        let _ = socket.receive_ring.credit(memory.host_line(index)[0].load_acquire());
         let mut due = socket.watch.due(level(socket));
         if socket.tells_connected && socket.watch.is_armed() {
             due = Some(due.unwrap_or(0) | OUT);
@@ -180,8 +180,8 @@ fn level(socket: &Socket) -> u16 {
     }
     let (ended, failed) = (socket.flags & line::EOF != 0, socket.flags & line::ERR != 0);
     let when = |condition: bool, event: u16| if condition { event } else { 0 };
-    when(ended || failed || socket.outgoing.unread() > 0, IN)
-        | when(socket.errno != 0 || socket.incoming.has_half_free(), OUT)
+    when(ended || failed || socket.receive_ring.unread() > 0, IN)
+        | when(socket.errno != 0 || socket.send_ring.has_half_free(), OUT)
         | when(failed, ERR)
         | when(failed || ended && socket.errno != 0, HUP)
         | when(ended || failed, RDHUP)

@@ -119,13 +119,13 @@ impl Proxy {
             if failed && socket.errno != 0 && (!ended || socket.state == State::Failed) {
                 return Err(Errno::from_raw_os_error(socket.errno.into()));
             }
-            if connected && socket.outgoing.credit(memory.host_line(index)[0].load_acquire()).is_err() {
+            if connected && socket.receive_ring.credit(memory.host_line(index)[0].load_acquire()).is_err() {
                 self.violation(index);
                 return Err(Errno::CONNRESET);
             }
-            let left = if connected { socket.outgoing.unread() } else { 0 };
+            let left = if connected { socket.receive_ring.unread() } else { 0 };
             // A file that a worker still sends goes on, also after the net was stopped.
-            let sends = connected && (socket.incoming.pending() > 0 || !socket.transfers.is_empty());
+            let sends = connected && (socket.send_ring.pending() > 0 || !socket.transfers.is_empty());
             if sends || left > 0 && !stream {
                 return Err(Errno::BUSY);
             }
@@ -134,8 +134,8 @@ impl Proxy {
             }
             match socket.rings {
                 Some(rings) if left > 0 => {
-                    let first = socket.outgoing.received().after(left.wrapping_neg());
-                    memory.load(rings.receive, socket.outgoing.size(), first).take(left as usize).collect()
+                    let first = socket.receive_ring.received().after(left.wrapping_neg());
+                    memory.load(rings.receive, socket.receive_ring.size(), first).take(left as usize).collect()
                 }
                 _ => Vec::new(),
             }
@@ -155,8 +155,8 @@ impl Proxy {
 
     /// The send ring, as far as the network takes it.
     pub(super) fn send_all(&mut self, index: u32) {
-        while self.pump_out(index) {
-            let left = self.sockets.at(index).is_some_and(|socket| socket.writable && socket.incoming.pending() > 0);
+        while self.pump_send_ring(index) {
+            let left = self.sockets.at(index).is_some_and(|socket| socket.writable && socket.send_ring.pending() > 0);
             if !left {
                 break;
             }

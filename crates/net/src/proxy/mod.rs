@@ -388,7 +388,7 @@ impl Proxy {
         if socket.state != State::Connected || socket.closing.is_some() {
             return;
         }
-        match socket.incoming.extend(position) {
+        match socket.send_ring.extend(position) {
             Ok(()) => self.heat(descriptor.index),
             Err(_) => self.violation(descriptor.index),
         }

@@ -102,9 +102,9 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
             Some(_) => "loopback",
             None => "kernel",
         },
-        if socket.rings.is_some() { socket.outgoing.unread() } else { 0 },
-        if socket.rings.is_some() { socket.incoming.pending() } else { 0 },
-        if socket.rings.is_some() { socket.outgoing.size() } else { 0 },
+        if socket.rings.is_some() { socket.receive_ring.unread() } else { 0 },
+        if socket.rings.is_some() { socket.send_ring.pending() } else { 0 },
+        if socket.rings.is_some() { socket.receive_ring.size() } else { 0 },
         socket.watch.set,
         if socket.errno == CONNECTING { 0 } else { socket.errno },
     );
@@ -125,13 +125,13 @@ fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, wo
         *out += "]}";
         return;
     }
-    let receives = socket.waits[0].look(words[0], socket.outgoing.received(), now);
-    let may_receive = socket.outgoing.unread() == 0 && socket.flags & (EOF | ERR) == 0;
+    let receives = socket.waits[0].look(words[0], socket.receive_ring.received(), now);
+    let may_receive = socket.receive_ring.unread() == 0 && socket.flags & (EOF | ERR) == 0;
     if let Some((waiter, since)) = receives.filter(|_| may_receive) {
         put("recv", waiter, since);
     }
-    let sends = socket.waits[1].look(words[1], socket.incoming.tail(), now);
-    if let Some((waiter, since)) = sends.filter(|_| socket.incoming.pending() > 0 && socket.errno == 0) {
+    let sends = socket.waits[1].look(words[1], socket.send_ring.tail(), now);
+    if let Some((waiter, since)) = sends.filter(|_| socket.send_ring.pending() > 0 && socket.errno == 0) {
         put("send", waiter, since);
     }
     let accepts = socket.accepts.iter().map(|accept| ("accept", &accept.caller));

@@ -61,7 +61,7 @@ impl Proxy {
                 Some(_) if dontwait && !socket.transfers.is_empty() => Errno::AGAIN,
                 Some(file) => {
                     let left = size.min(i64::MAX as u64 - offset);
-                    let after = socket.incoming.sent().after(socket.incoming.pending());
+                    let after = socket.send_ring.sent().after(socket.send_ring.pending());
                     let deadline = deadline(now, timeout);
                     let transfer = Transfer { caller, file, offset, left, sent: 0, after, dontwait, timeout, deadline };
                     socket.transfers.queue.push_back(transfer);
@@ -85,7 +85,7 @@ impl Proxy {
             self.heat(index);
             return true;
         }
-        let ring_first = transfers.ring_turn(&socket.incoming) > 0;
+        let ring_first = transfers.ring_turn(&socket.send_ring) > 0;
         let Some(transfer) = transfers.queue.front() else { return false };
         if ring_first || !socket.writable {
             if transfer.dontwait && !socket.writable {

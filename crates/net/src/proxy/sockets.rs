@@ -14,7 +14,7 @@ use std::sync::Arc;
 use spinio_ring::Position;
 use spinio_ring::event::Watch;
 use spinio_ring::layout::Descriptor;
-use spinio_ring::stream::{Incoming, Outgoing};
+use spinio_ring::stream::{ReceiveRing, SendRing};
 
 use super::caller::Caller;
 use super::seen_wait::SeenWait;
@@ -75,8 +75,9 @@ pub(crate) struct Socket {
     pub(crate) kind: u16,
     pub(crate) state: State,
     pub(crate) rings: Option<RingPair>,
-    pub(crate) incoming: Incoming,
-    pub(crate) outgoing: Outgoing,
+    /// What kernels send, and what they receive.
+    pub(crate) send_ring: SendRing,
+    pub(crate) receive_ring: ReceiveRing,
     /// The Linux kernel may have bytes, or room.
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -178,8 +179,8 @@ impl Sockets {
             kind,
             state,
             rings: Some(rings),
-            incoming: Incoming::new(ring_bytes, self.first),
-            outgoing: Outgoing::new(ring_bytes, self.first, slot.epoch),
+            send_ring: SendRing::new(ring_bytes, self.first),
+            receive_ring: ReceiveRing::new(ring_bytes, self.first, slot.epoch),
             readable: true,
             writable: true,
             flags: 0,
@@ -289,7 +290,7 @@ mod tests {
         let a = sockets.add(SocketFd(-1), 1, DGRAM, State::Connected).unwrap();
         let rings = sockets.at(a.index).unwrap().rings;
         assert_eq!(rings, Some(RingPair { receive: 4096, send: 3 * 4096 }));
-        assert_eq!(sockets.at(a.index).unwrap().outgoing.size(), 8192);
+        assert_eq!(sockets.at(a.index).unwrap().receive_ring.size(), 8192);
         assert!(sockets.has_room(STREAM) && !sockets.has_room(SEQPACKET));
         sockets.remove(a.index);
         let mut starts: Vec<_> =

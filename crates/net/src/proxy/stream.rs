@@ -43,8 +43,8 @@ impl Proxy {
                 return moved;
             }
             State::Connected => {
-                let sent = self.pump_out(index) | self.pump_transfers(index, now);
-                let received = self.pump_in(index, now);
+                let sent = self.pump_send_ring(index) | self.pump_transfers(index, now);
+                let received = self.pump_receive_ring(index, now);
                 self.notify(index);
                 self.finish_closing(index);
                 return sent || received;
@@ -59,14 +59,14 @@ impl Proxy {
     }
 
     /// Send ring to network.
-    pub(super) fn pump_out(&mut self, index: u32) -> bool {
+    pub(super) fn pump_send_ring(&mut self, index: u32) -> bool {
         let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
         let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
         let (mut moved, mut failed) = (0, None);
         while socket.writable && moved < BYTES_A_PASS {
-            let (at, len) = socket.incoming.next();
-            let len = len.min(socket.transfers.ring_turn(&socket.incoming) as usize);
+            let (at, len) = socket.send_ring.next();
+            let len = len.min(socket.transfers.ring_turn(&socket.send_ring) as usize);
             if len == 0 {
                 break;
             }
@@ -79,7 +79,7 @@ impl Proxy {
             };
             match done {
                 Ok(sent) => {
-                    socket.incoming.advance(sent);
+                    socket.send_ring.advance(sent);
                     moved += sent;
                 }
                 Err(Errno::INTR) => {}
@@ -91,22 +91,22 @@ impl Proxy {
             }
         }
         if moved > 0 {
-            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
+            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());
             self.counters.bytes_sent.add(moved as u64);
         }
         if let Some(errno) = failed {
             self.fail_sending(index, errno);
-        } else if socket.shut && socket.incoming.pending() == 0 && socket.errno == 0 && socket.transfers.is_empty() {
+        } else if socket.shut && socket.send_ring.pending() == 0 && socket.errno == 0 && socket.transfers.is_empty() {
             let _ = socket::shutdown(fd, 1);
             self.fail_sending(index, Errno::PIPE);
-        } else if socket.writable && socket.transfers.ring_turn(&socket.incoming) > 0 {
+        } else if socket.writable && socket.transfers.ring_turn(&socket.send_ring) > 0 {
             self.heat(index);
         }
         moved > 0
     }
 
     /// Network to receive ring.
-    fn pump_in(&mut self, index: u32, now: u64) -> bool {
+    fn pump_receive_ring(&mut self, index: u32, now: u64) -> bool {
         let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
         let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
@@ -120,7 +120,7 @@ impl Proxy {
         let (mut moved, before) = (0, socket.flags);
         socket.flags &= !FULL;
         while socket.readable && moved < BYTES_A_PASS {
-            let (at, room) = socket.outgoing.room();
+            let (at, room) = socket.receive_ring.room();
             if room == 0 {
                 socket.flags |= FULL;
                 break;
@@ -138,7 +138,7 @@ impl Proxy {
                     break;
                 }
                 Ok(received) => {
-                    socket.outgoing.advance(received);
+                    socket.receive_ring.advance(received);
                     moved += received;
                 }
                 Err(Errno::INTR) => {}
@@ -154,10 +154,10 @@ impl Proxy {
         let again = socket.readable && flags & (EOF | ERR | FULL) == 0;
         if flags & ERR != 0 {
             // The errno is there before the flag that refers to it.
-            memory.device_line(index)[1].store_release(socket.incoming.line(socket.errno).word());
+            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());
         }
         if moved > 0 || flags != before {
-            memory.device_line(index)[0].store_release(socket.outgoing.line(flags).word());
+            memory.device_line(index)[0].store_release(socket.receive_ring.line(flags).word());
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(moved as u64);
@@ -175,8 +175,8 @@ impl Proxy {
     /// Later sends fail; what is in the ring has nowhere to go.
     pub(super) fn fail_sending(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
-        let left = socket.incoming.pending();
-        socket.incoming.advance(left as usize);
+        let left = socket.send_ring.pending();
+        socket.send_ring.advance(left as usize);
         if socket.flags & ERR == 0 {
             // Else the connection has failed before, and bytes that a kernel sent meanwhile get EPIPE: recv never returns that.
             socket.errno = errno.raw_os_error() as u16;
@@ -189,7 +189,7 @@ impl Proxy {
         let line = self.memory.device_line(index);
         let sent = spinio_ring::line::Sent::of(line[1].load_acquire());
         line[1].store_release(spinio_ring::line::Sent { errno: socket.errno, ..sent }.word());
-        line[0].store_release(socket.outgoing.line(socket.flags).word());
+        line[0].store_release(socket.receive_ring.line(socket.flags).word());
         self.cancel_transfers(index, errno);
     }
 
@@ -199,7 +199,7 @@ impl Proxy {
         socket.errno = errno;
         socket.flags = if errno == 0 { socket.flags & !ERR } else { socket.flags | ERR };
         let line = self.memory.device_line(index);
-        let words = [socket.outgoing.line(socket.flags).word(), socket.incoming.line(errno).word()];
+        let words = [socket.receive_ring.line(socket.flags).word(), socket.send_ring.line(errno).word()];
         // The flag refers to the errno, which is there as long as the flag is.
         for word in if errno == 0 { [0, 1] } else { [1, 0] } {
             line[word].store_release(words[word]);
@@ -234,7 +234,7 @@ impl Proxy {
         let Some(socket) = self.sockets.get(descriptor) else { return };
         socket.closing = Some(now);
         let _ = credit(socket, word);
-        if is_inet(socket.domain) && socket.kind == STREAM && socket.outgoing.unread() > 0 {
+        if is_inet(socket.domain) && socket.kind == STREAM && socket.receive_ring.unread() > 0 {
             // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read, after
             // what was sent.
             socket.resets = true;
@@ -242,7 +242,7 @@ impl Proxy {
         }
         let Some(socket) = self.sockets.get(descriptor) else { return };
         // The address of a datagram socket is free at once, as for a program.
-        if socket.state == State::Connected && (socket.kind == STREAM || socket.incoming.pending() > 0) {
+        if socket.state == State::Connected && (socket.kind == STREAM || socket.send_ring.pending() > 0) {
             self.postpone(index);
             self.heat(index);
         } else {
@@ -264,7 +264,7 @@ impl Proxy {
         if socket.closing.is_none() {
             return;
         }
-        if socket.incoming.pending() == 0 && socket.transfers.is_empty() {
+        if socket.send_ring.pending() == 0 && socket.transfers.is_empty() {
             self.end(index);
         } else {
             self.postpone(index);
@@ -281,5 +281,5 @@ impl Proxy {
 }
 
 fn credit(socket: &mut Socket, word: u64) -> Result<(), Violation> {
-    socket.outgoing.credit(word)
+    socket.receive_ring.credit(word)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_ring::Position;
 use spinio_ring::layout::Descriptor;
-use spinio_ring::stream::Incoming;
+use spinio_ring::stream::SendRing;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
@@ -54,7 +54,7 @@ impl Transfers {
     }
 
     /// How many bytes of the ring may be sent now.
-    pub(crate) fn ring_turn(&self, ring: &Incoming) -> u64 {
+    pub(crate) fn ring_turn(&self, ring: &SendRing) -> u64 {
         match self.queue.front() {
             _ if self.working => 0,
             Some(first) => first.after.since(ring.sent()).min(ring.pending()),
