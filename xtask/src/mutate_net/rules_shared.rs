@@ -204,7 +204,7 @@ pub(super) const RULES: &[Mutant] = &[
         "nets-look",
         "an armed socket that no doorbell tells of is looked at until it is due",
         ENDS,
-        ["                self.looked_at.push_back(index);\n", ""],
+        ["            self.looked_at.push(index);\n", ""],
         &[Kernels("net_nets")],
     ),
     rule(

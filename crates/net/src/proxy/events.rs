@@ -51,10 +51,8 @@ impl Proxy {
             return Err(Errno::INVAL);
         }
         // An event of the set before has no reader any more.
-        if std::mem::take(&mut socket.held)
-            && let Some(before) = usize::from(socket.watch.set).checked_sub(1)
-        {
-            self.sets.sets[before].held.retain(|held| *held != descriptor.index);
+        if let Some(before) = usize::from(socket.watch.set).checked_sub(1) {
+            self.sets.sets[before].held.retain(|held| held != descriptor.index);
         }
         socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
         let events = u64::from(socket.watch.events);
@@ -122,8 +120,8 @@ impl Proxy {
             if let Some(place) = granule {
                 self.told_of_granule(place);
             }
-        } else if !std::mem::replace(&mut socket.held, true) {
-            set.held.push_back(index);
+        } else {
+            set.held.push(index);
         }
     }
 
@@ -131,12 +129,9 @@ impl Proxy {
     pub(super) fn notify_held(&mut self) {
         for number in 0..self.sets.sets.len() {
             while self.has_room_in_set(number as u16 + 1)
-                && let Some(index) = self.sets.sets[number].held.pop_front()
+                && let Some(index) = self.sets.sets[number].held.pop()
             {
-                if let Some(socket) = self.sockets.at(index) {
-                    socket.held = false;
-                    self.notify(index);
-                }
+                self.notify(index);
             }
         }
     }

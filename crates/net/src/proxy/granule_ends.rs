@@ -44,9 +44,7 @@ impl Proxy {
             return due;
         }
         if !self.shared.rings(place) {
-            if !self.looked_at.contains(&index) {
-                self.looked_at.push_back(index);
-            }
+            self.looked_at.push(index);
             return None;
         }
         watch_for(words, watch.events | spinio_ring::event::ERR | spinio_ring::event::HUP);
@@ -67,7 +65,7 @@ impl Proxy {
     pub(super) fn look_at_granules(&mut self) -> bool {
         let count = self.looked_at.len();
         for _ in 0..count {
-            if let Some(index) = self.looked_at.pop_front() {
+            if let Some(index) = self.looked_at.pop() {
                 self.notify(index);
             }
         }

@@ -35,9 +35,7 @@ impl Proxy {
         socket.meeting.name = name.bytes().to_vec();
         socket.meeting.backlog = backlog.clamp(1, 4096) as usize;
         if socket.kind == STREAM {
-            if !self.listeners.contains(&index) {
-                self.listeners.push(index);
-            }
+            self.listeners.push(index);
             self.open_door(index, name.bytes());
         }
     }
@@ -45,9 +43,9 @@ impl Proxy {
     /// The listening socket of this net to which a client may be connected.
     fn listener_for(&mut self, own: &[u8], peer: &[u8]) -> Option<u32> {
         let sockets = &mut self.sockets;
-        self.listeners.retain(|index| sockets.at(*index).is_some_and(|socket| socket.state == State::Listening));
+        self.listeners.retain(|index| sockets.at(index).is_some_and(|socket| socket.state == State::Listening));
         let leads = |index: &u32| sockets.at(*index).is_some_and(|s| may_lead_to(&s.meeting.name, own, peer));
-        self.listeners.iter().copied().find(leads)
+        self.listeners.iter().find(leads)
     }
 
     /// Before a stream socket connects. One of UNIX gets a name if it has none and is about to meet a socket of this net.
@@ -62,9 +60,7 @@ impl Proxy {
                 socket.meeting.unnamed = named;
             }
         }
-        if !self.clients.contains(&index) {
-            self.clients.push(index);
-        }
+        self.clients.push(index);
     }
 
     /// Linux has connected a client: whether it has become an end of a connection inside the net, or may still become one.
@@ -158,12 +154,12 @@ impl Proxy {
     /// If the other end of an accepted connection is a client of this net, both become ends.
     fn other_end_of(&mut self, fd: i32, peer: &SocketAddress) -> Option<(Place, bool)> {
         let sockets = &mut self.sockets;
-        self.clients.retain(|index| sockets.at(*index).is_some_and(|socket| socket.connect.is_some()));
+        self.clients.retain(|index| sockets.at(index).is_some_and(|socket| socket.connect.is_some()));
         if self.clients.is_empty() || !self.pairs.has_room() {
             return None;
         }
         let own = socket::getsockname(fd).ok()?;
-        let index = self.clients.iter().copied().find(|index| {
+        let index = self.clients.iter().find(|index| {
             let client = sockets.at(*index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0));
             let names = client.map(|fd| (socket::getsockname(fd), socket::getpeername(fd)));
             matches!(names, Some((Ok(a), Ok(b))) if are_ends((a.bytes(), b.bytes()), (own.bytes(), peer.bytes())))

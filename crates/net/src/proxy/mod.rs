@@ -34,6 +34,7 @@ mod files;
 mod granule_ends;
 mod handover;
 mod imports;
+mod index_queue;
 mod loopback;
 mod options;
 mod pace;
@@ -49,7 +50,6 @@ mod stream;
 mod time_limits;
 mod transfers;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 
@@ -69,6 +69,7 @@ use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
 use self::imports::Imports;
+use self::index_queue::IndexQueue;
 use self::pace::Pace;
 use self::publisher::Publisher;
 use self::rings::Rings;
@@ -157,11 +158,11 @@ pub(crate) struct Proxy {
     /// Device memory of connections to other nets.
     rings: Rings,
     /// Armed sockets over shared memory that no doorbell tells of.
-    looked_at: VecDeque<u32>,
-    listeners: Vec<u32>,
-    clients: Vec<u32>,
+    looked_at: IndexQueue,
+    listeners: IndexQueue,
+    clients: IndexQueue,
     /// Sockets with calls of accept that have a time limit, and when the first one has to end, at the earliest.
-    limited: Vec<u32>,
+    limited: IndexQueue,
     next_deadline: u64,
     faults: Faults,
     /// The files of kernels, if they may open some.
@@ -170,9 +171,9 @@ pub(crate) struct Proxy {
     /// Mailboxes with a call that waits.
     waiting: Vec<bool>,
     /// Sockets with something to do.
-    hot: VecDeque<u32>,
+    hot: IndexQueue,
     /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones.
-    later: Vec<u32>,
+    later: IndexQueue,
     last_tick: u64,
     last_search: u64,
     /// Since when the doorbell queue is blocked.
@@ -209,16 +210,16 @@ impl Proxy {
             announced: Vec::new(),
             imports: Imports::new(setup.importer),
             rings: Rings::new(for_rings, linux::monotonic_ns()),
-            looked_at: VecDeque::new(),
-            listeners: Vec::new(),
-            clients: Vec::new(),
-            limited: Vec::new(),
+            looked_at: IndexQueue::default(),
+            listeners: IndexQueue::default(),
+            clients: IndexQueue::default(),
+            limited: IndexQueue::default(),
             next_deadline: u64::MAX,
             faults: Faults::new(setup.fault_seed),
             publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
-            hot: VecDeque::new(),
-            later: Vec::new(),
+            hot: IndexQueue::default(),
+            later: IndexQueue::default(),
             last_tick: 0,
             last_search: 0,
             blocked: None,
@@ -433,28 +434,21 @@ impl Proxy {
 
     /// The socket has something to do.
     fn heat(&mut self, index: u32) {
-        if let Some(socket) = self.sockets.at(index)
-            && !std::mem::replace(&mut socket.hot, true)
-        {
-            self.hot.push_back(index);
+        if self.sockets.at(index).is_some() {
+            self.hot.push(index);
         }
     }
 
     /// The socket has something to do later, whose time no event tells.
     fn postpone(&mut self, index: u32) {
-        if !self.later.contains(&index) {
-            self.later.push(index);
-        }
+        self.later.push(index);
     }
 
     fn pump_hot(&mut self, now: u64) -> bool {
         let mut worked = false;
         for _ in 0..self.hot.len() {
-            let Some(index) = self.hot.pop_front() else { break };
-            if let Some(socket) = self.sockets.at(index) {
-                socket.hot = false;
-                worked |= self.pump(index, now);
-            }
+            let Some(index) = self.hot.pop() else { break };
+            worked |= self.pump(index, now);
         }
         worked
     }
@@ -466,7 +460,7 @@ impl Proxy {
         self.retry_doors(now);
         self.end_late_channels(now);
         self.end_late_announced(now);
-        for index in std::mem::take(&mut self.later) {
+        for index in self.later.take_all() {
             let Some(socket) = self.sockets.at(index) else { continue };
             if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {
                 self.abandon(index);

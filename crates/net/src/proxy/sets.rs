@@ -1,8 +1,8 @@
 //! The event sets of a net as the proxy knows them. What it does with them: events.rs.
 
-use std::collections::VecDeque;
-
 use spinio_ring::event::Producer;
+
+use super::index_queue::IndexQueue;
 
 /// The sets of a net, in the order of their numbers.
 #[derive(Debug, Default)]
@@ -16,5 +16,5 @@ pub(super) struct Set {
     /// The proxy's side of its ring.
     pub(super) producer: Producer,
     /// Sockets whose events had no room. One that is closed, or was told meanwhile, does no harm here.
-    pub(super) held: VecDeque<u32>,
+    pub(super) held: IndexQueue,
 }

@@ -95,14 +95,10 @@ pub(crate) struct Socket {
     pub(crate) closing: Option<u64>,
     /// Then the connection is reset, once all is sent: not all was read.
     pub(crate) resets: bool,
-    /// It is in the list of sockets with something to do.
-    pub(crate) hot: bool,
     /// Its event set.
     pub(crate) watch: Watch,
     /// Groups that wait for long, receiving and sending, for the tools.
     pub(crate) waits: [SeenWait; 2],
-    /// It is in the set's list of events that had no room.
-    pub(crate) held: bool,
     /// Calls of accept that wait.
     pub(crate) accepts: VecDeque<Accept>,
     /// A connection that is being made.
@@ -190,10 +186,8 @@ impl Sockets {
             adopted: false,
             closing: None,
             resets: false,
-            hot: false,
             watch: Watch::default(),
             waits: <[SeenWait; 2]>::default(),
-            held: false,
             accepts: VecDeque::new(),
             connect: None,
             connect_error: 0,

@@ -23,9 +23,7 @@ impl Proxy {
             return;
         }
         self.next_deadline = self.next_deadline.min(deadline);
-        if !self.limited.contains(&index) {
-            self.limited.push(index);
-        }
+        self.limited.push(index);
     }
 
     /// Ends the calls whose time limit has passed; whether there were any.
@@ -35,7 +33,7 @@ impl Proxy {
         }
         let mut ended = false;
         self.next_deadline = u64::MAX;
-        for index in std::mem::take(&mut self.limited) {
+        for index in self.limited.take_all() {
             let is_late = |accept: &Accept| accept.deadline <= now;
             if self.sockets.at(index).is_some_and(|socket| socket.accepts.iter().any(is_late)) {
                 // As in Linux, a connection that is there comes before the limit.
