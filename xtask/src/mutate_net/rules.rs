@@ -8,7 +8,7 @@ const DOORBELL: &str = "crates/ring/src/doorbell.rs";
 const EVENT: &str = "crates/ring/src/event.rs";
 const STREAM: &str = "crates/ring/src/stream.rs";
 const MAILBOX: &str = "crates/ring/src/mailbox.rs";
-const PROXY: &str = "crates/net/src/proxy/mod.rs";
+const PROXY_DOORBELLS: &str = "crates/net/src/proxy/doorbells.rs";
 const PROXY_STREAM: &str = "crates/net/src/proxy/stream.rs";
 const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
 const SOCKETS: &str = "crates/net/src/proxy/sockets.rs";
@@ -216,21 +216,21 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "proxy-violation",
         "a wrong position resets its connection",
-        PROXY,
+        PROXY_DOORBELLS,
         ["Err(_) => self.violation(descriptor.index),\n        }\n    }", "Err(_) => {}\n        }\n    }"],
         &[hostile("wrong_position_resets")],
     ),
     rule(
         "proxy-close",
         "what a close says was sent is sent, also if it is seen before the doorbells that say so",
-        PROXY,
+        PROXY_DOORBELLS,
         ["                self.sent_up_to(descriptor, entry.position);\n", ""],
         &[hostile("close_that_is_seen_before_a_send")],
     ),
     rule(
         "proxy-shutdown",
         "so is what a shutdown says",
-        PROXY,
+        PROXY_DOORBELLS,
         [
             "            self.sent_up_to(Descriptor::of(request.descriptor), sent);\n",
             "            self.sent_up_to(Descriptor::of(0), sent);\n",
@@ -240,7 +240,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "proxy-mailbox",
         "a mailbox has one request at a time",
-        PROXY,
+        PROXY_DOORBELLS,
         [
             "if std::mem::replace(waiting, true) {",
             "if std::mem::replace(waiting, true) && self.doorbells.is_blocked() {",
@@ -250,7 +250,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "proxy-search",
         "doorbells after many holes are found",
-        PROXY,
+        PROXY_DOORBELLS,
         ["            taken += self.search_doorbells(now);\n", ""],
         &[hostile("doorbell_that_is_claimed")],
     ),
@@ -258,10 +258,7 @@ pub(super) const RULES: &[Mutant] = &[
         "proxy-credit",
         "the host line is checked before bytes are received into the ring",
         PROXY_STREAM,
-        [
-            "if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() {",
-            "if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() && now == 0 {",
-        ],
+        ["if socket.credit(&memory, index).is_err() {", "if socket.credit(&memory, index).is_err() && now == 0 {"],
         &[hostile("wrong_position_resets")],
     ),
     rule(

@@ -11,6 +11,7 @@ const POLL: &str = "device/include/spinio/net/poll.h";
 const PROXY: &str = "crates/net/src/proxy/mod.rs";
 const PROXY_CONNECT: &str = "crates/net/src/proxy/connect.rs";
 const PROXY_CONTROL: &str = "crates/net/src/proxy/control.rs";
+const PROXY_DOORBELLS: &str = "crates/net/src/proxy/doorbells.rs";
 const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
 const PROGRAM_POLL: &str = "crates/net/src/socket/poll.rs";
 const PROXY_LIMITS: &str = "crates/net/src/proxy/time_limits.rs";
@@ -36,7 +37,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "more-file",
         "so it is before a file",
-        PROXY,
+        PROXY_DOORBELLS,
         ["        if shuts || request.call == Ok(Call::SendFile) {\n", "        if shuts {\n"],
         &[Kernels("net_more")],
     ),

@@ -17,7 +17,7 @@ const DEVICE_MEMORY: &str = "crates/net/src/proxy/device_memory.rs";
 const ANNOUNCED: &str = "crates/net/src/proxy/announced.rs";
 const IMPORTS: &str = "crates/net/src/proxy/imports.rs";
 const CONNECT: &str = "crates/net/src/proxy/connect.rs";
-const PROXY: &str = "crates/net/src/proxy/mod.rs";
+const LIFETIME: &str = "crates/net/src/proxy/lifetime.rs";
 const KERNEL_PEER: &str = "device/include/spinio/net/peer.h";
 const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
 const MESSAGE: &str = "crates/ring/src/message.rs";
@@ -189,7 +189,7 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "nets-leave",
         "a socket that is closed tells the other net that it uses the memory no more",
-        PROXY,
+        LIFETIME,
         ["            self.drop_announced(number);\n", ""],
         &[Kernels("net_doors")],
     ),

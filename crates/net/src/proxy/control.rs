@@ -42,6 +42,19 @@ impl Proxy {
         self.answer(caller, done.unwrap_or_else(|errno| Reply::new(-errno.raw_os_error())));
     }
 
+    /// Answers a call.
+    pub(super) fn answer(&mut self, caller: Caller, reply: Reply) {
+        match caller {
+            Caller::Mailbox { mailbox, number, .. } => {
+                self.waiting[mailbox as usize] = false;
+                reply.store(self.memory.mailbox(mailbox).1, number);
+            }
+            Caller::Host(sender) => {
+                let _ = sender.try_send(reply);
+            }
+        }
+    }
+
     fn socket(&mut self, argument: u32) -> Result<Descriptor, Errno> {
         let (domain, kind) = ((argument >> 16) as u16, argument & 0xffff);
         if domain != AF_UNIX && !is_inet(domain) {

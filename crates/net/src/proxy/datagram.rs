@@ -120,7 +120,7 @@ impl Proxy {
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
             return false;
         }
-        if socket.receive_ring.credit(memory.host_line(index)[0].load_acquire()).is_err() {
+        if socket.credit(&memory, index).is_err() {
             self.violation(index);
             return false;
         }

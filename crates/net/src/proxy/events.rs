@@ -97,7 +97,7 @@ impl Proxy {
         let epoch = self.sockets.epoch(index);
         let Some(socket) = self.sockets.at(index) else { return };
         // A word that is wrong is found where the ring is used.
-        let _ = socket.receive_ring.credit(memory.host_line(index)[0].load_acquire());
+        let _ = socket.credit(&memory, index);
         let mut due = socket.watch.due(level(socket));
         if socket.tells_connected && socket.watch.is_armed() {
             due = Some(due.unwrap_or(0) | OUT);

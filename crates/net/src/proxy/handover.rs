@@ -119,7 +119,7 @@ impl Proxy {
             if failed && socket.errno != 0 && (!ended || socket.state == State::Failed) {
                 return Err(Errno::from_raw_os_error(socket.errno.into()));
             }
-            if connected && socket.receive_ring.credit(memory.host_line(index)[0].load_acquire()).is_err() {
+            if connected && socket.credit(&memory, index).is_err() {
                 self.violation(index);
                 return Err(Errno::CONNRESET);
             }

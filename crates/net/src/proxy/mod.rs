@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pass:  calls of the program ─> up to 64 doorbells ─> sockets with something to do, up to 256 KiB each
-//!                                                            │            (stream.rs)
+//!                                         (doorbells.rs)     │            (stream.rs)
 //!          each millisecond: what waits for room or time  <──┘
 //!          events of the network, waiting as long as pace.rs allows
 //! ```
@@ -11,12 +11,6 @@
 //! sendfile.rs). It calls no device, reads no file and waits for nothing but the network, so one
 //! socket or one kernel does not hold up another. Every word of a kernel is loaded once and checked; one that is wrong
 //! resets its connection.
-//!
-//! A doorbell that a kernel claims and never writes (it was killed in between) holds up no other one. Once the queue is full
-//! because of it, the net is broken: all calls fail with EPROTO or ESHUTDOWN.
-//!
-//! Known flaw: 4096 doorbells that are claimed and never written, and none after them, look like silence: calls wait until the
-//! net is stopped.
 
 mod accept;
 mod announced;
@@ -27,6 +21,7 @@ mod connect;
 mod control;
 mod datagram;
 mod device_memory;
+mod doorbells;
 mod events;
 mod fault;
 mod file_table;
@@ -35,6 +30,7 @@ mod granule_ends;
 mod handover;
 mod imports;
 mod index_queue;
+mod lifetime;
 mod loopback;
 mod options;
 mod pace;
@@ -53,14 +49,13 @@ mod transfers;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 
-use spinio_ring::Word;
-use spinio_ring::doorbell::{Consumer, Op};
-use spinio_ring::layout::{DOORBELLS, Descriptor, Sizes, header, kind_of, record, ring_place};
-use spinio_ring::mailbox::{Call, Reply, Request};
-use spinio_ring::{Position, doorbell};
+use spinio_ring::doorbell::Consumer;
+use spinio_ring::layout::{Descriptor, Sizes, header};
+use spinio_ring::mailbox::{Reply, Request};
+use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
-use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux;
+use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 
 use self::announcement::Announced;
 use self::caller::Caller;
@@ -74,21 +69,15 @@ use self::pace::Pace;
 use self::publisher::Publisher;
 use self::rings::Rings;
 use self::sets::Sets;
-use self::sockets::{DGRAM, Sockets, State};
+use self::sockets::Sockets;
 use crate::counters::Counters;
 use crate::importer::{self, Answer};
 use crate::meet::Pairs;
 use crate::memory::Memory;
 use crate::socket_fd::{Place, SocketFd};
 
-/// Doorbells of a pass.
-const DOORBELLS_A_PASS: usize = 64;
 /// Between two looks at what waits for room or time.
 const TICK_NS: u64 = 1_000_000;
-/// Between two looks at the whole doorbell queue.
-const SEARCH_NS: u64 = 100_000_000;
-/// How long a doorbell that is claimed and not written may block the queue.
-const BLOCKED_NS: u64 = 1_000_000_000;
 /// How long a closed socket may send what is left.
 const LINGER_NS: u64 = 30_000_000_000;
 /// The same once the net is closed.
@@ -281,7 +270,7 @@ impl Proxy {
                     let _ = sender.try_send(self.release(descriptor, passage, room, now));
                 }
                 Command::Stop(sender) => {
-                    self.stop();
+                    self.end_calls(Errno::SHUTDOWN);
                     let _ = sender.try_send(());
                 }
                 Command::Import(Answer::Registered(granule, address)) => self.imported(granule, address, now),
@@ -296,7 +285,7 @@ impl Proxy {
                 Command::End => {
                     // What kernels have sent before they ended is sent.
                     self.take_all_doorbells(now);
-                    self.stop();
+                    self.end_calls(Errno::SHUTDOWN);
                     self.ending = Some(now);
                     for index in self.sockets.indices() {
                         let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
@@ -306,130 +295,6 @@ impl Proxy {
             }
         }
         worked
-    }
-
-    fn take_doorbells(&mut self, now: u64) -> bool {
-        let memory = Arc::clone(&self.memory);
-        let mut taken = 0;
-        while taken < DOORBELLS_A_PASS
-            && let Some(entry) = self.doorbells.pop(memory.doorbells())
-        {
-            taken += 1;
-            self.take_doorbell(entry, now);
-        }
-        if taken == 0 && now.saturating_sub(self.last_search) > SEARCH_NS {
-            self.last_search = now;
-            taken += self.search_doorbells(now);
-        }
-        self.free_doorbells(taken, now);
-        taken > 0
-    }
-
-    /// What kernels have rung until now, also after entries that others have not written yet.
-    fn take_all_doorbells(&mut self, now: u64) {
-        for _ in 0..DOORBELLS.div_ceil(DOORBELLS_A_PASS) {
-            if !self.take_doorbells(now) {
-                break;
-            }
-        }
-        let taken = self.search_doorbells(now);
-        self.free_doorbells(taken, now);
-    }
-
-    /// The places of doorbells that were taken are free.
-    fn free_doorbells(&mut self, taken: usize, now: u64) {
-        if taken > 0 {
-            self.doorbells.publish(&self.memory.header()[header::DOORBELL_HEAD]);
-            self.counters.doorbells.add(taken as u64);
-            self.pace.heard(now);
-        }
-    }
-
-    /// Takes doorbells after ones that were claimed and not written, and looks whether these block the queue.
-    fn search_doorbells(&mut self, now: u64) -> usize {
-        let memory = Arc::clone(&self.memory);
-        let mut taken = 0;
-        while taken < DOORBELLS_A_PASS
-            && let Some(entry) = self.doorbells.search(memory.doorbells())
-        {
-            taken += 1;
-            self.take_doorbell(entry, now);
-        }
-        if !self.doorbells.is_blocked() {
-            self.blocked = None;
-        } else if now.saturating_sub(*self.blocked.get_or_insert(now)) > BLOCKED_NS {
-            self.counters.violations.add(if self.stopped { 0 } else { self.doorbells.holes() as u64 });
-            // The queue stays full, so that every later call finds that the net is stopped.
-            self.end_calls(Errno::PROTO);
-        }
-        taken
-    }
-
-    fn take_doorbell(&mut self, entry: doorbell::Entry, now: u64) {
-        let descriptor = Descriptor { index: entry.socket, epoch: entry.epoch };
-        match entry.op {
-            Ok(Op::Control) => self.take_request(entry.socket, entry.position, now),
-            Ok(Op::Close) => {
-                // The doorbells of what other groups have sent before may be seen later: this one says how far they go.
-                self.sent_up_to(descriptor, entry.position);
-                self.close(descriptor, now);
-            }
-            Ok(Op::Credit) => self.heat(descriptor.index),
-            Ok(Op::Rearm) => self.rearm(descriptor, entry.position),
-            Ok(Op::Armed) => self.look_if_armed(descriptor, entry.position),
-            Ok(Op::Ready) => self.ready(descriptor, entry.position),
-            Ok(Op::Send) => self.sent_up_to(descriptor, entry.position),
-            Err(_) => self.counters.violations.add(1),
-        }
-    }
-
-    /// A kernel has sent bytes up to here. After a close that said so already, this says nothing new.
-    fn sent_up_to(&mut self, descriptor: Descriptor, position: Position) {
-        let Some(socket) = self.sockets.get(descriptor) else { return };
-        if socket.state != State::Connected || socket.closing.is_some() {
-            return;
-        }
-        match socket.send_ring.extend(position) {
-            Ok(()) => self.heat(descriptor.index),
-            Err(_) => self.violation(descriptor.index),
-        }
-    }
-
-    /// The request of a mailbox. One to shut a direction down, or to send a file, comes with how far was sent, as a close does.
-    /// `sent`: as [`Op::Control`] says.
-    fn take_request(&mut self, mailbox: u32, sent: Position, now: u64) {
-        let Some(waiting) = self.waiting.get_mut(mailbox as usize) else {
-            return self.counters.violations.add(1);
-        };
-        if std::mem::replace(waiting, true) {
-            // A second request before the answer to the first one.
-            return self.counters.violations.add(1);
-        }
-        let mut request = Request::load(self.memory.mailbox(mailbox).0);
-        let shuts = request.call == Ok(Call::Shutdown) && matches!(request.argument, 1 | 2);
-        if shuts || request.call == Ok(Call::SendFile) {
-            self.sent_up_to(Descriptor::of(request.descriptor), sent);
-        }
-        if request.call == Ok(Call::Connect) {
-            request.time_limit = sent.bits().saturating_mul(1000);
-        }
-        self.call(
-            request,
-            Caller::Mailbox { mailbox, number: request.number, block: request.argument, since: now },
-            now,
-        );
-    }
-
-    fn answer(&mut self, caller: Caller, reply: Reply) {
-        match caller {
-            Caller::Mailbox { mailbox, number, .. } => {
-                self.waiting[mailbox as usize] = false;
-                reply.store(self.memory.mailbox(mailbox).1, number);
-            }
-            Caller::Host(sender) => {
-                let _ = sender.try_send(reply);
-            }
-        }
     }
 
     /// The socket has something to do.
@@ -490,67 +355,6 @@ impl Proxy {
         }
     }
 
-    /// Puts a socket into the table, the event queue and the kernels' view.
-    fn add(&mut self, fd: Fd, domain: u16, kind: u16, state: State) -> Result<Descriptor, Errno> {
-        let errno = if state == State::Connected { 0 } else { Errno::NOTCONN.raw_os_error() as u16 };
-        let Some(descriptor) = self.sockets.add(SocketFd(fd), domain, kind, state) else {
-            return Err(Errno::NOBUFS);
-        };
-        let index = descriptor.index;
-        if let Err(errno) = self.watch_socket(fd, descriptor) {
-            self.sockets.remove(index);
-            return Err(errno);
-        }
-        self.set_error(index, errno);
-        let log2 = self.sockets.ring_bytes_of(kind).trailing_zeros();
-        let rings = self.sockets.at(index).and_then(|socket| socket.rings);
-        let words = self.memory.record(index);
-        if let Some(rings) = rings {
-            words[record::RECEIVE].store_release(ring_place(rings.receive, log2));
-            words[record::SEND].store_release(ring_place(rings.send, log2));
-        }
-        // A datagram needs no connection, but to send without an address.
-        let connected = kind != DGRAM && state == State::Connected;
-        words[record::FIRST].store_release(self.first.bits() | kind_of(kind, domain, connected));
-        words[record::STATE].store_release(u64::from(descriptor.epoch) << 2 | 2);
-        self.counters.open.add(1);
-        Ok(descriptor)
-    }
-
-    /// Puts a descriptor into the event queue.
-    fn watch_socket(&self, fd: Fd, descriptor: Descriptor) -> Result<(), Errno> {
-        let events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-        let data = u64::from(descriptor.index) | u64::from(descriptor.epoch) << 32;
-        socket::epoll_add(self.epoll.0, fd, events, data)
-    }
-
-    /// Removes a socket: its descriptor is closed, and its place is free.
-    fn remove(&mut self, index: u32) {
-        self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.epoch(index)) << 2);
-        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref()) {
-            let _ = socket::epoll_remove(self.epoll.0, fd.0);
-        }
-        let Some(socket) = self.sockets.remove(index) else { return };
-        self.counters.open.set(self.counters.open.get() - 1);
-        if let Some(end) = socket.meeting.end {
-            self.leave(end.place);
-        }
-        if let Some(number) = socket.meeting.announced {
-            self.drop_announced(number);
-        }
-        if socket.state == State::Listening {
-            self.shared.close_door(index);
-        }
-        for held in socket.meeting.held {
-            self.refuse(&held);
-        }
-    }
-
-    /// All calls of kernels and of the program fail from now on.
-    fn stop(&mut self) {
-        self.end_calls(Errno::SHUTDOWN);
-    }
-
     /// The device has failed: peers learn that no kernel will answer, and new ones are refused.
     fn fail(&mut self) {
         self.refusal = Errno::NODEV;
@@ -560,6 +364,7 @@ impl Proxy {
         }
     }
 
+    /// All calls of kernels and of the program fail from now on.
     fn end_calls(&mut self, errno: Errno) {
         if std::mem::replace(&mut self.stopped, true) {
             return;
@@ -573,7 +378,7 @@ impl Proxy {
     }
 
     /// Answers the calls that wait for something on a socket.
-    fn cancel_calls(&mut self, index: u32, errno: Errno) {
+    pub(super) fn cancel_calls(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
         let mut callers: Vec<Caller> = socket.accepts.drain(..).map(|accept| accept.caller).collect();
         callers.extend(socket.connect.take().and_then(|connect| connect.caller));

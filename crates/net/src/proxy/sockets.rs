@@ -11,15 +11,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spinio_ring::Position;
 use spinio_ring::event::Watch;
 use spinio_ring::layout::Descriptor;
-use spinio_ring::stream::{ReceiveRing, SendRing};
+use spinio_ring::stream::{ReceiveRing, SendRing, Violation};
+use spinio_ring::{Position, Word};
 
 use super::caller::Caller;
 use super::seen_wait::SeenWait;
 use super::transfers::Transfers;
 use crate::meet::Meeting;
+use crate::memory::Memory;
 use crate::socket_fd::SocketFd;
 
 /// Types of sockets.
@@ -114,6 +115,13 @@ pub(crate) struct Socket {
     pub(crate) options: Vec<(u16, u16, i32)>,
     /// What it has to do with connections inside the net.
     pub(crate) meeting: Meeting,
+}
+
+impl Socket {
+    /// Learns from the host line what kernels have received.
+    pub(super) fn credit(&mut self, memory: &Memory, index: u32) -> Result<(), Violation> {
+        self.receive_ring.credit(memory.host_line(index)[0].load_acquire())
+    }
 }
 
 /// A place for a socket.

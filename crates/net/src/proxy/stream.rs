@@ -1,4 +1,4 @@
-//! Bytes of one socket: from its send ring to the network, from the network to its receive ring, and its end.
+//! Bytes of one socket: from its send ring to the network, from the network to its receive ring, and its errors.
 //!
 //! ```text
 //!   send ring ── send() ──> network       EAGAIN: until EPOLLOUT        error: errno of the line, for later sends
@@ -12,15 +12,13 @@
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{EOF, ERR, FULL};
-use spinio_ring::stream::Violation;
 use spinio_sys::Errno;
-use spinio_sys::linux::socket::{self, is_inet};
+use spinio_sys::linux::socket;
 
 use super::Proxy;
 use super::fault::Fault;
-use super::sockets::{STREAM, Socket, State};
+use super::sockets::{STREAM, State};
 
 /// Bytes of a socket in a pass, in each direction.
 const BYTES_A_PASS: usize = 256 << 10;
@@ -113,7 +111,7 @@ impl Proxy {
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
             return false;
         }
-        if credit(socket, memory.host_line(index)[0].load_acquire()).is_err() {
+        if socket.credit(&memory, index).is_err() {
             self.violation(index);
             return false;
         }
@@ -205,81 +203,4 @@ impl Proxy {
             line[word].store_release(words[word]);
         }
     }
-
-    /// A kernel broke the rules: its connection is reset, and no other.
-    pub(super) fn violation(&mut self, index: u32) {
-        self.counters.violations.add(1);
-        self.cancel_calls(index, Errno::CONNRESET);
-        if let Some(socket) = self.sockets.at(index) {
-            if let Some(fd) = socket.fd.take() {
-                let _ = socket::reset_on_close(fd.0);
-            }
-            socket.state = State::Failed;
-            if socket.closing.is_some() {
-                return self.remove(index);
-            }
-        }
-        self.set_error(index, Errno::CONNRESET.raw_os_error() as u16);
-        self.notify(index);
-    }
-
-    /// The kernel has closed the descriptor. What it has sent is still sent.
-    pub(super) fn close(&mut self, descriptor: Descriptor, now: u64) {
-        let index = descriptor.index;
-        let word = match self.sockets.get(descriptor) {
-            Some(socket) if socket.closing.is_none() => self.memory.host_line(index)[0].load_acquire(),
-            _ => return,
-        };
-        self.cancel_calls(index, Errno::BADF);
-        let Some(socket) = self.sockets.get(descriptor) else { return };
-        socket.closing = Some(now);
-        let _ = credit(socket, word);
-        if is_inet(socket.domain) && socket.kind == STREAM && socket.receive_ring.unread() > 0 {
-            // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read, after
-            // what was sent.
-            socket.resets = true;
-            self.send_all(index);
-        }
-        let Some(socket) = self.sockets.get(descriptor) else { return };
-        // The address of a datagram socket is free at once, as for a program.
-        if socket.state == State::Connected && (socket.kind == STREAM || socket.send_ring.pending() > 0) {
-            self.postpone(index);
-            self.heat(index);
-        } else {
-            self.end(index);
-        }
-    }
-
-    /// Frees a closed socket that has sent all.
-    fn end(&mut self, index: u32) {
-        match self.sockets.at(index).is_some_and(|socket| socket.resets) {
-            true => self.abandon(index),
-            false => self.remove(index),
-        }
-    }
-
-    /// A closed socket has sent everything, or cannot.
-    fn finish_closing(&mut self, index: u32) {
-        let Some(socket) = self.sockets.at(index) else { return };
-        if socket.closing.is_none() {
-            return;
-        }
-        if socket.send_ring.pending() == 0 && socket.transfers.is_empty() {
-            self.end(index);
-        } else {
-            self.postpone(index);
-        }
-    }
-
-    /// Resets the connection.
-    pub(super) fn abandon(&mut self, index: u32) {
-        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.take()) {
-            let _ = socket::reset_on_close(fd.0);
-        }
-        self.remove(index);
-    }
-}
-
-fn credit(socket: &mut Socket, word: u64) -> Result<(), Violation> {
-    socket.receive_ring.credit(word)
 }
