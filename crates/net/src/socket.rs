@@ -27,7 +27,7 @@ mod span;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 
-use spinio_ring::event::{ERR, HUP, IN, OUT, RDHUP};
+use spinio_ring::event::{ENDED, FAILED, IN, OUT};
 use spinio_ring::granule::{self, END_WORDS, wants};
 use spinio_ring::peer::{CLOSED, CONSUMED, Mark, RESET, SHUT, TAIL};
 use spinio_ring::{Position, Word};
@@ -228,7 +228,7 @@ impl Socket {
             shared.shut.fetch_or(SHUT_SEND, SeqCst);
             let side = self.sends.lock(true)?;
             shared.memory.words()[TAIL].store_release(shared.mark(side.position, CLOSED));
-            self.tell(shared, IN | RDHUP);
+            self.tell(shared, ENDED);
         }
         Ok(())
     }
@@ -341,7 +341,7 @@ impl Drop for Socket {
         let words = shared.memory.words();
         words[TAIL].store_release(shared.mark(tail, CLOSED | reset));
         words[CONSUMED].store_release(shared.mark(consumed, CLOSED | shut));
-        self.tell(shared, IN | OUT | RDHUP | HUP | ERR);
+        self.tell(shared, FAILED);
         shared.memory.leave();
     }
 }

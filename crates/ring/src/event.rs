@@ -31,6 +31,16 @@ pub const RDHUP: u16 = 0x2000;
 /// The socket is a connection that a listening socket of the set has accepted.
 pub const NEW: u16 = 0x4000;
 
+/// What is true once the peer sends no more.
+pub const ENDED: u16 = IN | RDHUP;
+/// What is true of a connection that has failed.
+pub const FAILED: u16 = ENDED | OUT | ERR | HUP;
+
+/// The events, if the condition holds.
+pub const fn when(condition: bool, events: u16) -> u16 {
+    if condition { events } else { 0 }
+}
+
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {

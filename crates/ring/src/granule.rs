@@ -36,7 +36,7 @@ use loom::sync::atomic::{Ordering::SeqCst, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{Ordering::SeqCst, fence};
 
-use crate::event::{ERR, HUP, IN, OUT, RDHUP};
+use crate::event::{ENDED, ERR, HUP, IN, OUT, when};
 use crate::layout::{END_BYTES, PAGE};
 use crate::message;
 use crate::peer::{CLOSED, CONSUMED, Mark, RESET, SHUT, TAIL, WATCH};
@@ -92,10 +92,9 @@ impl Look {
         // A message may be taken before its writer's proxy sees its end.
         let early = (1..=message::BYTES as u64).contains(&consumed.position.since(sent.position));
         let room = ring_bytes.saturating_sub(tail.position.since(taken.position));
-        let when = |condition: bool, events: u16| if condition { events } else { 0 };
-        when(sent.position != consumed.position && !early || ended || has(consumed, SHUT), IN)
+        when(sent.position != consumed.position && !early, IN)
             | when(room >= ring_bytes / 2 || no_reader || has(tail, CLOSED), OUT)
-            | when(ended || has(consumed, SHUT), RDHUP)
+            | when(ended || has(consumed, SHUT), ENDED)
             | when(has(sent, RESET), ERR | HUP)
             | when(ended && (no_reader || has(tail, CLOSED)), HUP)
     }
@@ -288,10 +287,10 @@ mod tests {
         let dead = Look::at(&words, true, 3, first).last_words(3).unwrap().map(Mark::of);
         assert_eq!(dead.map(|mark| (mark.position.bits(), mark.flags)), [(5, CLOSED | RESET), (0, CLOSED)]);
         watch_for(&words, IN);
-        assert!(wants(&words, IN | RDHUP) && !wants(&words, OUT));
+        assert!(wants(&words, ENDED) && !wants(&words, OUT));
         set(TAIL, 5, CLOSED);
         set(CONSUMED, 5, CLOSED);
-        assert_eq!(level(false), IN | OUT | RDHUP | HUP);
+        assert_eq!(level(false), ENDED | OUT | HUP);
         assert!(Look::at(&words, true, 3, first).last_words(3).is_none());
     }
 }

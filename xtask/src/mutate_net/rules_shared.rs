@@ -335,10 +335,7 @@ pub(super) const RULES: &[Mutant] = &[
         "message-early",
         "a message that was taken before the proxy of its writer knows of it is no event",
         GRANULE,
-        [
-            "when(sent.position != consumed.position && !early || ended",
-            "when(sent.position != consumed.position || ended",
-        ],
+        ["when(sent.position != consumed.position && !early,", "when(sent.position != consumed.position,"],
         &[unit("events_and_last_words")],
     ),
     quick(rule(

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use spinio_ring::event::{ERR, Entry, HUP, IN, NEW, OUT, RDHUP, Watch};
+use spinio_ring::event::{ENDED, ERR, Entry, FAILED, HUP, IN, NEW, OUT, RDHUP, Watch, when};
 use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words, record};
 use spinio_ring::line;
 use spinio_ring::mailbox::Request;
@@ -161,23 +161,19 @@ impl Proxy {
 
 /// What is true of a socket now.
 fn level(socket: &Socket) -> u16 {
+    let ended = socket.flags & line::EOF != 0;
     if let (State::Upgraded, Some(end)) = (socket.state, &socket.meeting.end) {
-        let (ended, failed) = (socket.flags & line::EOF != 0, socket.errno != MOVED);
-        return end.told.level()
-            | if ended { IN | RDHUP } else { 0 }
-            | if failed { IN | OUT | ERR | HUP | RDHUP } else { 0 };
+        return end.told.level() | when(ended, ENDED) | when(socket.errno != MOVED, FAILED);
     }
     if socket.connect_error != 0 {
-        return IN | OUT | ERR | HUP | RDHUP;
+        return FAILED;
     }
     if !matches!(socket.state, State::Connected | State::Failed) {
         return 0;
     }
-    let (ended, failed) = (socket.flags & line::EOF != 0, socket.flags & line::ERR != 0);
-    let when = |condition: bool, event: u16| if condition { event } else { 0 };
-    when(ended || failed || socket.receive_ring.unread() > 0, IN)
+    when(socket.receive_ring.unread() > 0, IN)
         | when(socket.errno != 0 || socket.send_ring.has_half_free(), OUT)
-        | when(failed, ERR)
-        | when(failed || ended && socket.errno != 0, HUP)
-        | when(ended || failed, RDHUP)
+        | when(ended, ENDED)
+        | when(ended && socket.errno != 0, HUP)
+        | when(socket.flags & line::ERR != 0, FAILED)
 }

@@ -10,7 +10,7 @@
 //! one ppoll. A handler of a signal ends the call with EINTR, as it ends poll(2): signals that come between two ppolls are delivered in
 //! the next one.
 
-use spinio_ring::event::{ERR, HUP, IN, OUT, RDHUP};
+use spinio_ring::event::{ENDED, ERR, FAILED, HUP, IN, OUT, RDHUP, when};
 use spinio_ring::granule::Look;
 use spinio_ring::peer::{CLOSED, RESET, SHUT};
 use spinio_sys::Errno;
@@ -144,12 +144,12 @@ fn events(socket: &Socket, shared: &Shared, anchor: Anchor) -> u16 {
     if sent.flags & CLOSED == 0 {
         match anchor {
             Anchor::Connected => {}
-            Anchor::Ended => return IN | OUT | RDHUP | HUP,
-            Anchor::Failed(_) => return IN | OUT | RDHUP | ERR | HUP,
+            Anchor::Ended => return ENDED | OUT | HUP,
+            Anchor::Failed(_) => return FAILED,
         }
     }
     let receives_no_more = sent.flags & CLOSED != 0 || consumed.flags & SHUT != 0;
     let sends_no_more = tail.flags & CLOSED != 0 || socket.is_unix && taken.flags & (CLOSED | SHUT) != 0;
     let ended = receives_no_more && sends_no_more || sent.flags & RESET != 0;
-    level | if ended { HUP } else { 0 }
+    level | when(ended, HUP)
 }
