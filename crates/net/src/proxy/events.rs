@@ -12,10 +12,8 @@
 //!
 //! Known flaw: kernels do not ring when they have made room in a full event ring. The proxy finds it at its next pass.
 
-use std::sync::Arc;
-
 use spinio_ring::event::{ENDED, ERR, Entry, FAILED, HUP, IN, NEW, OUT, RDHUP, Watch, when};
-use spinio_ring::layout::{Descriptor, EVENT_SETS, event_words, record};
+use spinio_ring::layout::{Descriptor, event_words, record};
 use spinio_ring::line;
 use spinio_ring::mailbox::Request;
 use spinio_ring::peer::{MOVED, Notice};
@@ -23,36 +21,30 @@ use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 
 use super::Proxy;
-use super::sets::Set;
 use super::sockets::{Socket, State};
 
 impl Proxy {
     /// A new set: its number.
     pub(super) fn make_set(&mut self) -> Result<i32, Errno> {
-        let number = self.sets.sets.len() as u32;
-        if number >= EVENT_SETS {
-            return Err(Errno::NOBUFS);
-        }
-        self.sets.sets.push(Set::default());
-        self.memory.event_words(number)[event_words::MADE].store_release(1);
-        Ok(number as i32 + 1)
+        let set = self.sets.make().ok_or(Errno::NOBUFS)?;
+        self.memory.event_words(u32::from(set) - 1)[event_words::MADE].store_release(1);
+        Ok(set.into())
     }
 
     /// Puts a socket into a set and arms it; without events, takes it out of its set.
     pub(super) fn watch(&mut self, request: &Request) -> Result<(), Errno> {
         let (set, events) = ((request.argument >> 16) as u16, request.argument as u16);
         let descriptor = Descriptor::of(request.descriptor);
-        let made = self.sets.sets.len();
         let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
-        if set == 0 || usize::from(set) > made {
+        if self.sets.get(set).is_none() {
             return Err(Errno::BADF);
         }
         if events & !(IN | OUT | ERR | HUP | RDHUP) != 0 {
             return Err(Errno::INVAL);
         }
         // An event of the set before has no reader any more.
-        if let Some(before) = usize::from(socket.watch.set).checked_sub(1) {
-            self.sets.sets[before].held.retain(|held| held != descriptor.index);
+        if let Some(before) = self.sets.get(socket.watch.set) {
+            before.held.retain(|held| held != descriptor.index);
         }
         socket.watch = if events == 0 { Watch::default() } else { Watch::new(set, events) };
         let events = u64::from(socket.watch.events);
@@ -93,11 +85,10 @@ impl Proxy {
 
     /// Tells that a socket is ready, if it is and if a group waits for that.
     pub(super) fn notify(&mut self, index: u32) {
-        let memory = Arc::clone(&self.memory);
         let epoch = self.sockets.epoch(index);
         let Some(socket) = self.sockets.at(index) else { return };
         // A word that is wrong is found where the ring is used.
-        let _ = socket.credit(&memory, index);
+        let _ = socket.credit(&self.memory, index);
         let mut due = socket.watch.due(level(socket));
         if socket.tells_connected && socket.watch.is_armed() {
             due = Some(due.unwrap_or(0) | OUT);
@@ -108,10 +99,9 @@ impl Proxy {
         }
         let Some(socket) = self.sockets.at(index) else { return };
         let (Some(events), None) = (due, socket.closing) else { return };
-        let number = u32::from(socket.watch.set) - 1;
-        let Some(set) = self.sets.sets.get_mut(number as usize) else { return };
+        let Some(set) = self.sets.get(socket.watch.set) else { return };
         let entry = Entry { socket: Descriptor { index, epoch }, events, listener: None };
-        if set.producer.push(memory.event_ring(number), &memory.event_words(number)[event_words::TAKEN], entry) {
+        if set.push(&self.memory, entry) {
             socket.watch.told();
             socket.tells_connected = false;
             if let Some(end) = &mut socket.meeting.end {
@@ -127,10 +117,8 @@ impl Proxy {
 
     /// Tries again what had no room.
     pub(super) fn notify_held(&mut self) {
-        for number in 0..self.sets.sets.len() {
-            while self.has_room_in_set(number as u16 + 1)
-                && let Some(index) = self.sets.sets[number].held.pop()
-            {
+        for number in 1..=self.sets.count() {
+            while let Some(index) = self.sets.get(number).and_then(|set| set.next_held(&self.memory)) {
                 self.notify(index);
             }
         }
@@ -138,9 +126,7 @@ impl Proxy {
 
     /// Whether a set's ring has room; false if there is no such set.
     pub(super) fn has_room_in_set(&mut self, set: u16) -> bool {
-        let Some(number) = u32::from(set).checked_sub(1) else { return false };
-        let (ring, taken) = (self.memory.event_ring(number), &self.memory.event_words(number)[event_words::TAKEN]);
-        self.sets.sets.get_mut(number as usize).is_some_and(|set| set.producer.has_room(ring, taken))
+        self.sets.get(set).is_some_and(|set| set.has_room(&self.memory))
     }
 
     /// Tells of a new connection, for which there is room, and puts it into the set.
@@ -150,11 +136,8 @@ impl Proxy {
         if connection.meeting.end.is_some() {
             self.memory.record(socket.index)[record::SEND].store_release(watch.events.into());
         }
-        let number = u32::from(watch.set) - 1;
-        let entry = Entry { socket, events: NEW, listener: Some(listener) };
-        let (ring, taken) = (self.memory.event_ring(number), &self.memory.event_words(number)[event_words::TAKEN]);
-        if let Some(set) = self.sets.sets.get_mut(number as usize) {
-            set.producer.push(ring, taken, entry);
+        if let Some(set) = self.sets.get(watch.set) {
+            set.push(&self.memory, Entry { socket, events: NEW, listener: Some(listener) });
         }
     }
 }

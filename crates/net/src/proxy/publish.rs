@@ -66,9 +66,9 @@ impl Proxy {
         }
         out += "],\"sets\":[";
         comma = "";
-        for number in 0..self.sets.sets.len() {
-            let word = self.memory.event_words(number as u32)[event_words::WAITS].load_acquire();
-            let waits = self.publisher.sets[number].look(word, Position::of(0), now);
+        for number in 0..self.sets.count() {
+            let word = self.memory.event_words(number.into())[event_words::WAITS].load_acquire();
+            let waits = self.publisher.sets[usize::from(number)].look(word, Position::of(0), now);
             let _ = write!(out, "{comma}{{\"set\":{},\"waits\":[", number + 1);
             if let Some((waiter, since)) = waits {
                 wait_text(&mut out, "wait", waiter, since);
