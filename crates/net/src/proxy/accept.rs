@@ -11,12 +11,12 @@
 //! The proxy alone decides which of the two a call gets, so that no connection goes to a call that has ended.
 
 use spinio_ring::layout::Descriptor;
-use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
+use spinio_ring::mailbox::{DONTWAIT, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, is_inet};
 
 use super::Proxy;
-use super::caller::Caller;
+use super::caller::{Caller, failed};
 use super::control::with_address;
 use super::sockets::{Accept, DGRAM, State};
 use super::time_limits::deadline_of;
@@ -39,19 +39,19 @@ impl Proxy {
                 // Calls are served in order: if any still waits, this one does.
                 let left = self.sockets.get(descriptor).and_then(|socket| socket.accepts.pop_back());
                 if let Some(Accept { caller, .. }) = left {
-                    self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+                    self.answer(caller, failed(Errno::AGAIN));
                 }
                 return;
             }
         };
         if let Some(errno) = refused {
-            self.answer(caller, Reply::new(-errno.raw_os_error()));
+            self.answer(caller, failed(errno));
         }
     }
 
     /// Gives connections to the calls that wait for them, and else to the event set.
     pub(super) fn accept_all(&mut self, index: u32, now: u64) {
-        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let listener = self.sockets.descriptor(index);
         loop {
             let Some(socket) = self.sockets.at(index) else { return };
             let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
@@ -84,7 +84,7 @@ impl Proxy {
                     }
                     let reply = match done {
                         Ok(descriptor) => with_address(descriptor.number(), &peer),
-                        Err(errno) => Reply::new(-errno.raw_os_error()),
+                        Err(errno) => failed(errno),
                     };
                     let call = self.sockets.at(index).and_then(|socket| socket.accepts.pop_front());
                     if let Some(Accept { caller, .. }) = call {

@@ -14,7 +14,7 @@
 
 use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
-use spinio_ring::layout::{Descriptor, PEER_RING_LOG2};
+use spinio_ring::layout::PEER_RING_LOG2;
 use spinio_ring::peer::{Place, Remote};
 use spinio_sys::linux::channel::{receive_packet, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLIN, EPOLLRDHUP, is_inet};
@@ -36,9 +36,9 @@ impl Proxy {
         if !self.imports.is_enabled() || !Settings::of_process().net_upgrade {
             return false;
         }
-        let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let descriptor = self.sockets.descriptor(index);
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return false };
-        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return false };
+        let (Some(fd), Some(connect)) = (socket.raw_fd(), &socket.connect) else { return false };
         let (domain, to) = (socket.domain, NetAddress::of(&connect.to));
         if to.family() != domain || is_inet(domain) && !matches!(to.bytes().len(), 16 | 28) {
             return false;
@@ -145,7 +145,7 @@ impl Proxy {
         // The name stays with a TCP socket, so it gets a new one.
         let Ok(fd) = socket::new_socket(socket.domain, STREAM).map(SocketFd) else { return };
         let _ = socket::reuse_address(fd.0);
-        let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let descriptor = self.sockets.descriptor(index);
         if self.watch_socket(fd.0, descriptor).is_ok()
             && let Some(socket) = self.sockets.at(index)
         {

@@ -3,6 +3,7 @@
 use std::sync::mpsc::SyncSender;
 
 use spinio_ring::mailbox::Reply;
+use spinio_sys::Errno;
 
 /// A call that waits for its answer.
 #[derive(Debug)]
@@ -17,4 +18,9 @@ pub(crate) enum Caller {
     },
     /// The program.
     Host(SyncSender<Reply>),
+}
+
+/// The answer to a call that has failed.
+pub(super) fn failed(errno: Errno) -> Reply {
+    Reply::new(-errno.raw_os_error())
 }

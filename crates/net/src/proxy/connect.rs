@@ -16,7 +16,7 @@ use spinio_sys::linux::socket::{self, is_inet};
 use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
-use super::caller::Caller;
+use super::caller::{Caller, failed};
 use super::sockets::{Connect, DGRAM, STREAM, State};
 use super::time_limits::deadline_of;
 
@@ -29,7 +29,7 @@ impl Proxy {
             Some(socket) if socket.kind == DGRAM => {
                 // At once, also again, and back to no address.
                 let (bytes, len) = request.address.bytes();
-                let fd = socket.fd.as_ref().map(|fd| fd.0);
+                let fd = socket.raw_fd();
                 let done = fd.map_or(Err(Errno::CONNRESET), |fd| socket::connect(fd, &bytes[..len]));
                 let result = done.map_or_else(|errno| -errno.raw_os_error(), |()| 0);
                 return self.answer(caller, Reply::new(result));
@@ -57,7 +57,7 @@ impl Proxy {
                 }
             },
         };
-        self.answer(caller, Reply::new(-errno.raw_os_error()));
+        self.answer(caller, failed(errno));
     }
 
     /// The time limit of a call has passed.
@@ -66,7 +66,7 @@ impl Proxy {
         // A packet socket.
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind != STREAM) else { return };
         if let Some(caller) = socket.connect.take().and_then(|connect| connect.caller) {
-            self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+            self.answer(caller, failed(Errno::AGAIN));
         }
     }
 
@@ -79,7 +79,7 @@ impl Proxy {
         let line = self.memory.device_line(index);
         line[0].store_release(socket.receive_ring.line(socket.flags).word());
         line[1].store_release(socket.send_ring.line(socket.errno).word());
-        self.answer(caller, Reply::new(-Errno::INPROGRESS.raw_os_error()));
+        self.answer(caller, failed(Errno::INPROGRESS));
     }
 
     /// The connection is there, or has failed: answers the call, or tells those that look at the socket later.
@@ -104,7 +104,7 @@ impl Proxy {
             return;
         }
         let Some(socket) = self.sockets.at(index) else { return };
-        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), &socket.connect) else { return };
+        let (Some(fd), Some(connect)) = (socket.raw_fd(), &socket.connect) else { return };
         // After an attempt that failed, Linux says so once more, where nothing has asked connect(2) how it ended.
         let again = |errno| if errno == Errno::CONNABORTED { socket::connect(fd, &connect.to) } else { Err(errno) };
         match socket::connect(fd, &connect.to).or_else(again) {
@@ -120,7 +120,7 @@ impl Proxy {
         if self.stopped {
             return;
         }
-        let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)) else { return };
+        let Some(fd) = self.sockets.at(index).and_then(|socket| socket.raw_fd()) else { return };
         match socket::take_error(fd) {
             Ok(0) if socket::getpeername(fd).is_ok() => self.connected(index, 0, now),
             Ok(0) => {}
@@ -147,8 +147,8 @@ impl Proxy {
         let connect = socket.connect.take();
         socket.state = if errno == 0 { State::Connected } else { State::Unconnected };
         if errno == 0 {
-            if let Some(fd) = socket.fd.as_ref().filter(|_| is_inet(socket.domain)) {
-                let _ = socket::no_delay(fd.0);
+            if let Some(fd) = socket.raw_fd().filter(|_| is_inet(socket.domain)) {
+                let _ = socket::no_delay(fd);
             }
             socket.readable = true;
             socket.writable = true;

@@ -9,7 +9,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress, is_inet};
 
 use super::Proxy;
-use super::caller::Caller;
+use super::caller::{Caller, failed};
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
 
 impl Proxy {
@@ -17,7 +17,7 @@ impl Proxy {
         self.counters.calls.add(1);
         self.pace.gave(now);
         if self.stopped {
-            return self.answer(caller, Reply::new(-self.refusal.raw_os_error()));
+            return self.answer(caller, failed(self.refusal));
         }
         let done = match request.call {
             Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
@@ -39,7 +39,7 @@ impl Proxy {
                 Err(Errno::NOSYS)
             }
         };
-        self.answer(caller, done.unwrap_or_else(|errno| Reply::new(-errno.raw_os_error())));
+        self.answer(caller, done.unwrap_or_else(failed));
     }
 
     /// Answers a call.
@@ -83,7 +83,7 @@ impl Proxy {
         let socket = self.sockets.get(descriptor).filter(|socket| socket.closing.is_none()).ok_or(Errno::BADF)?;
         let (state, kind, domain) = (socket.state, socket.kind, socket.domain);
         let (unnamed, end) = (socket.meeting.unnamed, socket.meeting.end.is_some());
-        let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::CONNRESET)?;
+        let fd = socket.raw_fd().ok_or(Errno::CONNRESET)?;
         match call {
             Call::Bind => {
                 let (bytes, len) = request.address.bytes();

@@ -69,7 +69,7 @@ impl Proxy {
         let mut moved = 0;
         for _ in 0..DATAGRAMS_A_PASS {
             let Some(socket) = self.sockets.at(index) else { break };
-            let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { break };
+            let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { break };
             if socket.send_ring.pending() == 0 {
                 break;
             }
@@ -105,7 +105,7 @@ impl Proxy {
         if let Some(socket) = self.sockets.at(index) {
             let left = socket.send_ring.pending() > 0;
             if !left && std::mem::take(&mut socket.shut) {
-                let _ = socket.fd.as_ref().map(|fd| socket::shutdown(fd.0, 1));
+                let _ = socket.raw_fd().map(|fd| socket::shutdown(fd, 1));
             }
             if left && moved == DATAGRAMS_A_PASS {
                 self.heat(index);
@@ -177,7 +177,7 @@ enum Received {
 
 /// The next datagram, into the ring.
 fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
-    let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return Ok(Received::Full) };
+    let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return Ok(Received::Full) };
     let (size, unread) = (socket.receive_ring.size() as usize, socket.receive_ring.unread() as usize);
     let around = HEADER_BYTES + ADDRESS_BYTES + 16;
     let Some(room) = (size - unread).checked_sub(around) else { return Ok(Received::Full) };

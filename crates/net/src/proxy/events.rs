@@ -85,7 +85,7 @@ impl Proxy {
 
     /// Tells that a socket is ready, if it is and if a group waits for that.
     pub(super) fn notify(&mut self, index: u32) {
-        let epoch = self.sockets.epoch(index);
+        let descriptor = self.sockets.descriptor(index);
         let Some(socket) = self.sockets.at(index) else { return };
         // A word that is wrong is found where the ring is used.
         let _ = socket.credit(&self.memory, index);
@@ -100,7 +100,7 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         let (Some(events), None) = (due, socket.closing) else { return };
         let Some(set) = self.sets.get(socket.watch.set) else { return };
-        let entry = Entry { socket: Descriptor { index, epoch }, events, listener: None };
+        let entry = Entry { socket: descriptor, events, listener: None };
         if set.push(&self.memory, entry) {
             socket.watch.told();
             socket.tells_connected = false;

@@ -15,7 +15,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::socket::{self, EPOLLET, EPOLLIN};
 use spinio_sys::linux::{self, Fd, FileKind, Resolve};
 
-use super::caller::Caller;
+use super::caller::{Caller, failed};
 use super::transfers::{FileRef, Sent};
 use crate::memory::Memory;
 use crate::socket_fd::SocketFd;
@@ -167,7 +167,7 @@ impl Files {
             Ok(opened) => opened,
             Err(errno) => {
                 kept.1 = Place::Free;
-                return Reply::new(-errno.raw_os_error());
+                return failed(errno);
             }
         };
         kept.0 = Descriptor::next_epoch(kept.0);

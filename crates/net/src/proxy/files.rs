@@ -26,7 +26,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use super::Proxy;
-use super::caller::Caller;
+use super::caller::{Caller, failed};
 use super::file_table::Outcome;
 use super::transfers::FileRef;
 
@@ -73,7 +73,7 @@ impl Proxy {
                 Call::WriteFile => again(|| memory.write_file(fd, buffer, bytes as usize, at)),
                 _ => Err(Errno::NOSYS),
             };
-            Outcome::Done(done.unwrap_or_else(|errno| Reply::new(-errno.raw_os_error())))
+            Outcome::Done(done.unwrap_or_else(failed))
         });
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Proxy {
     pub(super) fn cancel_file_calls(&mut self, errno: Errno) {
         let calls = self.files.as_mut().map(|files| std::mem::take(&mut files.calls)).unwrap_or_default();
         for caller in calls.into_values() {
-            self.answer(caller, Reply::new(-errno.raw_os_error()));
+            self.answer(caller, failed(errno));
         }
     }
 }

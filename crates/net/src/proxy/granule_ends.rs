@@ -12,7 +12,6 @@ use std::sync::atomic::AtomicU64;
 
 use spinio_ring::Word;
 use spinio_ring::granule::{self, Look, watch_for};
-use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{CONSUMED, Place, TAIL};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
@@ -93,7 +92,7 @@ impl Proxy {
                 self.end_line(index);
             }
             Err(errno) => {
-                let this = Descriptor { index, epoch: self.sockets.epoch(index) };
+                let this = self.sockets.descriptor(index);
                 self.fail_end(this, errno);
             }
         }

@@ -140,7 +140,7 @@ impl Proxy {
                 _ => Vec::new(),
             }
         };
-        let fd = self.sockets.at(index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0)).ok_or(Errno::BADF)?;
+        let fd = self.sockets.at(index).and_then(|socket| socket.raw_fd()).ok_or(Errno::BADF)?;
         let passage = passage.duplicate()?;
         set_nonblocking(fd, false)?;
         if let Err(errno) = send_descriptor(passage.0, fd) {

@@ -109,9 +109,9 @@ impl Proxy {
 
     /// Removes a socket: its descriptor is closed, and its place is free.
     pub(super) fn remove(&mut self, index: u32) {
-        self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.epoch(index)) << 2);
-        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.as_ref()) {
-            let _ = socket::epoll_remove(self.epoll.0, fd.0);
+        self.memory.record(index)[record::STATE].store_release(u64::from(self.sockets.descriptor(index).epoch) << 2);
+        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.raw_fd()) {
+            let _ = socket::epoll_remove(self.epoll.0, fd);
         }
         let Some(socket) = self.sockets.remove(index) else { return };
         self.counters.open.set(self.counters.open.get() - 1);

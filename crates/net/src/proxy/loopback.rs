@@ -31,7 +31,7 @@ impl Proxy {
     /// A socket listens.
     pub(super) fn note_listener(&mut self, index: u32, backlog: u32) {
         let Some(socket) = self.sockets.at(index) else { return };
-        let Some(name) = socket.fd.as_ref().and_then(|fd| socket::getsockname(fd.0).ok()) else { return };
+        let Some(name) = socket.raw_fd().and_then(|fd| socket::getsockname(fd).ok()) else { return };
         socket.meeting.name = name.bytes().to_vec();
         socket.meeting.backlog = backlog.clamp(1, 4096) as usize;
         if socket.kind == STREAM {
@@ -51,7 +51,7 @@ impl Proxy {
     /// Before a stream socket connects. One of UNIX gets a name if it has none and is about to meet a socket of this net.
     pub(super) fn note_client(&mut self, index: u32) {
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return };
-        let (Some(fd), Some(connect)) = (socket.fd.as_ref().map(|fd| fd.0), socket.connect.as_ref()) else { return };
+        let (Some(fd), Some(connect)) = (socket.raw_fd(), socket.connect.as_ref()) else { return };
         let (domain, to) = (socket.domain, connect.to.clone());
         let has_name = || socket::getsockname(fd).map_or(true, |name| name.bytes().len() > 2);
         if domain == AF_UNIX && self.pairs.is_enabled() && self.listener_for(&[], &to).is_some() && !has_name() {
@@ -67,7 +67,7 @@ impl Proxy {
     pub(super) fn meet(&mut self, index: u32, now: u64) -> bool {
         let Some(socket) = self.sockets.at(index).filter(|socket| socket.kind == STREAM) else { return false };
         let is_unix = socket.domain == AF_UNIX;
-        let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return false };
+        let Some(fd) = socket.raw_fd() else { return false };
         let since = *socket.meeting.since.get_or_insert(now);
         let (Ok(own), Ok(peer)) = (socket::getsockname(fd), socket::getpeername(fd)) else { return false };
         let Some(listener) = self.listener_for(own.bytes(), peer.bytes()) else { return false };
@@ -128,7 +128,7 @@ impl Proxy {
 
     pub(super) fn accept_one(&mut self, listener: u32) -> Result<Held, Errno> {
         let socket = self.sockets.at(listener).ok_or(Errno::BADF)?;
-        let fd = socket.fd.as_ref().map(|fd| fd.0).ok_or(Errno::BADF)?;
+        let fd = socket.raw_fd().ok_or(Errno::BADF)?;
         if socket.adopted {
             // Who shares the open socket can clear O_NONBLOCK: the proxy would wait in accept.
             if !wait_socket(fd, Until::Readable, Some(0))? {
@@ -160,11 +160,11 @@ impl Proxy {
         }
         let own = socket::getsockname(fd).ok()?;
         let index = self.clients.iter().find(|index| {
-            let client = sockets.at(*index).and_then(|socket| socket.fd.as_ref().map(|fd| fd.0));
+            let client = sockets.at(*index).and_then(|socket| socket.raw_fd());
             let names = client.map(|fd| (socket::getsockname(fd), socket::getpeername(fd)));
             matches!(names, Some((Ok(a), Ok(b))) if are_ends((a.bytes(), b.bytes()), (own.bytes(), peer.bytes())))
         })?;
-        let client = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let client = self.sockets.descriptor(index);
         let place = self.pairs.take(client)?;
         let socket = self.sockets.at(index)?;
         let (connect, unnamed) = (socket.connect.take(), socket.meeting.unnamed);
@@ -263,7 +263,7 @@ impl Proxy {
         if !std::mem::take(&mut socket.readable) {
             return;
         }
-        let Some(fd) = socket.fd.as_ref().map(|fd| fd.0) else { return };
+        let Some(fd) = socket.raw_fd() else { return };
         if let Some(place) = self.granule_of(index) {
             return self.look_at_other_process(index, fd, place);
         }
@@ -273,7 +273,7 @@ impl Proxy {
         }
         let end = self.sockets.at(index).and_then(|socket| socket.meeting.end.as_ref());
         let place = end.map(|end| end.place);
-        let this = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let this = self.sockets.descriptor(index);
         self.fail_end(this, Errno::from_raw_os_error(failed));
         if let Some(other) = place.and_then(|place| self.pairs.other(place)) {
             self.fail_end(other, Errno::CONNRESET);

@@ -58,7 +58,7 @@ use spinio_sys::linux;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 
 use self::announcement::Announced;
-use self::caller::Caller;
+use self::caller::{Caller, failed};
 use self::channels::{Shared, is_shared_event};
 use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
@@ -288,7 +288,7 @@ impl Proxy {
                     self.end_calls(Errno::SHUTDOWN);
                     self.ending = Some(now);
                     for index in self.sockets.indices() {
-                        let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
+                        let descriptor = self.sockets.descriptor(index);
                         self.close(descriptor, now);
                     }
                 }
@@ -384,7 +384,7 @@ impl Proxy {
         callers.extend(socket.connect.take().and_then(|connect| connect.caller));
         callers.extend(socket.transfers.cancel());
         for caller in callers {
-            self.answer(caller, Reply::new(-errno.raw_os_error()));
+            self.answer(caller, failed(errno));
         }
     }
 }

@@ -51,8 +51,8 @@ impl Proxy {
         let (bytes, len) = request.address.bytes();
         let value = bytes.first_chunk().filter(|_| len == 4).ok_or(Errno::INVAL)?;
         let value = i32::from_ne_bytes(*value);
-        let fd = socket.fd.as_ref().ok_or(Errno::CONNRESET)?;
-        socket::set_option(fd.0, level, option, value)?;
+        let fd = socket.raw_fd().ok_or(Errno::CONNRESET)?;
+        socket::set_option(fd, level, option, value)?;
         socket.options.retain(|(l, o, _)| (*l, *o) != (level, option));
         socket.options.push((level, option, value));
         Ok(Reply::new(0))
@@ -70,8 +70,8 @@ impl Proxy {
             }
             error.into()
         } else {
-            let fd = socket.fd.as_ref().ok_or(Errno::CONNRESET)?;
-            socket::option(fd.0, level, option)?
+            let fd = socket.raw_fd().ok_or(Errno::CONNRESET)?;
+            socket::option(fd, level, option)?
         };
         Ok(Reply { result: 0, address: Address::new(&value.to_ne_bytes()) })
     }

@@ -57,7 +57,7 @@ impl Proxy {
         );
         let mut comma = "";
         for index in self.sockets.indices() {
-            let descriptor = Descriptor { index, epoch: self.sockets.epoch(index) };
+            let descriptor = self.sockets.descriptor(index);
             let words = [0, 1].map(|direction: usize| self.memory.waits(index)[direction].load_acquire());
             let Some(socket) = self.sockets.at(index) else { continue };
             out += comma;
@@ -82,7 +82,7 @@ impl Proxy {
 }
 
 fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, words: [u64; 2], now: u64) {
-    let fd = socket.fd.as_ref().map(|fd| fd.0);
+    let fd = socket.raw_fd();
     let address = |name: fn(linux::Fd) -> Result<SocketAddress, spinio_sys::Errno>| {
         let name = fd.and_then(|fd| name(fd).ok());
         name.map_or_else(String::new, |name| text_of(name.bytes()))

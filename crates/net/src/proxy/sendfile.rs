@@ -110,7 +110,7 @@ impl Proxy {
         };
         // An event that comes while the worker sends tells of room that it may not have seen.
         (transfers.working, transfers.cancelled, socket.writable) = (true, false, false);
-        let socket = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let socket = self.sockets.descriptor(index);
         if let Some(files) = &mut self.files {
             files.submit(file.0.share_key(), None, move || {
                 let (bytes, ended) = send(fd.0, &file, offset, bytes);

@@ -45,7 +45,7 @@ const SEQPACKET: u16 = 5;
 impl Proxy {
     /// Opens the door of a listening socket. If another socket has it, programs stay with Linux.
     pub(super) fn open_door(&mut self, index: u32, name: &[u8]) {
-        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let listener = self.sockets.descriptor(index);
         if self.shared.granules.is_empty() || self.shared.doors.iter().any(|door| door.listener == listener) {
             return;
         }
@@ -295,7 +295,7 @@ impl Proxy {
 
     /// Accepts what was announced before a kernel does so.
     pub(super) fn accept_announced(&mut self, index: u32) {
-        let listener = Descriptor { index, epoch: self.sockets.epoch(index) };
+        let listener = self.sockets.descriptor(index);
         while self.shared.is_announced_for(listener)
             && self.sockets.at(index).is_some_and(|s| s.meeting.held.len() < s.meeting.backlog)
         {

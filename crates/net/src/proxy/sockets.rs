@@ -15,6 +15,7 @@ use spinio_ring::event::Watch;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::stream::{ReceiveRing, SendRing, Violation};
 use spinio_ring::{Position, Word};
+use spinio_sys::linux::Fd;
 
 use super::caller::Caller;
 use super::seen_wait::SeenWait;
@@ -118,6 +119,11 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
+    /// The descriptor of Linux; none once the connection was reset.
+    pub(super) fn raw_fd(&self) -> Option<Fd> {
+        self.fd.as_ref().map(|fd| fd.0)
+    }
+
     /// Learns from the host line what kernels have received.
     pub(super) fn credit(&mut self, memory: &Memory, index: u32) -> Result<(), Violation> {
         self.receive_ring.credit(memory.host_line(index)[0].load_acquire())
@@ -218,9 +224,9 @@ impl Sockets {
         self.slots.get_mut(index as usize)?.socket.as_mut()
     }
 
-    /// The epoch of a slot.
-    pub(crate) fn epoch(&self, index: u32) -> u32 {
-        self.slots.get(index as usize).map_or(0, |slot| slot.epoch)
+    /// The descriptor of the socket in a slot.
+    pub(crate) fn descriptor(&self, index: u32) -> Descriptor {
+        Descriptor { index, epoch: self.slots.get(index as usize).map_or(0, |slot| slot.epoch) }
     }
 
     /// Gives the rings of a socket back; kernels do not use them any more.

@@ -60,7 +60,7 @@ impl Proxy {
     pub(super) fn pump_send_ring(&mut self, index: u32) -> bool {
         let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
-        let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
+        let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return false };
         let (mut moved, mut failed) = (0, None);
         while socket.writable && moved < BYTES_A_PASS {
             let (at, len) = socket.send_ring.next();
@@ -107,7 +107,7 @@ impl Proxy {
     fn pump_receive_ring(&mut self, index: u32, now: u64) -> bool {
         let memory = Arc::clone(&self.memory);
         let Some(socket) = self.sockets.at(index) else { return false };
-        let (Some(fd), Some(rings)) = (socket.fd.as_ref().map(|fd| fd.0), socket.rings) else { return false };
+        let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return false };
         if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
             return false;
         }

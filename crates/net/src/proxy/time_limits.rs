@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use spinio_ring::mailbox::Reply;
 use spinio_sys::Errno;
 
 use super::Proxy;
+use super::caller::failed;
 use super::sockets::Accept;
 
 /// When a call with a time limit ends; 0: it has none, `u64::MAX`.
@@ -48,7 +48,7 @@ impl Proxy {
             self.limit(index, next);
             ended |= !late.is_empty();
             for Accept { caller, .. } in late {
-                self.answer(caller, Reply::new(-Errno::AGAIN.raw_os_error()));
+                self.answer(caller, failed(Errno::AGAIN));
             }
             if connect <= now {
                 self.end_late_connect(index);
