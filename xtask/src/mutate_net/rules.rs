@@ -266,7 +266,7 @@ pub(super) const RULES: &[Mutant] = &[
         "the errno is there before the flag that refers to it",
         PROXY_STREAM,
         [
-            "            // The errno is there before the flag that refers to it.\n            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());\n",
+            "            // The errno is there before the flag that refers to it.\n            socket.store_sent(&memory, index);\n",
             "",
         ],
         &[Kernels("net")],
@@ -281,20 +281,20 @@ pub(super) const RULES: &[Mutant] = &[
     rule(
         "proxy-received",
         "the received position is stored with release order, after the bytes",
-        PROXY_STREAM,
+        SOCKETS,
         [
-            "memory.device_line(index)[0].store_release(socket.receive_ring.line(flags).word());",
-            "memory.device_line(index)[0].store(socket.receive_ring.line(flags).word(), std::sync::atomic::Ordering::Relaxed);",
+            "[0].store_release(self.receive_ring.line(self.flags).word());",
+            "[0].store(self.receive_ring.line(self.flags).word(), std::sync::atomic::Ordering::Relaxed);",
         ],
         &[KernelRaces("net_costs")],
     ),
     rule(
         "proxy-sent",
         "the sent position is stored with release order, after the bytes were sent",
-        PROXY_STREAM,
+        SOCKETS,
         [
-            "memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());\n            self.counters",
-            "memory.device_line(index)[1].store(socket.send_ring.line(socket.errno).word(), std::sync::atomic::Ordering::Relaxed);\n            self.counters",
+            "[1].store_release(self.send_ring.line(self.errno).word());",
+            "[1].store(self.send_ring.line(self.errno).word(), std::sync::atomic::Ordering::Relaxed);",
         ],
         // Not an echo, in which what is received later is in order after it.
         &[KernelRaces("net_faults")],

@@ -8,7 +8,6 @@
 //!
 //! As in Linux, a limit ends the call and not the connection. A packet socket (SEQPACKET) does not connect after its call: EAGAIN.
 
-use spinio_ring::Word;
 use spinio_ring::layout::Descriptor;
 use spinio_ring::line::{CONNECTING, ERR};
 use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
@@ -76,9 +75,8 @@ impl Proxy {
         let Some(caller) = socket.connect.as_mut().and_then(|connect| connect.caller.take()) else { return };
         // Neither an error nor room, until it is connected or has failed.
         (socket.errno, socket.flags) = (CONNECTING, socket.flags & !ERR);
-        let line = self.memory.device_line(index);
-        line[0].store_release(socket.receive_ring.line(socket.flags).word());
-        line[1].store_release(socket.send_ring.line(socket.errno).word());
+        socket.store_received(&self.memory, index);
+        socket.store_sent(&self.memory, index);
         self.answer(caller, failed(Errno::INPROGRESS));
     }
 

@@ -156,7 +156,7 @@ impl Proxy {
         }
         let (full, again) = (socket.flags & FULL != 0, socket.readable && socket.flags & (EOF | FULL) == 0);
         if moved > 0 || socket.flags != before {
-            memory.device_line(index)[0].store_release(socket.receive_ring.line(socket.flags).word());
+            socket.store_received(&memory, index);
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(bytes as u64);

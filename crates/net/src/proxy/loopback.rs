@@ -224,7 +224,7 @@ impl Proxy {
     pub(super) fn end_line(&mut self, index: u32) {
         let Some(socket) = self.sockets.at(index) else { return };
         socket.flags |= EOF;
-        self.memory.device_line(index)[0].store_release(socket.receive_ring.line(socket.flags).word());
+        socket.store_received(&self.memory, index);
         self.notify(index);
     }
 

@@ -128,6 +128,16 @@ impl Socket {
     pub(super) fn credit(&mut self, memory: &Memory, index: u32) -> Result<(), Violation> {
         self.receive_ring.credit(memory.host_line(index)[0].load_acquire())
     }
+
+    /// Stores into the device line how far was received, and the flags.
+    pub(super) fn store_received(&self, memory: &Memory, index: u32) {
+        memory.device_line(index)[0].store_release(self.receive_ring.line(self.flags).word());
+    }
+
+    /// Stores into the device line how far was sent, and the errno.
+    pub(super) fn store_sent(&self, memory: &Memory, index: u32) {
+        memory.device_line(index)[1].store_release(self.send_ring.line(self.errno).word());
+    }
 }
 
 /// A place for a socket.

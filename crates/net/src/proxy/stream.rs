@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use spinio_ring::Word;
-use spinio_ring::line::{EOF, ERR, FULL};
+use spinio_ring::line::{EOF, ERR, FULL, Sent};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket;
 
@@ -89,7 +89,7 @@ impl Proxy {
             }
         }
         if moved > 0 {
-            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());
+            socket.store_sent(&memory, index);
             self.counters.bytes_sent.add(moved as u64);
         }
         if let Some(errno) = failed {
@@ -152,10 +152,10 @@ impl Proxy {
         let again = socket.readable && flags & (EOF | ERR | FULL) == 0;
         if flags & ERR != 0 {
             // The errno is there before the flag that refers to it.
-            memory.device_line(index)[1].store_release(socket.send_ring.line(socket.errno).word());
+            socket.store_sent(&memory, index);
         }
         if moved > 0 || flags != before {
-            memory.device_line(index)[0].store_release(socket.receive_ring.line(flags).word());
+            socket.store_received(&memory, index);
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(moved as u64);
@@ -184,10 +184,9 @@ impl Proxy {
             socket.flags |= ERR;
         }
         // The position stays, so that the kernel runs out of room and looks at the errno.
-        let line = self.memory.device_line(index);
-        let sent = spinio_ring::line::Sent::of(line[1].load_acquire());
-        line[1].store_release(spinio_ring::line::Sent { errno: socket.errno, ..sent }.word());
-        line[0].store_release(socket.receive_ring.line(socket.flags).word());
+        let sent = &self.memory.device_line(index)[1];
+        sent.store_release(Sent { errno: socket.errno, ..Sent::of(sent.load_acquire()) }.word());
+        socket.store_received(&self.memory, index);
         self.cancel_transfers(index, errno);
     }
 
@@ -196,11 +195,13 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         socket.errno = errno;
         socket.flags = if errno == 0 { socket.flags & !ERR } else { socket.flags | ERR };
-        let line = self.memory.device_line(index);
-        let words = [socket.receive_ring.line(socket.flags).word(), socket.send_ring.line(errno).word()];
         // The flag refers to the errno, which is there as long as the flag is.
-        for word in if errno == 0 { [0, 1] } else { [1, 0] } {
-            line[word].store_release(words[word]);
+        if errno != 0 {
+            socket.store_sent(&self.memory, index);
+        }
+        socket.store_received(&self.memory, index);
+        if errno == 0 {
+            socket.store_sent(&self.memory, index);
         }
     }
 }
