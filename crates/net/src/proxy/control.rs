@@ -55,6 +55,17 @@ impl Proxy {
         }
     }
 
+    /// Answers the calls that wait for something on a socket.
+    pub(super) fn cancel_calls(&mut self, index: u32, errno: Errno) {
+        let Some(socket) = self.sockets.at(index) else { return };
+        let mut callers: Vec<Caller> = socket.accepts.drain(..).map(|accept| accept.caller).collect();
+        callers.extend(socket.connect.take().and_then(|connect| connect.caller));
+        callers.extend(socket.transfers.cancel());
+        for caller in callers {
+            self.answer(caller, failed(errno));
+        }
+    }
+
     fn socket(&mut self, argument: u32) -> Result<Descriptor, Errno> {
         let (domain, kind) = ((argument >> 16) as u16, argument & 0xffff);
         if domain != AF_UNIX && !is_inet(domain) {

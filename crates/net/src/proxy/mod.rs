@@ -58,7 +58,7 @@ use spinio_sys::linux;
 use spinio_sys::linux::socket::{self, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EpollEvent};
 
 use self::announcement::Announced;
-use self::caller::{Caller, failed};
+use self::caller::Caller;
 use self::channels::{Shared, is_shared_event};
 use self::fault::Faults;
 pub(crate) use self::file_table::FileSetup;
@@ -375,17 +375,6 @@ impl Proxy {
         }
         self.cancel_file_calls(errno);
         self.memory.header()[header::STOP].store_release(1);
-    }
-
-    /// Answers the calls that wait for something on a socket.
-    pub(super) fn cancel_calls(&mut self, index: u32, errno: Errno) {
-        let Some(socket) = self.sockets.at(index) else { return };
-        let mut callers: Vec<Caller> = socket.accepts.drain(..).map(|accept| accept.caller).collect();
-        callers.extend(socket.connect.take().and_then(|connect| connect.caller));
-        callers.extend(socket.transfers.cancel());
-        for caller in callers {
-            self.answer(caller, failed(errno));
-        }
     }
 }
 
