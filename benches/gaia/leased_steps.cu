@@ -81,8 +81,9 @@ static void transfer(const Order &order, size_t chunk, const std::vector<int> &p
             timed("seal", [&] { return cuMemSetAccess(to + i * chunk, chunk, &read, 1); });
     };
     for (size_t i = 0; i < count; i++) {
-        if (i >= 2)
-            seal(i - 2);
+        // The copies of the two groups before may be under way.
+        if (i >= 3)
+            seal(i - 3);
         const CUdeviceptr at = to + i * chunk;
         CUmemGenericAllocationHandle made;
         timed("create", [&] { return cuMemCreate(&made, chunk, &own, 0); });
@@ -119,7 +120,7 @@ static void transfer(const Order &order, size_t chunk, const std::vector<int> &p
     if (order.seal_at_end)
         timed("seal", [&] { return cuMemSetAccess(to, total, &read, 1); });
     else
-        for (size_t i = count - 2; i < count; i++)
+        for (size_t i = count - 3; i < count; i++)
             seal(i);
     for (size_t i = 0; i < count; i++)
         unmap(i);
@@ -156,7 +157,7 @@ int main()
     CUstream streams[2];
     for (CUstream &stream : streams)
         check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    for (size_t chunk : {256, 64}) {
+    for (size_t chunk : {256, 512, 64}) {
         const size_t bytes = chunk << 20;
         const auto theirs = exportable(0);
         CUdeviceptr peer_at;
