@@ -17,6 +17,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use crate::emulated::{self, Emulated};
+use spinio_sys::linux::{self, SignalGuard};
+
 use crate::range_table::{DeviceRange, RangeTable};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 
@@ -77,7 +79,17 @@ pub fn find_or_query(addr: *const u8, wanted: usize) -> Option<Allocation> {
     find(addr, wanted).or_else(|| find_after_fault(addr, wanted))
 }
 
+/// From here on a query holds the program's signals: a handler that left it by `longjmp` would leave a lock of the driver locked.
+/// Handlers of large reads run at their end (host/src/held_signals.rs); in short ones two more system calls are too many.
+const HOLDS_SIGNALS_FROM: u64 = 64 << 10;
+
+/// Held while a query lives.
+pub(crate) fn hold_signals(wanted: u64) -> Option<SignalGuard> {
+    (wanted > HOLDS_SIGNALS_FROM && !linux::holds_signals()).then(SignalGuard::block_asynchronous)
+}
+
 fn query_owner(arena: DeviceRange, addr: *const u8, wanted: usize) -> Option<Allocation> {
+    let _held = hold_signals(wanted as u64);
     OWNERS.get(arena.owner as usize)?.get()?.allocation(DeviceAddr(addr as u64), wanted as u64)
 }
 

@@ -20,7 +20,7 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
-use spinio_sys::linux::{SignalGuard, deliver_default_signals, hold_signals_by};
+use spinio_sys::linux::{SignalGuard, deliver_default_signals, hold_signals_by, holds_signals};
 
 thread_local! {
     /// Whether the thread is inside `deliver_after`; also after a handler has jumped out of it.
@@ -59,15 +59,21 @@ fn release(guard: SignalGuard) {
 pub struct HeldSignals {
     /// Always there until it is dropped.
     guard: Option<SignalGuard>,
+    /// A part of the call holds them already, and goes on doing so.
+    is_nested: bool,
 }
 
 impl HeldSignals {
     /// Holds them from here on.
     pub fn hold() -> HeldSignals {
         let kept = KEPT.take().map(ManuallyDrop::into_inner);
-        let guard = Some(kept.unwrap_or_else(SignalGuard::block_asynchronous));
-        hold_signals_by(guard.as_ref());
-        HeldSignals { guard }
+        let is_kept = kept.is_some();
+        let guard = kept.unwrap_or_else(SignalGuard::block_asynchronous);
+        let is_nested = !is_kept && holds_signals() && guard.changed_nothing();
+        if !is_nested {
+            hold_signals_by(Some(&guard));
+        }
+        HeldSignals { guard: Some(guard), is_nested }
     }
 
     /// Lets a signal through that has no handler, for a thread that waits or has more to do. Cheap to call often.
@@ -78,7 +84,7 @@ impl HeldSignals {
 
 impl Drop for HeldSignals {
     fn drop(&mut self) {
-        let guard = self.guard.take();
+        let guard = self.guard.take().filter(|_| !self.is_nested);
         if IN_CALL.get() {
             KEPT.set(guard.map(ManuallyDrop::new));
         } else {

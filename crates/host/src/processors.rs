@@ -14,18 +14,30 @@ use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use spinio_sys::linux;
+use spinio_sys::linux::{self, FdTableRoot};
 
 /// Processors of the affinity mask, and of the CPU quota of the process's cgroups (cgroup version 2), rounded up.
 pub fn usable() -> usize {
-    let text = |path: &str| std::fs::read_to_string(path).ok();
-    let quota = text("/proc/self/cgroup").and_then(|own| quota_of(&own, text));
+    let quota = quota_read_by_shadow_thread();
     linux::available_cpus().min(quota.map_or(usize::MAX, |processors| processors.ceil() as usize)).max(1)
 }
 
-/// The smallest quota of a cgroup and of those above it, in processors. `own`: /proc/self/cgroup.
+/// The quota is in files, whose descriptors must not be in the program's table, not even for a moment. Before Linux 5.11 there
+/// is no other table, and no quota is known.
+fn quota_read_by_shadow_thread() -> Option<f64> {
+    let root = FdTableRoot::new().ok()?;
+    let (sender, quota) = mpsc::channel();
+    let read = move || {
+        let text = |path: &str| std::fs::read_to_string(path).ok();
+        let _ = sender.send(text("/proc/thread-self/cgroup").and_then(|own| quota_of(&own, text)));
+    };
+    root.spawn("spinio-quota", read).then(|| quota.recv().ok()).flatten()?
+}
+
+/// The smallest quota of a cgroup and of those above it, in processors. `own`: /proc/thread-self/cgroup.
 fn quota_of(own: &str, read: impl Fn(&str) -> Option<String>) -> Option<f64> {
     let mut path = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
     let mut smallest: Option<f64> = None;

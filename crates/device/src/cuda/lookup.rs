@@ -84,6 +84,7 @@ fn usable_driver() -> Option<&'static Driver> {
 }
 
 fn query_driver(driver: &'static Driver, addr: u64, wanted: u64) -> Option<Allocation> {
+    let _held = crate::registry::hold_signals(wanted);
     let info = match driver.pointer_info(addr) {
         Ok(info) if info.kind == MemoryType::Device => info,
         // Only these two are about the address; the others are about the driver and will change.

@@ -46,8 +46,7 @@ pub(super) fn hold_signals_of_stream(ctx: &Reader, fd: Fd) -> Option<HeldSignals
     hold_signals_if(ctx.files.sequential.is_local(fd, || ctx.files.is_descriptor_on_local_disk(fd)))
 }
 
-/// The same of a file that is known.
-pub(super) fn hold_signals_if(is_on_local_disk: bool) -> Option<HeldSignals> {
+fn hold_signals_if(is_on_local_disk: bool) -> Option<HeldSignals> {
     if is_on_local_disk && !has_cancel_poll() {
         return Some(HeldSignals::hold());
     }

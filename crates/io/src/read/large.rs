@@ -15,7 +15,7 @@ use crate::decide::{
     AbsentShort, Buffer, ByFile, by_descriptor, by_file, note_no_p2p, p2p_possible, readahead_limit, worth_planning,
 };
 use crate::read::app_fd::AppFdRead;
-use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR, hold_signals_if};
+use crate::read::app_fd_calls::{ReservedOffset, SEEK_CUR, hold_signals};
 use crate::read::params::ReadParams;
 use crate::read::plan_range::{PLAN_RANGE, plan_range};
 use crate::read::request::ReadRequest;
@@ -27,7 +27,7 @@ use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
 use spinio_files::sequential;
-use spinio_host::lock;
+use spinio_host::{HeldSignals, lock};
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -43,6 +43,8 @@ pub(crate) fn read(
     len: usize,
     absent: Option<AbsentShort>,
 ) -> Result<usize, Error> {
+    // Declared first, released last: a handler that jumps out of here leaves nothing of this read in use, and no lock locked.
+    let held = hold_signals(ctx, fd);
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
     let flags = absent.map_or_else(|| ctx.files.sys().status_flags(fd), |absent| Ok(absent.flags)).map_err(fail)?;
@@ -102,12 +104,21 @@ pub(crate) fn read(
         let read = AppFdRead { at: Some(offset), len: aligned, ..app_fd_read(Reason::AppODirect, false) }.read(ctx);
         read.map(|got| got.min(len))
     } else {
-        read_at(ctx, span, fd, offset, to, len, (stat, absent.is_some()))
+        let known = Known { stat, is_absent: absent.is_some(), held: held.as_ref() };
+        read_at(ctx, span, fd, offset, to, len, known)
     };
     if let Some(reserved) = reserved {
         reserved.release(sys, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
     }
     read
+}
+
+/// What is known of a read's file.
+struct Known<'a> {
+    stat: Stat,
+    is_absent: bool,
+    /// `None`: it is on no local disk, or the program is to be polled.
+    held: Option<&'a HeldSignals>,
 }
 
 fn read_at(
@@ -117,14 +128,12 @@ fn read_at(
     offset: u64,
     to: Target,
     len: usize,
-    (stat, is_absent): (Stat, bool),
+    Known { stat, is_absent, held }: Known<'_>,
 ) -> Result<usize, Error> {
     let span = *span;
     let waits = blocking::may_wait(&stat);
     let (at, done, single_call, stream) = (Some(offset), 0, false, None);
     let app_fd_read = |reason, len| AppFdRead { span, fd, at, to, len, done, single_call, reason, stream, waits };
-    // Declared first, released last: a handler that jumps out of here then leaves nothing of this read in use.
-    let held;
     let (file, within) = match by_file(ctx, fd, &stat, (offset, len as u64), to.allocation.p2p_mapped) {
         ByFile::AppFd(reason) => {
             note_no_p2p(ctx, fd, reason);
@@ -132,7 +141,6 @@ fn read_at(
         }
         ByFile::Planned(file, within) => (file, within),
     };
-    held = hold_signals_if(ctx.files.is_on_local_disk(&file));
     let device = to.allocation.device;
     let device_fail = |e| Error::device(e, "read", offset, len as u64);
     let _request = ctx.files.unpin().begin_request();
@@ -190,13 +198,13 @@ fn read_at(
     let all = PlanRange { offset: 0, len: within, recheck: false };
     let planned = if within <= PLAN_RANGE { plan_range(&params, Role::Caller, all) } else { None };
     let pieces = planned.as_ref().map_or(&[][..], |planned| &planned.pieces);
-    let by_caller = by_caller::read(&params, pieces, held.as_ref());
+    let by_caller = by_caller::read(&params, pieces, held);
     let (got, pages, missed) = match by_caller {
         Some(got) => (Ok(got), Vec::new(), true),
         None => {
             let request = Arc::new(ReadRequest::new(params));
             request.begin(planned);
-            let got = request.finish(held.as_ref());
+            let got = request.finish(held);
             let pages = std::mem::take(&mut *lock(&request.readahead_pages));
             (got, pages, request.missed_cache.load(Relaxed))
         }

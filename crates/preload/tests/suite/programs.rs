@@ -168,6 +168,11 @@ fn handlers_run_after_reads_of_local_disks() {
 }
 
 #[test]
+fn handler_that_jumps_leaves_no_lock_of_a_large_read() {
+    assert_passes(run_preloaded(&program("jumps_any_time"), &[]));
+}
+
+#[test]
 fn threads_can_be_cancelled_in_host_reads() {
     assert_passes(run_preloaded(&program("cancel"), &[]));
 }

@@ -93,6 +93,19 @@ impl SignalGuard {
         SignalGuard(set_mask(libc::SIG_BLOCK, &set))
     }
 
+    /// Whether all that [`SignalGuard::block_asynchronous`] blocks was blocked before.
+    pub fn changed_nothing(&self) -> bool {
+        let held = |signal: &i32| {
+            // SAFETY: an initialised set and a valid number.
+            SYNCHRONOUS.contains(signal) || unsafe { libc::sigismember(&raw const self.0, *signal) } == 1
+        };
+        // The two that the kernel never blocks, and those of glibc.
+        let blockable = |signal: &i32| {
+            !matches!(*signal, libc::SIGKILL | libc::SIGSTOP) && (*signal < 32 || *signal >= libc::SIGRTMIN())
+        };
+        (1..=libc::SIGRTMAX()).filter(blockable).all(|signal| held(&signal))
+    }
+
     /// What was blocked before, as the Linux kernel has it: bit n is signal n + 1.
     pub(super) fn previous_mask(&self) -> u64 {
         // SAFETY: an initialised set, which begins with these bits.
