@@ -27,7 +27,7 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use spinio_pagecache::PAGE;
-use spinio_pagecache::messages::{HandOver, ReleaseId};
+use spinio_pagecache::messages::HandOver;
 use spinio_sys::injection_point;
 
 use crate::content::Content;
@@ -42,7 +42,7 @@ use crate::threads::spawn;
 /// Chunks that are copied at the same time.
 const WIDTH: usize = 6;
 /// Words of a list before its ranges, and of a range.
-const HEAD: usize = 7;
+const HEAD: usize = 6;
 const RANGE: usize = 3;
 /// What the supervisor keeps of an arrival: its number is that of the list, the next one that of the chunk.
 const KEPT: u64 = 2;
@@ -57,7 +57,6 @@ pub(crate) struct Part {
 
 /// A part of what a release has handed over: it arrives for itself.
 pub(crate) struct Arrival {
-    id: ReleaseId,
     node: u64,
     device: [u8; 16],
     part: Part,
@@ -101,14 +100,14 @@ impl Part {
 }
 
 impl Arrival {
-    pub(crate) fn new(id: ReleaseId, node: u64, device: [u8; 16], part: Part) -> Arrival {
-        Arrival { id, node, device, part }
+    pub(crate) fn new(node: u64, device: [u8; 16], part: Part) -> Arrival {
+        Arrival { node, device, part }
     }
 
     fn to_words(&self) -> Vec<u64> {
         let half = |at: usize| self.device[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
         let Part { chunk, ranges, pages } = &self.part;
-        let mut words = vec![self.id, self.node, half(0), half(8), chunk.len(), pages.start, pages.end];
+        let mut words = vec![self.node, half(0), half(8), chunk.len(), pages.start, pages.end];
         words.extend(ranges.iter().flat_map(|range| [range.from, range.to, range.len]));
         words
     }
@@ -205,15 +204,15 @@ impl Arrivals {
         for (number, [list, chunk]) in pairs {
             let arrival = list.zip(chunk).and_then(|(list, chunk)| self.parse(&list, chunk));
             let files = content.files();
-            // The id is the client's, which may have used it before. The slots say whose they are.
-            let is_theirs = |arrival: &Arrival| {
-                files.slots().was_committed(arrival.id)
-                    && arrival.part.ranges.iter().all(|range| {
-                        let end = range.to.checked_add(range.len);
-                        end.is_some_and(|end| content.has_snapshots(range.to..end, arrival.node))
-                    })
+            // The slots say it: those of a release that was not committed have no header any more. Its record may be
+            // another release's by now.
+            let is_committed = |arrival: &Arrival| {
+                arrival.part.ranges.iter().all(|range| {
+                    let end = range.to.checked_add(range.len);
+                    end.is_some_and(|end| content.has_snapshots(range.to..end, arrival.node))
+                })
             };
-            let committed = arrival.filter(is_theirs);
+            let committed = arrival.filter(is_committed);
             let file = committed.as_ref().and_then(|arrival| files.hold_now(arrival.node).file().cloned());
             let (Some(arrival), Some(file)) = (committed, file) else {
                 self.forget(number);
@@ -239,14 +238,14 @@ impl Arrivals {
         }
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         let (head, rest) = words.split_first_chunk::<HEAD>()?;
-        let [id, node, low, high, len, first, end] = *head;
+        let [node, low, high, len, first, end] = *head;
         let mut device = [0; 16];
         device[..8].copy_from_slice(&low.to_ne_bytes());
         device[8..].copy_from_slice(&high.to_ne_bytes());
         let chunk = self.devices.chunk(device, fd, len);
         let ranges = rest.as_chunks::<RANGE>().0.iter();
         let ranges = ranges.map(|[from, to, len]| CopyRange { from: *from, to: *to, len: *len }).collect();
-        Some(Arrival { id, node, device, part: Part { chunk, ranges, pages: first..end } })
+        Some(Arrival { node, device, part: Part { chunk, ranges, pages: first..end } })
     }
 
     /// The bytes are lost: what slots had before must not be seen.

@@ -76,7 +76,7 @@ impl Client<'_> {
         }
         // Of a chunk without a changed page nothing is copied.
         parts.retain(|part| !part.pages().is_empty());
-        let arrival = |of| Arrival::new(part.id, self.file.node, part.device, of);
+        let arrival = |of| Arrival::new(self.file.node, part.device, of);
         self.commit_handed(&draft, &pages, staged, parts.into_iter().map(arrival).collect(), size, out)?;
         self.handed_from = Some(part.device);
         Ok(())

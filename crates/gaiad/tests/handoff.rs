@@ -35,6 +35,10 @@ const CLIENT: &str = "SPINIO_GAIAD_TEST_HANDOFF";
 /// It takes 0.4 s, and 2 s.
 const SLOW: &str = "gbps=0.02";
 const SLOWER: &str = "gbps=0.004";
+/// It takes 4 s.
+const SLOWEST: &str = "gbps=0.002";
+/// Releases that the state memory has records of.
+const RECORDS: usize = 4096;
 
 #[test]
 fn server_role() {
@@ -193,6 +197,26 @@ fn bytes_arrive_after_the_server_was_killed() {
         assert!(read(&file) == content(seed), "{seed}");
         assert!(client.load() == content(seed), "{seed}");
     }
+}
+
+/// The record of the release is another one's by then.
+#[test]
+fn bytes_arrive_after_many_releases_of_another_file_and_the_death_of_the_server() {
+    let Some((mount, file)) = mounted(Some(SLOWEST), None) else { return };
+    std::fs::write(mount.dir.join("second"), [1; PAGE]).unwrap();
+    let (client, second) = (Client::new(&file), open(&mount.dir.join("second")));
+    let small = Map::new(second.as_raw_fd(), 0, PAGE as u64, Access::Write, device()).unwrap();
+    assert!(client.release(14), "{:?}", client.map.info());
+    for byte in (0..=RECORDS).map(|at| at as u8) {
+        small.overwrite(0, PAGE as u64).unwrap();
+        // SAFETY: the byte lives until the device was synchronized.
+        unsafe { device().copy_in(StreamId(0), DeviceAddr(small.address()), &byte, 1) }.unwrap();
+        device().synchronize(StreamId(0), WaitMode::Block).unwrap();
+        small.release(0, PAGE as u64).unwrap();
+    }
+    mount.kill_server();
+    assert!(read(&file) == content(14));
+    file.sync_all().unwrap();
 }
 
 #[test]
