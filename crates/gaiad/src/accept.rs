@@ -3,6 +3,7 @@
 //! ```text
 //!   accept ──> first message ── Hello ───> client.rs    a map
 //!                           ├── Status ──> status.rs    what the server holds
+//!                           ├── WriteOut > unmount.rs   writes it to the files
 //!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
@@ -27,6 +28,7 @@ use crate::explain;
 use crate::report::report;
 use crate::status;
 use crate::threads::spawn;
+use crate::unmount;
 
 const WRITE_OUT_EVERY: Duration = Duration::from_secs(1);
 
@@ -90,6 +92,7 @@ fn serve(all: &Clients, socket: &OwnedFd) {
             client::serve(all, socket, &Hello { ticket, access, first, pages, kind, peer }, counted);
         }
         Some(Ok(Request::Status)) => status::serve(all, socket),
+        Some(Ok(Request::WriteOut)) => unmount::serve(all, socket),
         Some(Ok(Request::Explain { ticket })) => explain::serve(all, socket, &ticket),
         // Of another version, for example: the client reads ours in the reply.
         Some(Err(_)) => drop(send(socket, |out| refuse(out, Errno::PROTO))),

@@ -60,10 +60,20 @@ pub(crate) fn refuse(out: &mut Vec<u8>, error: Errno) {
 pub(crate) fn ask(
     path: &Path,
     question: Request<'_>,
+    each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    ask_within(path, question, Some(WITHIN), each)
+}
+
+/// The same, with another time for each reply; `None`: however long it takes.
+pub(crate) fn ask_within(
+    path: &Path,
+    question: Request<'_>,
+    within: Option<Duration>,
     mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let socket: OwnedFd = packets::connect(path)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
+    set_socket_timeout(&socket, Timeout::Recv, within)?;
     send(&socket, |out| question.encode(out))?;
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     loop {

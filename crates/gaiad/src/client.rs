@@ -250,7 +250,9 @@ impl<'a> Client<'a> {
             return Err(Failure::Ended);
         }
         match request {
-            Request::Hello { .. } | Request::Status | Request::Explain { .. } => Err(Failure::Refused(Errno::PROTO)),
+            Request::Hello { .. } | Request::Status | Request::WriteOut | Request::Explain { .. } => {
+                Err(Failure::Refused(Errno::PROTO))
+            }
             Request::Acquire { first, pages, access, fetch, peers } => {
                 self.acquire(first, pages, access, fetch)?;
                 self.peers = self.peers_of(&peers);

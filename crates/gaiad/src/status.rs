@@ -105,15 +105,30 @@ fn status_at(path: &Path) -> Result<MountStatus, Errno> {
 
 /// The server's part.
 pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
-    let own = rustix::process::geteuid();
-    let allowed = socket_peercred(socket).is_ok_and(|peer| peer.uid.is_root() || peer.uid == own);
-    if !allowed {
+    if !may_ask(socket) {
         let _ = send(socket, |out| refuse(out, Errno::PERM));
         return;
     }
+    let mut sent = send(socket, |out| Reply::ServerStatus(server_status(all)).encode(out));
+    for file in all.content.files().all() {
+        if sent.is_err() {
+            return;
+        }
+        sent = send_file(all, socket, &file);
+    }
+}
+
+/// Whether the other end is root or the daemon's own user.
+pub(crate) fn may_ask(socket: &OwnedFd) -> bool {
+    let own = rustix::process::geteuid();
+    socket_peercred(socket).is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+}
+
+/// What the server holds of all files.
+pub(crate) fn server_status(all: &Clients) -> ServerStatus {
     let (connections, mapped) = all.quotas.used();
     let slots = u64::from(all.content.slots());
-    let server = ServerStatus {
+    ServerStatus {
         pid: u64::from(std::process::id()),
         seconds: all.since.elapsed().as_secs(),
         // Without this one.
@@ -123,17 +138,11 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         slots,
         replaced: all.replaced,
         totals: all.totals(),
-    };
-    let mut sent = send(socket, |out| Reply::ServerStatus(server).encode(out));
-    for file in all.content.files().all() {
-        if sent.is_err() {
-            return;
-        }
-        sent = send_file(all, socket, &file);
     }
 }
 
-fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> {
+/// What it holds of one.
+pub(crate) fn send_file(all: &Clients, socket: &OwnedFd, file: &File) -> Result<(), Errno> {
     let opened = all.backing.open(file.node, Access::Read);
     let path_of = |fd: &OwnedFd| rustix::fs::readlink(proc_path(fd), Vec::new()).map(std::ffi::CString::into_bytes);
     let path = opened.and_then(|fd| path_of(&fd)).unwrap_or_else(|_| b"(unnamed)".to_vec());

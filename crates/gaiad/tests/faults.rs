@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -153,6 +155,34 @@ fn full_disk_is_reported_by_fsync_until_there_is_space() {
     mount.unmount_directory();
     for name in ["sparse", "other"] {
         assert!(std::fs::read(dir.join(name)).unwrap() == [12; PAGES * PAGE], "{name}");
+    }
+}
+
+/// Whatever the file is called: unmounting is refused as long as released pages of it find no space.
+#[test]
+fn full_disk_keeps_files_of_all_names_from_unmounting() {
+    const PAGES: usize = 8;
+    let Some(disk) = Disk::new("64M", 24 << 20) else { return };
+    let dir = disk.dir("directory");
+    let filler = disk.point.join("filler");
+    let long = std::iter::repeat_n("d".repeat(250), 5).collect::<PathBuf>();
+    for name in [PathBuf::from(OsStr::from_bytes(b"not \xff UTF-8")), long.join("file")] {
+        let below = dir.join(&name);
+        std::fs::create_dir_all(below.parent().unwrap()).unwrap();
+        File::create(&below).unwrap().set_len((PAGES * PAGE) as u64).unwrap();
+        File::open(&dir).unwrap().sync_all().unwrap();
+        fill(&filler);
+        let mut mount = TestMount::over(&dir);
+        let file = open(&dir.join(&name));
+        let gpu = Gpu::new(&file, PAGES);
+        gpu.epoch(PAGES, 7);
+        drop((gpu, file));
+        let refused = spinio_gaiad::unmount(&dir).unwrap_err().to_string();
+        assert!(refused.contains(": 8 released pages cannot be written: No space"), "{refused}");
+        std::fs::remove_file(&filler).unwrap();
+        mount.unmount_directory();
+        assert!(std::fs::read(&below).unwrap() == [7; PAGES * PAGE], "{}", name.display());
+        std::fs::remove_file(&below).unwrap();
     }
 }
 

@@ -183,6 +183,10 @@ pub enum Request<'a> {
     Stats,
     /// Instead of [`Request::Hello`]: what the server holds, for root and the daemon's own user.
     Status,
+    /// Instead of [`Request::Hello`]: write all released pages to their files, and those to storage. For whom
+    /// [`Request::Status`] is. The answer is [`Reply::ServerStatus`] once all is written, or else a [`Reply::FileStatus`]
+    /// of a file that cannot be, and the error.
+    WriteOut,
     /// Instead of [`Request::Hello`]: where the pages of a file are, and who has copies.
     Explain {
         /// From the ioctl.
@@ -265,6 +269,7 @@ const EXPLAIN: u16 = 9;
 const HAND_OVER: u16 = 10;
 const LEND: u16 = 11;
 const FILLED_BUT: u16 = 12;
+const WRITE_OUT: u16 = 13;
 const MAPPED: u16 = 0x81;
 const FILLS: u16 = 0x82;
 const STAGED: u16 = 0x83;
@@ -319,6 +324,7 @@ impl Request<'_> {
             }
             Request::Stats => start(out, STATS, 0),
             Request::Status => start(out, STATUS, 0),
+            Request::WriteOut => start(out, WRITE_OUT, 0),
             Request::Explain { ticket } => {
                 start(out, EXPLAIN, 0);
                 out.extend(ticket);
@@ -488,6 +494,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request<'_>, BadMessage> {
         WAS => Request::Was { id: at.number()? },
         STATS => Request::Stats,
         STATUS => Request::Status,
+        WRITE_OUT => Request::WriteOut,
         EXPLAIN => Request::Explain { ticket: at.take()? },
         _ => return Err(BadMessage::Kind),
     };

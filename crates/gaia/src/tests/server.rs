@@ -105,7 +105,7 @@ impl Server {
             let mut out = Vec::new();
             match parse_request(&buffer[..n]).unwrap() {
                 // Not asked by a map.
-                Request::Status | Request::Explain { .. } => return None,
+                Request::Status | Request::WriteOut | Request::Explain { .. } => return None,
                 Request::Hello { first, pages, .. } => {
                     self.state.lock().unwrap().hellos += 1;
                     if self.take(Fault::UnknownTicket) {

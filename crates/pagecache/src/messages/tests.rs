@@ -16,7 +16,7 @@ const HAND_OVER: HandOver = HandOver {
 
 fn requests() -> Vec<Vec<u8>> {
     let runs = [Run { first: 0, count: 2 }, Run { first: 2, count: 1 }, Run { first: 90, count: 4 }];
-    let mut all = vec![Vec::new(); 17];
+    let mut all = vec![Vec::new(); 18];
     Request::Hello { ticket: TICKET, access: Access::Write, first: 3, pages: 100, kind: MapKind::Registered }
         .encode(&mut all[0]);
     Request::Acquire { first: 1, pages: 2, access: Access::Read, fetch: true, peers: NO_PEERS }.encode(&mut all[1]);
@@ -36,6 +36,7 @@ fn requests() -> Vec<Vec<u8>> {
     let peers = [1, 2, 3, u64::MAX, 0, 0, 0, 8];
     Request::Acquire { first: 1, pages: 2, access: Access::Write, fetch: true, peers }.encode(&mut all[15]);
     filled_but(&mut all[16], &runs);
+    Request::WriteOut.encode(&mut all[17]);
     all
 }
 
