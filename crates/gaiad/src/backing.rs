@@ -33,7 +33,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fcntl_getfl};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use spinio_fuse::abi::ROOT_NODE;
 use spinio_sys::injection_point;
@@ -80,6 +80,8 @@ enum Find {
 #[derive(Debug)]
 pub struct Backing {
     mount: OwnedFd,
+    /// The same through a mount that is for reading only.
+    for_clients: Option<OwnedFd>,
     find: Find,
     nodes: Arc<Nodes>,
     kept: Mutex<Kept>,
@@ -139,7 +141,25 @@ impl Backing {
         let kept = Kept { limit: kept_limit, fds: HashMap::new(), order: VecDeque::new(), time: 0 };
         let (kept, contents) = (Mutex::new(kept), Mutex::default());
         let (forgotten, many) = (Condvar::new(), Condvar::new());
-        Backing { mount, find, nodes, kept, inodes, inode_limit, forgotten, many, contents, content_limit, supervisor }
+        Backing {
+            mount,
+            for_clients: None,
+            find,
+            nodes,
+            kept,
+            inodes,
+            inode_limit,
+            forgotten,
+            many,
+            contents,
+            content_limit,
+            supervisor,
+        }
+    }
+
+    /// With the directory of which clients get files.
+    pub fn with_view_for_clients(self, directory: OwnedFd) -> Backing {
+        Backing { for_clients: Some(directory), ..self }
     }
 
     /// The backing directory.
@@ -168,6 +188,27 @@ impl Backing {
     /// ESTALE: there is no such node or inode.
     pub fn open_waiting(&self, node: u64, access: Access) -> Result<Arc<OwnedFd>, Errno> {
         self.open_with(node, access, OFlags::empty())
+    }
+
+    /// A descriptor for a client: a new open file, because the client may change its flags. It may also open it once more
+    /// (`/proc/self/fd`), with other flags, and then the mount decides: the one that this process uses is for writing
+    /// too, where the client's own, as that of a container, may not be.
+    ///
+    /// # Errors
+    /// As [`Backing::open`].
+    pub fn open_for_client(&self, node: u64) -> Result<OwnedFd, Errno> {
+        let Some(directory) = self.for_clients.as_ref().filter(|_| self.find == Find::Handle) else {
+            return reopen(&*self.open(node, Access::Read)?, OFlags::RDONLY);
+        };
+        let identity = self.nodes.get(node)?;
+        if identity.file_type != FileType::RegularFile {
+            return Err(Errno::INVAL);
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let fd = open_by_handle(directory.as_fd(), &identity.handle, flags.bits())?;
+        // That was for leases. An io_uring would end reads of it early.
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        Ok(fd)
     }
 
     fn open_with(&self, node: u64, access: Access, wait: OFlags) -> Result<Arc<OwnedFd>, Errno> {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use spinio_pagecache::messages::{
@@ -20,7 +20,6 @@ use spinio_sys::injection_point;
 use spinio_sys::linux::packets::{self, Wait};
 
 use crate::admission::Peer;
-use crate::backing::{Access as Open, reopen};
 use crate::channel::{Received, receive_in_time, refuse, send};
 use crate::clients::Clients;
 use crate::draft::{CONTINUE_WITHIN, Draft, Part};
@@ -192,9 +191,8 @@ impl<'a> Client<'a> {
         holder: (Peer, MapKind),
     ) -> std::result::Result<Client<'a>, Errno> {
         let window = Arc::new(window(pages.end - pages.start)?);
-        // A new open file, because the client may change the flags of what it gets. For the owner's own reads too.
-        let opened = all.backing.open(node, Open::Read)?;
-        let backing = reopen(&opened, OFlags::RDONLY)?;
+        // For the owner's own reads too.
+        let backing = all.backing.open_for_client(node)?;
         let files = all.content.files();
         let (file, owner) = (files.enter(node), files.new_owner());
         file.counters()?;

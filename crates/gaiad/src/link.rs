@@ -4,7 +4,7 @@
 //!   supervisor ── Invalidate (/dev/fuse, socket of requests) ────────────────────────────────> invalidator
 //!   server ── Devices, then the requests of device_process/ ─────────────────────────────────> device process
 //!   supervisor ── Start (/dev/fuse, state memory, backing directory, sockets of clients and
-//!                        invalidator, counter of servers) ───────────────────────────────────> server
+//!                        invalidator, counter of servers, the directory for reading only) ───> server
 //!              ── Kept(what) + nodes and descriptors, until all are sent ───────────────────>
 //!              ── Go ───────────────────────────────────────────────────────────────────────>
 //!              <───────────────────────────── Keep(what, node) + descriptor, Drop(what, node)
@@ -38,7 +38,7 @@ pub enum Use {
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// To a server, with six descriptors.
+    /// To a server, with seven descriptors.
     Start,
     /// To an invalidator, with two descriptors.
     Invalidate,

@@ -87,8 +87,8 @@ type Attached = (Arc<Connection>, Handlers, Arc<Clients>, OwnedFd);
 
 /// Takes what the supervisor keeps.
 fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
-    let [device, state, directory, listener, invalidator, servers] =
-        <[OwnedFd; 6]>::try_from(fds).map_err(|_| Errno::PROTO)?;
+    let [device, state, directory, listener, invalidator, servers, for_clients] =
+        <[OwnedFd; 7]>::try_from(fds).map_err(|_| Errno::PROTO)?;
     let state = Arc::new(StateMemory::attach(state)?);
     let nodes = Arc::new(Nodes::attach(state.clone()));
     nodes.set_root(&identity(&directory, &stat(&directory)?)?);
@@ -96,6 +96,7 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let fds = fd_limit();
     let clients = (fds / 16).min(CLIENTS);
     let backing = Backing::new(directory, nodes.clone(), link, fds as usize, (clients * CLIENT_FDS) as usize);
+    let backing = backing.with_view_for_clients(for_clients);
     let mut handed = Vec::new();
     loop {
         match kept.receive(Wait::Yes)? {

@@ -2,13 +2,19 @@
 
 mod common;
 
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
+use spinio_gaia::{Access, Map};
+
 use crate::common::TestMount;
-use crate::common::gpu::{Client, PAGE, client_role as client};
+use crate::common::gpu::{Client, PAGE, client_role as client, device};
 
 #[test]
 fn server_role() {
@@ -20,8 +26,36 @@ fn client_role() {
     client();
 }
 
+/// Set in the environment of a program with a map for reading, to its file.
+const READER: &str = "SPINIO_GAIAD_TEST_READER";
+/// Begins what it says.
+const MARK: &str = "reader: ";
+
+/// Opens all that this process has of its file once more, for writing.
+#[test]
+fn reader_role() {
+    let Some(path) = std::env::var_os(READER) else { return };
+    let file = File::open(&path).unwrap();
+    let map = Map::new(file.as_raw_fd(), 0, PAGE as u64, Access::Read, device()).unwrap();
+    map.acquire(0, PAGE as u64, Access::Read).unwrap();
+    // The library has its descriptors in a table of a thread of its own.
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let tables = threads.filter_map(|thread| std::fs::read_dir(thread.path().join("fd")).ok());
+    for fd in tables.flatten().flatten() {
+        if std::fs::read_link(fd.path()).is_ok_and(|to| to.file_name() == Path::new(&path).file_name()) {
+            let opened = OpenOptions::new().read(true).write(true).open(fd.path());
+            let errno = opened.err().map_or(0, |error| error.raw_os_error().unwrap());
+            println!("{MARK}{} {errno}", File::open(fd.path()).unwrap().metadata().unwrap().dev());
+        }
+    }
+    drop(map);
+    std::process::exit(0);
+}
+
 /// What a container does before its program: the mount is in another directory only, and /run is empty.
 const ENTER: &str = "set -eu; mount --bind \"$MOUNT\" \"$BOX\"; umount --lazy \"$MOUNT\"; mount -t tmpfs none /run; ";
+/// The same, for reading only.
+const READ_ONLY: &str = "mount -o remount,bind,ro \"$BOX\"; ";
 /// The same, with the sockets.
 const WITH_SOCKETS: &str = "mkdir \"$BOX/../gaia\"; mount --bind /run/spinio/gaia \"$BOX/../gaia\"; ";
 const MOVE_SOCKETS: &str = "mkdir -p /run/spinio/gaia; mount --move \"$BOX/../gaia\" /run/spinio/gaia; ";
@@ -103,4 +137,28 @@ fn map_in_a_container_without_the_socket_says_what_is_missing() {
     let socket = mount.socket.display();
     assert!(words.contains(&format!("{socket}, is not here: a container needs")), "{words}");
     client.finish();
+}
+
+#[test]
+fn program_in_a_read_only_container_gets_no_descriptor_that_can_be_opened_for_writing() {
+    let _alone = alone();
+    let Some((mount, place)) = mount() else { return };
+    if !common::is_root() {
+        return;
+    }
+    let mut reader = Command::new(std::env::current_exe().unwrap());
+    reader.args(["--exact", "reader_role", "--nocapture", "-q"]).env(READER, place.join("file"));
+    let after = format!("{MOVE_SOCKETS}{READ_ONLY}");
+    let output = container(&mount, &place, WITH_SOCKETS, &after, &reader).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let found: Vec<(u64, i32)> = said
+        .lines()
+        .filter_map(|line| line.split_once(MARK)?.1.split_once(' '))
+        .map(|(device, errno)| (device.parse().unwrap(), errno.parse().unwrap()))
+        .collect();
+    // Its own, of the mount, and that of the file below.
+    let devices: std::collections::HashSet<u64> = found.iter().map(|(device, _)| *device).collect();
+    assert_eq!(devices.len(), 2, "{found:?}");
+    assert!(found.iter().all(|(_, errno)| *errno == Errno::ROFS.raw_os_error()), "{found:?}");
 }

@@ -10,9 +10,10 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
 use spinio_fuse::MountFailure;
 use spinio_fuse::mount::{self, MountEntry};
-use spinio_sys::linux::{handle_of, open_by_handle};
+use spinio_sys::linux::{handle_of, make_mount_read_only, open_by_handle};
 
 use super::MountError;
+use crate::report::report;
 
 /// Source of the mount; its type is `fuse.` and this.
 pub const NAME: &str = "spinio-gaia";
@@ -23,6 +24,8 @@ const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 pub(super) struct Checked {
     pub(super) point: PathBuf,
     pub(super) directory: OwnedFd,
+    /// The same, through a mount that is for reading only.
+    pub(super) for_clients: Option<OwnedFd>,
     pub(super) flags: MountFlags,
 }
 
@@ -78,14 +81,21 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
         })?;
     }
     let flags = mount::flags_of(&opened).map_err(|e| error(e.to_string()))?;
-    let directory = private_view(&opened).unwrap_or_else(|_| opened.into());
-    Ok(Checked { point, directory, flags })
+    let for_clients = privileged.then(|| private_view(&opened, true)).transpose().unwrap_or_else(|e| {
+        report!("programs with maps get descriptors that they can open for writing: {e}");
+        None
+    });
+    let directory = private_view(&opened, false).unwrap_or_else(|_| opened.into());
+    Ok(Checked { point, directory, for_clients, flags })
 }
 
 /// The directory in a mount of its own, which no other mount covers, now or later.
-fn private_view(directory: &File) -> Result<OwnedFd, Errno> {
+fn private_view(directory: &File, read_only: bool) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let tree = rustix::mount::open_tree(directory, c"", flags)?;
+    if read_only {
+        make_mount_read_only(tree.as_fd())?;
+    }
     rustix::fs::openat(&tree, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 

@@ -83,6 +83,8 @@ pub struct Supervisor {
     mounted: Mounted,
     connection: Connection,
     directory: OwnedFd,
+    /// The same for reading only, of which clients get files.
+    for_clients: Option<OwnedFd>,
     state: StateMemory,
     claim: Claim,
     /// What the server would not find again.
@@ -117,7 +119,7 @@ impl Supervisor {
     /// # Errors
     /// With nothing left mounted.
     pub fn mount(directory: &Path, pages_bytes: usize) -> Result<Supervisor, MountError> {
-        let checks::Checked { point, directory, flags } = checks::check(directory)?;
+        let checks::Checked { point, directory, for_clients, flags } = checks::check(directory)?;
         let privileged = mount::is_privileged();
         let device = mount::make(&point, NAME, flags).map_err(|e| checks::no_mount(&point, &e))?;
         let entry = mount::mount_at(&point).ok().flatten();
@@ -147,7 +149,18 @@ impl Supervisor {
         let servers = SharedCounters::new(SERVER_WORDS).map_err(|e| failed("no memory for a counter", e))?;
         let kept = HashMap::new();
         let invalidator = None;
-        Ok(Supervisor { mounted, connection, directory, state, claim, kept, servers, privileged, invalidator })
+        Ok(Supervisor {
+            mounted,
+            connection,
+            directory,
+            for_clients,
+            state,
+            claim,
+            kept,
+            servers,
+            privileged,
+            invalidator,
+        })
     }
 
     /// Gives up the privileges that only mounting takes; to be called before other threads are made. [`Supervisor::run`]
@@ -270,6 +283,7 @@ impl Supervisor {
             self.claim.listener().as_fd(),
             requests.ok_or(Errno::PIPE)?,
             self.servers.as_fd(),
+            self.for_clients.as_ref().unwrap_or(&self.directory).as_fd(),
         ];
         // The server before it is dead, and this one has answered nothing.
         change_counters::count_server(self.servers.words());
