@@ -28,7 +28,7 @@
 //! Known flaws: beyond the limit, with an older kernel or so many files in use, a look-up fails with ENFILE. A file that
 //! its owner may not read can be opened by no program (EACCES).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -246,7 +246,7 @@ impl Backing {
 
     /// Keeps a descriptor no longer.
     pub fn close(&self, node: u64, access: Access) {
-        let closed = self.kept().fds.remove(&(node, access));
+        let closed = self.kept().close(node, access);
         drop(closed);
     }
 
@@ -532,13 +532,44 @@ impl Kept {
         closed
     }
 
-    fn remove(&mut self, node: u64) -> [Option<Arc<OwnedFd>>; 3] {
-        let closed = [Access::Path, Access::Read, Access::Write].map(|a| self.fds.remove(&(node, a)).map(|(fd, _)| fd));
-        // Entries of removed descriptors must not pile up.
+    fn close(&mut self, node: u64, access: Access) -> Option<Arc<OwnedFd>> {
+        let closed = self.fds.remove(&(node, access)).map(|(fd, _)| fd);
+        // Entries of removed descriptors must not pile up, also those of one that is closed and kept again and again.
         if self.order.len() > 2 * self.fds.len() + 64 {
             let fds = &self.fds;
-            self.order.retain(|(key, _)| fds.contains_key(key));
+            let mut seen = HashSet::new();
+            self.order.retain(|(key, _)| fds.contains_key(key) && seen.insert(*key));
         }
         closed
+    }
+
+    fn remove(&mut self, node: u64) -> [Option<Arc<OwnedFd>>; 3] {
+        [Access::Path, Access::Read, Access::Write].map(|access| self.close(node, access))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_that_are_closed_and_kept_again_leave_nothing() {
+        let mut kept = Kept { limit: 8, fds: HashMap::new(), order: VecDeque::new(), time: 0 };
+        let fd = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        for node in 0..6 {
+            drop(kept.insert((node, Access::Read), &fd));
+        }
+        for _ in 0..1000 {
+            for node in 0..5 {
+                assert!(kept.close(node, Access::Read).is_some());
+                drop(kept.insert((node, Access::Read), &fd));
+            }
+            assert!(kept.order.len() <= 2 * kept.fds.len() + 65, "{}", kept.order.len());
+        }
+        assert_eq!(kept.fds.len(), 6);
+        // All can still be evicted, the least recently used first.
+        kept.limit = 0;
+        let evicted = kept.insert((9, Access::Read), &fd);
+        assert_eq!((evicted.len(), kept.fds.len()), (7, 0));
     }
 }
