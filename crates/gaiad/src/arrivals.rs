@@ -14,7 +14,8 @@
 //! so no slot of a list has become another page's when a second server copies again.
 //!
 //! If the device cannot give the bytes of a chunk, they are zeros from then on: the next fsync fails with EIO, once, and the
-//! log says so.
+//! log says so. What may pass is tried again for minutes before that: no memory on the device for a context, no
+//! descriptors, no process.
 //!
 //! Known flaw: a request of pages that are not there occupies a thread of the server while it waits.
 
@@ -22,6 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -41,6 +43,10 @@ use crate::threads::spawn;
 
 /// Chunks that are copied at the same time.
 const WIDTH: usize = 6;
+/// How long a copy is tried again for want of memory, descriptors, processes or a context, and the pauses between.
+const AGAIN_FOR: Duration = Duration::from_secs(180);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Words of a list before its ranges, and of a range.
 const HEAD: usize = 6;
 const RANGE: usize = 3;
@@ -248,6 +254,23 @@ impl Arrivals {
         Some(Arrival { node, device, part: Part { chunk, ranges, pages: first..end } })
     }
 
+    /// Copies the bytes, as soon as that can be done.
+    fn copy(&self, arrival: &Arrival) -> Result<(), Errno> {
+        let Arrival { node, part: Part { chunk, ranges, .. }, .. } = arrival;
+        let (give_up, mut pause) = (Instant::now() + AGAIN_FOR, FIRST_PAUSE);
+        loop {
+            let error = match self.devices.copy(chunk, &self.slots, ranges) {
+                Err(error) if may_pass(error) && Instant::now() < give_up => error,
+                done => return done,
+            };
+            if pause == FIRST_PAUSE {
+                report!("released bytes of node {node} wait, since they cannot be copied now: {error}");
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
     /// The bytes are lost: what slots had before must not be seen.
     fn clear(&self, arrival: &Arrival) {
         for range in &arrival.part.ranges {
@@ -262,6 +285,12 @@ impl Arrivals {
             }
         }
     }
+}
+
+/// Whether a copy that fails so may succeed later. ENODEV: the device cannot be opened, which it could when the chunk came.
+fn may_pass(error: Errno) -> bool {
+    let passing = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NODEV, Errno::TOOMANYREFS];
+    passing.contains(&error)
 }
 
 /// By as many threads as work at the same time: one after the other, the first ones first.
@@ -281,9 +310,9 @@ fn arrive_all(waiting: &Mutex<VecDeque<Kept>>, file: &File) {
 fn arrive(kept: Kept, file: &File) {
     injection_point!("server: bytes begin to arrive");
     let (arrivals, number) = (Arc::clone(&kept.arrivals), kept.number);
-    let Arrival { node, part: Part { chunk, ranges, .. }, .. } = &kept.arrival;
-    let copied = arrivals.devices.copy(chunk, &arrivals.slots, ranges);
+    let copied = arrivals.copy(&kept.arrival);
     if let Err(error) = copied {
+        let node = kept.arrival.node;
         report!("released bytes of node {node} are lost, since the device cannot give them: {error}");
         arrivals.clear(&kept.arrival);
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use spinio_device::emulated::{self, Emulated};
 use spinio_device::{Device, DeviceAddr, SharedMemory, StreamId, WaitMode};
 use spinio_gaia::{Access, Map};
@@ -237,6 +237,23 @@ fn bytes_arrive_after_the_device_process_was_killed() {
     std::thread::sleep(Duration::from_millis(50));
     kill_process(device_process(mount.server()).unwrap(), Signal::KILL).unwrap();
     assert!(read(&file) == content(20));
+    assert_eq!(mount.servers(), 1);
+}
+
+/// The server has no descriptors for a while, and so cannot start another one.
+#[test]
+fn bytes_arrive_once_a_device_process_can_be_started() {
+    let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };
+    let client = Client::new(&file);
+    assert!(client.release(21), "{:?}", client.map.info());
+    let server = Pid::from_raw(mount.server() as i32);
+    let none = Rlimit { current: Some(3), ..getrlimit(Resource::Nofile) };
+    let before = prlimit(server, Resource::Nofile, none).unwrap();
+    kill_process(device_process(mount.server()).unwrap(), Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    prlimit(server, Resource::Nofile, before).unwrap();
+    assert!(read(&file) == content(21));
+    file.sync_all().unwrap();
     assert_eq!(mount.servers(), 1);
 }
 

@@ -31,6 +31,9 @@ const THREADS: usize = 6;
 /// Bytes of a buffer.
 const BUFFER: usize = 2 << 20;
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`, as it comes when a device is opened, whatever the kind of the error.
+const CUDA_OUT_OF_MEMORY: i32 = 2;
+
 /// What was imported.
 struct Imported {
     device: &'static dyn Device,
@@ -116,7 +119,7 @@ impl Process {
                 let file = lock(&self.files).get(&file).cloned().ok_or(Errno::NOENT)?;
                 copy(&chunk, &file, &ranges, lanes)
             }
-            Request::Open { device } => registry::with_uuid(device).map(drop).map_err(|_| Errno::NODEV),
+            Request::Open { device } => registry::with_uuid(device).map(drop).map_err(not_opened),
             Request::Forget { chunk } => {
                 let forgotten = lock(&self.chunks).remove(&chunk);
                 drop(forgotten);
@@ -135,7 +138,7 @@ fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
 }
 
 fn import(uuid: [u8; 16], fd: &OwnedFd, len: u64) -> Result<Imported, Errno> {
-    let device = registry::with_uuid(uuid).map_err(|_| Errno::NODEV)?;
+    let device = registry::with_uuid(uuid).map_err(not_opened)?;
     let memory = device.shared_memory().ok_or(Errno::OPNOTSUPP)?;
     let least = memory.chunk_granularity().map_err(errno)?;
     if len == 0 || !len.is_multiple_of(least) {
@@ -154,6 +157,11 @@ fn import(uuid: [u8; 16], fd: &OwnedFd, len: u64) -> Result<Imported, Errno> {
             Err(errno(error))
         }
     }
+}
+
+/// A device that has no memory for a context now is not one that is not there.
+fn not_opened(error: DeviceError) -> Errno {
+    if error.kind == ErrorKind::NoMemory || error.code == CUDA_OUT_OF_MEMORY { Errno::NOMEM } else { Errno::NODEV }
 }
 
 fn errno(error: DeviceError) -> Errno {
@@ -266,4 +274,18 @@ fn copy(
         copied = copied.and(finished);
     }
     copied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_without_memory_for_a_context_is_told_from_one_that_is_not_there() {
+        let error = |kind, code| not_opened(DeviceError { kind, operation: "open", code });
+        assert_eq!(error(ErrorKind::Unsupported, 2), Errno::NOMEM);
+        assert_eq!(error(ErrorKind::NoMemory, 0), Errno::NOMEM);
+        assert_eq!(error(ErrorKind::Unsupported, 0), Errno::NODEV);
+        assert_eq!(error(ErrorKind::Unsupported, 101), Errno::NODEV);
+    }
 }
