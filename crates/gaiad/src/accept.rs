@@ -8,7 +8,7 @@
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
 //!   gaia-writeout   every second: writes released pages to their files
 //!   gaia-folios     every second: splits large folios to which few pages at a time are written
-//!   gaia-prune      where each node has a descriptor: makes the kernel forget nodes
+//!   gaia-prune      where there are many: makes the kernel forget nodes
 //! ```
 
 use std::os::fd::OwnedFd;
@@ -50,10 +50,8 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
             content.files().split_folios();
         }
     })?;
-    if all.backing.is_bound_by_modes() {
-        let all = all.clone();
-        spawn("gaia-prune", move || all.backing.prune_when_full(|nodes| all.kernel.prune(nodes)))?;
-    }
+    let prune = all.clone();
+    spawn("gaia-prune", move || prune.backing.prune_when_full(|nodes| prune.kernel.prune(nodes)))?;
     let all = all.clone();
     spawn("gaia-accept", move || accept(&all, &listener))
 }

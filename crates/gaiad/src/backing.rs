@@ -21,7 +21,7 @@
 //! open a second time. The content of such files (created with mode 0444, as git does; `chmod` while they are open) is
 //! held too.
 //!
-//! There the number of nodes is limited by RLIMIT_NOFILE. From half of it on the kernel is asked to forget files that no
+//! There the number of nodes is limited by RLIMIT_NOFILE; with handles by the node table (nodes.rs). From half of it on the kernel is asked to forget files that no
 //! program uses (Linux 6.18); from three quarters on, a program that lists a directory gets names only; and at the limit
 //! a look-up waits a little.
 //!
@@ -319,36 +319,47 @@ impl Backing {
 
     /// Whether nodes should be made that the kernel has not asked for.
     pub fn has_room(&self) -> bool {
-        self.find == Find::Handle || self.inodes().fds.len() < self.inode_limit / 4 * 3
+        match self.find {
+            Find::Handle => self.nodes.has_room(),
+            Find::Descriptor => self.inodes().fds.len() < self.inode_limit / 4 * 3,
+        }
     }
 
     /// Keeps the number of nodes small by `prune`, which asks the kernel to forget these, if no program uses them; false:
     /// it cannot. Returns after that only.
     pub fn prune_when_full(&self, prune: impl Fn(&[u64]) -> bool) {
-        let mut fruitless = 0;
+        let (mut fruitless, mut from) = (0, 0);
         loop {
-            let mut inodes = self.inodes();
-            while inodes.fds.len() <= self.inode_limit / 2 {
-                inodes = self.many.wait(inodes).unwrap_or_else(PoisonError::into_inner);
-            }
-            let before = inodes.fds.len();
-            let nodes = oldest(&mut inodes, PRUNE);
-            drop(inodes);
+            let (before, nodes) = self.nodes_to_prune(&mut from);
             if !prune(&nodes) {
                 return;
             }
             // What the kernel forgets it says a little later.
             let is_fewer = (0..PRUNE_PAUSES).any(|_| {
                 std::thread::sleep(PRUNE_PAUSE);
-                self.inodes().fds.len() < before
+                let now = match self.find {
+                    Find::Handle => self.nodes.used_records(),
+                    Find::Descriptor => self.inodes().fds.len(),
+                };
+                now < before
             });
-            fruitless = if is_fewer { 0 } else { fruitless + nodes.len() };
+            fruitless = if is_fewer { 0 } else { fruitless + nodes.len().max(1) };
             if fruitless >= before {
                 // All are in use.
                 std::thread::sleep(WAIT);
                 fruitless = 0;
             }
         }
+    }
+
+    /// Waits until there are many nodes; how many, and some that the kernel may forget. `from`: the record of the next one.
+    fn nodes_to_prune(&self, from: &mut u32) -> (usize, Vec<u64>) {
+        if self.find == Find::Handle {
+            return (self.nodes.wait_for_many(), self.nodes.next_nodes(from, PRUNE));
+        }
+        let few = |inodes: &mut Inodes| inodes.fds.len() <= self.inode_limit / 2;
+        let mut inodes = self.many.wait_while(self.inodes(), few).unwrap_or_else(PoisonError::into_inner);
+        (inodes.fds.len(), oldest(&mut inodes, PRUNE))
     }
 
     fn give(&self, what: Use, node: u64, fd: &OwnedFd) -> Result<(), Errno> {

@@ -15,6 +15,11 @@
 //! *going*: only look-ups of this inode wait, since another number would show what is below the mount before that. A
 //! server that dies then leaves a used record without look-ups.
 //!
+//! **The table has an end.** From half of it on the kernel is asked to forget nodes that no program uses (backing.rs), in
+//! the order of their records; from three quarters on a program that lists a directory gets names only; and at the end a
+//! look-up waits a little. Known flaw: where all are in use, or the kernel cannot be asked (before Linux 6.18), look-ups of
+//! further inodes fail with ENFILE then.
+//!
 //! Order of stores: a record is complete before its state says "used"; `lookups` rises before the reply is sent. A
 //! crash therefore leaves a count that is right or too high, never too low: at worst a record stays until unmount.
 
@@ -22,6 +27,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -46,6 +52,10 @@ mod word {
     pub(super) const REFUSALS: usize = 7;
     pub(super) const HANDLE: usize = 8;
 }
+
+/// At the end of the table: threads that wait at a time, since others must hear what is forgotten, and how long.
+const WAITING: usize = 2;
+const WAIT: Duration = Duration::from_secs(1);
 
 const FREE: u64 = 0;
 const USED: u64 = 1;
@@ -80,6 +90,9 @@ pub struct Nodes {
     index: Mutex<Index>,
     /// A record is going no longer.
     gone: Condvar,
+    /// More than half of the records are used.
+    many: Condvar,
+    limit: usize,
 }
 
 type Key = (u64, u64);
@@ -92,8 +105,10 @@ struct Index {
     free: Vec<u32>,
     /// Those without look-ups that are not free yet.
     going: Vec<u32>,
-    /// Look-ups that wait for one of them.
+    /// Look-ups that wait for one of them, or for a free record.
     waiting: usize,
+    /// The latter.
+    without_record: usize,
 }
 
 /// A record that is free once this is dropped, also by a panic: else look-ups would wait for ever.
@@ -128,7 +143,8 @@ impl Nodes {
         // Record 0 is not used; 1 is the root.
         let used = state.nodes_used().load(Acquire).max(2) as u32;
         state.nodes_used().store(used.into(), Release);
-        let nodes = Nodes { state, index: Mutex::default(), gone: Condvar::new() };
+        let limit = state.node_limit();
+        let nodes = Nodes { state, index: Mutex::default(), gone: Condvar::new(), many: Condvar::new(), limit };
         for number in 1..used {
             let record = nodes.record(number);
             if record[word::STATE].load(Acquire) == USED {
@@ -151,26 +167,33 @@ impl Nodes {
         }
     }
 
-    /// The number of an inode, to be given to the kernel: counts one look-up. Waits while the inode is being forgotten.
+    /// The number of an inode, to be given to the kernel: counts one look-up. Waits while the inode is being forgotten, and a
+    /// little where the table is full.
     ///
     /// # Errors
     /// ENFILE: the table is full.
     pub fn look_up(&self, identity: &Identity) -> Result<u64, Errno> {
         let mut index = self.lock();
-        while self.is_going(&index, identity) {
-            index.waiting += 1;
-            index = self.gone.wait(index).unwrap_or_else(PoisonError::into_inner);
-            index.waiting -= 1;
-        }
-        if let Some(number) = self.find_in(&index, identity) {
-            let record = self.record(number);
-            record[word::LOOKUPS].fetch_add(1, AcqRel);
-            return Ok(id(number, record));
-        }
-        let number = match index.free.pop() {
-            Some(number) => number,
-            None => self.extend()?,
+        let number = loop {
+            if self.is_going(&index, identity) {
+                index.waiting += 1;
+                index = self.gone.wait(index).unwrap_or_else(PoisonError::into_inner);
+                index.waiting -= 1;
+                continue;
+            }
+            if let Some(number) = self.find_in(&index, identity) {
+                let record = self.record(number);
+                record[word::LOOKUPS].fetch_add(1, AcqRel);
+                return Ok(id(number, record));
+            }
+            if let Some(number) = index.free.pop().or_else(|| self.extend()) {
+                break number;
+            }
+            index = self.wait_for_record(index)?;
         };
+        if self.used_in(&index) > self.limit / 2 {
+            self.many.notify_one();
+        }
         index.records.insert(identity.key(), number);
         let record = self.record(number);
         fill(record, identity, 1);
@@ -239,14 +262,70 @@ impl Nodes {
         (read(self.record(number))? == *identity).then_some(number)
     }
 
-    fn extend(&self) -> Result<u32, Errno> {
+    /// The next record that was never used.
+    fn extend(&self) -> Option<u32> {
         let used = self.state.nodes_used();
         let next = used.load(Acquire);
-        if next as usize >= self.state.nodes().len() / NODE_WORDS {
-            return Err(Errno::NFILE);
+        if next as usize >= self.limit {
+            return None;
         }
         used.store(next + 1, Release);
-        Ok(next as u32)
+        Some(next as u32)
+    }
+
+    /// Until a record has become free.
+    fn wait_for_record<'a>(&'a self, mut index: MutexGuard<'a, Index>) -> Result<MutexGuard<'a, Index>, Errno> {
+        self.many.notify_one();
+        if index.without_record >= WAITING {
+            return Err(Errno::NFILE);
+        }
+        (index.waiting, index.without_record) = (index.waiting + 1, index.without_record + 1);
+        let full = |index: &mut Index| index.free.is_empty();
+        let waited = self.gone.wait_timeout_while(index, WAIT, full).unwrap_or_else(PoisonError::into_inner);
+        index = waited.0;
+        (index.waiting, index.without_record) = (index.waiting - 1, index.without_record - 1);
+        if waited.1.timed_out() { Err(Errno::NFILE) } else { Ok(index) }
+    }
+
+    /// Records that are not free.
+    pub(crate) fn used_records(&self) -> usize {
+        self.used_in(&self.lock())
+    }
+
+    fn used_in(&self, index: &Index) -> usize {
+        (self.state.nodes_used().load(Acquire) as usize - 1).saturating_sub(index.free.len())
+    }
+
+    /// Whether nodes should be made that the kernel has not asked for.
+    pub(crate) fn has_room(&self) -> bool {
+        self.used_records() < self.limit / 4 * 3
+    }
+
+    /// Waits until more than half of the records are used; how many are.
+    pub(crate) fn wait_for_many(&self) -> usize {
+        let few = |index: &mut Index| self.used_in(index) <= self.limit / 2;
+        let index = self.many.wait_while(self.lock(), few).unwrap_or_else(PoisonError::into_inner);
+        self.used_in(&index)
+    }
+
+    /// The next nodes in the order of their records, from this one on, which becomes the one after them.
+    pub(crate) fn next_nodes(&self, from: &mut u32, most: usize) -> Vec<u64> {
+        let mut nodes = Vec::new();
+        let end = self.state.nodes_used().load(Acquire) as u32;
+        for _ in 0..end {
+            *from = if *from < end { *from } else { ROOT_NODE as u32 + 1 };
+            if *from < end {
+                let record = self.record(*from);
+                if record[word::STATE].load(Acquire) == USED {
+                    nodes.push(id(*from, record));
+                }
+            }
+            *from += 1;
+            if nodes.len() == most {
+                break;
+            }
+        }
+        nodes
     }
 
     fn record(&self, number: u32) -> &[AtomicU64] {
@@ -356,6 +435,28 @@ mod tests {
             assert_eq!((nodes.get(node), nodes.get(again)), (Err(Errno::STALE), Ok(identity(7))));
         });
         assert!(nodes.lock().going.is_empty());
+    }
+
+    #[test]
+    fn full_table_is_waited_for_and_its_nodes_are_named_in_turn() {
+        let state = Arc::new(StateMemory::small());
+        state.limit_nodes(6);
+        let nodes = Nodes::attach(state);
+        // Record 0 is not used, and 1 is the root's.
+        let all: Vec<u64> = (2..6).map(|inode| nodes.look_up(&identity(inode)).unwrap()).collect();
+        assert_eq!((nodes.used_records(), nodes.has_room(), nodes.wait_for_many()), (5, false, 5));
+        let mut from = 0;
+        assert_eq!(nodes.next_nodes(&mut from, 3), all[..3]);
+        assert_eq!(nodes.next_nodes(&mut from, 3), [all[3], all[0], all[1]]);
+        assert_eq!(nodes.look_up(&identity(9)), Err(Errno::NFILE));
+        assert_eq!(nodes.look_up(&identity(5)), Ok(all[3]), "one that is there");
+        thread::scope(|scope| {
+            let later = scope.spawn(|| nodes.look_up(&identity(9)));
+            eventually("a look-up waits", || nodes.lock().without_record == 1);
+            assert!(nodes.forget(all[0], 1, || ()));
+            assert!(later.join().unwrap().is_ok());
+        });
+        assert_eq!((nodes.get(all[0]), nodes.used_records()), (Err(Errno::STALE), 5));
     }
 
     #[test]

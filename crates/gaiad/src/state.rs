@@ -45,6 +45,7 @@ mod header {
     pub(super) const PAGES_WORDS: usize = 2;
     pub(super) const NODES_USED: usize = 3;
     pub(super) const SERVERS: usize = 4;
+    pub(super) const NODE_LIMIT: usize = 5;
     pub(super) const NEGOTIATED: usize = 8;
 }
 
@@ -111,6 +112,19 @@ impl StateMemory {
     /// What INIT agreed on.
     pub fn negotiated(&self) -> Option<Negotiated> {
         Negotiated::from_words([0, 1, 2, 3].map(|i| self.words[header::NEGOTIATED + i].load(Relaxed)))
+    }
+
+    /// Limits the records of nodes, for tests that reach the end of the table.
+    pub(crate) fn limit_nodes(&self, records: u64) {
+        self.words[header::NODE_LIMIT].store(records, Release);
+    }
+
+    /// Records of nodes that may be used, with the first one, which never is.
+    pub(crate) fn node_limit(&self) -> usize {
+        match self.words[header::NODE_LIMIT].load(Acquire) as usize {
+            0 => NODES,
+            limit => limit.min(NODES),
+        }
     }
 
     /// How many servers have called this before.

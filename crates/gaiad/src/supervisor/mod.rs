@@ -172,6 +172,11 @@ impl Supervisor {
         Ok(privileges::keep(Role::Supervisor { unmounts: self.privileged })?)
     }
 
+    /// Limits the files that the Linux kernel may know at a time, for tests; before [`Supervisor::run`].
+    pub fn limit_nodes(&self, records: u64) {
+        self.state.limit_nodes(records);
+    }
+
     /// Where it is mounted.
     pub fn point(&self) -> &Path {
         &self.mounted.point

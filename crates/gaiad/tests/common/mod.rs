@@ -28,6 +28,8 @@ const SERVER: &str = "SPINIO_GAIAD_TEST_SERVER";
 const SUPERVISOR: &str = "SPINIO_GAIAD_TEST_SUPERVISOR";
 /// Bytes for released pages.
 pub const MEMORY: &str = "SPINIO_GAIAD_TEST_MEMORY";
+/// Files that the kernel may know at a time.
+pub const NODES: &str = "SPINIO_GAIAD_TEST_NODES";
 /// Set in the environment of a supervisor that cannot start the second server at once.
 pub const FAILURES: &str = "SPINIO_GAIAD_TEST_FAILURES";
 /// Begins a line of a supervisor process.
@@ -81,6 +83,9 @@ pub fn server_role() {
         // Few, so that tests reach the end of it.
         let memory = std::env::var(MEMORY).map_or(0, |bytes| bytes.parse().unwrap());
         let supervisor = Supervisor::mount(Path::new(&directory), memory).unwrap();
+        if let Some(nodes) = std::env::var_os(NODES) {
+            supervisor.limit_nodes(nodes.to_str().unwrap().parse().unwrap());
+        }
         println!("{MARK} mounted {}", supervisor.socket().display());
         let mut commands = 0;
         let fails = std::env::var_os(FAILURES).is_some();
