@@ -44,6 +44,14 @@ fn unless_done<T: Default>(result: Result<T>, error: Errno, again: Option<u64>) 
     }
 }
 
+/// Takes away a name that was just made, and which the kernel will not hear of: it goes on to say that there is none, and
+/// no program could use it or remove it until then. The kernel keeps the directory locked.
+fn unmake(directory: &OwnedFd, name: &CStr) {
+    if rustix::fs::unlinkat(directory, name, AtFlags::empty()) == Err(Errno::ISDIR) {
+        let _ = rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR);
+    }
+}
+
 impl Handlers {
     /// What a second execution must know: for a renaming, which inode the first name had; for an extended attribute,
     /// whether it existed. Of other names the kernel knows whether they exist: it has sent the request for this reason.
@@ -122,7 +130,7 @@ impl Handlers {
         drop(as_caller);
         injection_point!("server: name made");
         unless_done(made, Errno::EXIST, again)?;
-        reply.push(&self.entry(parent, name)?);
+        reply.push(&self.entry(parent, name).inspect_err(|_| unmake(&directory, name))?);
         Ok(())
     }
 
@@ -153,13 +161,14 @@ impl Handlers {
             Err(error) => return Err(error),
         };
         let entry = match &made {
-            Some(fd) => self.entry_of(fd)?,
-            None => self.entry(parent, name)?,
+            Some(fd) => self.entry_of(fd).and_then(|entry| {
+                // The kernel does not hear of the node.
+                self.created(entry.node, fd).inspect_err(|_| self.forget(entry.node, 1))?;
+                Ok(entry)
+            }),
+            None => self.entry(parent, name),
         };
-        if let Some(fd) = &made {
-            // The kernel does not hear of the node.
-            self.created(entry.node, fd).inspect_err(|_| self.forget(entry.node, 1))?;
-        }
+        let entry = entry.inspect_err(|_| unmake(&directory, name))?;
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
         Ok(())
