@@ -2,6 +2,9 @@
 //!
 //! The table of mounts (/proc/self/mountinfo) is used for all queries: a `stat` of a mount point whose server does not
 //! answer would hang.
+//!
+//! A path may lead elsewhere from one moment to the next where users own directories on it. So what is allowed to mount names
+//! the directory by its descriptor, and unmounts below a directory that was opened without following a link.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -10,7 +13,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -108,21 +111,32 @@ pub fn is_privileged() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// A new connection, mounted over `point`, with the Linux kernel checking permissions (`default_permissions`). Made by a
-/// process that [`is_privileged`] it is for all users (`allow_other`), else for programs of this user only.
+/// A new connection, mounted over `directory`, which is at `point`, with the Linux kernel checking permissions
+/// (`default_permissions`). Made by a process that [`is_privileged`] it is for all users (`allow_other`), else for programs
+/// of this user only: then the helper takes the path, and checks what is there.
 ///
 /// # Errors
 /// [`MountFailure`]; nothing is mounted then.
-pub fn make(point: &Path, name: &str, flags: MountFlags) -> Result<OwnedFd, MountFailure> {
+pub fn make(point: &Path, directory: &File, name: &str, flags: MountFlags) -> Result<OwnedFd, MountFailure> {
     if !is_privileged() {
         return helper::mount(point, name, flags);
     }
     let device = open_device()?;
-    mount_privileged(&device, point, name, flags)?;
+    mount_privileged(&device, directory, name, flags)?;
     Ok(device)
 }
 
-fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlags) -> Result<(), Errno> {
+/// A path of a descriptor.
+fn path_of(fd: &impl AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Whether a directory is at this path, which must be absolute and without symbolic links; also if a mount covers it.
+pub fn is_at(directory: &File, point: &Path) -> bool {
+    std::fs::read_link(path_of(directory)).is_ok_and(|path| path == point)
+}
+
+fn mount_privileged(device: &OwnedFd, directory: &File, name: &str, flags: MountFlags) -> Result<(), Errno> {
     let data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},allow_other,default_permissions",
         device.as_raw_fd(),
@@ -130,7 +144,7 @@ fn mount_privileged(device: &OwnedFd, point: &Path, name: &str, flags: MountFlag
         rustix::process::getgid().as_raw()
     );
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    rustix::mount::mount(name, point, format!("fuse.{name}").as_str(), flags, data.as_c_str())
+    rustix::mount::mount(name, path_of(directory), format!("fuse.{name}").as_str(), flags, data.as_c_str())
 }
 
 /// Unmounts if no process uses it.
@@ -171,11 +185,27 @@ pub fn abort(point: &Path) -> Result<(), MountFailure> {
     end(point, UnmountFlags::FORCE | UnmountFlags::DETACH)
 }
 
+/// Detaches the topmost mount over a directory, wherever that is now. For a process that [`is_privileged`].
+///
+/// # Errors
+/// The kernel's.
+pub fn detach_over(directory: &File) -> Result<(), Errno> {
+    // The link of the descriptor is followed, and from there mounts are.
+    rustix::mount::unmount(path_of(directory), UnmountFlags::DETACH)
+}
+
 fn end(point: &Path, flags: UnmountFlags) -> Result<(), MountFailure> {
-    match rustix::mount::unmount(point, flags | UnmountFlags::NOFOLLOW) {
-        Err(Errno::PERM) if !is_privileged() => helper::unmount(point, flags.contains(UnmountFlags::DETACH)),
-        result => Ok(result?),
+    let flags = flags | UnmountFlags::NOFOLLOW;
+    if !is_privileged() {
+        return match rustix::mount::unmount(point, flags) {
+            Err(Errno::PERM) => helper::unmount(point, flags.contains(UnmountFlags::DETACH)),
+            result => Ok(result?),
+        };
     }
+    let (Some(above), Some(name)) = (point.parent(), point.file_name()) else { return Err(Errno::INVAL.into()) };
+    let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let above = rustix::fs::openat2(rustix::fs::CWD, above, open, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    Ok(rustix::mount::unmount(path_of(&above).join(name), flags)?)
 }
 
 /// Flags of the mount that `directory` is on, to be kept: what the administrator forbade there stays forbidden.

@@ -23,6 +23,9 @@ const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 /// A directory that can be mounted over.
 pub(super) struct Checked {
     pub(super) point: PathBuf,
+    /// What was checked, in the mount that the caller sees.
+    pub(super) target: File,
+    /// The same in a mount of its own.
     pub(super) directory: OwnedFd,
     /// The same, through a mount that is for reading only.
     pub(super) for_clients: Option<OwnedFd>,
@@ -85,8 +88,27 @@ pub(super) fn check(directory: &Path) -> Result<Checked, MountError> {
         report!("programs with maps get descriptors that they can open for writing: {e}");
         None
     });
-    let directory = private_view(&opened, false).unwrap_or_else(|_| opened.into());
-    Ok(Checked { point, directory, for_clients, flags })
+    let directory = private_view(&opened, false).or_else(|_| opened.try_clone().map(OwnedFd::from));
+    let directory = directory.map_err(|e| error(e.to_string()))?;
+    Ok(Checked { point, target: opened, directory, for_clients, flags })
+}
+
+/// Mounts over what was checked, and nothing else: another user may have moved it, and put a link in its place.
+pub(super) fn mount_over(point: &Path, target: &File, flags: MountFlags) -> Result<(OwnedFd, MountEntry), MountError> {
+    let device = mount::make(point, target, NAME, flags).map_err(|e| no_mount(point, &e))?;
+    let privileged = mount::is_privileged();
+    let is_here = !privileged || mount::is_at(target, point);
+    let entry = mount::mount_at(point).ok().flatten().filter(|entry| is_here && is_gaia(entry));
+    if let Some(entry) = entry {
+        return Ok((device, entry));
+    }
+    if privileged {
+        let _ = mount::detach_over(target);
+    } else {
+        let _ = mount::detach(point);
+    }
+    let why = if is_here { "the mount is not in /proc/self/mountinfo" } else { "the directory was moved meanwhile" };
+    Err(MountError::new(format!("{}: {why}", point.display())))
 }
 
 /// The directory in a mount of its own, which no other mount covers, now or later.
@@ -138,7 +160,7 @@ pub(crate) fn mount_point(directory: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// Why there is no mount, with the first cause: `fusermount3` names none of these.
-pub(super) fn no_mount(point: &Path, failure: &MountFailure) -> MountError {
+fn no_mount(point: &Path, failure: &MountFailure) -> MountError {
     let point = point.display();
     MountError::new(match (failure, mount::open_device().err()) {
         (MountFailure::NoHelper | MountFailure::HelperNotSetuid(..), _) => format!("{point}: {failure}"),
@@ -151,4 +173,46 @@ pub(super) fn no_mount(point: &Path, failure: &MountFailure) -> MountError {
         (_, Some(error)) => format!("/dev/fuse: {error}"),
         (failure, None) => format!("{point}: cannot mount: {failure}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_lands_on_the_directory_that_was_checked_or_nowhere() {
+        if !mount::is_privileged() || mount::open_device().is_err() {
+            return eprintln!("skipped: not root, or no FUSE");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let [dir, moved, other] = ["dir", "moved", "other"].map(|name| root.join(name));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        let Checked { point, target, flags, .. } = check(&dir).unwrap();
+        std::fs::rename(&dir, &moved).unwrap();
+        std::os::unix::fs::symlink(&other, &dir).unwrap();
+        let refused = mount_over(&point, &target, flags).unwrap_err().to_string();
+        let mounted = || mount::mounts().unwrap().into_iter().filter(|mount| mount.point.starts_with(&root)).count();
+        let left = mounted();
+        // Else it stays, since its connection has no server.
+        for path in [&moved, &other] {
+            let _ = mount::detach(path);
+        }
+        assert_eq!(left, 0);
+        assert!(refused.ends_with("the directory was moved meanwhile"), "{refused}");
+        // Where nothing was moved.
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::rename(&moved, &dir).unwrap();
+        let (device, entry) = mount_over(&point, &target, flags).unwrap();
+        assert_eq!((entry.point, mounted()), (dir.clone(), 1));
+        // No link on the way is followed.
+        let link = root.join("link");
+        std::os::unix::fs::symlink(&root, &link).unwrap();
+        assert!(mount::detach(&link.join("dir")).is_err());
+        assert_eq!(mounted(), 1);
+        mount::detach(&dir).unwrap();
+        assert_eq!(mounted(), 0);
+        drop(device);
+    }
 }

@@ -119,14 +119,11 @@ impl Supervisor {
     /// # Errors
     /// With nothing left mounted.
     pub fn mount(directory: &Path, pages_bytes: usize) -> Result<Supervisor, MountError> {
-        let checks::Checked { point, directory, for_clients, flags } = checks::check(directory)?;
+        let checks::Checked { point, target, directory, for_clients, flags } = checks::check(directory)?;
         let privileged = mount::is_privileged();
-        let device = mount::make(&point, NAME, flags).map_err(|e| checks::no_mount(&point, &e))?;
-        let entry = mount::mount_at(&point).ok().flatten();
-        let Some(entry) = entry.filter(checks::is_gaia) else {
-            let _ = mount::detach(&point);
-            return Err(MountError::new(format!("{}: the mount is not in /proc/self/mountinfo", point.display())));
-        };
+        let (device, entry) = checks::mount_over(&point, &target, flags)?;
+        // It would keep the file system below mounted for as long as this process lives.
+        drop(target);
         let mounted = Mounted { point, connection: entry.minor, id: entry.id };
         let connection = Connection::new(device);
         let failed = |what: &str, e: Errno| MountError::new(format!("{what}: {e}"));
