@@ -229,7 +229,7 @@ impl Content {
     /// What was written or released before is on storage afterwards.
     ///
     /// # Errors
-    /// Of the backing file.
+    /// Of the backing file. EAGAIN: a client holds a lease on it.
     pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
         // What has arrived is written while the rest is on its way.
         let found = self.files.hold_now(node).file().cloned();
@@ -245,11 +245,11 @@ impl Content {
     /// Writes released pages of a file to the file below.
     ///
     /// # Errors
-    /// Of the backing file.
+    /// Of the backing file. EAGAIN: a client holds a lease on it.
     pub fn write_out_node(&self, node: u64) -> Result<(), Errno> {
         // Without the guard, since this may take long. A file that loses its table meanwhile has nothing to write out.
         let found = self.files.hold_now(node).file().cloned();
-        found.map_or(Ok(()), |found| self.files.write_out(&found))
+        found.map_or(Ok(()), |found| self.files.write_out_now(&found))
     }
 
     /// The kernel has no page of the node any more.

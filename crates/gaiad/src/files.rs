@@ -258,6 +258,14 @@ pub(crate) struct Files {
     times: Times,
 }
 
+/// What happens where a client holds a lease on the file below, so that it cannot be opened for writing for up to 45 s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lease {
+    Wait,
+    /// With EAGAIN.
+    Fail,
+}
+
 /// A file during a request, with or without a table.
 pub(crate) struct Held<'a> {
     shard: RwLockReadGuard<'a, Shard>,
@@ -411,15 +419,24 @@ impl Files {
     }
 
     /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.
+    /// Waits for a lease on that file.
     pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
-        self.write_out_then(file, |_, _| ())
+        self.write_out_then(file, Lease::Wait, |_, _| ())
     }
 
-    /// The same for a caller that will wait until they are on storage: of many pages, storage gets the first ones while the
+    /// The same without that.
+    ///
+    /// # Errors
+    /// EAGAIN: there is a lease.
+    pub(crate) fn write_out_now(&self, file: &File) -> Result<(), Errno> {
+        self.write_out_then(file, Lease::Fail, |_, _| ())
+    }
+
+    /// That for a caller that will wait until they are on storage: of many pages, storage gets the first ones while the
     /// others are written to the file.
     pub(crate) fn write_out_to_storage(&self, file: &File) -> Result<(), Errno> {
         let mut waiting: Option<Range<u64>> = None;
-        self.write_out_then(file, |fd, pages| {
+        self.write_out_then(file, Lease::Fail, |fd, pages| {
             let from = waiting.take().map_or(pages.start, |waiting| waiting.start);
             if pages.end - from < TO_STORAGE {
                 waiting = Some(from..pages.end);
@@ -431,7 +448,12 @@ impl Files {
     }
 
     /// `written` is told of pages that are written to the file, and others between them.
-    fn write_out_then(&self, file: &File, mut written: impl FnMut(BorrowedFd<'_>, Range<u64>)) -> Result<(), Errno> {
+    fn write_out_then(
+        &self,
+        file: &File,
+        lease: Lease,
+        mut written: impl FnMut(BorrowedFd<'_>, Range<u64>),
+    ) -> Result<(), Errno> {
         *lock(&file.dirty_since) = None;
         // Also those whose bytes are on their way: the first ones are written while the others arrive.
         let dirty: Vec<u64> = file.pages_now().dirty().collect();
@@ -439,7 +461,16 @@ impl Files {
             file.stuck.store(false, SeqCst);
             return Ok(());
         }
-        let result = self.backing.open_waiting(file.node, Access::Write).and_then(|fd| {
+        let opened = match lease {
+            Lease::Wait => self.backing.open_waiting(file.node, Access::Write),
+            Lease::Fail => self.backing.open(file.node, Access::Write),
+        };
+        if opened.as_ref().err() == Some(&Errno::AGAIN) {
+            // It is broken by now, and will end.
+            file.mark_dirty();
+            return Err(Errno::AGAIN);
+        }
+        let result = opened.and_then(|fd| {
             let backing = FileBacking(fd.as_fd());
             self.times.keep(file.node, fd.as_fd(), || {
                 let chunks = dirty.chunks(WRITE_OUT);
@@ -466,7 +497,16 @@ impl Files {
     pub(crate) fn write_out_older(&self, age: Duration) {
         let is_old = |file: &File| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age);
         // A file whose bytes are on their way is written out the next time: other files do not wait for it.
-        self.write_out_where(|file| is_old(file) && !file.is_arriving());
+        // Nor do they wait for a lease.
+        for file in self.all() {
+            if is_old(&file)
+                && !file.is_arriving()
+                && let Err(error) = self.write_out_now(&file)
+                && error != Errno::AGAIN
+            {
+                report_not_written(file.node, error);
+            }
+        }
         // A loss that no fsync has reported keeps the table.
         let is_idle =
             |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle() && !file.lost.load(SeqCst);
@@ -495,15 +535,9 @@ impl Files {
 
     /// Writes out everything, also what another thread has begun to write out.
     pub(crate) fn finish(&self) {
-        self.write_out_where(|_| true);
-    }
-
-    fn write_out_where(&self, is_due: impl Fn(&File) -> bool) {
         for file in self.all() {
-            if is_due(&file)
-                && let Err(error) = self.write_out(&file)
-            {
-                report!("cannot write released pages of node {}: {error}", file.node);
+            if let Err(error) = self.write_out(&file) {
+                report_not_written(file.node, error);
             }
         }
     }
@@ -516,6 +550,10 @@ impl Files {
             injection_point!("server: file settled");
         }
     }
+}
+
+fn report_not_written(node: u64, error: Errno) {
+    report!("cannot write released pages of node {node}: {error}");
 }
 
 /// Completes releases of an earlier server. With the release lock of the file.

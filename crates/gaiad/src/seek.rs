@@ -47,7 +47,15 @@ impl Seeker {
         spawn("gaia-seek", move || {
             for Seek { unique, node, args } in queue {
                 all.kernel.invalidate(node, std::slice::from_ref(&WHOLE_FILE));
-                let sent = match seek(&all, node, &args) {
+                let sought = match seek(&all, node, &args) {
+                    // A lease, for which only such requests wait here.
+                    Err(Errno::AGAIN) => {
+                        let _ = all.backing.open_waiting(node, Access::Write);
+                        seek(&all, node, &args)
+                    }
+                    sought => sought,
+                };
+                let sent = match sought {
                     Ok(offset) => connection.reply(unique, &[LseekOut { offset }.as_bytes()]),
                     Err(error) => connection.reply_error(unique, error),
                 };

@@ -26,13 +26,14 @@ use spinio_sys::linux::{self, packets::Wait};
 
 use crate::accept;
 use crate::arrivals::Arrivals;
-use crate::backing::Backing;
+use crate::backing::{Access, Backing};
 use crate::buffer::resident_buffer;
 use crate::clients::Clients;
 use crate::content::Content;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
+use crate::late::{self, Late};
 use crate::link::{self, Link, Message, Use};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
@@ -66,16 +67,28 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
     let first = Mutex::new(first);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() * 2).max(WORKERS_MIN);
     accept::start(&clients, listener)?;
+    let (late, nodes) = Late::new();
+    let (connection, handlers, first, late) = (&*connection, &handlers, &first, &late);
+    let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
     std::thread::scope(|scope| {
-        for number in 0..workers {
-            let (connection, handlers, first) = (&connection, &handlers, &first);
-            let name = format!("gaia-fuse-{number}");
-            std::thread::Builder::new()
-                .name(name)
-                .spawn_scoped(scope, move || work(connection, handlers, first))
-                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))?;
-        }
-        Ok(())
+        let served_late = || {
+            let open = |node| {
+                let opened = clients.backing.open_waiting(node, Access::Write);
+                opened.or_else(|_| clients.backing.open_waiting(node, Access::Read)).map(drop)
+            };
+            late.run(nodes, open, |requests| answer_late(connection, handlers, late, requests));
+        };
+        std::thread::Builder::new().name("gaia-late".to_owned()).spawn_scoped(scope, served_late).map_err(errno)?;
+        let served = std::thread::scope(|scope| {
+            for number in 0..workers {
+                let body = || work(connection, handlers, first, late);
+                let name = format!("gaia-fuse-{number}");
+                std::thread::Builder::new().name(name).spawn_scoped(scope, body).map_err(errno)?;
+            }
+            Ok(())
+        });
+        late.end();
+        served
     })?;
     injection_point!("server: unmounted");
     handlers.content().finish();
@@ -179,18 +192,25 @@ fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, 
     Ok(taken)
 }
 
-fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>>) {
+/// Requests that have waited.
+fn answer_late(connection: &Connection, handlers: &Handlers, late: &Late, requests: &[Vec<u8>]) {
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    let mut reply = Reply::default();
+    requests.iter().for_each(|bytes| answer(connection, handlers, late, bytes, &mut reply));
+}
+
+fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>>, late: &Late) {
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let mut reply = Reply::default();
     loop {
         let taken = first.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(bytes) = taken else { break };
-        answer(connection, handlers, &bytes, &mut reply);
+        answer(connection, handlers, late, &bytes, &mut reply);
     }
     let mut buffer = resident_buffer(REQUEST_BYTES);
     loop {
         match connection.receive(&mut buffer) {
-            Ok(Received::Request(len)) => answer(connection, handlers, &buffer[..len], &mut reply),
+            Ok(Received::Request(len)) => answer(connection, handlers, late, &buffer[..len], &mut reply),
             Ok(Received::Nothing) => {}
             Ok(Received::Unmounted) => return,
             Err(error) => {
@@ -201,7 +221,7 @@ fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>
     }
 }
 
-fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mut Reply) {
+fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8], reply: &mut Reply) {
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(_) => {
@@ -218,6 +238,9 @@ fn answer(connection: &Connection, handlers: &Handlers, bytes: &[u8], reply: &mu
     let (unique, node) = (request.header.unique, request.header.node);
     let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
+        if matches!(result, Err(Errno::AGAIN)) && late::may_wait(&request.operation) {
+            return late.wait(node, bytes);
+        }
         let sent = match result {
             Ok(reply) => connection.reply(unique, &reply.parts()),
             Err(error) => {

@@ -65,11 +65,8 @@ impl Handlers {
 
     pub(super) fn write(&self, node: u64, args: &WriteIn, data: &[u8], reply: &mut Reply) -> Result<()> {
         let cached = args.write_flags & WRITE_CACHE != 0;
-        // The program that wrote to the page cache is not there any more to be told.
-        let file = match self.backing.open(node, Access::Write) {
-            Err(Errno::AGAIN) if cached => self.backing.open_waiting(node, Access::Write)?,
-            file => file?,
-        };
+        // EAGAIN of a write to the page cache: the program that wrote is not there any more to be told. It waits (late.rs).
+        let file = self.backing.open(node, Access::Write)?;
         if args.write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_suidgid(node, &file)?;
         }

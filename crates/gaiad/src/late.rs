@@ -1,0 +1,132 @@
+//! Requests that wait for a lease, without a worker of the server.
+//!
+//! ```text
+//!   worker ── handler ── open: EAGAIN, a client holds a lease on the file (up to 45 s) ──> Late::wait, next request
+//!                                                                                            │ a thread for each file
+//!                                        answered as any request <── opened, and kept open <─┘
+//! ```
+//!
+//! Clients get descriptors of files below the mount, and may take leases on them. There are few workers: with as many leased
+//! files one user could have stopped all requests of the mount. The Linux kernel has a limited number of writes on their way
+//! (64), so there are not more threads than that, and those of callers that wait.
+//!
+//! Known flaws: these writes count for the Linux kernel, which sends no others meanwhile if all are of leased files. A FORGET
+//! of a leased file with released pages that are not written yet, which this server has not open any more, occupies a worker.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use spinio_fuse::Operation;
+use spinio_fuse::abi::WRITE_CACHE;
+
+use crate::lock::lock;
+
+/// Before a request is tried again whose file could not be opened.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The requests, by their nodes.
+#[derive(Debug)]
+pub(crate) struct Late {
+    waiting: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
+    /// Nodes that need a thread; `None`: there will be no more.
+    nodes: mpsc::Sender<Option<u64>>,
+}
+
+/// Whether a request that fails with EAGAIN waits. One that is not of the page cache is a program's, which is told.
+pub(crate) fn may_wait(operation: &Operation<'_>) -> bool {
+    match operation {
+        Operation::Write { args, .. } => args.write_flags & WRITE_CACHE != 0,
+        Operation::Fsync(_) | Operation::Lseek(_) => true,
+        _ => false,
+    }
+}
+
+impl Late {
+    /// None, and the nodes for [`Late::run`].
+    pub(crate) fn new() -> (Late, mpsc::Receiver<Option<u64>>) {
+        let (nodes, begun) = mpsc::channel();
+        (Late { waiting: Mutex::default(), nodes }, begun)
+    }
+
+    /// The request is answered later.
+    pub(crate) fn wait(&self, node: u64, request: &[u8]) {
+        let mut waiting = lock(&self.waiting);
+        let of_node = waiting.entry(node).or_default();
+        of_node.push(request.to_vec());
+        if of_node.len() == 1 {
+            // After the end there is no request.
+            let _ = self.nodes.send(Some(node));
+        }
+    }
+
+    /// There will be no more.
+    pub(crate) fn end(&self) {
+        let _ = self.nodes.send(None);
+    }
+
+    /// Serves them until the end. `open` waits until the file of a node can be opened, and keeps it open.
+    pub(crate) fn run(
+        &self,
+        nodes: mpsc::Receiver<Option<u64>>,
+        open: impl Fn(u64) -> Result<(), Errno> + Sync,
+        answer: impl Fn(&[Vec<u8>]) + Sync,
+    ) {
+        let serve = |node: u64| {
+            if open(node).is_err() {
+                std::thread::sleep(PAUSE);
+            }
+            let requests = lock(&self.waiting).remove(&node).unwrap_or_default();
+            answer(&requests);
+        };
+        let serve = &serve;
+        std::thread::scope(|scope| {
+            for node in nodes.into_iter().map_while(|node| node) {
+                let thread = std::thread::Builder::new().name("gaia-late".to_owned());
+                if thread.spawn_scoped(scope, move || serve(node)).is_err() {
+                    serve(node);
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn requests_of_a_file_wait_together_and_others_do_not_wait_for_them() {
+        let (late, nodes) = Late::new();
+        let (may_go_on, go_on) = (Mutex::new(()), mpsc::channel());
+        let (answered, answers) = (Mutex::new(go_on.0), go_on.1);
+        let opened = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let held = lock(&may_go_on);
+            late.wait(1, b"a");
+            late.wait(1, b"b");
+            late.wait(2, b"c");
+            let open = |node| {
+                opened.fetch_add(1, SeqCst);
+                if node == 1 {
+                    drop(lock(&may_go_on));
+                }
+                Err(Errno::IO)
+            };
+            let answer = |requests: &[Vec<u8>]| requests.iter().for_each(|r| lock(&answered).send(r.clone()).unwrap());
+            let late = &late;
+            scope.spawn(move || late.run(nodes, open, answer));
+            assert_eq!(answers.recv().unwrap(), b"c");
+            late.wait(1, b"d");
+            drop(held);
+            assert_eq!([(); 3].map(|()| answers.recv().unwrap()), [b"a", b"b", b"d"]);
+            late.wait(1, b"e");
+            assert_eq!(answers.recv().unwrap(), b"e");
+            late.end();
+        });
+        assert_eq!(opened.into_inner(), 3);
+    }
+}
