@@ -445,7 +445,8 @@ impl Runtime {
     }
 
     /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device
-    /// without host functions they are there when this returns.
+    /// without host functions they are there when this returns. The result is short only where the file ends: an error
+    /// is the result even where bytes before it have been moved.
     pub fn read_on_stream(
         &self,
         file: &Arc<ShadowFile>,

@@ -69,15 +69,15 @@ impl Session {
         if slots.is_empty() || spec.chunk == 0 {
             return Err(Error::new(ErrorKind::BadRange, "run a pipeline", "it has no slot, or pieces of no length"));
         }
-        let mut in_flight: VecDeque<[Ticket; 2]> = VecDeque::new();
+        let mut in_flight: VecDeque<StepMoves> = VecDeque::new();
         let (mut number, mut taken, mut written) = (0, 0, 0);
         let ended = loop {
             if taken == spec.input_len {
                 break Ok(());
             }
             if in_flight.len() == slots.len()
-                && let Some([up, down]) = in_flight.pop_front()
-                && let Err(error) = up.wait().and(down.wait())
+                && let Some(moves) = in_flight.pop_front()
+                && let Err(error) = moves.wait()
             {
                 break Err(error);
             }
@@ -85,9 +85,9 @@ impl Session {
             let step = Step { number, slot, len: spec.chunk.min(spec.input_len - taken) };
             let done = self.step(spec, &step, spec.input_offset + taken, spec.output_offset + written, &mut kernel);
             match done {
-                Ok([up, down]) => {
-                    written += down.len;
-                    in_flight.push_back([up, down]);
+                Ok(moves) => {
+                    written += moves.down.len;
+                    in_flight.push_back(moves);
                 }
                 Err(error) => break Err(error),
             }
@@ -96,7 +96,8 @@ impl Session {
         };
         // Also after a failure: the buffers belong to the caller, and copies from them may still run.
         let waited = self.wait_pending();
-        ended.and(waited).map(|()| written)
+        let complete = in_flight.iter().try_for_each(StepMoves::wait);
+        ended.and(waited).and(complete).map(|()| written)
     }
 
     fn step(
@@ -106,18 +107,38 @@ impl Session {
         from: u64,
         to: u64,
         kernel: &mut impl FnMut(&Step) -> Result<u64, String>,
-    ) -> Result<[Ticket; 2], Error> {
+    ) -> Result<StepMoves, Error> {
         let queue = step.slot.queue;
         let up = self.move_async(spec.input, step.slot.input, from, step.len, Direction::Upload, queue)?;
         if up.len < step.len {
-            let why = format!("it ends after {} bytes", from + up.len);
-            return Err(Error::new(ErrorKind::BadRange, "upload", why)
-                .with_path(spec.input)
-                .with_range(from, step.len));
+            return Err(input_too_short(spec.input, from, step.len, up.len));
         }
         let refused = |why| Error::new(ErrorKind::Failed(spinio_sys::Errno::CANCELED), "run a kernel", why);
         let output_len = kernel(step).map_err(refused)?;
         let down = self.move_async(spec.output, step.slot.output, to, output_len, Direction::Download, queue)?;
-        Ok([up, down])
+        Ok(StepMoves { up, down })
     }
+}
+
+/// The moves of a step.
+struct StepMoves {
+    up: Ticket,
+    down: Ticket,
+}
+
+impl StepMoves {
+    /// Waits for both. The file may have become shorter after the upload was queued: then the kernel worked on bytes that
+    /// are not the file's.
+    fn wait(&self) -> Result<(), Error> {
+        let Ticket { path, offset, len, .. } = &self.up;
+        match self.up.wait()? {
+            moved if moved < *len => Err(input_too_short(path, *offset, *len, moved)),
+            _ => self.down.wait().map(drop),
+        }
+    }
+}
+
+fn input_too_short(path: &Path, offset: u64, len: u64, there: u64) -> Error {
+    let why = format!("it ends after {} bytes", offset + there);
+    Error::new(ErrorKind::BadRange, "upload", why).with_path(path).with_range(offset, len)
 }

@@ -4,8 +4,10 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_device::{DeviceAddr, StreamId, registry, set_thread_stream, thread_stream};
+use spinio_device::{DeviceAddr, StreamId, StreamOrder, WaitMode, registry, set_thread_stream, thread_stream};
+use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{AsyncResult, ParityArray, Runtime, ShadowFile, Target};
+use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::files::{Files, Purpose, c_path};
@@ -18,8 +20,9 @@ pub struct Session {
     runtime: &'static Runtime,
     files: Files,
     output: Option<Output>,
-    /// Moves that may be in progress; the end waits for them.
+    /// Moves that may be in progress, and those that have failed; the end waits for them.
     pending_moves: Vec<Ticket>,
+    /// Bytes of the moves that are complete.
     uploaded: u64,
     downloaded: u64,
     /// The process that began it: a forked child has none of the threads that serve the session.
@@ -137,8 +140,7 @@ impl Session {
             return Ok(ticket(AsyncResult::ready(0), 0));
         };
         let fail = |e| Error::from_io(&e, direction.verb(), path);
-        // Failures are reported at the end, in case the ticket was dropped.
-        self.pending_moves.retain(|t| !t.is_done() || t.wait().is_err());
+        self.count_finished();
         let made = match direction {
             Direction::Upload => {
                 let file = self.input(path)?;
@@ -146,7 +148,6 @@ impl Session {
                 let size = size.map_err(|e| Error::from_errno(e, "upload", path))?;
                 let len = len.min(size.saturating_sub(offset));
                 let on = self.runtime.read_on_stream(&file, offset, target, len as usize, stream).map_err(fail)?;
-                self.uploaded += len;
                 ticket(on, len)
             }
             Direction::Download => {
@@ -156,17 +157,12 @@ impl Session {
                 };
                 let on = match file {
                     Some(file) => {
-                        let on = self.runtime.write_on_stream(&file, offset, target, len as usize, stream);
-                        self.downloaded += len;
-                        on.map_err(fail)?
+                        self.runtime.write_on_stream(&file, offset, target, len as usize, stream).map_err(fail)?
                     }
-                    // Stripes are assembled now, after the work that is queued on the stream.
+                    // Stripes are assembled now.
                     None => {
-                        let before = thread_stream();
-                        set_thread_stream(stream);
-                        let done = self.download(path, target, offset, len);
-                        set_thread_stream(before);
-                        AsyncResult::ready(done? as usize)
+                        let done = self.after_stream(stream, |session| session.download(path, target, offset, len))?;
+                        return Ok(ticket(AsyncResult::ready(done as usize), done));
                     }
                 };
                 ticket(on, len)
@@ -176,12 +172,38 @@ impl Session {
         Ok(made)
     }
 
-    /// Waits for all stream-ordered moves.
+    /// Makes a move now, after the work that is queued on a stream.
+    fn after_stream<T>(&mut self, stream: StreamId, make: impl FnOnce(&mut Session) -> T) -> T {
+        let before = thread_stream();
+        set_thread_stream(stream);
+        let made = make(self);
+        set_thread_stream(before);
+        made
+    }
+
+    /// Counts and forgets the stream-ordered moves that are complete, without a wait. Those that failed stay: the end
+    /// reports them, in case their tickets were dropped.
+    fn count_finished(&mut self) {
+        let Session { pending_moves, uploaded, downloaded, .. } = self;
+        pending_moves.retain(|ticket| {
+            let Some(Ok(moved)) = ticket.is_done().then(|| ticket.wait()) else { return true };
+            match ticket.direction {
+                Direction::Upload => *uploaded += moved,
+                Direction::Download => *downloaded += moved,
+            }
+            false
+        });
+    }
+
+    /// Waits for all stream-ordered moves, and counts them. An upload that reached the end of its file is not an error:
+    /// its ticket has the count.
     pub(crate) fn wait_pending(&mut self) -> Result<(), Error> {
         let mut settled = Ok(());
-        for ticket in self.pending_moves.drain(..) {
+        for ticket in &self.pending_moves {
             settled = settled.and(ticket.wait().map(drop));
         }
+        self.count_finished();
+        self.pending_moves.clear();
         settled
     }
 
@@ -207,10 +229,21 @@ impl Session {
             let piece = MAX_MOVE.min(len - done);
             let to = Target { addr: DeviceAddr(to.addr.0 + done), ..to };
             let moved = self.runtime.read(file.fd(), Some(offset + done), to, piece as usize);
+            // A short read may have ended before an error, which the next one returns.
             let got = moved.map_err(|e| Error::from_io(&e, "upload", path))? as u64;
-            done += got;
-            if got < piece {
+            if got == 0 {
                 break;
+            }
+            if done > 0 && piece <= SMALL_REQUEST_MAX as u64 {
+                // Such a read returns when its bytes are queued; a move of this length promises that they have arrived.
+                let arrived = StreamOrder::app(to.allocation.device).synchronize(WaitMode::Context);
+                let late = |e| Error::from_io(&spinio_io::Error::device(e, "upload", offset, len), "upload", path);
+                arrived.map_err(late)?;
+            }
+            done += got;
+            if done < len && spinio_io::is_cancelled() {
+                let cancelled = spinio_io::Error::kernel(Errno::INTR, "read", offset + done, len - done);
+                return Err(Error::from_io(&cancelled, "upload", path));
             }
         }
         self.uploaded += done;
@@ -249,8 +282,9 @@ impl Session {
         self.output.as_ref().map(|o| o.path().to_owned())
     }
 
-    /// What was done so far; waits for the preparation to complete.
+    /// What was done so far, without the moves that are in progress; waits for the preparation to complete.
     pub fn report(&mut self) -> Report {
+        self.count_finished();
         let (uploaded, downloaded) = (self.uploaded, self.downloaded);
         let none = Report {
             uploaded,

@@ -199,6 +199,8 @@ struct State {
     running: usize,
     /// Bytes of the contiguous prefix, as far as the file had them.
     valid: usize,
+    /// Why it ends there, if the file does not. It is the result, whatever was read before: a short count stands for the
+    /// end of the file.
     error: Option<Errno>,
     /// Another upload still uses the memory: no byte may be read into it.
     forbidden: bool,
@@ -291,10 +293,7 @@ impl StreamRead {
     fn complete(&self) {
         drop(lock(&self.buffers).take());
         let state = lock(&self.state);
-        let result = match state.error {
-            Some(error) if state.valid == 0 => Err(error),
-            _ => Ok(state.valid),
-        };
+        let result = state.error.map_or(Ok(state.valid), Err);
         let stats = self.file.files().ctx.stats();
         stats.record_piece(&self.span, Route::Copy, Reason::BySetting, 0, state.valid as u64, self.started);
         let outcome = result.map_err(|e| Error::kernel(e, "read", self.at, self.len as u64));

@@ -3,15 +3,42 @@
 #![expect(unsafe_code, reason = "tests call C functions and hand out raw buffers")]
 
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use spinio_device::{DeviceAddr, DeviceKind, registry};
+use spinio_device::{DeviceAddr, DeviceKind, StreamId, registry};
+use spinio_io::kernel::Syscalls;
 use spinio_io::{Runtime, Settings, Target};
 
 /// One runtime for the tests of a process.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| Runtime::new(Settings::default()))
+}
+
+/// A runtime over another kernel. It is never freed, as a session needs it.
+pub(crate) fn leak_runtime(settings: Settings, kernel: &'static dyn Syscalls) -> &'static Runtime {
+    Box::leak(Box::new(Runtime::with_kernel(settings, kernel)))
+}
+
+/// A new stream of the emulated device.
+pub(crate) fn new_stream() -> StreamId {
+    registry::emulated().unwrap().new_stream().unwrap()
+}
+
+/// The emulated device, stopped until this is dropped, also by a failed assertion: other tests use it too.
+pub(crate) struct PausedDevice;
+
+impl PausedDevice {
+    pub(crate) fn new() -> PausedDevice {
+        registry::emulated().unwrap().pause();
+        PausedDevice
+    }
+}
+
+impl Drop for PausedDevice {
+    fn drop(&mut self) {
+        registry::emulated().unwrap().resume();
+    }
 }
 
 /// Memory of the emulated device, freed at the end.
@@ -54,20 +81,24 @@ pub(crate) fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((i * 2654435761 + seed * 40503) >> 7) as u8 ^ i as u8).collect()
 }
 
-/// Limits the length of files while it lives; for the whole process, whose other tests write no such files.
+/// Limits the length of files while it lives; for the whole process, so one test at a time has a limit, and other tests
+/// write no such files.
 pub(crate) struct FileSizeLimit {
     previous: libc::rlimit,
+    _only_one: MutexGuard<'static, ()>,
 }
 
 impl FileSizeLimit {
     pub(crate) fn set(bytes: u64) -> FileSizeLimit {
+        static ONLY_ONE: Mutex<()> = Mutex::new(());
+        let only_one = ONLY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `before` lives across the call.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
         let limit = libc::rlimit { rlim_cur: bytes, ..before };
         // SAFETY: `limit` lives across the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        FileSizeLimit { previous: before }
+        FileSizeLimit { previous: before, _only_one: only_one }
     }
 }
 

@@ -4,16 +4,12 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
-use spinio_device::{StreamId, registry, thread_stream};
+use crate::common::{Buffer, FileSizeLimit, bytes, new_stream, runtime};
+use spinio_device::{registry, thread_stream};
 use spinio_nvmmu::Direction::{Download, Upload};
 use spinio_nvmmu::{ErrorKind, PipelineSpec, Session, Slot};
 use spinio_sys::Errno;
 use spinio_testkit::in_child;
-
-fn new_stream() -> StreamId {
-    registry::emulated().unwrap().new_stream().unwrap()
-}
 
 #[test]
 fn moves_and_their_stream_wait_for_each_other() {

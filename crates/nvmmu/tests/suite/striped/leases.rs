@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{WIDTH, assert_same_bytes, contiguous_file, folder, leak_runtime};
+use super::{WIDTH, assert_same_bytes, contiguous_file, folder};
+use spinio_io::Settings;
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{ErrorKind, OutputMode, Session};
@@ -16,7 +17,7 @@ use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::wait_exclusive;
 
-use crate::common::{Buffer, bytes};
+use crate::common::{Buffer, bytes, leak_runtime};
 
 /// Reports a lease only a number of times, and verifies that it is checked before each direct write.
 #[derive(Default)]
@@ -72,7 +73,8 @@ fn lost_lease_stops_filler_writes() {
         wait_exclusive(&path).unwrap();
         let kernel: &LeaseCheckingSyscalls = Box::leak(Box::default());
         let device = Buffer::with_bytes(&bytes(9000, 6));
-        let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
+        let mut session =
+            Session::begin_with_stripes(leak_runtime(Settings::default(), kernel), &path, WIDTH, 8192).unwrap();
         let mut expected = bytes((STRIPES + 2) as usize * WIDTH as usize, 1);
         for stripe in 1..=STRIPES {
             session.hint_range(stripe * WIDTH + 5, 9000);
@@ -120,7 +122,8 @@ fn file_is_not_truncated_after_lost_lease() {
         let kernel: &LeaseCheckingSyscalls =
             Box::leak(Box::new(LeaseCheckingSyscalls { force_broken: by_force, ..LeaseCheckingSyscalls::default() }));
         let device = Buffer::with_bytes(&bytes(9000, 6));
-        let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, width, 0).unwrap();
+        let mut session =
+            Session::begin_with_stripes(leak_runtime(Settings::default(), kernel), &path, width, 0).unwrap();
         session.hint_range(0, end as u64);
         session.move_range(&path, device.at(0), 0, end as u64, Download).unwrap();
         session.report();

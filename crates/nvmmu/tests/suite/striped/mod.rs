@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
+use spinio_io::Settings;
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
-use spinio_io::{Runtime, Settings};
 use spinio_nvmmu::Direction::Download;
 use spinio_nvmmu::{OutputMode, Session};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_testkit::{mount_fixture, wait_exclusive};
 
-use crate::common::{Buffer, FileSizeLimit, bytes, runtime};
+use crate::common::{Buffer, FileSizeLimit, bytes, leak_runtime, runtime};
 
 /// A directory with direct I/O, extents and leases, if there is one.
 fn folder() -> Option<tempfile::TempDir> {
@@ -109,10 +109,6 @@ fn assert_same_bytes(path: &Path, model: &[u8], when: &str) {
     let first = file.iter().zip(model).position(differ);
     let last = file.iter().zip(model).rposition(differ);
     assert!(first.is_none(), "{when}: bytes {first:?} to {last:?} differ");
-}
-
-fn leak_runtime(kernel: &'static dyn Syscalls) -> &'static Runtime {
-    Box::leak(Box::new(Runtime::with_kernel(Settings::default(), kernel)))
 }
 
 #[test]
@@ -435,7 +431,8 @@ fn assembled_stripe_survives_refused_direct_write() {
     let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
     let kernel: &NoDirectWrites = Box::leak(Box::default());
     let device = Buffer::with_bytes(&bytes(5 * WIDTH as usize, 6));
-    let mut session = Session::begin_with_stripes(leak_runtime(kernel), &path, WIDTH, 8192).unwrap();
+    let mut session =
+        Session::begin_with_stripes(leak_runtime(Settings::default(), kernel), &path, WIDTH, 8192).unwrap();
     for at in (2 * WIDTH..6 * WIDTH).step_by(WIDTH as usize / 2) {
         session.move_range(&path, device.at(at - 2 * WIDTH), at, WIDTH / 2, Download).unwrap();
     }
