@@ -458,7 +458,8 @@ impl Runtime {
         self.transfers.read_on_stream(file, at, to, len, stream)
     }
 
-    /// Writes device memory to a file in the order of a stream. What is queued after it may use the memory again.
+    /// Writes device memory to a file in the order of a stream. What is queued after it may use the memory again. The
+    /// result is all of the bytes, or an error, even where bytes before it are in the file.
     pub fn write_on_stream(
         &self,
         file: &Arc<ShadowFile>,

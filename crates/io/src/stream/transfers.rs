@@ -17,7 +17,7 @@
 //! of a stream gets a buffer over the limit, and so does one that is queued while another thread queues on the same
 //! stream.
 //!
-//! A download (a stream-ordered write) is [`Writer::write_async`] (write/stream_write.rs).
+//! A download (a stream-ordered write) is [`Writer::write_all_async`] (write/stream_write.rs).
 //!
 //! Known flaws:
 //! - The driver runs the host functions of all streams on one thread, so uploads in two streams wait for each other's
@@ -470,7 +470,8 @@ impl StreamTransfers {
         Ok(stream_read.result.clone())
     }
 
-    /// Writes device memory to a file in the order of a stream. Work queued after it may reuse the memory.
+    /// Writes device memory to a file in the order of a stream. Work queued after it may reuse the memory. The result is
+    /// all bytes or an error.
     pub(crate) fn write_on_stream(
         &self,
         file: &Arc<ShadowFile>,
@@ -482,7 +483,7 @@ impl StreamTransfers {
         let async_result = AsyncResult::new();
         let result = async_result.share_ptr();
         // SAFETY: `share_ptr` counted a reference, so the word stays until its result has been read.
-        if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, len, stream, result) } {
+        if let Err(error) = unsafe { self.writer.write_all_async(file.fd(), at, from, len, stream, result) } {
             // No write is queued, so the pointer is not used any more.
             async_result.unshare_ptr();
             return Err(error);

@@ -129,7 +129,7 @@ impl RangeWriter {
 }
 
 /// Removes the first bytes.
-fn advance(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
+pub(super) fn advance(vectors: &mut Vec<[usize; 2]>, mut bytes: usize) {
     vectors.retain_mut(|[at, len]| {
         let skipped = bytes.min(*len);
         (*at, *len, bytes) = (*at + skipped, *len - skipped, bytes - skipped);

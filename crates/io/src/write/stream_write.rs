@@ -35,8 +35,10 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKey, FileKind};
 
 use super::gather::{BufferSource, StagedWrite};
+use super::scatter::advance;
 use super::{Part, Result, WriteRequest, clip, pinned_reason, staging_limit};
 use crate::ctx::Writer;
+use spinio_host::is_cancelled;
 use spinio_host::shadow_fd::ShadowFd;
 use spinio_stats::{Direction, RequestSpan};
 use spinio_transfer::Error;
@@ -64,6 +66,8 @@ struct StreamWrite {
     shadow_fd: ShadowFd,
     staged: StagedWrite,
     offset: u64,
+    /// A short write is continued, until all is written or the kernel says why not.
+    all: bool,
     result: ResultPtr,
     span: RequestSpan,
 }
@@ -78,14 +82,27 @@ impl StreamWrite {
         let started = Instant::now();
         let (kernel, fd, offset) = (self.ctx.files.sys(), self.shadow_fd.get(), self.offset);
         let key = self.shadow_fd.share_key();
-        let vectors = core::mem::take(&mut self.staged.vectors);
-        // SAFETY: `self` owns the memory of the vectors until this function ends, which waits for the call.
-        let call = move || unsafe { kernel.pwritev(Route::Copy, fd, &vectors, Some(offset), 0) };
+        let (all, mut vectors) = (self.all, core::mem::take(&mut self.staged.vectors));
+        // SAFETY: `self` owns the memory of the vectors until this function ends, which waits for the calls.
+        let call = move |vectors: &[[usize; 2]], at| unsafe { kernel.pwritev(Route::Copy, fd, vectors, Some(at), 0) };
+        let write = move || {
+            let mut done = call(&vectors, offset)?;
+            advance(&mut vectors, done);
+            while all && !vectors.is_empty() {
+                let wrote = call(&vectors, offset + done as u64)?;
+                if wrote == 0 {
+                    return Err(Errno::IO);
+                }
+                done += wrote;
+                advance(&mut vectors, wrote);
+            }
+            Ok(done)
+        };
         let wrote = self
             .ctx
             .files
             .shadow_workers()
-            .and_then(|shadow| shadow.for_key(key).run_blocking(call))
+            .and_then(|shadow| shadow.for_key(key).run_blocking(write))
             .unwrap_or(Err(Errno::IO));
         let stats = self.ctx.files.stats();
         if let Ok(wrote) = wrote {
@@ -127,6 +144,38 @@ impl Writer {
         stream: StreamId,
         result: *const AtomicIsize,
     ) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.queue_write(fd, at, from, (len, false), stream, result) }
+    }
+
+    /// As [`Writer::write_async`], but the result is all of the bytes, or an error: a short write is continued.
+    ///
+    /// # Safety
+    /// As [`Writer::write_async`].
+    pub(crate) unsafe fn write_all_async(
+        self: &Arc<Self>,
+        fd: Fd,
+        at: u64,
+        from: Target,
+        len: usize,
+        stream: StreamId,
+        result: *const AtomicIsize,
+    ) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.queue_write(fd, at, from, (len, true), stream, result) }
+    }
+
+    /// # Safety
+    /// As [`Writer::write_async`].
+    unsafe fn queue_write(
+        self: &Arc<Self>,
+        fd: Fd,
+        at: u64,
+        from: Target,
+        (len, all): (usize, bool),
+        stream: StreamId,
+        result: *const AtomicIsize,
+    ) -> Result<()> {
         let ctx = self;
         let device = from.allocation.device;
         let fail = |e| Error::kernel(e, "write", at, len as u64);
@@ -159,6 +208,7 @@ impl Writer {
                 shadow_fd,
                 staged,
                 offset: at,
+                all,
                 result: result_ptr,
                 span,
             }));
@@ -171,7 +221,23 @@ impl Writer {
         }
         // At once, after the work on the stream.
         let write = WriteRequest { ctx, fd, at: Some(at), flags: 0, parts: &parts, len, stat, span };
-        let wrote = write.after_stream(&streams);
+        let mut wrote = write.after_stream(&streams);
+        while all
+            && let Ok(done) = wrote
+            && done < len
+        {
+            if is_cancelled() {
+                wrote = Err(fail(Errno::INTR));
+                break;
+            }
+            // Nothing is left of the work on the stream that this part would have to wait for.
+            let rest = Target { addr: from.addr.offset(done as u64), ..from };
+            wrote = match ctx.write(fd, Some(at + done as u64), rest, len - done) {
+                Ok(0) => Err(fail(Errno::IO)),
+                Ok(more) => Ok(done + more),
+                Err(error) => Err(error),
+            };
+        }
         ctx.files.stats().end(&span, &Error::outcome(&wrote));
         result_ptr.store(wrote.as_ref().copied().map_err(|e| e.kind.errno()));
         wrote.map(drop)
