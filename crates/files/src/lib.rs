@@ -48,5 +48,5 @@ pub use no_p2p_fds::NoP2pFds;
 pub use p2p_trust::{P2pTrust, P2pTrustMap};
 pub use residency::ResidencyAccess;
 pub use shadow_file::{ShadowFile, is_shadow};
-pub use state::{FileState, share_key};
+pub use state::{FileState, share_key, size_of};
 pub use write_lease::WriteLease;

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use spinio_plan::Reason;
 use spinio_plan::geometry::BlockStack;
+use spinio_sys::Errno;
 use spinio_sys::linux::fs_magic::{self, OVERLAYFS, RAMFS, TMPFS};
 use spinio_sys::linux::{self, Advice, DirectAlign, Fd, FileKey, FileKind, Stat};
 
@@ -35,6 +36,14 @@ use crate::ring_slot::RingSlot;
 use crate::stripes::FileStripes;
 
 const SEEK_END: i32 = 2;
+
+/// The size of what `fd` refers to. The status of a block device has none; asking for it moves the descriptor's offset.
+pub fn size_of(sys: &dyn Syscalls, fd: Fd, stat: &Stat) -> Result<u64, Errno> {
+    match stat.kind {
+        FileKind::Block => sys.lseek(fd, 0, SEEK_END),
+        _ => Ok(stat.size),
+    }
+}
 
 /// Consecutive requests that must have been served by the page cache before the next is assumed to be. A wrong guess
 /// costs 1.5 times as much as a right one saves.
@@ -147,10 +156,7 @@ impl FileState {
         Ok(FileState {
             key: stat.key(),
             cached: Arc::new(cached),
-            size: match stat.kind {
-                FileKind::Block => sys.lseek(cached_fd, 0, SEEK_END).unwrap_or(0),
-                _ => stat.size,
-            },
+            size: size_of(sys, cached_fd, &stat).unwrap_or(0),
             storage,
             file_system: if stat.kind == FileKind::Block { 0 } else { magic },
             fast: block_stack.is_fast(),

@@ -444,6 +444,11 @@ impl Runtime {
         self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
     }
 
+    /// The size of a file or of a block device. It moves the offset of the file's descriptor, by which nothing is read.
+    pub fn size_of(&self, file: &ShadowFile) -> core::result::Result<u64, Errno> {
+        spinio_files::size_of(self.sys(), file.fd(), &self.sys().fstat(file.fd())?)
+    }
+
     /// Reads a file into device memory in the order of a stream. What is queued after it finds the bytes. On a device
     /// without host functions they are there when this returns. The result is short only where the file ends: an error
     /// is the result even where bytes before it have been moved.

@@ -123,7 +123,8 @@ impl Session {
 
     /// As [`Session::move_range`], in the order of a stream: it begins when the work queued there before is done, and
     /// work queued after it finds the bytes on the device, or may reuse the memory. Where that is not possible (an
-    /// output on an array with parity, a device that calls no host functions) the move is complete when this returns.
+    /// output on an array with parity, a file without a size, a device that calls no host functions) the move is complete
+    /// when this returns.
     pub fn move_async(
         &mut self,
         path: &Path,
@@ -144,8 +145,13 @@ impl Session {
         let made = match direction {
             Direction::Upload => {
                 let file = self.input(path)?;
-                let size = file.run_blocking(|fd| linux::fstat(fd).map(|s| s.size));
-                let size = size.map_err(|e| Error::from_errno(e, "upload", path))?;
+                let refused = |e| Error::from_errno(e, "upload", path);
+                if self.runtime.is_stream(file.fd()).map_err(refused)? {
+                    // It has no size, by which a stream-ordered read knows how much it will move: procfs, /dev/zero.
+                    let done = self.after_stream(stream, |session| session.upload(path, target, offset, len))?;
+                    return Ok(ticket(AsyncResult::ready(done as usize), done));
+                }
+                let size = self.runtime.size_of(&file).map_err(refused)?;
                 let len = len.min(size.saturating_sub(offset));
                 let on = self.runtime.read_on_stream(&file, offset, target, len as usize, stream).map_err(fail)?;
                 ticket(on, len)

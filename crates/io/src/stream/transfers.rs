@@ -41,7 +41,7 @@ use spinio_sys::Errno;
 
 use crate::ctx::Writer;
 use spinio_device::Target;
-use spinio_files::ShadowFile;
+use spinio_files::{ShadowFile, size_of};
 use spinio_host::lock;
 use spinio_host::syscalls::pread_full;
 use spinio_stats::{Direction, RequestSpan};
@@ -383,7 +383,8 @@ impl StreamTransfers {
         let device = to.allocation.device;
         let fail = |e| Error::kernel(e, "read", at, len as u64);
         let device_fail = |e| Error::device(e, "read", at, len as u64);
-        let size = self.writer.files.sys().fstat(file.fd()).map_err(fail)?.size;
+        let sys = self.writer.files.sys();
+        let size = sys.fstat(file.fd()).and_then(|stat| size_of(sys, file.fd(), &stat)).map_err(fail)?;
         let len = (len as u64).min(size.saturating_sub(at)).min(to.allocation.bytes_left(to.addr)) as usize;
         if device.is_capturing(stream) {
             return Err(fail(Errno::BUSY));

@@ -1,12 +1,14 @@
-//! Storage that fails in the middle of an upload, and files that become shorter meanwhile.
+//! Storage that fails in the middle of an upload, and files whose size `stat` does not tell.
 
 #![expect(unsafe_code, reason = "system calls, and a file that is mapped past its end")]
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use spinio_device::{Device, DeviceAddr, WaitMode, registry};
 use spinio_io::Settings;
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
 use spinio_nvmmu::Direction::Upload;
@@ -90,6 +92,9 @@ fn upload_reports_error_after_moved_bytes() {
     assert!(device.bytes()[..3 << 20] == bytes(3 << 20, 6));
     for len in [3 * MIB + 5000, 8 * MIB] {
         let error = session.move_range(memory, device.at(0), mapped.address, len, Upload).unwrap_err();
+        assert_eq!(error.kind.errno(), Errno::IO, "{error}");
+        // It has no size, so it is read at once.
+        let error = session.move_async(memory, device.at(0), mapped.address, len, Upload, new_stream()).unwrap_err();
         assert_eq!(error.kind.errno(), Errno::IO, "{error}");
     }
     assert_eq!(session.end().unwrap().uploaded, 3 * MIB);
@@ -190,4 +195,72 @@ fn pipeline_fails_if_input_cannot_be_read() {
         assert_eq!(error.kind.errno(), Errno::IO, "{error}");
         session.end().unwrap();
     }
+}
+
+/// A loop device over a file, removed at the end.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(file: &Path) -> Result<LoopDevice, String> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().map_err(|e| e.to_string())?;
+        match made.status.success() {
+            true => Ok(LoopDevice(String::from_utf8(made.stdout).unwrap().trim().to_owned())),
+            false => Err(String::from_utf8_lossy(&made.stderr).trim().to_owned()),
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn async_upload_reads_block_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    fs::write(&image, bytes(3 << 20, 4)).unwrap();
+    let disk = match LoopDevice::new(&image) {
+        Ok(disk) => disk,
+        Err(why) => return eprintln!("skipped: no loop device: {why}"),
+    };
+    let buffer = Buffer::new(4 << 20);
+    let mut session = Session::begin(runtime(), None).unwrap();
+    let upload = session.move_async(Path::new(&disk.0), buffer.at(0), MIB, 4 * MIB - 1, Upload, new_stream());
+    assert_eq!(upload.unwrap().wait().unwrap(), 2 * MIB);
+    assert!(buffer.bytes()[..2 << 20] == bytes(3 << 20, 4)[1 << 20..]);
+    assert_eq!(session.end().unwrap().uploaded, 2 * MIB);
+}
+
+#[test]
+fn async_upload_reads_file_without_size() {
+    let device = registry::emulated().unwrap();
+    let buffer = Buffer::with_bytes(&[7; 1 << 20]);
+    let mut session = Session::begin(runtime(), None).unwrap();
+    let queue = new_stream();
+    let upload = session.move_async(Path::new("/dev/zero"), buffer.at(0), 0, MIB, Upload, queue).unwrap();
+    assert_eq!(upload.wait().unwrap(), MIB);
+    assert!(buffer.bytes() == [0; 1 << 20]);
+    let version = fs::read("/proc/version").unwrap();
+    let upload = session.move_async(Path::new("/proc/version"), buffer.at(0), 0, MIB, Upload, queue).unwrap();
+    assert_eq!(upload.wait().unwrap(), version.len() as u64);
+    assert!(buffer.bytes()[..version.len()] == version);
+    // After the work that is queued on its stream.
+    let paused = PausedDevice::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(paused);
+        });
+        let earlier = bytes(1 << 20, 1);
+        // SAFETY: `earlier` lives until the stream is done.
+        unsafe {
+            device.copy_in(queue, DeviceAddr(buffer.at(0) as u64), earlier.as_ptr(), earlier.len()).unwrap();
+            session.move_async(Path::new("/dev/zero"), buffer.at(0), 0, MIB, Upload, queue).unwrap();
+            device.synchronize(queue, WaitMode::Block).unwrap();
+        }
+    });
+    assert!(buffer.bytes() == [0; 1 << 20], "the upload did not wait for its stream");
+    assert_eq!(session.end().unwrap().uploaded, 2 * MIB + version.len() as u64);
 }
