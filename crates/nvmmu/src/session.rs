@@ -141,6 +141,11 @@ impl Session {
             return Ok(ticket(AsyncResult::ready(0), 0));
         };
         let fail = |e| Error::from_io(&e, direction.verb(), path);
+        if target.allocation.device.is_capturing(stream) {
+            // A download into stripes would copy on another stream, now, and find what was there before.
+            let busy = Error::new(ErrorKind::Failed(Errno::BUSY), direction.verb(), "its stream is being captured");
+            return Err(busy.with_path(path).with_range(offset, len));
+        }
         self.count_finished();
         let made = match direction {
             Direction::Upload => {
