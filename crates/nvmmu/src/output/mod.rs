@@ -157,14 +157,13 @@ impl Output {
         self.preparation.note_written(range.clone());
         let shape = self.survey(array, range.clone())?;
         let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
-        let (mut requests, mut unaligned_ranges) = (Vec::new(), Vec::new());
+        let (mut requests, mut full_ranges, mut unaligned_ranges) = (Vec::new(), Vec::new(), Vec::new());
         for span in shape.split(range) {
             let bytes = span.range.end - span.range.start;
             match span.part {
                 StripePart::Full => {
                     self.flush_crossing(&span.range)?;
-                    self.stripes.drop_overlapping(&span.range);
-                    self.full_stripe_bytes += bytes;
+                    full_ranges.push(span.range.clone());
                     let parts = shape.split_requests(span.range, REQUEST_BYTES);
                     requests
                         .extend(parts.map(|r| (r.start, Part::Device(device(r.start), (r.end - r.start) as usize))));
@@ -188,13 +187,19 @@ impl Output {
                 }
             }
         }
+        // Their bytes are older than those of the full stripes, which replace them once they are written.
+        let replaced = self.stripes.take_overlapping(&full_ranges);
         let complete = self.stripes.take(Stripe::is_all_new);
         let no_new_requests = requests.is_empty();
-        if let Err(error) = self.write_stripes(requests, &complete) {
-            // The bytes of earlier downloads are not lost with this one.
-            self.write_unaligned(&complete)?;
-            if !no_new_requests {
-                return Err(error);
+        match self.write_stripes(requests, &complete) {
+            Ok(()) => self.full_stripe_bytes += full_ranges.iter().map(|range| range.end - range.start).sum::<u64>(),
+            Err(error) => {
+                // The bytes of earlier downloads are not lost with this one.
+                self.stripes.put_back(replaced);
+                self.write_back(complete)?;
+                if !no_new_requests {
+                    return Err(error);
+                }
             }
         }
         // After the stripes: where blocks are smaller than pages, a stripe may end within a page, and the kernel would

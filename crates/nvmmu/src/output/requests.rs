@@ -35,25 +35,25 @@ impl Output {
                         if !left.is_empty() {
                             self.stop_filling("another process opened the file");
                         }
-                        let unwritten = left.iter().map(|&number| &complete[number]);
-                        self.write_unaligned(unwritten)?;
+                        let stripes = complete.into_iter().enumerate();
+                        self.write_back(stripes.filter(|(number, _)| left.contains(number)).map(|(_, s)| s).collect())?;
                         trimmed?;
                     }
                     // The stripe may hit a limit or a bad block that its bytes do not: write them as any program would.
                     // If that fails too, its error is returned.
                     Some((Err(_), trimmed)) => {
-                        self.write_unaligned(&complete)?;
+                        self.write_back(complete)?;
                         trimmed?;
                     }
                     None => {
                         self.stop_filling("another process opened the file");
-                        self.write_unaligned(&complete)?;
+                        self.write_back(complete)?;
                     }
                 }
             }
         }
         let rest = self.stripes.take(|s| s.new_bytes() > 0);
-        self.write_unaligned(&rest)
+        self.write_back(rest)
     }
 
     /// Writes full stripes with filler while the lease lasts, which is checked before each. Returns the stripes that
@@ -130,20 +130,26 @@ impl Output {
         restored.map(|()| wrote).map_err(|e| Error::from_errno(e, "write", &self.path))
     }
 
-    /// Writes the downloaded bytes of some stripes, and nothing else.
-    pub(super) fn write_unaligned<'a>(
-        &mut self,
-        stripes: impl IntoIterator<Item = &'a (u64, Stripe)>,
-    ) -> Result<(), Error> {
+    /// Writes the downloaded bytes of some stripes, and nothing else. If that fails, the bytes are kept: a later flush
+    /// tries again, or reports them lost.
+    pub(super) fn write_back(&mut self, stripes: Vec<(u64, Stripe)>) -> Result<(), Error> {
         let mut parts = Vec::new();
-        for (at, stripe) in stripes {
+        for (at, stripe) in &stripes {
             for range in stripe.new_ranges() {
                 let bytes = &stripe.bytes()[range.start as usize..range.end as usize];
-                self.unaligned_bytes += bytes.len() as u64;
                 parts.push((at + range.start, Part::Host(bytes.as_ptr(), bytes.len())));
             }
         }
-        self.runtime.write_ranges(&self.file, &parts, Route::Copy).map_err(|e| self.download_error(&e))
+        match self.runtime.write_ranges(&self.file, &parts, Route::Copy) {
+            Ok(()) => {
+                self.unaligned_bytes += parts.iter().map(|(_, part)| part.len() as u64).sum::<u64>();
+                Ok(())
+            }
+            Err(error) => {
+                self.stripes.put_back(stripes);
+                Err(self.download_error(&error))
+            }
+        }
     }
 }
 

@@ -106,6 +106,24 @@ impl Stripes {
         overlapping.any(|entry| *entry.0 < range.start || end(entry) > range.end)
     }
 
+    /// Removes and returns the stripes that have bytes of some ranges.
+    pub(super) fn take_overlapping(&mut self, ranges: &[Range<u64>]) -> Vec<(u64, Stripe)> {
+        let overlaps = |at: u64, end: u64| ranges.iter().any(|range| at < range.end && end > range.start);
+        let chosen = self.by_start.iter().filter(|(at, s)| overlaps(**at, **at + s.width as u64)).map(|(at, _)| *at);
+        let chosen: Vec<u64> = chosen.collect();
+        chosen.into_iter().filter_map(|at| self.by_start.remove_entry(&at)).collect()
+    }
+
+    /// Keeps the downloaded bytes of stripes that could not be written; others may have been written over their filler.
+    pub(super) fn put_back(&mut self, stripes: impl IntoIterator<Item = (u64, Stripe)>) {
+        for (at, mut stripe) in stripes {
+            stripe.drop_preread();
+            if stripe.new_bytes() > 0 {
+                self.by_start.insert(at, stripe);
+            }
+        }
+    }
+
     /// Drops the stripes that have bytes of a range.
     pub(super) fn drop_overlapping(&mut self, range: &Range<u64>) {
         self.by_start.retain(|at, s| *at >= range.end || at + s.width as u64 <= range.start);
@@ -192,5 +210,19 @@ mod tests {
         assert_eq!(stripes.memory(), 4096);
         stripes.drop_overlapping(&(4000..5000));
         assert_eq!(stripes.memory(), 0);
+    }
+
+    #[test]
+    fn only_new_bytes_of_stripes_are_put_back() {
+        let mut stripes = Stripes::default();
+        for at in [0, 4096, 8192, 12_288] {
+            stripes.at(at, 4096).fill_preread(0, &[1; 4096]);
+        }
+        stripes.at(4096, 4096).mark_new(5..6);
+        let taken = stripes.take_overlapping(&[4095..4097, 12_288..12_289]);
+        assert_eq!(taken.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, 4096, 12_288]);
+        stripes.put_back(taken);
+        assert_eq!((stripes.memory(), stripes.new_bytes()), (8192, 1));
+        assert!(!stripes.at(4096, 4096).is_complete() && stripes.at(8192, 4096).is_complete());
     }
 }

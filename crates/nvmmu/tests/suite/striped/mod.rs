@@ -10,8 +10,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use spinio_io::Settings;
 use spinio_io::kernel::{LinuxSyscalls, Syscalls};
@@ -457,4 +457,63 @@ fn dropped_session_writes_gathered_bytes() {
     let mut expected = bytes(10 * WIDTH as usize, 1);
     expected[4 * WIDTH as usize..][..5000].copy_from_slice(&bytes(5000, 2));
     assert_same_bytes(&path, &expected, "at the end");
+}
+
+/// Storage that is full at times.
+#[derive(Default)]
+struct FullAtTimes {
+    is_full: AtomicBool,
+}
+
+impl Syscalls for FullAtTimes {
+    unsafe fn pwritev(
+        &self,
+        route: Route,
+        fd: i32,
+        vectors: &[[usize; 2]],
+        at: Option<u64>,
+        flags: u32,
+    ) -> Result<usize, Errno> {
+        if self.is_full.load(Relaxed) {
+            return Err(Errno::NOSPC);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { LinuxSyscalls.pwritev(route, fd, vectors, at, flags) }
+    }
+}
+
+/// A download that fails, and a flush that does, leave the bytes of earlier downloads to be written later.
+#[test]
+fn failed_write_keeps_gathered_bytes() {
+    let Some(folder) = folder() else { return };
+    let Some(path) = contiguous_file(folder.path(), 10 * WIDTH as usize) else { return };
+    let kernel: &FullAtTimes = Box::leak(Box::default());
+    let (old, new) = (Buffer::with_bytes(&bytes(5000, 2)), Buffer::with_bytes(&bytes(4 * WIDTH as usize, 3)));
+    let runtime = leak_runtime(Settings::default(), kernel);
+    let refused = |result: Result<(), spinio_nvmmu::Error>| {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind.errno(), Errno::NOSPC, "{error}");
+    };
+    for filler in [false, true] {
+        wait_exclusive(&path).unwrap();
+        let mut session = Session::begin_with_stripes(runtime, &path, WIDTH, 8192).unwrap();
+        if filler {
+            session.hint_range(4 * WIDTH, 5000);
+        }
+        session.move_range(&path, old.at(0), 4 * WIDTH, 5000, Download).unwrap();
+        assert_eq!(session.report().unaligned, 0, "it is gathered");
+        kernel.is_full.store(true, Relaxed);
+        // One that covers the stripe which has these bytes.
+        refused(session.move_range(&path, new.at(0), 2 * WIDTH, 4 * WIDTH, Download).map(drop));
+        refused(session.flush());
+        kernel.is_full.store(false, Relaxed);
+        session.end().unwrap();
+        let got = fs::read(&path).unwrap();
+        assert!(got[4 * WIDTH as usize..][..5000] == bytes(5000, 2), "the bytes of the first download are lost");
+        // Of the one that failed any part may be there.
+        let mut expected = bytes(10 * WIDTH as usize, 1);
+        expected[2 * WIDTH as usize..6 * WIDTH as usize].copy_from_slice(&got[2 * WIDTH as usize..6 * WIDTH as usize]);
+        assert_same_bytes(&path, &expected, "at the end");
+        File::options().write(true).open(&path).unwrap().write_all_at(&bytes(10 * WIDTH as usize, 1), 0).unwrap();
+    }
 }
