@@ -72,13 +72,13 @@ struct Part {
     device: Option<Target>,
 }
 
-/// Moves `size` bytes of a buffer in parts of at most `max_part` bytes, until one is short or fails; returns the bytes
-/// moved. A failure is returned only if nothing was moved before.
+/// Moves `size` bytes of a buffer in parts, until one is short or fails; returns the bytes moved. A failure is returned
+/// only if nothing was moved before. `next_part`: the length of the next part, of the bytes that are left.
 fn for_each_part(
     buffer: *const u8,
     size: usize,
     offset: i64,
-    max_part: usize,
+    next_part: impl Fn(usize) -> usize,
     mut move_part: impl FnMut(&Part) -> Result<usize, Failure>,
 ) -> Result<usize, Failure> {
     let start = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
@@ -89,7 +89,7 @@ fn for_each_part(
     let mut done = 0;
     loop {
         let device = target_at.map(|buffer| Target { addr: buffer.addr.offset(done as u64), ..buffer });
-        let part = Part { at: done, len: max_part.min(size - done), offset: start + done as u64, device };
+        let part = Part { at: done, len: next_part(size - done), offset: start + done as u64, device };
         match move_part(&part) {
             Ok(got) => {
                 done += got;

@@ -6,20 +6,18 @@ use std::ffi::{c_int, c_void};
 
 use spinio_device::{StreamId, set_thread_stream};
 use spinio_io::runtime;
+use spinio_io::settings::next_part;
 use spinio_sys::linux;
 
 use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
-
-/// Bytes per request to `io`: the kernel moves a little less than 2 GiB in a call.
-const MAX_REQUEST: usize = 1 << 30;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_pread(fd: c_int, buffer: *mut c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
     guard::call(|| {
         let buffer = buffer.cast::<u8>();
-        for_each_part(buffer, size, offset, MAX_REQUEST, |part| match part.device {
+        for_each_part(buffer, size, offset, next_part, |part| match part.device {
             Some(to) => runtime().read(fd, Some(part.offset), to, part.len).map_err(Failure::Io),
             None => {
                 let at = buffer.wrapping_add(part.at);

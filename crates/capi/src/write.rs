@@ -20,14 +20,20 @@ unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size
     guard::cancellation_point();
     guard::call(|| {
         let buffer = buffer.cast::<u8>();
-        for_each_part(buffer, size, offset, MAX_RW_COUNT, |part| match part.device {
-            Some(from) => runtime().write(fd, Some(part.offset), from, part.len).map_err(Failure::Io),
-            None => {
-                let at = buffer.wrapping_add(part.at);
-                // SAFETY: host memory of the program, for the kernel to judge.
-                unsafe { linux::pwrite(fd, at, part.len, part.offset) }.map_err(Failure::from)
-            }
-        })
+        for_each_part(
+            buffer,
+            size,
+            offset,
+            |left| left.min(MAX_RW_COUNT),
+            |part| match part.device {
+                Some(from) => runtime().write(fd, Some(part.offset), from, part.len).map_err(Failure::Io),
+                None => {
+                    let at = buffer.wrapping_add(part.at);
+                    // SAFETY: host memory of the program, for the kernel to judge.
+                    unsafe { linux::pwrite(fd, at, part.len, part.offset) }.map_err(Failure::from)
+                }
+            },
+        )
     })
 }
 

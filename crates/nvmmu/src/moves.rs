@@ -1,11 +1,14 @@
 //! Shared by all moves: the direction, and the loop that writes a range.
 
 use spinio_device::DeviceAddr;
+use spinio_io::settings::next_part;
 use spinio_io::{Runtime, Target};
 use spinio_sys::linux;
 
-/// Bytes of one request to `io`: a system call moves a little less than 2 GiB.
-pub(crate) const MAX_MOVE: u64 = 1 << 30;
+/// The length of the next request to `io` of a move of which `left` bytes are left.
+pub(crate) fn next_request(left: u64) -> u64 {
+    next_part(usize::try_from(left).unwrap_or(usize::MAX)) as u64
+}
 
 /// The direction of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +38,7 @@ pub(crate) fn write_all(
 ) -> Result<(), spinio_io::Error> {
     let mut done = 0;
     while done < len {
-        let piece = MAX_MOVE.min(len - done);
+        let piece = next_request(len - done);
         let from = Target { addr: DeviceAddr(from.addr.0 + done), ..from };
         match runtime.write(fd, Some(offset + done), from, piece as usize)? as u64 {
             0 => return Err(spinio_io::Error::kernel(spinio_sys::Errno::IO, "write", offset + done, piece)),

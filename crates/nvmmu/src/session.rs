@@ -11,7 +11,7 @@ use spinio_sys::Errno;
 use spinio_sys::linux;
 
 use crate::files::{Files, Purpose, c_path};
-use crate::moves::{MAX_MOVE, write_all};
+use crate::moves::{next_request, write_all};
 use crate::output::Output;
 use crate::{Direction, Error, ErrorKind, OutputMode, Report, Ticket};
 
@@ -237,7 +237,7 @@ impl Session {
         let file = self.input(path)?;
         let mut done = 0;
         while done < len {
-            let piece = MAX_MOVE.min(len - done);
+            let piece = next_request(len - done);
             let to = Target { addr: DeviceAddr(to.addr.0 + done), ..to };
             let moved = self.runtime.read(file.fd(), Some(offset + done), to, piece as usize);
             // A short read may have ended before an error, which the next one returns.
@@ -245,7 +245,7 @@ impl Session {
             if got == 0 {
                 break;
             }
-            if done > 0 && piece <= SMALL_REQUEST_MAX as u64 {
+            if len > SMALL_REQUEST_MAX as u64 && piece <= SMALL_REQUEST_MAX as u64 {
                 // Such a read returns when its bytes are queued; a move of this length promises that they have arrived.
                 let arrived = StreamOrder::app(to.allocation.device).synchronize(WaitMode::Context);
                 let late = |e| Error::from_io(&spinio_io::Error::device(e, "upload", offset, len), "upload", path);

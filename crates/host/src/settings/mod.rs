@@ -16,6 +16,19 @@ pub use self::table::{Row, TABLE, row};
 /// copy is queued (CUDA's rule for pageable memory).
 pub const SMALL_REQUEST_MAX: usize = 64 << 10;
 
+/// Bytes of one request where a longer transfer is made in parts: a system call moves a little less than 2 GiB.
+pub const MAX_PART: usize = 1 << 30;
+
+/// The length of the next part of a transfer of which `left` bytes are left. No part of a longer transfer is so short that
+/// it returns when it is only queued.
+pub fn next_part(left: usize) -> usize {
+    match left {
+        0..=MAX_PART => left,
+        _ if left - MAX_PART <= SMALL_REQUEST_MAX => MAX_PART / 2,
+        _ => MAX_PART,
+    }
+}
+
 /// What happens to pages that only device reads have read into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePolicy {
@@ -394,6 +407,20 @@ mod tests {
 
     fn read(pairs: &[(&str, &str)]) -> (Settings, Vec<String>) {
         Settings::read(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn long_transfers_have_no_short_part() {
+        for more in [0, 1, 4096, SMALL_REQUEST_MAX, SMALL_REQUEST_MAX + 1, MAX_PART, MAX_PART + 1, 3 * MAX_PART + 5000]
+        {
+            let mut left = MAX_PART + more;
+            while left > 0 {
+                let part = next_part(left);
+                assert!(part > SMALL_REQUEST_MAX && part <= MAX_PART, "{part} of {left} bytes");
+                left -= part;
+            }
+        }
+        assert_eq!((next_part(0), next_part(1), next_part(MAX_PART)), (0, 1, MAX_PART));
     }
 
     #[test]
