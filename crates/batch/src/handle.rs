@@ -11,17 +11,22 @@
 //! have that table, too; if so, it runs the batch itself unless another thread has begun it.
 //!
 //! If no thread can be started either, the batch is complete when `submit` returns.
+//!
+//! A forked child has none of the threads that run the batch, and its copy of a lock may be held by one of them forever. So
+//! a handle is of no use there: it takes no lock, and reports ESRCH.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use spinio_device::{StreamId, set_thread_stream, thread_stream};
+use spinio_sys::Errno;
 use spinio_sys::linux::spawn_signals_blocked;
 
 use crate::ctx::BatchCtx;
 use crate::run::{BatchResult, ResolvedBatch};
 use spinio_host::lock;
 use spinio_host::pool::{STACK_SIZE, Task};
+use spinio_transfer::Error;
 
 enum State {
     /// No thread has begun.
@@ -43,6 +48,8 @@ struct Shared {
 /// A batch that was submitted. It must be waited for; dropping it waits.
 pub struct BatchHandle {
     shared: Arc<Shared>,
+    /// The process that submitted it.
+    process: u32,
 }
 
 impl Shared {
@@ -102,28 +109,37 @@ impl BatchHandle {
                 }
             }
         }
-        BatchHandle { shared }
+        BatchHandle { shared, process: std::process::id() }
     }
 
-    /// Whether every operation has its result.
-    pub fn is_done(&self) -> bool {
-        matches!(*lock(&self.shared.state), State::Done(_))
+    /// ESRCH in a forked child.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::kernel(Errno::SRCH, "wait for a batch that the parent process has submitted", 0, 0))
     }
 
-    /// Waits until every operation has arrived or failed.
-    pub fn wait(self) -> BatchResult {
+    /// Whether every operation has its result. ESRCH in a forked child.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.check_process()?;
+        Ok(matches!(*lock(&self.shared.state), State::Done(_)))
+    }
+
+    /// Waits until every operation has arrived or failed. ESRCH in a forked child, at once.
+    pub fn wait(self) -> Result<BatchResult, Error> {
         self.finish()
     }
 
-    fn finish(&self) -> BatchResult {
+    fn finish(&self) -> Result<BatchResult, Error> {
         // If no worker has begun it, this thread runs it.
-        if !self.is_done() && self.shared.can_run_here() {
+        if !self.is_done()? && self.shared.can_run_here() {
             self.shared.run();
         }
         let mut state = lock(&self.shared.state);
         loop {
             match *state {
-                State::Done(done) => return done,
+                State::Done(done) => return Ok(done),
                 _ => state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
@@ -132,12 +148,15 @@ impl BatchHandle {
 
 impl Drop for BatchHandle {
     fn drop(&mut self) {
-        self.finish();
+        if self.finish().is_err() {
+            // A reference that is never released: what the batch has is the parent's, and its locks may be held here.
+            std::mem::forget(Arc::clone(&self.shared));
+        }
     }
 }
 
 impl std::fmt::Debug for BatchHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "BatchHandle {{ done: {} }}", self.is_done())
+        write!(f, "BatchHandle {{ done: {} }}", self.is_done().unwrap_or(false))
     }
 }

@@ -75,8 +75,11 @@ unsafe extern "C-unwind" fn spinio_batch_submit(pieces: *mut ReadOp, count: usiz
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_batch_poll(batch: *const BatchHandle) -> c_int {
-    // SAFETY: the header requires a batch that was submitted and not waited for.
-    let done = guard::run(|| unsafe { batch.as_ref() }.map(BatchHandle::is_done).ok_or(Failure::Errno(libc::EINVAL)));
+    let done = guard::run(|| {
+        // SAFETY: the header requires a batch that was submitted and not waited for.
+        let batch = unsafe { batch.as_ref() }.ok_or(Failure::Errno(libc::EINVAL))?;
+        Ok(batch.is_done()?)
+    });
     done.map_or(-1, c_int::from)
 }
 
@@ -88,7 +91,7 @@ unsafe extern "C-unwind" fn spinio_batch_wait(batch: *mut BatchHandle) -> isize 
         }
         // SAFETY: the header requires a batch that was submitted and not waited for: made by `Box::into_raw` above.
         let ticket = unsafe { Box::from_raw(batch) };
-        Ok(total_bytes(ticket.wait()))
+        Ok(total_bytes(ticket.wait()?))
     })
 }
 

@@ -15,13 +15,13 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use spinio_batch::{Arg, Batches, ReadArrays, ReadOp};
-use spinio_device::emulated::POISON;
+use spinio_device::emulated::{Emulated, POISON};
 use spinio_device::{Device, StreamId, WaitMode};
-use spinio_io::{Runtime, Settings};
+use spinio_io::{Error, Runtime, Settings};
 use spinio_plan::Route;
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
-use spinio_testkit::{Buffer, Rng, file, mount_fixture, with_deadline};
+use spinio_testkit::{Buffer, Rng, file, in_child, mount_fixture, with_deadline};
 use subject::{SIZE, TestFile, assert_all_released, check, pieces, routes, settings};
 
 #[test]
@@ -178,9 +178,9 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
         // SAFETY: the operations stay until the handle was waited for.
         let handle = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
         std::thread::sleep(std::time::Duration::from_millis(40));
-        assert!(!handle.is_done(), "it was done before its bytes had arrived");
+        assert!(!handle.is_done().unwrap(), "it was done before its bytes had arrived");
         device.resume();
-        let done = with_deadline("a batch handle", || handle.wait());
+        let done = with_deadline("a batch handle", || handle.wait().unwrap());
         assert_eq!(done.failed, 0);
         device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         for p in &batch {
@@ -191,6 +191,46 @@ fn batch_starts_after_queued_work_and_returns_when_complete() {
                 "work that was queued before arrived later"
             );
         }
+    }
+}
+
+#[test]
+fn forked_child_does_not_wait_for_parents_batch() {
+    let subject = TestFile::new();
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    let buffer = Buffer::new(device, 1 << 20);
+    let mut batch = pieces(&mut Rng::from_env(7), &[subject.fd()], &buffer, 100, 5000);
+    let is_refused = |error: Option<Error>| error.is_some_and(|error| error.errno() == Errno::SRCH);
+    // Also where an assertion fails: no thread must wait for the device forever.
+    struct ResumeOnDrop(&'static Emulated);
+    impl Drop for ResumeOnDrop {
+        fn drop(&mut self) {
+            self.0.resume();
+        }
+    }
+    for is_paused in [true, false] {
+        let paused = is_paused.then(|| {
+            device.pause();
+            ResumeOnDrop(device)
+        });
+        // SAFETY: the operations stay until the handle was waited for.
+        let handle = unsafe { runtime.submit(&raw mut batch[..]) }.unwrap();
+        // A thread runs it, or has done so.
+        std::thread::sleep(std::time::Duration::from_millis(40));
+        let mut handle = Some(handle);
+        in_child("a wait for the parent's batch", || {
+            let Some(handle) = handle.take() else { return 1 };
+            let (polled, waited) = (is_refused(handle.is_done().err()), is_refused(handle.wait().err()));
+            i32::from(!polled || !waited)
+        });
+        in_child("a handle of the parent's batch that is dropped", || {
+            drop(handle.take());
+            0
+        });
+        drop(paused);
+        let done = with_deadline("the parent's batch", || handle.take().unwrap().wait().unwrap());
+        assert_eq!(done.failed, 0);
     }
 }
 

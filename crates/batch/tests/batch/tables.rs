@@ -21,8 +21,8 @@ use crate::subject::{SIZE, TestFile, check, pieces, settings};
 fn run_in_background(runtime: &Runtime, batch: &mut [ReadOp]) -> BatchResult {
     // SAFETY: no other thread uses the operations until the wait is over; descriptors and memory stay.
     let handle = unsafe { runtime.submit(batch) }.unwrap();
-    eventually("a batch that no thread waits for", || handle.is_done());
-    handle.wait()
+    eventually("a batch that no thread waits for", || handle.is_done().unwrap());
+    handle.wait().unwrap()
 }
 
 /// Runs `body` on a thread with an unshared fd table, in which `number` refers to `file`.
@@ -134,7 +134,7 @@ fn waiting_thread_does_not_read_its_own_files() {
         // SAFETY: as in `run_in_background`.
         let handle = unsafe { runtime.submit(&mut batch[..]) }.unwrap();
         on_thread_with_own_fd_table(subject.fd(), &other.file, || {
-            handle.wait();
+            handle.wait().unwrap();
         });
         check(&batch, &buffer);
     }

@@ -218,7 +218,7 @@ fn writer_waits_for_running_batch() {
             std::thread::sleep(Duration::from_millis(60));
             assert!(!writer_done.load(SeqCst), "the device still reads the old pages");
             drop(paused);
-            assert_eq!(ticket.wait().failed, 0);
+            assert_eq!(ticket.wait().unwrap().failed, 0);
         });
     });
     check(&batch, &buffer, 0);
