@@ -35,18 +35,18 @@ pub trait Batches {
 
 impl Batches for Runtime {
     fn batch_with_allocations(&self, ops: &mut [ReadOp], known: &[Allocation]) -> Result<BatchResult, Error> {
-        Ok(resolve(&BatchCtx::of(self), OpList::from_ops(ops), known, true)?.run())
+        Ok(resolve(&BatchCtx::of(self), OpList::from_ops(ops), known, None)?.run())
     }
 
     fn batch_file(&self, many: ReadArrays<'_>, known: &[Allocation]) -> Result<BatchResult, Error> {
         let list = OpList::from_arrays(many).ok_or(Error::kernel(Errno::INVAL, "read a batch", 0, 0))?;
-        Ok(resolve(&BatchCtx::of(self), list, known, true)?.run())
+        Ok(resolve(&BatchCtx::of(self), list, known, None)?.run())
     }
 
     unsafe fn submit(&self, ops: *mut [ReadOp]) -> Result<BatchHandle, Error> {
         // SAFETY: passed on to the caller.
         let list = OpList::from_ops(unsafe { &mut *ops });
         let ctx = BatchCtx::of(self);
-        Ok(BatchHandle::new(&ctx, resolve(&ctx, list, &[], true)?))
+        Ok(BatchHandle::new(&ctx, resolve(&ctx, list, &[], None)?))
     }
 }

@@ -51,20 +51,21 @@ pub(crate) struct ResolvedBatch {
 }
 
 /// Resolves the operations, on the program's thread: this is the moment that determines their order on the device.
+/// `retried`: the call that reads them again, because pinned pages were lost; without pinned pages then.
 pub(crate) fn resolve(
     ctx: &Arc<BatchCtx>,
     ops: OpList,
     known: &[Allocation],
-    use_pinned: bool,
+    retried: Option<RequestSpan>,
 ) -> Result<ResolvedBatch, Error> {
     if u32::try_from(ops.len()).is_err() {
         return Err(Error::kernel(Errno::INVAL, "read a batch", 0, 0));
     }
     let fd = if ops.len() > 0 { ops.get(0).fd } else { -1 };
-    let span: RequestSpan = ctx.reader.files.stats().begin(Direction::Batch, fd, None, 0);
+    let span = retried.unwrap_or_else(|| ctx.reader.files.stats().begin(Direction::Batch, fd, None, 0));
     // Started by a thread of the program, whose fd table they share.
     ctx.reader.files.workers().batch_copy();
-    let mut resolver = Resolver::new(ctx, ops, known, use_pinned);
+    let mut resolver = Resolver::new(ctx, ops, known, retried.is_none());
     resolver.resolve_all();
     let single_ops = std::mem::take(&mut resolver.single_reads);
     let single_reads = single_ops.into_iter().map(|i| (i, resolver.op_target(i as usize))).collect();
@@ -153,10 +154,10 @@ impl ResolvedBatch {
         let report = |bytes| stats.record_piece(&work.span, Route::Gather, Reason::Pinned, 0, bytes, started);
         let pinned = std::mem::replace(&mut self.pinned, PinnedGather::new(false));
         if !pinned.finish(ctx, report)
-            && let Ok(retry) = resolve(ctx, work.ops, &self.known, false)
+            && let Ok(retry) = resolve(ctx, work.ops, &self.known, Some(work.span))
         {
             // A process may have written a pinned file meanwhile.
-            return retry.run();
+            return retry.transfer();
         }
         self.finish()
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use spinio_batch::Batches;
 use spinio_device::emulated::Emulated;
+use spinio_io::stats::Direction;
 use spinio_io::{PinError, Runtime};
 use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
@@ -254,6 +255,40 @@ fn forced_lease_break_is_detected() {
         drop(runtime);
         wait_no_pins(device);
     }
+}
+
+/// The batch is then read again, which is still the same call.
+#[test]
+fn batch_with_lost_lease_is_one_call() {
+    const PAUSE: Duration = Duration::from_millis(60);
+    let subject = Subject::new();
+    let device = emulated("size=64M");
+    let kernel = FaultySyscalls::new();
+    kernel.inject_always(Call::LeaseBreakTime, Effect::Fail(Errno::IO));
+    let runtime = Runtime::with_kernel(settings(), kernel);
+    if !pin_or_skip(&runtime, &subject, device) {
+        return;
+    }
+    let buffer = Buffer::new(device, 1 << 20);
+    let mut batch = pieces(&subject, &buffer);
+    std::thread::sleep(Duration::from_millis(20));
+    // The check after the gather.
+    kernel.inject(Call::HasLease, 2, u64::MAX, Effect::Fail(Errno::IO));
+    device.pause();
+    let paused = ResumeOnDrop(device);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(PAUSE);
+            drop(paused);
+        });
+        assert_eq!(runtime.batch(&mut batch).unwrap().failed, 0);
+    });
+    check(&batch, &buffer, 0);
+    let stats = runtime.stats();
+    assert!(stats.rows.iter().any(|row| row.reason != Reason::Pinned), "the lease was not lost: {stats:?}");
+    let calls = stats.calls(Direction::Batch);
+    assert_eq!((calls.calls, calls.failed), (1, 0));
+    assert!(calls.nanos as u128 >= PAUSE.as_nanos(), "the time before the lease was lost is missing: {calls:?}");
 }
 
 /// The same for large reads, which read from the pins directly.
