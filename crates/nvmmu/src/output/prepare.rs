@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rangemap::RangeSet;
+use spinio_host::lock;
 use spinio_io::{ParityArray, ShadowFile, StripeMap};
 use spinio_plan::stripe_layout::StripePart;
 use spinio_sys::Errno;
@@ -213,9 +214,4 @@ pub(super) fn record_writes(file: FileKey, ranges: &RangeSet<u64>) {
         all.remove(0);
     }
     all.push((file, ranges.clone()));
-}
-
-/// As in `io`: the state that a panicking thread leaves is still consistent here.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
