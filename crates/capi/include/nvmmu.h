@@ -48,7 +48,8 @@ enum { H2D = 1, D2H = 2 };
 int nvmmuBegin(int threadId, const char *downloadFileName);
 
 /* Moves length bytes between a file, starting at offset, and device memory. Returns the bytes moved: fewer than length
- * only if an upload reaches the end of its file. 0 on failure. */
+ * only if an upload reaches the end of its file. 0 on failure, but also for an upload from the end of its file on, and
+ * for a length of 0: nvmmu_move() tells these apart. */
 int nvmmuMove(const char *fileName, void *gpuMemPtr, int offset, int length, int direction);
 
 /* Ends the session: writes the gathered bytes and closes every file. Returns 1, or 0 on failure. */
@@ -60,7 +61,8 @@ int nvmmuEnd(int threadId);
  * already. Else the errors of open(). */
 int nvmmu_begin(int thread, const char *download);
 
-/* As nvmmuMove; -1 and errno on failure, and then any part of the range may have been moved.
+/* As nvmmuMove; -1 and errno on failure, also where an error comes after some bytes. Any part of the range may have been
+ * moved then.
  * ESRCH: no session. EINVAL: unknown direction, no file name, a negative offset or length. EFAULT: not device memory,
  * or it ends before the range ends. Else the errors of open(), pread() or pwrite(). */
 int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t length, int direction);
@@ -71,7 +73,8 @@ int64_t nvmmu_move(const char *file, void *device, int64_t offset, int64_t lengt
 int nvmmu_hint_range(int64_t offset, int64_t length);
 
 /* Writes the gathered bytes, so that other processes read them in the output; if sync is not 0, waits until the output
- * is on storage. Does not wait for other files with downloads. Returns 0, or -1 and errno. */
+ * is on storage. Does not wait for other files with downloads. Returns 0, or -1 and errno: gathered bytes that could not
+ * be written are kept for the next flush. */
 int nvmmu_flush(int sync);
 
 /* ---- stream-ordered moves ---------------------------------------------------------------------------------------- */
@@ -81,11 +84,13 @@ struct nvmmu_ticket;
 /* As nvmmu_move, but the move begins after all work queued on a stream (CUDA: a cudaStream_t), and work queued there
  * afterwards sees the bytes on the device, or may reuse the memory. Returns 0, and a ticket unless `ticket` is NULL;
  * the end of the session waits for a move without a ticket. These are complete on return: a download into an output on
- * an array with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), any move on a device without
- * host functions. EBUSY: the stream is being captured into a graph. */
+ * an array with parity, a download larger than the bounce buffers (SPINIO_BOUNCE_LIMIT), an upload of a file without a
+ * size (/dev/zero, procfs), any move on a device without host functions. EBUSY: the stream is being captured into a
+ * graph. */
 int nvmmu_move_async(const char *file, void *device, int64_t offset, int64_t length, int direction, void *stream, struct nvmmu_ticket **ticket);
 
-/* Waits for a move and frees its ticket; call it once. Returns what nvmmu_move would have returned. */
+/* Waits for a move and frees its ticket; call it once. Returns what nvmmu_move would have returned. Also the end of the
+ * session and a flush report the error of a move, in case its ticket is dropped or waited for later. */
 int64_t nvmmu_wait(struct nvmmu_ticket *ticket);
 
 /* 1 if the move is complete, else 0. */
@@ -119,7 +124,8 @@ struct nvmmu_pieces {
 /* Moves pieces through the slots in turn, so that with three slots an upload, a GPU kernel and a download overlap. For
  * each piece kernel(step, context) queues work on the step's stream and returns the number of output bytes of this
  * work, or a negative number to stop; it must not use the session meanwhile (EBUSY). Returns the bytes written, or -1
- * and errno; ECANCELED: kernel returned a negative number. */
+ * and errno. ECANCELED: kernel returned a negative number. EINVAL: the input ends before the last piece does, also if
+ * that is found out after a kernel has worked on the piece. */
 int64_t nvmmu_pipeline(const struct nvmmu_pieces *pieces, const struct nvmmu_slot *slots, size_t count, int64_t (*kernel)(const struct nvmmu_step *, void *), void *context);
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
@@ -140,8 +146,8 @@ enum {
 #endif
 
 struct nvmmu_report {
-    uint64_t uploaded;                        /* bytes moved to devices */
-    uint64_t downloaded;                      /* bytes moved to files */
+    uint64_t uploaded;                        /* bytes moved to devices, by moves that succeeded */
+    uint64_t downloaded;                      /* bytes moved to files, likewise */
     NVMMU_RENAMED(mode, promise);             /* NVMMU_NO_OUTPUT ... */
     NVMMU_RENAMED(full_stripe, whole);        /* bytes written as full stripes, including filler */
     NVMMU_RENAMED(filler, neighbours);        /* of these, old bytes of the stripes, which are not the session's */

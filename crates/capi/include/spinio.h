@@ -152,11 +152,13 @@ typedef struct spinio_batch_handle spinio_batch_handle;
  * thread may access the array. */
 spinio_batch_handle *spinio_batch_submit(struct spinio_read_op *ops, size_t count);
 
-/* 1 if every read has its result, 0 if not. */
+/* 1 if every read has its result, 0 if not, -1 and errno on failure. EINVAL: batch is NULL. ESRCH: the parent process has
+ * submitted it. */
 int spinio_batch_poll(const spinio_batch_handle *batch);
 
 /* Waits until every read has completed or failed, and frees the handle: call it exactly once per batch. Returns what
- * spinio_batch() returns. */
+ * spinio_batch() returns. A forked child cannot wait for a batch of its parent: ESRCH, and only its copy of the handle is
+ * freed. */
 ssize_t spinio_batch_wait(spinio_batch_handle *batch);
 
 /* ---- pinned files ----------------------------------------------------------------------------------------------- */
