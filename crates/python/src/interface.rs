@@ -45,13 +45,16 @@ fn parse<'py>(
         return Err(PyBufferError::new_err("A masked array is more than its bytes: pass data and mask one by one"));
     }
     let shape: Vec<i64> = part("shape")?.extract()?;
-    // "<f4", "|V8", "<M8[s]": byte order, kind, bytes of an element, unit.
+    // "<f4", "|V8", "<M8[s]": byte order, kind, bytes of an element, unit. "<U8": characters of an element, which have 4
+    // bytes each.
     let typestr: String = part("typestr")?.extract()?;
     if typestr.get(1..2) == Some("O") {
         return Err(references_error(object));
     }
     let digits = typestr.get(2..).map(|rest| rest.split_once('[').map_or(rest, |(digits, _)| digits));
-    let element = digits.and_then(|digits| digits.parse::<usize>().ok()).filter(|_| is_plain_type(&typestr));
+    let unit = if typestr.get(1..2) == Some("U") { 4 } else { 1 };
+    let element = digits.and_then(|digits| digits.parse::<usize>().ok()?.checked_mul(unit));
+    let element = element.filter(|_| is_plain_type(&typestr));
     let element =
         element.ok_or_else(|| PyBufferError::new_err(format!("{protocol} has the unknown type \"{typestr}\"")))?;
     let fields = interface.get_item("descr")?.filter(|fields| !fields.is_none());
@@ -81,9 +84,9 @@ fn parse<'py>(
     })
 }
 
-/// Whether elements of a type ("<f4") consist of plain bytes. Others are references to objects, or unknown.
+/// Whether elements of a type ("<f4") consist of plain bytes. Others are references to objects, bits ("t"), or unknown.
 fn is_plain_type(typestr: &str) -> bool {
-    typestr.get(1..2).is_some_and(|kind| "tbiufcmMSUV".contains(kind))
+    typestr.get(1..2).is_some_and(|kind| "biufcmMSUV".contains(kind))
 }
 
 /// The same for the fields of a structure: name, type or nested fields, and perhaps a shape.

@@ -152,6 +152,22 @@ def test_object_references_are_rejected(f, tmp_path):
     assert f.pread(numpy.zeros(3, [("O", "i4")]), 0) == 12
 
 
+def test_characters_have_four_bytes(f, noise):
+    numpy = pytest.importorskip("numpy")
+
+    class HostInterface:
+        def __init__(self, array):
+            self.array, self.__array_interface__ = array, array.__array_interface__
+
+    text = numpy.zeros(25, "U8")
+    assert spinio.describe(HostInterface(text))["bytes"] == text.nbytes == 800
+    # The bytes are no characters, so they are looked at as bytes.
+    assert f.pread(HostInterface(text), 0) == 800 and text.view("uint8").tobytes() == noise[:800]
+    on_device = emulated.empty(800)
+    assert f.pread(OnlyInterface(on_device, typestr="<U8", shape=(25,), strides=None), 0) == 800
+    assert on_device.tobytes() == noise[:800]
+
+
 def test_strides_of_dimensions_of_one_are_ignored(f, noise):
     table = emulated.empty((10, 10))
     assert f.pread(table[3:4, 2:7], 0) == 5
@@ -190,6 +206,9 @@ def test_unknown_addresses_are_rejected(f):
         ({"strides": (1, 1)}, "strides"),
         ({"typestr": "?"}, "unknown type"),
         ({"typestr": "<fx"}, "unknown type"),
+        ({"typestr": "|t8"}, "unknown type"),
+        ({"typestr": "<U17", "shape": (1,), "strides": None}, "ends after"),
+        ({"typestr": f"<U{1 << 62}"}, "unknown type"),
         ({"stream": 0}, "stream 0"),
         ({"mask": object()}, "masked"),
         ({"data": None}, "."),
