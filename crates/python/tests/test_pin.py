@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import spinio
+from spinio import _spinio
 
 
 @pytest.fixture
@@ -92,6 +93,31 @@ def test_close_unpins(path):
     assert spinio.stats()["gauges"]["pinned_files"][0] == 0
     # The open does not have to wait.
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_close_after_writer_came(path, monkeypatch):
+    """A writer may come after the question whether the file is pinned; whatever unpinning raises, the file is closed."""
+    array = spinio.emulated.empty(100)
+    for number in (errno.ESTALE, errno.EIO):
+        f = spinio.open(path)
+        pinned(f, array)
+        descriptor = f.fileno()
+
+        def unpin_file(fd, number=number, unpin=_spinio.unpin_file):
+            unpin(fd)
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_spinio, "unpin_file", unpin_file)
+            if number == errno.ESTALE:
+                f.close()
+            else:
+                with pytest.raises(OSError) as raised:
+                    f.close()
+                assert raised.value.errno == errno.EIO
+        assert f.closed
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
 
 
 def test_forked_child_keeps_parents_pin_and_map(path, noise):

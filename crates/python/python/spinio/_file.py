@@ -121,9 +121,11 @@ class File(io.FileIO):
 
     def close(self) -> None:
         """Closes the file, and unpins it if it is pinned."""
-        for pinned in [] if self.closed else list(self._pins):
-            pinned.unpin()
-        super().close()
+        try:
+            for pinned in [] if self.closed else list(self._pins):
+                pinned.unpin()
+        finally:
+            super().close()
 
     @functools.cached_property
     def _pins(self) -> list[PinnedFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,14 @@ class PinnedFile:
         file, self._file = self._file, None
         if file is not None and not file.closed:
             file._pins.remove(self)
-            # A file that was written meanwhile is no longer pinned, and need not be unpinned.
+            # A file that was written meanwhile is no longer pinned, and need not be unpinned. A writer may come between
+            # these two calls as well.
             if _spinio.is_pinned(file.fileno()):
-                _spinio.unpin_file(file.fileno())
+                try:
+                    _spinio.unpin_file(file.fileno())
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise
 
     @property
     @renamed("Hold.is_held", "PinnedFile.is_pinned")
