@@ -7,7 +7,7 @@ use std::time::Instant;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use spinio_runtime::client::{self, Error, Target};
+use spinio_runtime::client::{self, Error};
 use spinio_sys::{Errno, linux};
 
 use crate::buffer::{Access, Buffer, MemoryPlace};
@@ -33,18 +33,47 @@ fn max_piece(bytes: usize) -> usize {
 #[pyfunction]
 #[pyo3(signature = (fd, into, offset=None, *, wait=false))]
 pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: bool) -> PyResult<Option<usize>> {
-    let py = into.py();
-    let at = parse_offset(offset)?;
+    read_part(into.py(), fd, parse_offset(offset)?, &Buffer::from_object(into, Access::Fill)?, 0, wait)
+}
+
+/// Fills `into` from the file at `offset`. Returns the bytes read: fewer than its size only where the file ends. Unlike
+/// `read`, it fails even after bytes were read. `wait`: as for `read`.
+#[pyfunction]
+#[pyo3(signature = (fd, into, offset, *, wait=false))]
+pub(crate) fn read_full(fd: i32, into: &Bound<'_, PyAny>, offset: i64, wait: bool) -> PyResult<usize> {
+    let at = parse_offset(Some(offset))?;
     let buffer = Buffer::from_object(into, Access::Fill)?;
+    let mut done = 0;
+    while done < buffer.bytes {
+        let from = at.map(|at| at + done as u64);
+        // The rest may be short enough to be queued only, which a read of this size is not.
+        match read_part(into.py(), fd, from, &buffer, done, wait || done > 0)? {
+            None | Some(0) => break,
+            Some(got) => done += got,
+        }
+    }
+    Ok(done)
+}
+
+/// Fills a buffer from its byte `skip` on.
+fn read_part(
+    py: Python<'_>,
+    fd: i32,
+    at: Option<u64>,
+    buffer: &Buffer<'_>,
+    skip: usize,
+    wait: bool,
+) -> PyResult<Option<usize>> {
+    let bytes = buffer.bytes - skip;
     match buffer.memory_place {
         MemoryPlace::Host(address) => transfer_host(
             py,
-            buffer.bytes,
-            if at.is_some() { HOST_PIECE } else { max_piece(buffer.bytes) },
+            bytes,
+            if at.is_some() { HOST_PIECE } else { max_piece(bytes) },
             "Cannot read",
             at,
             |done, len| {
-                let to = (address + done) as *mut u8;
+                let to = (address + skip + done) as *mut u8;
                 // SAFETY: writable memory of an object that `buffer` keeps; the range ends with it.
                 unsafe {
                     match at {
@@ -54,24 +83,15 @@ pub(crate) fn read(fd: i32, into: &Bound<'_, PyAny>, offset: Option<i64>, wait: 
                 }
             },
         ),
-        MemoryPlace::Device(to) => read_device(py, fd, at, to, &buffer, wait),
+        MemoryPlace::Device(mut to) => {
+            to.address += skip as u64;
+            let order = buffer.order;
+            transfer_device(py, || {
+                let chosen = StreamScope::new(order);
+                client::read(fd, at, to, bytes, wait || chosen.synchronize)
+            })
+        }
     }
-}
-
-/// Device memory.
-fn read_device(
-    py: Python<'_>,
-    fd: i32,
-    at: Option<u64>,
-    to: Target,
-    buffer: &Buffer<'_>,
-    wait: bool,
-) -> PyResult<Option<usize>> {
-    let (order, bytes) = (buffer.order, buffer.bytes);
-    transfer_device(py, || {
-        let chosen = StreamScope::new(order);
-        client::read(fd, at, to, bytes, wait || chosen.synchronize)
-    })
 }
 
 /// Writes the bytes of `from` to the file, at `offset` or at the descriptor's offset. Returns the bytes written, or

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import mmap
+from typing import NamedTuple
 
 import pytest
 
@@ -108,3 +110,27 @@ def data(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("data") / "noise"
     path.write_bytes(noise)
     return path
+
+
+class BadBytes(NamedTuple):
+    """Bytes of a file that cannot be read from some offset on: reads end there, and one that begins there fails with EIO."""
+
+    path: str
+    start: int
+    good: int
+    size: int
+
+
+@pytest.fixture
+def bad_bytes(tmp_path):
+    """8 MiB, of which 3 MiB can be read: a mapping of a file that was truncated, seen through this process's memory."""
+    ctypes = importlib.import_module("ctypes")
+    path = tmp_path / "truncated"
+    path.write_bytes(bytes([5]) * (8 << 20))
+    with path.open("r+b") as f:
+        mapped = mmap.mmap(f.fileno(), 0)
+        f.truncate(3 << 20)
+    first = ctypes.c_char.from_buffer(mapped)
+    yield BadBytes("/proc/self/mem", ctypes.addressof(first), 3 << 20, 8 << 20)
+    del first
+    mapped.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 import spinio
-from spinio import emulated
+from spinio import _arrays, emulated
 
 numpy = pytest.importorskip("numpy")
 
@@ -64,3 +66,15 @@ def test_device_out_of_memory():
 def test_invalid_device_configuration():
     with pytest.raises(ValueError, match="the parts are"):
         emulated.configure("colour=blue")
+
+
+def test_error_after_some_bytes_is_raised(memory, bad_bytes, monkeypatch):
+    monkeypatch.setattr(_arrays, "size_of", lambda f: bad_bytes.start + bad_bytes.size)
+    options = {"device": memory.device, "library": memory.library, "offset": bad_bytes.start}
+    array = spinio.fromfile(bad_bytes.path, "uint8", bad_bytes.good, **options)
+    assert memory.read(array) == bytes([5]) * bad_bytes.good
+    # The rest that fails may be short.
+    for more in (4096, bad_bytes.size - bad_bytes.good):
+        with pytest.raises(OSError) as raised:
+            spinio.fromfile(bad_bytes.path, "uint8", bad_bytes.good + more, **options)
+        assert raised.value.errno == errno.EIO and raised.value.filename == bad_bytes.path

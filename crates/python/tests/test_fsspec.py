@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 
 import pytest
@@ -73,3 +74,10 @@ def test_files_are_pickled_to_workers(fs, data, noise):
         with pickle.loads(pickle.dumps(f)) as again:
             assert isinstance(again, OpenFile) and again.read(10) == noise[100:110]
     assert pickle.loads(pickle.dumps(fs)).cat_ranges([str(data)] * 2, [3, -5], [7, None]) == [noise[3:7], noise[-5:]]
+
+
+def test_error_after_some_bytes_is_raised(fs, memory, bad_bytes):
+    assert fs.cat_into(bad_bytes.path, memory.full(bad_bytes.good, 0), bad_bytes.start) == bad_bytes.good
+    with pytest.raises(OSError) as raised:
+        fs.cat_into(bad_bytes.path, memory.full(bad_bytes.size, 0), bad_bytes.start)
+    assert raised.value.errno == errno.EIO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -9,7 +10,7 @@ import pickle
 import pytest
 
 import spinio
-from spinio.safetensors import SafetensorsError, load_file, load_sharded, safe_open
+from spinio.safetensors import SafetensorsError, _fill, load_file, load_sharded, safe_open
 
 numpy = pytest.importorskip("numpy")
 reference = pytest.importorskip("safetensors.numpy")
@@ -334,3 +335,12 @@ def test_invalid_index_is_rejected(tmp_path):
     path.unlink()
     with pytest.raises(FileNotFoundError, match="index.json"):
         load_sharded(tmp_path / "model")
+
+
+def test_error_after_some_bytes_is_raised(memory, bad_bytes):
+    """A file with a bad block in its data is not reported as truncated."""
+    with spinio.open(bad_bytes.path) as f:
+        _fill(f, memory.full(bad_bytes.good, 0), bad_bytes.start, bad_bytes.good)
+        with pytest.raises(OSError) as raised:
+            _fill(f, memory.full(bad_bytes.size, 0), bad_bytes.start, bad_bytes.size)
+    assert raised.value.errno == errno.EIO

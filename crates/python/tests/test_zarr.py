@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
@@ -13,6 +14,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype  # noqa: E402
 from zarr.storage import LocalStore  # noqa: E402
 
+import spinio.zarr  # noqa: E402
 from spinio import emulated  # noqa: E402
 from spinio.zarr import Store  # noqa: E402
 
@@ -130,3 +132,15 @@ def test_zarr_arrays_on_a_gpu(tmp_path):
         assert (part.get() == values[100:900]).all()
         zarr.open_array(Store(tmp_path), mode="r+")[100:900] = part + 1
     assert (zarr.open_array(Store(tmp_path), mode="r")[100:900] == values[100:900] + 1).all()
+
+
+@pytest.mark.parametrize("prototype", [default_buffer_prototype(), EMULATED])
+def test_error_after_some_bytes_is_raised(bad_bytes, monkeypatch, prototype):
+    monkeypatch.setattr(spinio.zarr, "_range", lambda request, size: (request.start, request.end))
+    start, (folder, _, key) = bad_bytes.start, bad_bytes.path.rpartition("/")
+    store = Store(folder, read_only=True)
+    good = store.get_sync(key, prototype=prototype, byte_range=RangeByteRequest(start, start + bad_bytes.good))
+    assert len(good) == bad_bytes.good
+    with pytest.raises(OSError) as raised:
+        store.get_sync(key, prototype=prototype, byte_range=RangeByteRequest(start, start + bad_bytes.size))
+    assert raised.value.errno == errno.EIO

@@ -378,6 +378,6 @@ def fromfile(
         there = max(0, size_of(f) - offset) // d.itemsize
         count = there if count == -1 else min(count, there)
         raw = maker.empty(count * d.itemsize)
-        got = (f.pread(raw, offset) or 0) if count else 0
+        got = f._read_full(raw, offset) if count else 0
         # The file may have been truncated meanwhile.
         return maker.view(raw, 0, d, (got // d.itemsize,))

@@ -70,6 +70,13 @@ class File(io.FileIO):
         self._must(self.readable(), "reading")
         return self._named(_spinio.read, array, _offset(offset))
 
+    def _read_full(self, array: Any, offset: int, *, wait: bool = False) -> int:
+        """As pread, until the array is full or the file ends: an error is raised even after bytes were read.
+
+        wait: until they have arrived, not only until the copy is queued.
+        """
+        return self._named(lambda fd: _spinio.read_full(fd, array, _offset(offset), wait=wait))
+
     def write(self, buffer: Any, /) -> int | None:  # type: ignore[override]
         """Writes an array's bytes at the current file offset, or at its end in mode "a"; returns the bytes written."""
         self._must(self.writable(), "writing")

@@ -88,7 +88,7 @@ class FileSystem(LocalFileSystem):  # type: ignore[misc]
     def cat_into(self, path: str, array: Any, start: int = 0) -> int:
         """Fills an array of any device from byte `start` of a file; returns the bytes read."""
         with _file.open(self._strip_protocol(path)) as f:
-            return f.pread(array, start) or 0
+            return f._read_full(array, start)
 
 
 # With an installed wheel, fsspec finds it by its entry point; this is for imports without one.

@@ -71,12 +71,12 @@ def _name(f: _file.File) -> str:
 
 def _whole(f: _file.File, size: int, at: int) -> bytes:
     into = bytearray(size)
-    got = f.pread(into, at) or 0
+    got = f._read_full(into, at)
     return bytes(into[:got])
 
 
 def _fill(f: _file.File, raw: Any, at: int, size: int) -> None:
-    if size and f.pread(raw, at) != size:
+    if size and f._read_full(raw, at) != size:
         raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
 
 

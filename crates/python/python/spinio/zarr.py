@@ -28,7 +28,7 @@ except ModuleNotFoundError as _missing:
     _why = f"spinio.zarr needs Zarr 3, which needs Python 3.11 or later: {_missing}"
     raise ModuleNotFoundError(_why, name=_missing.name) from None
 
-from spinio import _arrays, _file, _spinio
+from spinio import _arrays, _file
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -113,7 +113,7 @@ def _get(path: Path, prototype: BufferPrototype, byte_range: ByteRequest | None)
             start, end = _range(byte_range, os.fstat(f.fileno()).st_size)
             array = _maker(prototype).empty(end - start)
             # Another thread will use the array: the copy must be complete, not only queued.
-            got = _spinio.read(f.fileno(), array, start, wait=True) or 0 if end > start else 0
+            got = f._read_full(array, start, wait=True) if end > start else 0
             return prototype.buffer.from_array_like(array if got == end - start else array[:got])
     except _ABSENT:
         return None
