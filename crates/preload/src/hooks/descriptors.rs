@@ -23,6 +23,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use spinio_device::registry;
+use spinio_sys::linux;
 
 use super::mappings;
 use crate::{disabled, errno, ffi_guard as guard, next_symbol as next};
@@ -88,12 +89,21 @@ unsafe fn after_open(fd: c_int, path: *const c_char) {
 /// where it shares the memory.
 #[inline]
 fn before_close_range(first: c_uint, last: c_uint) -> Option<spinio_io::FdChange> {
+    before_change(first, last, || true)
+}
+
+/// `closes`: whether the call will close these numbers, as far as that is known before it. The change is counted even
+/// if not, because another thread may make the call possible meanwhile.
+#[inline]
+fn before_change(first: c_uint, last: c_uint, closes: impl FnOnce() -> bool) -> Option<spinio_io::FdChange> {
     if !registry::any_device() || first > last || disabled::is_disabled() {
         return None;
     }
     let change = spinio_capi::fork_guard::has_device_calls().then(|| spinio_io::FdChange::begin(first, last));
-    guard::run_hint(|| {
-        if first == last { spinio_io::on_close(first as c_int) } else { spinio_io::on_close_range(first, last) }
+    guard::run_hint(|| match closes() {
+        true if first == last => spinio_io::on_close(first as c_int),
+        true => spinio_io::on_close_range(first, last),
+        false => {}
     });
     change
 }
@@ -102,6 +112,14 @@ fn before_close_range(first: c_uint, last: c_uint) -> Option<spinio_io::FdChange
 fn before_close(fd: c_int) -> Option<spinio_io::FdChange> {
     let fd = c_uint::try_from(fd).ok()?;
     before_close_range(fd, fd)
+}
+
+/// `dup2` and `dup3`. A call that fails leaves `new` open, and what is kept for its file: a pinned file would stay
+/// unpinned.
+#[inline]
+fn before_dup(old: c_int, new: c_int, flags: c_int) -> Option<spinio_io::FdChange> {
+    let number = c_uint::try_from(new).ok().filter(|_| old != new)?;
+    before_change(number, number, || flags & !libc::O_CLOEXEC == 0 && linux::may_dup_to(old, new))
 }
 
 #[unsafe(no_mangle)]
@@ -136,21 +154,21 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
-    let _change = if old != new { before_close(new) } else { None };
+    let _change = before_dup(old, new, 0);
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2.get()(old, new) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __dup2(old: c_int, new: c_int) -> c_int {
-    let _change = if old != new { before_close(new) } else { None };
+    let _change = before_dup(old, new, 0);
     // SAFETY: the program's own arguments.
     unsafe { next::DUP2_UNDERSCORED.get()(old, new) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let _change = if old != new { before_close(new) } else { None };
+    let _change = before_dup(old, new, flags);
     // SAFETY: the program's own arguments.
     unsafe { next::DUP3.get()(old, new, flags) }
 }

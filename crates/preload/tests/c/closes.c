@@ -4,12 +4,16 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <spinio.h>
+
 #include "check.h"
 #include "memory.h"
+#include "../../../../benches/common/preloaded.h"
 
 enum { SIZE = 4 << 20 };
 static char *device;
@@ -97,6 +101,26 @@ static void only_marked(int fd)
     CHECK(close_range(fd, fd, CLOSE_RANGE_CLOEXEC) == 0);
 }
 
+/* They leave fd open. */
+static void failing_dups(int fd)
+{
+    errno = 0;
+    CHECK(dup2(-1, fd) == -1 && errno == EBADF);
+    CHECK(dup2(999, fd) == -1 && errno == EBADF);
+    CHECK(dup3(-1, fd, O_CLOEXEC) == -1 && errno == EBADF);
+    CHECK(dup3(0, fd, O_NONBLOCK) == -1 && errno == EINVAL);
+    CHECK(dup3(fd, fd, 0) == -1 && errno == EINVAL);
+    CHECK(dup2(fd, fd) == fd);
+    /* The program lowered its limit after it had opened fd. */
+    struct rlimit before, low;
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    low = before;
+    low.rlim_cur = (rlim_t)fd;
+    CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
+    CHECK(dup2(0, fd) == -1 && errno == EBADF);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
 static void closing_handler(int signal)
 {
     (void)signal;
@@ -125,7 +149,18 @@ int main(void)
     close(fd);
     fd = open_and_read();
     CHECK(shadow_fd_stays(fd, only_marked));
+    CHECK(shadow_fd_stays(fd, failing_dups));
     CHECK(close_range(fd, fd, 0) == 0 && shadow_fd_closed());
+    /* A pinned file is unpinned by a dup2 that replaces it, and by no other. */
+    fd = open_and_read();
+    if (FIND(spinio_pin_file)(fd) == 0) {
+        failing_dups(fd);
+        CHECK(FIND(spinio_is_pinned)(fd) == 1);
+        int same = dup(fd);
+        CHECK(dup2(0, fd) == fd && FIND(spinio_is_pinned)(same) == 0);
+        close(same);
+    }
+    close(fd);
     /* Above all other descriptors, since those may be the driver's. */
     fd = open_and_read();
     CHECK(dup2(fd, 1000) == 1000 && close(fd) == 0);

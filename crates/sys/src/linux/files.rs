@@ -272,6 +272,18 @@ pub fn close(fd: Fd) -> Result<()> {
     unsafe { syscall(k::__NR_close, [fd as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// Whether `dup2(old, new)` would replace `new`: `old` is open, and `new` is below the limit of this process, which
+/// may be lower than when `new` was opened.
+pub fn may_dup_to(old: Fd, new: Fd) -> bool {
+    // SAFETY: no memory is involved.
+    let flags = unsafe { syscall(k::__NR_fcntl, [old as usize, k::F_GETFD as usize, 0, 0, 0, 0]) };
+    let mut limit = k::rlimit64 { rlim_cur: u64::MAX, rlim_max: u64::MAX };
+    let out = &raw mut limit as usize;
+    // SAFETY: the kernel writes one struct, which lives across the call.
+    let _ = unsafe { syscall(k::__NR_prlimit64, [0, k::RLIMIT_NOFILE as usize, 0, out, 0, 0]) };
+    flags.is_ok() && u64::try_from(new).is_ok_and(|new| new < limit.rlim_cur)
+}
+
 /// `fcntl(F_DUPFD_CLOEXEC)`: a duplicate on the lowest free number from `least` up.
 pub fn dup_at_least(fd: Fd, min_fd: Fd) -> Result<Fd> {
     // SAFETY: no memory is involved.
