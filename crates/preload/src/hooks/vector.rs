@@ -163,9 +163,9 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
         let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
-        let parts = parts(vectors);
-        let total: usize = parts.iter().map(|p| p.len).sum();
         let stream = runtime().is_stream(fd)?;
+        let parts = parts(vectors)?;
+        let total: usize = parts.iter().map(|p| p.len).sum();
         match at {
             FilePosition::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
             // A stream has no offsets: the kernel returns ESPIPE, or ignores the offset (some devices).
@@ -185,21 +185,30 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
     })
 }
 
-/// The vectors as parts, truncated where the kernel truncates a call. Adjacent host parts are not merged: the kernel
-/// takes them as a vector anyway.
-pub(super) fn parts(vectors: &[iovec]) -> Vec<Part> {
+/// The vectors as parts, truncated where the kernel truncates a call, and where the first device part leaves its
+/// allocation: bytes that a stream has given for what lies behind that could not be stored, and would be lost. Adjacent
+/// host parts are not merged: the kernel takes them as a vector anyway.
+pub(super) fn parts(vectors: &[iovec]) -> Result<Vec<Part>, Failure> {
     let mut room = MAX_RW_COUNT;
     let mut parts = Vec::with_capacity(vectors.len());
     for vector in vectors.iter().filter(|v| v.iov_len != 0) {
-        let len = vector.iov_len.min(room);
-        if len == 0 {
+        let wanted = vector.iov_len.min(room);
+        if wanted == 0 {
             break;
         }
-        room -= len;
+        room -= wanted;
         let at = vector.iov_base.cast::<u8>();
-        parts.push(Part { at, len, device: registry::find(at, len) });
+        let device = registry::find(at, wanted);
+        let available = device.map_or(u64::MAX, |allocation| allocation.bytes_left(target(allocation, at).addr));
+        let len = wanted.min(usize::try_from(available).unwrap_or(usize::MAX));
+        if len > 0 {
+            parts.push(Part { at, len, device });
+        }
+        if len < wanted {
+            break;
+        }
     }
-    parts
+    if parts.is_empty() { Err(Failure::Errno(libc::EFAULT)) } else { Ok(parts) }
 }
 
 /// A file with offsets: until a part comes back short, or fails after others have succeeded.

@@ -45,7 +45,7 @@ fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition,
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
         let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };
-        let parts: Vec<Part> = parts(vectors)
+        let parts: Vec<Part> = parts(vectors)?
             .iter()
             .map(|part| match part.device {
                 Some(allocation) => Part::Device(target(allocation, part.at), part.len),

@@ -141,6 +141,25 @@ int main(void)
     CHECK(pread(fd, device + SIZE - 100, 4096, 0) == 100);
     CHECK(pwrite(fd, device + SIZE - 100, 4096, 0) == 100);
     CHECK(pwritev(fd, (struct iovec[]){{host, 4}, {device + SIZE - 3, 10}, {host, 4}}, 3, 0) == 7);
+    struct iovec over[2] = {{device + SIZE - 100, 200}, {host, 50}}, inside[10];
+    memset(host, 7, sizeof host);
+    CHECK(preadv(fd, over, 2, 0) == 100 && preadv2(fd, over, 2, 0, RWF_HIPRI) == 100);
+    CHECK(lseek(fd, 0, SEEK_SET) == 0 && preadv2(fd, over, 2, -1, RWF_HIPRI) == 100 && lseek(fd, 0, SEEK_CUR) == 100);
+    CHECK(readv(fd, over, 2) == 100 && lseek(fd, 0, SEEK_CUR) == 200);
+    for (int i = 0; i < 10; i++)
+        inside[i] = (struct iovec){device + i * 100, 100};
+    inside[8].iov_base = device + SIZE - 50;
+    CHECK(preadv(fd, inside, 10, 0) == 850);
+    /* What a pipe has given is not lost. */
+    unsigned char sent[4096], got[4096];
+    for (size_t i = 0; i < sizeof sent; i++)
+        sent[i] = (unsigned char)(i * 31 >> 3);
+    CHECK(pipe(ends) == 0 && write(ends[1], sent, sizeof sent) == sizeof sent);
+    CHECK(readv(ends[0], over, 2) == 100);
+    device_get(got, device + SIZE - 100, 100);
+    CHECK(memcmp(got, sent, 100) == 0 && host[0] == 7);
+    CHECK(read(ends[0], got, sizeof got) == sizeof got - 100 && memcmp(got, sent + 100, sizeof got - 100) == 0);
+    close(ends[0]), close(ends[1]);
     device_free(device);
     FAILS(pread(fd, device, 10, 0), EFAULT);
     FAILS(pwrite(fd, device, 10, 0), EFAULT);
