@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicIsize, Ordering::Release};
 
 use spinio_device::{Device, StreamId, registry};
 use spinio_gaia::{Access, Advice, Error, Info, StreamRelease};
+use spinio_io::program_fd;
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -109,13 +110,13 @@ pub fn unmap_on_gpu(address: *mut c_void, size: usize) -> Option<c_int> {
 }
 
 fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failure> {
-    let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
+    let (fd, offset) = (program_fd(fd), u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?);
     Ok(spinio_gaia::map(fd, offset, size as u64, access, current_device()?, &spinio_runtime::Routes)?)
 }
 
 fn map_in_place(fd: c_int, offset: i64, size: usize, access: c_uint) -> Result<u64, Failure> {
     let access = parse_access(access & !IN_PLACE)?;
-    let offset = u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?;
+    let (fd, offset) = (program_fd(fd), u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?);
     Ok(spinio_gaia::map_in_place(fd, offset, size as u64, access, current_device()?)?)
 }
 

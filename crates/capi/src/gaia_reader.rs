@@ -7,6 +7,7 @@ use std::sync::Once;
 
 use spinio_device::registry;
 use spinio_gaia::reader::{self, Handle};
+use spinio_io::program_fd;
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -37,7 +38,7 @@ unsafe extern "C-unwind" fn spinio_gaia_reader_open(
         }
         let none = || Failure::Message(libc::ENODEV, "No device is in use, so there is none to read into".into());
         let device = registry::current_device().ok_or_else(none)?;
-        let routes = &spinio_runtime::Routes;
+        let (fd, routes) = (program_fd(fd), &spinio_runtime::Routes);
         let handle = reader::open(fd, cache as u64, u64::from(page), advice & RANDOM == 0, device, routes)?;
         // After the driver's own handlers, and so called before them.
         AT_EXIT.call_once(|| {

@@ -5,25 +5,25 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use spinio_device::registry;
-use spinio_io::{PinError, runtime};
+use spinio_io::{PinError, program_fd, runtime};
 
 use crate::ffi_guard::{self as guard, Failure};
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_pin_file(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().pin_file(fd, registry::current_device()).map_err(pin_failure));
+    let done = guard::run(|| runtime().pin_file(program_fd(fd), registry::current_device()).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_unpin_file(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().unpin_file(fd).map_err(pin_failure));
+    let done = guard::run(|| runtime().unpin_file(program_fd(fd)).map_err(pin_failure));
     done.map_or(-1, |()| 0)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_is_pinned(fd: c_int) -> c_int {
-    guard::run(|| Ok(runtime().is_pinned(fd))).map_or(-1, c_int::from)
+    guard::run(|| Ok(runtime().is_pinned(program_fd(fd)))).map_or(-1, c_int::from)
 }
 
 #[unsafe(no_mangle)]
@@ -34,7 +34,7 @@ extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> 
             return Err(Failure::Errno(libc::EINVAL));
         }
         let device = registry::current_device().ok_or_else(|| pin_failure(PinError::NoDevice))?;
-        runtime().map_until_unmap(fd, offset, size as u64, device).map_err(pin_failure)
+        runtime().map_until_unmap(program_fd(fd), offset, size as u64, device).map_err(pin_failure)
     });
     mapped.map_or(core::ptr::null_mut(), |address| address as *mut c_void)
 }

@@ -5,8 +5,8 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{StreamId, set_thread_stream};
-use spinio_io::runtime;
 use spinio_io::settings::next_part;
+use spinio_io::{program_fd, runtime};
 use spinio_sys::linux;
 
 use super::{for_each_part, target_of};
@@ -18,7 +18,7 @@ unsafe extern "C-unwind" fn spinio_pread(fd: c_int, buffer: *mut c_void, size: u
     guard::call(|| {
         let buffer = buffer.cast::<u8>();
         for_each_part(buffer, size, offset, next_part, |part| match part.device {
-            Some(to) => runtime().read(fd, Some(part.offset), to, part.len).map_err(Failure::Io),
+            Some(to) => runtime().read(program_fd(fd), Some(part.offset), to, part.len).map_err(Failure::Io),
             None => {
                 let at = buffer.wrapping_add(part.at);
                 // SAFETY: host memory of the program, for the kernel to judge.
@@ -40,7 +40,7 @@ unsafe extern "C-unwind" fn spinio_pread_async(
     guard::call(|| {
         let at = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
         let to = target_of(buffer.cast(), size).ok_or(Failure::Errno(libc::EFAULT))?;
-        Ok(runtime().read_async(fd, at, to, size, StreamId(stream as u64))?)
+        Ok(runtime().read_async(program_fd(fd), at, to, size, StreamId(stream as u64))?)
     })
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicIsize;
 
 use spinio_device::StreamId;
-use spinio_io::runtime;
+use spinio_io::{program_fd, runtime};
 use spinio_sys::linux;
 
 use super::{for_each_part, target_of};
@@ -26,7 +26,7 @@ unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size
             offset,
             |left| left.min(MAX_RW_COUNT),
             |part| match part.device {
-                Some(from) => runtime().write(fd, Some(part.offset), from, part.len).map_err(Failure::Io),
+                Some(from) => runtime().write(program_fd(fd), Some(part.offset), from, part.len).map_err(Failure::Io),
                 None => {
                     let at = buffer.wrapping_add(part.at);
                     // SAFETY: host memory of the program, for the kernel to judge.
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn spinio_pwrite_async(
         // An ssize_t as the atomic word that it is set as.
         let result = written.cast::<AtomicIsize>();
         // SAFETY: the header asks for a word that stays until it is set.
-        Ok(unsafe { runtime().write_async(fd, at, from, size, StreamId(stream as u64), result) }?)
+        Ok(unsafe { runtime().write_async(program_fd(fd), at, from, size, StreamId(stream as u64), result) }?)
     });
     queued.map_or(-1, |()| 0)
 }

@@ -47,6 +47,6 @@ pub use lease_watcher::{LeaseWatch, LeaseWatcher, lease_valid_until};
 pub use no_p2p_fds::NoP2pFds;
 pub use p2p_trust::{P2pTrust, P2pTrustMap};
 pub use residency::ResidencyAccess;
-pub use shadow_file::{ShadowFile, is_shadow};
+pub use shadow_file::{ShadowFile, is_shadow, program_fd};
 pub use state::{FileState, share_key, size_of};
 pub use write_lease::WriteLease;

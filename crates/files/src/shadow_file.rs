@@ -53,6 +53,12 @@ pub fn is_shadow(fd: Fd) -> bool {
     fd >= SHADOW_FD_BASE
 }
 
+/// A number that the program passes with a call: -1, for which the kernel has EBADF, if it would name a shadow file. Only
+/// SPIN may name those, and the program's own table contains no such number.
+pub fn program_fd(fd: Fd) -> Fd {
+    if is_shadow(fd) { -1 } else { fd }
+}
+
 /// System calls on descriptors of two tables.
 pub struct FdRouter {
     inner: &'static dyn Syscalls,

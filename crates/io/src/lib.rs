@@ -33,7 +33,7 @@ pub use policy::RoutePolicy;
 pub use spinio_device::Target;
 pub use spinio_files::known_fds::set_changes_counted;
 pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
-pub use spinio_files::{FdChange, SameFile, ShadowFile, WriteLease};
+pub use spinio_files::{FdChange, SameFile, ShadowFile, WriteLease, program_fd};
 pub use spinio_host::storage_rings::NoRing;
 pub use spinio_host::{
     CancelPoll, Settings, deliver_after, install_cancel_poll, is_cancelled, settings, syscalls as kernel,

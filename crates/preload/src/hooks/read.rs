@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::Allocation;
-use spinio_io::runtime;
+use spinio_io::{program_fd, runtime};
 
 use super::{device_owner, device_owner_after_fault, hook, target};
 use crate::{errno, ffi_guard as guard, next_symbol as next};
@@ -98,6 +98,6 @@ fn read_into_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, a
             Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
             None => None,
         };
-        Ok(runtime().read(fd, at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
+        Ok(runtime().read(program_fd(fd), at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
     })
 }

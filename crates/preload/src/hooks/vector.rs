@@ -24,7 +24,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_batch::{Batches, ReadOp};
 use spinio_device::{Allocation, registry};
-use spinio_io::{AlignedBuf, SameFile, runtime};
+use spinio_io::{AlignedBuf, SameFile, program_fd, runtime};
 use spinio_sys::linux;
 
 use super::read::{MAX_RW_COUNT, is_in_address_space, is_in_file};
@@ -160,6 +160,7 @@ pub(super) struct Part {
 #[inline(never)]
 fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, flags: c_int) -> isize {
     guard::cancellation_point();
+    let fd = program_fd(fd);
     guard::call(|| {
         // SAFETY: `any_device` has looked at the same vectors in this call.
         let vectors = unsafe { core::slice::from_raw_parts(vectors, count as usize) };

@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::Allocation;
-use spinio_io::runtime;
+use spinio_io::{program_fd, runtime};
 
 use super::read::{MAX_RW_COUNT, is_servable};
 use super::{device_owner_after_fault, hook, source_owner, target};
@@ -67,6 +67,6 @@ fn write_from_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, 
             Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
             None => None,
         };
-        Ok(runtime().write(fd, at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
+        Ok(runtime().write(program_fd(fd), at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
     })
 }

@@ -13,7 +13,7 @@
 use std::ffi::c_int;
 
 use libc::iovec;
-use spinio_io::{Part, runtime};
+use spinio_io::{Part, program_fd, runtime};
 
 use super::vector::{FilePosition, parts, serve};
 use super::{hook, target};
@@ -56,6 +56,6 @@ fn write_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition,
             FilePosition::FileOffset => None,
             FilePosition::Offset(offset) => Some(u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?),
         };
-        Ok(runtime().write_parts(fd, at, flags as u32, &parts)?)
+        Ok(runtime().write_parts(program_fd(fd), at, flags as u32, &parts)?)
     })
 }

@@ -4,16 +4,54 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <spinio.h>
+
 #include "check.h"
 #include "memory.h"
+#include "../../../../benches/common/preloaded.h"
+
+enum { SIZE = 1 << 16, LARGE = 1 << 20 };
+
+/* The library has files of its own; no number that the program names may reach them. */
+static void numbers_of_no_table(unsigned char *device, const struct iovec *mixed)
+{
+    unsigned char *large = device_alloc(LARGE);
+    int fd = open("numbers.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, LARGE) == 0 && fsync(fd) == 0);
+    CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0 && pread(fd, large, LARGE, 0) == LARGE);
+    for (int i = 0; i < 64; i++) {
+        int number = (1 << 28) + i;
+        FAILS(pread(number, device, 10, 0), EBADF);
+        FAILS(pread(number, large, LARGE, 0), EBADF);
+        FAILS(read(number, device, 10), EBADF);
+        FAILS(pwrite(number, device, 10, 0), EBADF);
+        FAILS(write(number, device, 10), EBADF);
+        FAILS(readv(number, mixed, 2), EBADF);
+        FAILS(preadv2(number, mixed, 2, 0, 0), EBADF);
+        FAILS(pwritev(number, mixed, 2, 0), EBADF);
+        FAILS(FIND(spinio_pread)(number, large, LARGE, 0), EBADF);
+        FAILS(FIND(spinio_pread_async)(number, large, LARGE, 0, NULL), EBADF);
+        FAILS(FIND(spinio_pwrite)(number, device, 10, 0), EBADF);
+        ssize_t written = 0;
+        FAILS(FIND(spinio_pwrite_async)(number, device, 10, 0, NULL, &written), EBADF);
+        FAILS(FIND(spinio_pin_file)(number), EBADF);
+        uint64_t offset = 0;
+        int64_t result = 0;
+        FIND(spinio_batch_fixed)(number, &offset, LARGE, large, &result, 1);
+        CHECK(result == -EBADF);
+        FAILS(close(number), EBADF);
+    }
+    close(fd), unlink("numbers.tmp");
+    device_free(large);
+}
 
 int main(void)
 {
-    enum { SIZE = 1 << 16 };
     unsigned char *device = device_alloc(SIZE);
     char host[64];
     int fd = open("errors.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
@@ -35,6 +73,7 @@ int main(void)
     FAILS(pread(-1, device, 0, 0), EBADF);
 
     struct iovec mixed[2] = {{host, 4}, {device, 4}};
+    numbers_of_no_table(device, mixed);
     FAILS(preadv(fd, mixed, 2, -2), EINVAL);
     FAILS(preadv(-1, mixed, 2, 0), EBADF);
     FAILS(readv(-1, mixed, 2), EBADF);
