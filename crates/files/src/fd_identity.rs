@@ -119,7 +119,12 @@ impl FdIdentity {
 
     /// Whether the number still refers to the file of the first check, if it refers to it now. To be checked last.
     pub fn is_unchanged(&self) -> bool {
-        self.changes & IN_PROGRESS <= 1 && (changes(self.fd) ^ self.changes) & !IN_PROGRESS == 0
+        self.changes & IN_PROGRESS <= 1 && !self.is_changed_since()
+    }
+
+    /// Whether a change has begun since this was created.
+    fn is_changed_since(&self) -> bool {
+        (changes(self.fd) ^ self.changes) & !IN_PROGRESS != 0
     }
 }
 
@@ -148,6 +153,12 @@ impl SameFile {
     /// Whether the number refers to that file, and has done so all the time: one `fstat`.
     pub fn is_same(&self, sys: &dyn Syscalls) -> bool {
         file_of(sys, self.number.fd) == self.file && self.number.is_unchanged()
+    }
+
+    /// Whether the number refers to that file now, and no change has begun since. Unlike [`SameFile::is_same`], this is
+    /// true of a number with two changes in progress too, which calls that a signal handler has left never end.
+    pub fn refers_to_it_now(&self, sys: &dyn Syscalls) -> bool {
+        file_of(sys, self.number.fd) == self.file && !self.number.is_changed_since()
     }
 }
 
@@ -210,5 +221,14 @@ mod tests {
         assert!(before.is_same(sys) && !other.is_same(sys));
         drop(FdChange::begin(ours as u32, ours as u32));
         assert!(!before.is_same(sys) && SameFile::of(sys, ours).is_same(sys));
+        assert!(!before.refers_to_it_now(sys));
+        // Changes that never end.
+        for _ in 0..2 {
+            std::mem::forget(FdChange::begin(ours as u32, ours as u32));
+        }
+        let during = SameFile::of(sys, ours);
+        assert!(!during.is_same(sys) && during.refers_to_it_now(sys) && !other.refers_to_it_now(sys));
+        drop(FdChange::begin(ours as u32, ours as u32));
+        assert!(!during.refers_to_it_now(sys));
     }
 }

@@ -82,9 +82,10 @@ impl ReservedOffset {
     }
 
     /// Gives back what the request did not use; not if the number refers to another file by now, whose offset that
-    /// would move.
+    /// would move. Two changes of the number that were in progress when the request began are no reason to keep it: they
+    /// matter to which bytes were read, and the offset would stay wrong.
     pub(crate) fn release(&self, sys: &dyn Syscalls, fd: Fd, unused: u64) {
-        if unused > 0 && self.file.is_same(sys) {
+        if unused > 0 && self.file.refers_to_it_now(sys) {
             release_offset(sys, fd, unused);
         }
     }

@@ -154,6 +154,11 @@ fn longjmp_out_of_waiting_read_leaks_nothing() {
 }
 
 #[test]
+fn longjmp_out_of_close_leaves_offsets_right() {
+    assert_passes(run_preloaded(&program("left_closes"), &[]));
+}
+
+#[test]
 fn handlers_run_after_reads_of_local_disks() {
     let program = program("handlers");
     for (engine, arguments) in
