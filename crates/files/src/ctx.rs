@@ -31,13 +31,17 @@ impl FilesCtx {
         self.home.stats()
     }
 
-    /// Called after a file was forgotten: workers close its shadow descriptors and unpin its pages at once; waits up to
-    /// `CLOSE_WAIT` for them. `key`: the share of the file, if it is one.
-    pub fn drain_for_close(&self, key: Option<ShareKey>) {
+    /// Called after a file was forgotten: workers drop it, close its shadow descriptors and unpin its pages at once; waits
+    /// up to `CLOSE_WAIT` for them. `is_dropped`: the file is dropped. `key`: its share, if it is
+    /// one.
+    pub fn drain_for_close(&self, is_dropped: impl Fn() -> bool, key: Option<ShareKey>) {
         let begun = Instant::now();
-        self.unpin.drain(CLOSE_WAIT);
-        if let Some(shadow) = self.workers.shadow() {
-            shadow.wait_closed(key, CLOSE_WAIT.saturating_sub(begun.elapsed()));
+        let left = || CLOSE_WAIT.saturating_sub(begun.elapsed());
+        let shadow = self.workers.shadow().inspect(|shadow| shadow.wake_idle(CLOSE_WAIT));
+        self.unpin.drain(left());
+        if let Some(shadow) = shadow {
+            shadow.wait_idle_until(is_dropped, left());
+            shadow.wait_closed(key, left());
         }
     }
 }

@@ -58,17 +58,21 @@ pub struct Files {
     nonce: AtomicU64,
 }
 
-/// The idle task of shadow workers: expires unused files.
+/// The idle task of shadow workers: drops closed files, and unused ones.
 struct FileReaper(Weak<FileTable>);
 
 impl IdleTask for FileReaper {
     fn sleep_timeout(&self) -> Option<Duration> {
         let table = self.0.upgrade()?;
-        (!table.is_empty()).then_some(Duration::from_secs(1))
+        match table.has_closed() {
+            true => Some(Duration::ZERO),
+            false => (!table.is_empty()).then_some(Duration::from_secs(1)),
+        }
     }
 
     fn reap_idle(&self) {
         if let Some(table) = self.0.upgrade() {
+            table.drop_closed();
             table.expire();
         }
     }
@@ -197,13 +201,18 @@ impl Files {
         self.nonce.fetch_add(1, Relaxed)
     }
 
-    /// Forgets a file; if it was remembered, waits up to 20 ms until its state is released.
+    /// Forgets a file; if it was remembered, waits up to 20 ms until its state is released. For signal handlers too, if the
+    /// thread holds no lock of SPIN's: it allocates and frees nothing.
     pub fn forget(&self, key: FileKey) {
-        if let Some(file) = self.table.forget(key) {
-            let storage = file.storage;
-            drop(file);
-            self.ctx.drain_for_close(Some(storage));
+        if let Some(storage) = self.table.close(key) {
+            self.ctx.drain_for_close(|| self.table.has_dropped_closed(), Some(storage));
         }
+    }
+
+    /// As [`Files::forget`] of all files.
+    pub fn forget_all(&self) {
+        self.table.close_all();
+        self.ctx.drain_for_close(|| self.table.has_dropped_closed(), None);
     }
 
     /// Applies the program's advice about a range to the state of the file.

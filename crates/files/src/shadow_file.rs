@@ -354,7 +354,7 @@ impl ShadowFile {
         {
             let key = file.storage;
             drop(file);
-            self.files.ctx.drain_for_close(Some(key));
+            self.files.ctx.drain_for_close(|| true, Some(key));
         }
     }
 }

@@ -115,8 +115,7 @@ pub fn apply_advice(fd: Fd, offset: u64, len: u64, advice: linux::Advice) {
 pub fn on_close_range(first: u32, last: u32) {
     let Some(runtime) = current().filter(|r| r.keeps_anything()) else { return };
     runtime.pinned.on_close_range(first, last);
-    runtime.files().table.forget_all();
-    runtime.files().ctx.drain_for_close(None);
+    runtime.files().forget_all();
 }
 
 /// What is not understood of the settings that `get` finds by name, one sentence a setting.

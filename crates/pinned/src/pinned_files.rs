@@ -165,6 +165,7 @@ impl PinnedFiles {
         let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
         let mut list = lock(&self.unpinner.files);
         list.push(Arc::clone(&pinned));
+        self.unpinner.reserve(list.len());
         self.unpinner.count.store(list.len(), Release);
         drop(list);
         // A lease break before the file was in the list was signalled to a watcher that did not find the file.
@@ -205,11 +206,11 @@ impl PinnedFiles {
         self.find(stat.key()).is_some_and(|file| !file.gate.is_closing())
     }
 
-    /// The program closes a descriptor, perhaps the one that a file was pinned with.
+    /// The program closes a descriptor, perhaps the one that a file was pinned with. For signal handlers too.
     pub fn on_close(&self, fd: Fd, key: FileKey) {
-        if let Some(file) = self.find(key).filter(|file| file.fd == fd) {
-            self.unpinner.begin_unpin(&file);
-        }
+        // Under the lock: a copy of the reference might be the last one, and a handler must not free it.
+        let files = lock(&self.unpinner.files);
+        files.iter().filter(|file| file.key == key && file.fd == fd).for_each(|file| self.unpinner.begin_unpin(file));
     }
 
     /// The program closes a range of descriptors.

@@ -57,6 +57,11 @@ impl Unpinner {
         watch.as_ref().map(|watch| watch.tid)
     }
 
+    /// Makes room for this many files, so that [`Unpinner::begin_unpin`] allocates nothing.
+    pub(crate) fn reserve(&self, files: usize) {
+        lock(&self.closing).reserve(files);
+    }
+
     /// Begins to unpin a file: no use begins any more; after the last active one its pages are unpinned, and then its
     /// lease is released.
     pub(crate) fn begin_unpin(&self, file: &Arc<PinnedFile>) {

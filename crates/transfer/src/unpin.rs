@@ -156,14 +156,14 @@ impl DeferredUnpin {
         }
     }
 
-    /// Has copy workers unpin everything at once, and waits for that, but no longer than `limit`.
+    /// Has copy workers unpin everything at once, and waits for that, but no longer than `limit`. For signal handlers too.
     pub fn drain(&self, limit: Duration) {
         let begun = Instant::now();
         if !self.is_empty()
             && let Some(workers) = self.workers.copy()
         {
             self.flush_soon();
-            workers.wake();
+            workers.try_wake(limit);
             while !self.is_empty() && begun.elapsed() < limit {
                 std::thread::sleep(Duration::from_micros(50));
             }

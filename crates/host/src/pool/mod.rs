@@ -28,15 +28,15 @@ mod worker;
 mod workers;
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_sys::linux::{FdTableRoot, close_range_unshare, gettid, in_shadow_table, spawn_signals_blocked};
 
 pub use self::worker::{IdleTask, NoIdleTask, Task};
-use self::worker::{QueueEntry, Shared};
+use self::worker::{QueueEntry, Shared, State};
 pub use self::workers::{SHADOW_WORKERS, Workers};
-use crate::lock::lock;
+use crate::lock::{lock, try_lock};
 use crate::shadow_fd::CloseQueue;
 use crate::shares::{NO_SERVER, ShareKey, Shares};
 use crate::syscalls::Syscalls;
@@ -57,6 +57,9 @@ pub struct PoolShare<'a> {
     pool: &'a WorkerPool,
     key: ShareKey,
 }
+
+/// How long all workers must have been busy before a thread that waits for one starts another.
+const BUSY_WAIT: Duration = Duration::from_millis(2);
 
 /// Bytes of a copy worker's stack: it calls the driver.
 pub const STACK_SIZE: usize = 1 << 20;
@@ -157,7 +160,10 @@ impl WorkerPool {
 
     /// Makes a sleeping worker recompute how long it may sleep.
     pub fn wake(&self) {
-        let mut state = lock(&self.shared.state);
+        self.wake_with(lock(&self.shared.state));
+    }
+
+    fn wake_with(&self, mut state: MutexGuard<'_, State>) {
         state.wake_seq += 1;
         let has_sleeper = state.sleeping > 0;
         drop(state);
@@ -166,19 +172,58 @@ impl WorkerPool {
         }
     }
 
+    /// As [`WorkerPool::wake`], for signal handlers too: one may have interrupted `malloc`, for which the thread that has
+    /// the lock waits. `false`: the lock was not to be had for this long, and no worker was woken.
+    pub fn try_wake(&self, timeout: Duration) -> bool {
+        self.lock_within(timeout).map(|state| self.wake_with(state)).is_some()
+    }
+
+    fn lock_within(&self, timeout: Duration) -> Option<MutexGuard<'_, State>> {
+        let begun = Instant::now();
+        loop {
+            match try_lock(&self.shared.state) {
+                None if begun.elapsed() < timeout => std::thread::sleep(Duration::from_micros(20)),
+                state => return state,
+            }
+        }
+    }
+
+    /// Has an idle worker run the idle task, whose sleep has become short. For signal handlers too, as
+    /// [`WorkerPool::try_wake`].
+    pub fn wake_idle(&self, timeout: Duration) {
+        self.shared.idle_due.store(true, Release);
+        self.try_wake(timeout);
+    }
+
+    /// After that, waits until `is_done`, up to `timeout`. For signal handlers too, as [`WorkerPool::wait_closed`].
+    pub fn wait_idle_until(&self, is_done: impl Fn() -> bool, timeout: Duration) {
+        let begun = Instant::now();
+        while !is_done() && begun.elapsed() < timeout {
+            // Each of those that run may wait for a server.
+            let state = if begun.elapsed() > BUSY_WAIT { self.lock_within(BUSY_WAIT) } else { None };
+            let wanted = state.filter(|state| state.is_all_busy()).map(|state| state.running + 1);
+            if let Some(wanted) = wanted {
+                self.ensure_threads(wanted);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Waits until every deferred close is done, of one key or of all, up to `timeout`: a server may be slow, or be
-    /// this very thread.
+    /// this very thread. For signal handlers too: it takes memory only where all workers are busy and a new one has to
+    /// be started.
     pub fn wait_closed(&self, key: Option<ShareKey>, timeout: Duration) {
         let begun = Instant::now();
         let count = |shares: &Shares| key.map_or_else(|| shares.total(), |key| shares.of(key));
-        loop {
-            let state = lock(&self.shared.state);
+        while let Some(state) = self.lock_within(timeout.saturating_sub(begun.elapsed())) {
             let pending = state.pending_closes.iter().any(|close| key.is_none_or(|key| close.key == key));
             // Detached work may have the last reference to a shadow descriptor.
             if !pending && count(&state.closing) == 0 && count(&state.detached) == 0 {
                 return;
             }
-            let wanted = if pending { self.shared.wanted_workers(&state) } else { None };
+            let is_late = begun.elapsed() > BUSY_WAIT;
+            let wanted =
+                if pending && is_late && state.is_all_busy() { self.shared.wanted_workers(&state) } else { None };
             drop(state);
             if let Some(wanted) = wanted {
                 // All of those that run may wait for another server.

@@ -69,6 +69,13 @@ pub(super) struct State {
     pub(super) shutdown: bool,
 }
 
+impl State {
+    /// Whether no worker polls the queue.
+    pub(super) fn is_all_busy(&self) -> bool {
+        self.sleeping == 0 && self.busy.total() >= self.running
+    }
+}
+
 /// The next step of a worker.
 enum Next {
     Close(ShareKey, Vec<PendingClose>),
@@ -82,6 +89,8 @@ pub(super) struct Shared {
     pub(super) wake: Condvar,
     /// Entries and closes in the queue; read without the lock by spinning workers.
     pub(super) pending: AtomicUsize,
+    /// A thread waits for the idle task.
+    pub(super) idle_due: AtomicBool,
     /// Workers among which shares are kept; `None`: any key may have all.
     pub(super) shared_workers: Option<usize>,
     spin_time: Duration,
@@ -132,6 +141,7 @@ impl Shared {
             state: Mutex::default(),
             wake: Condvar::new(),
             pending: AtomicUsize::new(0),
+            idle_due: AtomicBool::new(false),
             shared_workers,
             spin_time,
             long_spinner: AtomicBool::new(false),
@@ -169,6 +179,7 @@ impl Shared {
         let (mut spin_time, mut long_spin) = (self.spin_time, false);
         while let Some(begun) = last_waited_work
             && self.pending.load(Acquire) == 0
+            && !self.idle_due.load(Acquire)
         {
             if begun.elapsed() >= spin_time {
                 // One worker spins longer: in a stream of requests, the next one finds a thread awake.
@@ -208,9 +219,16 @@ impl Shared {
             // Called without the lock: it may drop the last reference to an object whose drop calls this pool.
             let wake_seq = state.wake_seq;
             drop(state);
+            self.idle_due.store(false, Release);
             let timeout = self.idle_task.sleep_timeout();
             state = lock(&self.state);
             if self.has_work(&state) || state.shutdown || state.wake_seq != wake_seq {
+                continue;
+            }
+            if timeout == Some(Duration::ZERO) {
+                drop(state);
+                self.idle_task.reap_idle();
+                state = lock(&self.state);
                 continue;
             }
             state.sleeping += 1;

@@ -36,8 +36,8 @@
 //! - A `write` of up to 4 KiB out of managed memory that the CPU can load from is left to the kernel, which does not
 //!   wait for work queued on the device; the same happens without SPIN.
 //! - `close` of a file that was read into a device waits until workers have unpinned its pages and closed its shadow
-//!   descriptors, 20 ms at most.
-//!   20 ms at most.
+//!   descriptors, 20 ms at most. In a signal handler that has interrupted `malloc` it must not allocate, and does so in
+//!   one case: all shadow workers wait for servers, and one more is started.
 
 mod advice;
 mod descriptors;

@@ -193,6 +193,11 @@ fn per_file_state_is_dropped_on_close() {
 }
 
 #[test]
+fn handler_may_close_while_thread_allocates() {
+    assert_passes(run_preloaded(&program("handler_closes"), &[]));
+}
+
+#[test]
 fn fadvise_reaches_kernel_and_is_followed() {
     assert_passes(run_preloaded(&program("advice"), &[]));
 }
