@@ -27,7 +27,7 @@ use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
 use spinio_files::sequential;
-use spinio_host::{HeldSignals, lock};
+use spinio_host::{HeldSignals, deliver_now, lock};
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -44,11 +44,16 @@ pub(crate) fn read(
     absent: Option<AbsentShort>,
 ) -> Result<usize, Error> {
     // Declared first, released last: a handler that jumps out of here leaves nothing of this read in use, and no lock locked.
-    let held = hold_signals(ctx, fd);
+    let mut held = hold_signals(ctx, fd);
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
     let flags = absent.map_or_else(|| ctx.files.sys().status_flags(fd), |absent| Ok(absent.flags)).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
+    if waits {
+        // A FIFO is on a disk, too, and its reader waits for a writer.
+        held = None;
+        deliver_now();
+    }
     let app_fd_read = |reason, single_call| AppFdRead {
         span: *span,
         fd,

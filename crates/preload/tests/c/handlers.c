@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -173,6 +174,38 @@ static void ends_at_once(void)
     CHECK(to.tv_sec - from.tv_sec < 20);
 }
 
+/* A FIFO is on the disk, too, but its reader waits for a writer: signals come at once. */
+static void fifo_reads_end_at_once(void)
+{
+    char folder[] = "fifo-XXXXXX", name[32];
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(name, sizeof name, "%s/fifo", folder);
+    CHECK(mkfifo(name, 0600) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        setenv("HANDLERS_FIFO", name, 1);
+        execl("/proc/self/exe", "handlers", "1024", NULL);
+        _exit(8);
+    }
+    int status = 0;
+    for (int tenths = 0; waitpid(child, &status, WNOHANG) == 0; tenths++) {
+        if (tenths == 300)
+            kill(child, SIGKILL);
+        usleep(100000);
+    }
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+    CHECK(unlink(name) == 0 && rmdir(folder) == 0);
+}
+
+static void read_fifo(const char *name)
+{
+    int fifo = open(name, O_RDWR);
+    CHECK(fifo >= 0);
+    alarm(1);
+    _exit(pread(file, device, ALL, 0) == ALL && read(fifo, device, size) < 0 ? 6 : 7);
+}
+
 /* One read after another, for ever: all but the gaps between them hold signals. */
 static void read_for_ever(void)
 {
@@ -208,6 +241,8 @@ int main(int argc, char **argv)
     }
     if (getenv("HANDLERS_LONG"))
         read_for_ever();
+    if (getenv("HANDLERS_FIFO"))
+        read_fifo(getenv("HANDLERS_FIFO"));
     struct sigaction action = {.sa_handler = read_or_jump};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     reader = pthread_self();
@@ -219,6 +254,7 @@ int main(int argc, char **argv)
     int state;
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0 && state == PTHREAD_CANCEL_ENABLE);
     ends_at_once();
+    fifo_reads_end_at_once();
     closes_for_good(path);
     device_free(second);
     device_free(device);
