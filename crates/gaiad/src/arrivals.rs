@@ -22,7 +22,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
@@ -254,15 +254,18 @@ impl Arrivals {
         Some(Arrival { node, device, part: Part { chunk, ranges, pages: first..end } })
     }
 
-    /// Copies the bytes, as soon as that can be done.
-    fn copy(&self, arrival: &Arrival) -> Result<(), Errno> {
+    /// Copies the bytes, as soon as that can be done. `give_up`: for all chunks of a release, from the first failure on.
+    fn copy(&self, arrival: &Arrival, give_up: &OnceLock<Instant>) -> Result<(), Errno> {
         let Arrival { node, part: Part { chunk, ranges, .. }, .. } = arrival;
-        let (give_up, mut pause) = (Instant::now() + AGAIN_FOR, FIRST_PAUSE);
+        let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.devices.copy(chunk, &self.slots, ranges) {
-                Err(error) if may_pass(error) && Instant::now() < give_up => error,
+                Err(error) if may_pass(error) => error,
                 done => return done,
             };
+            if Instant::now() >= *give_up.get_or_init(|| Instant::now() + AGAIN_FOR) {
+                return Err(error);
+            }
             if pause == FIRST_PAUSE {
                 report!("released bytes of node {node} wait, since they cannot be copied now: {error}");
             }
@@ -296,7 +299,8 @@ fn may_pass(error: Errno) -> bool {
 /// By as many threads as work at the same time: one after the other, the first ones first.
 fn arrive_all(waiting: &Mutex<VecDeque<Kept>>, file: &File) {
     let next = || lock(waiting).pop_front();
-    let work = || std::iter::from_fn(next).for_each(|kept| arrive(kept, file));
+    let give_up = OnceLock::new();
+    let work = || std::iter::from_fn(next).for_each(|kept| arrive(kept, file, &give_up));
     let width = lock(waiting).len().min(WIDTH);
     std::thread::scope(|scope| {
         for _ in 1..width {
@@ -307,10 +311,10 @@ fn arrive_all(waiting: &Mutex<VecDeque<Kept>>, file: &File) {
     });
 }
 
-fn arrive(kept: Kept, file: &File) {
+fn arrive(kept: Kept, file: &File, give_up: &OnceLock<Instant>) {
     injection_point!("server: bytes begin to arrive");
     let (arrivals, number) = (Arc::clone(&kept.arrivals), kept.number);
-    let copied = arrivals.copy(&kept.arrival);
+    let copied = arrivals.copy(&kept.arrival, give_up);
     if let Err(error) = copied {
         let node = kept.arrival.node;
         report!("released bytes of node {node} are lost, since the device cannot give them: {error}");

@@ -199,7 +199,13 @@ impl<'a> Fill<'a> {
     fn seal_before(&mut self, chunk: u64) -> Result<()> {
         let chunks = self.unsealed.start..chunk;
         self.unsealed.start = (chunk + 1).min(self.unsealed.end);
-        if chunks.is_empty() { Ok(()) } else { self.state.chunks.seal(self.content, chunks) }
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        self.state.chunks.seal(self.content, chunks.clone()).inspect_err(|_| {
+            // Other processes use them: this one must not store to them.
+            chunks.for_each(|chunk| self.state.chunks.discard(self.content, chunk));
+        })
     }
 
     /// Gives back those that were not handed over. False: the device had no memory for one, and the daemon has made room.

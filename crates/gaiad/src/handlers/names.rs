@@ -129,8 +129,15 @@ impl Handlers {
         let made = call(&directory);
         drop(as_caller);
         injection_point!("server: name made");
+        // A name that was there already may be another program's.
+        let is_new = made.is_ok();
         unless_done(made, Errno::EXIST, again)?;
-        reply.push(&self.entry(parent, name).inspect_err(|_| unmake(&directory, name))?);
+        let entry = self.entry(parent, name).inspect_err(|_| {
+            if is_new {
+                unmake(&directory, name);
+            }
+        });
+        reply.push(&entry?);
         Ok(())
     }
 
@@ -151,6 +158,7 @@ impl Handlers {
         let made = rustix::fs::openat(&directory, name, exclusive, mode);
         drop(as_caller);
         injection_point!("server: file created");
+        let is_new = made.is_ok();
         let made = match made {
             Ok(fd) => Some(Arc::new(fd)),
             Err(Errno::EXIST) if again.is_some() => self.open_created(parent, name, mode)?,
@@ -168,7 +176,11 @@ impl Handlers {
             }),
             None => self.entry(parent, name),
         };
-        let entry = entry.inspect_err(|_| unmake(&directory, name))?;
+        let entry = entry.inspect_err(|_| {
+            if is_new {
+                unmake(&directory, name);
+            }
+        })?;
         reply.push(&entry);
         self.opened(entry.node, args.flags, reply);
         Ok(())
