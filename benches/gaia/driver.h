@@ -23,4 +23,21 @@ inline void check(CUresult result, const char *what)
     std::exit(1);
 }
 
+// The contexts of the first two GPUs, that of the second one current; false, and a sentence, without two.
+inline bool begin_on_second_of_two()
+{
+    int devices = 0;
+    check(cuInit(0), "cuInit");
+    check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
+    if (devices < 2) {
+        std::printf("skipped: there is one GPU\n");
+        return false;
+    }
+    CUcontext contexts[2];
+    for (int device : {0, 1})
+        check(cuDevicePrimaryCtxRetain(&contexts[device], device), "cuDevicePrimaryCtxRetain");
+    check(cuCtxSetCurrent(contexts[1]), "cuCtxSetCurrent");
+    return true;
+}
+
 #endif

@@ -9,7 +9,6 @@
 // status: 1 after an error of the driver, 77 without two GPUs.
 #include "driver.h"
 
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -143,17 +142,8 @@ static void transfer(const Order &order, size_t chunk, const std::vector<int> &p
 
 int main()
 {
-    CUcontext contexts[2];
-    int devices = 0;
-    check(cuInit(0), "cuInit");
-    check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
-    if (devices < 2) {
-        std::printf("skipped: there is one GPU\n");
+    if (!begin_on_second_of_two())
         return 77;
-    }
-    for (int device : {0, 1})
-        check(cuDevicePrimaryCtxRetain(&contexts[device], device), "cuDevicePrimaryCtxRetain");
-    check(cuCtxSetCurrent(contexts[1]), "cuCtxSetCurrent");
     CUstream streams[2];
     for (CUstream &stream : streams)
         check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");

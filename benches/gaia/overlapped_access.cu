@@ -71,17 +71,8 @@ static double transfer(Memory &from, size_t chunk, size_t group, bool overlapped
 
 int main()
 {
-    CUcontext contexts[2];
-    int devices = 0;
-    check(cuInit(0), "cuInit");
-    check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
-    if (devices < 2) {
-        std::printf("skipped: there is one GPU\n");
+    if (!begin_on_second_of_two())
         return 77;
-    }
-    for (int device : {0, 1})
-        check(cuDevicePrimaryCtxRetain(&contexts[device], device), "cuDevicePrimaryCtxRetain");
-    check(cuCtxSetCurrent(contexts[1]), "cuCtxSetCurrent");
     CUstream stream;
     check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     for (size_t chunk : {64, 256})
