@@ -16,9 +16,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use crate::emulated::{self, Emulated};
 use spinio_sys::linux::{self, SignalGuard};
 
+use crate::emulated::{self, Emulated};
 use crate::range_table::{DeviceRange, RangeTable};
 use crate::{Allocation, Device, DeviceAddr, DeviceError, DeviceKind, ErrorKind, cuda, p2pmem};
 

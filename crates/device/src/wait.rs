@@ -21,8 +21,6 @@ use crate::DeviceError;
 /// As long as copies take that a reader waits for at the end of a read. A nap takes at least 50 us, the timer's slack.
 const SPIN: Duration = Duration::from_micros(200);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// As often as signals are looked for.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Whether the calling thread has to wait by [`poll`].
 pub(crate) fn must_poll() -> bool {
@@ -50,5 +48,5 @@ pub(crate) fn sleep<'a, T>(progress: &Condvar, guard: MutexGuard<'a, T>) -> Mute
         return progress.wait(guard).unwrap_or_else(PoisonError::into_inner);
     }
     linux::deliver_default_signals();
-    progress.wait_timeout(guard, SIGNAL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
+    progress.wait_timeout(guard, linux::SIGNAL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
 }

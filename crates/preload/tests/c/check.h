@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
@@ -37,5 +38,16 @@
     } while (0)
 /* The call returns no map. */
 #define NO_MAP(call, number, words) REFUSED((call) ? 0 : -1, number, words)
+
+/* Whether a file is on ext4 or XFS, whose reads hold signals; says so if not. */
+static inline int is_on_local_disk(int file)
+{
+    struct statfs fs;
+    CHECK(fstatfs(file, &fs) == 0);
+    int is_local = fs.f_type == 0xef53 || fs.f_type == 0x58465342;
+    if (!is_local)
+        puts("skipped: the folder is neither on ext4 nor on XFS");
+    return is_local;
+}
 
 #endif

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const SYNCHRONOUS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
 /// Between two looks for a signal that ends the process: as soon as a person notices.
-const INTERVAL: Duration = Duration::from_millis(20);
+pub const SIGNAL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A thread that holds the program's signals for longer than an instant.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub fn holds_signals() -> bool {
 /// every 20 ms.
 pub fn deliver_default_signals() {
     let Some(held) = HELD.get() else { return };
-    if held.checked.elapsed() >= INTERVAL {
+    if held.checked.elapsed() >= SIGNAL_INTERVAL {
         HELD.set(Some(Held { checked: Instant::now(), ..held }));
         unblock_pending_defaults(&held.mask);
     }
