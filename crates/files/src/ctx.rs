@@ -32,8 +32,7 @@ impl FilesCtx {
     }
 
     /// Called after a file was forgotten: workers drop it, close its shadow descriptors and unpin its pages at once; waits
-    /// up to `CLOSE_WAIT` for them. `is_dropped`: the file is dropped. `key`: its share, if it is
-    /// one.
+    /// up to `CLOSE_WAIT` for them. `is_dropped`: the file is dropped. `key`: its share, if it is one.
     pub fn drain_for_close(&self, is_dropped: impl Fn() -> bool, key: Option<ShareKey>) {
         let begun = Instant::now();
         let left = || CLOSE_WAIT.saturating_sub(begun.elapsed());

@@ -21,7 +21,8 @@
 //! open a second time. The content of such files (created with mode 0444, as git does; `chmod` while they are open) is
 //! held too.
 //!
-//! There the number of nodes is limited by RLIMIT_NOFILE; with handles by the node table (nodes.rs). From half of it on the kernel is asked to forget files that no
+//! There the number of nodes is limited by RLIMIT_NOFILE; with handles by the node table (nodes.rs). From half of it on
+//! the kernel is asked to forget files that no
 //! program uses (Linux 6.18); from three quarters on, a program that lists a directory gets names only; and at the limit
 //! a look-up waits a little.
 //!
