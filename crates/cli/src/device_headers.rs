@@ -23,6 +23,7 @@ const DEVICE: &[(&str, &str)] = headers!("device/include":
     "spinio/text.h",
     "spinio/wait.h",
     "spinio/word.h",
+    "spinio/http/connection.h",
     "spinio/http/reply.h",
     "spinio/net.h",
     "spinio/net/check.h",

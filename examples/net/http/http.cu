@@ -23,6 +23,7 @@
 #include <spinio.h>
 #include <spinio/file.h>
 #include <spinio/http.h>
+#include <spinio/http/connection.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
 
@@ -174,25 +175,7 @@ __device__ bool answer(const net::Handle &handle, int s, const http::Request &re
     return sent && !request.close;
 }
 
-// What is kept of a connection between its events, in device memory, at the place of its socket.
-struct Connection {
-    uint64_t idle; // its descriptor while no block serves it, else 0
-    uint64_t since;
-    unsigned count; // bytes of a request that is not complete
-    char bytes[head_bytes];
-};
-
-// The low 16 bits of a descriptor are the place of its socket, below Handle::sockets.
-__device__ Connection &place(Connection *connections, int s)
-{
-    return connections[s & 0xffff];
-}
-
-// Takes a connection that is idle, so that it is either served or closed.
-__device__ bool take(Connection &connection, int s)
-{
-    return compare_exchange_device(&connection.idle, uint64_t(s), 0) == uint64_t(s);
-}
+using Connection = http::Connection<head_bytes>;
 
 // Answers what has come, and keeps the beginning of the next request; whether the connection stays open.
 __device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connection &connection, Counts *counts)
@@ -235,32 +218,7 @@ __device__ bool serve(const net::Handle &handle, const net::Ready &ready, Connec
     for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
         connection.bytes[i] = bytes[i];
     connection.count = count;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        store_relaxed_device(&connection.since, nanoseconds());
-        store_release_device(&connection.idle, uint64_t(ready.s));
-    }
-    return net::rearm(net::block(), handle, ready.s) == 0;
-}
-
-// Once a second, one block closes the connections that have sent nothing for too long.
-__device__ void close_silent(const net::Handle &handle, Connection *connections, uint64_t *last)
-{
-    unsigned long long now = nanoseconds();
-    bool mine = false;
-    if (threadIdx.x == 0) {
-        uint64_t before = load_acquire_device(last);
-        mine = now > before + 1000000000 && compare_exchange_device(last, before, now) == before;
-    }
-    if (!__syncthreads_or(mine))
-        return;
-    for (unsigned i = threadIdx.x; i < handle.sockets; i += blockDim.x) {
-        Connection &connection = connections[i];
-        int s = int(load_acquire_device(&connection.idle));
-        if (s && now > load_relaxed_device(&connection.since) + patience_ns && take(connection, s))
-            net::close(net::thread(), handle, s);
-    }
-    __syncthreads();
+    return http::leave_idle(handle, connection, ready.s);
 }
 
 // A connection that is closed with unread bytes is reset, and the client may lose the answer: so it is told first that no
@@ -281,16 +239,16 @@ __global__ void server(net::Handle handle, int set, Connection *connections, uin
     int count = 0;
     while ((count = net::wait(net::block(), handle, set, &ready, 1, 500000000)) >= 0) { // until the program stops the net
         if (count) {
-            Connection &connection = place(connections, ready.s);
+            Connection &connection = http::connection_of(connections, ready.s);
             if (threadIdx.x == 0)
-                mine = ready.events & net::NEW || take(connection, ready.s);
+                mine = ready.events & net::NEW || http::claim(connection, ready.s);
             __syncthreads();
             if (mine && !serve(handle, ready, connection, counts)) {
                 finish(handle, ready.s);
                 net::close(net::block(), handle, ready.s);
             }
         }
-        close_silent(handle, connections, last);
+        http::close_silent(handle, connections, last, patience_ns);
         __syncthreads();
     }
 }
