@@ -1,4 +1,4 @@
-// result.h: results as lines of JSON, and the clock, of gpunet.cu, nvshmem.cu and nccl_device.cu.
+// result.h: results as lines of JSON, and the clock, of gpunet.cu, nvshmem.cu, nccl_device.cu and stories/load.cpp.
 #ifndef GPUNET_RESULT_H
 #define GPUNET_RESULT_H
 
@@ -48,6 +48,13 @@ public:
         char buffer[96];
         std::snprintf(buffer, sizeof buffer, ", \"%s\": %.6g", name, value);
         text += buffer;
+        return *this;
+    }
+
+    // Of a text without quotes.
+    Result &string(const char *name, const std::string &value)
+    {
+        text += std::string(", \"") + name + "\": \"" + value + "\"";
         return *this;
     }
 

@@ -14,4 +14,5 @@ mod header;
 mod kernels;
 mod nvmmu;
 mod programs;
+mod stories;
 mod users;
