@@ -44,7 +44,7 @@ def signed(x):
 
 
 def load(folder):
-    """config.json as a dict, and the tensors of model.safetensors, of float16."""
+    """config.json as a dict, and the tensors of model.safetensors, of bfloat16."""
     folder = pathlib.Path(folder)
     config = json.loads((folder / "config.json").read_text())
     content = (folder / "model.safetensors").read_bytes()
@@ -53,10 +53,10 @@ def load(folder):
     for name, entry in json.loads(content[8 : 8 + length]).items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] != "F16":
-            raise ValueError(f"read {folder}/model.safetensors: {name} is {entry['dtype']}, not F16")
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"read {folder}/model.safetensors: {name} is {entry['dtype']}, not BF16")
         begin, end = entry["data_offsets"]
-        tensors[name] = torch.frombuffer(body, dtype=torch.float16, count=(end - begin) // 2, offset=begin).view(entry["shape"])
+        tensors[name] = torch.frombuffer(body, dtype=torch.bfloat16, count=(end - begin) // 2, offset=begin).view(entry["shape"])
     return config, tensors
 
 

@@ -1,104 +1,20 @@
 //! `examples/net`: kernels of the emulated GPU, against this process's own sockets.
 //!
-//! The command lines are those of `examples/net/README.md`, with less optimization. `demo.rs` has the test of `http`.
+//! `demo.rs` has the test of `http`, `net_stories.rs` that of `stories`.
 
 mod common;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use common::folder;
-use rustix::process::{Pid, Signal, kill_process};
-
-/// A hang becomes a failure.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Compiles `examples/net/NAME/NAME.cu`. `None`, with a message, without a compiler.
-fn build(name: &str, into: &Path) -> Option<PathBuf> {
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
-    let options = ["-std=c++17", "-O1", "-I", headers.to_str().unwrap(), "-x", "c++"];
-    compile("c++", &options, &format!("{name}/{name}.cu"), &into.join(name))
-}
-
-/// Compiles a file of `examples/net`.
-fn compile(compiler: &str, options: &[&str], source: &str, program: &Path) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let libraries = Path::new(common::PROGRAM).parent().unwrap().join("deps");
-    let mut command = Command::new(compiler);
-    command.args(["-pthread", "-Wall", "-Wextra", "-Werror"]).arg("-I").arg(root.join("crates/capi/include"));
-    command.args(options).arg(root.join("examples/net").join(source)).args(["-x", "none"]);
-    command.arg(libraries.join("libspinio.so"));
-    // Not RUNPATH, which LD_LIBRARY_PATH precedes.
-    command.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display())).arg("-o").arg(program);
-    let Ok(compiled) = command.output() else {
-        eprintln!("skipped: no {compiler}");
-        return None;
-    };
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Some(program.to_owned())
-}
-
-/// A running example.
-struct Example {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-    address: String,
-}
-
-impl Example {
-    fn start(program: &Path, arguments: &[&str]) -> Example {
-        let mut command = Command::new(program);
-        command.args(arguments).stdout(Stdio::piped());
-        let mut child = command.env_remove("LD_PRELOAD").env_remove("SPINIO_EMULATED").spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(',').next());
-        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
-        Example { child, stdout, address }
-    }
-
-    fn connect_tcp(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address.strip_prefix("tcp://").unwrap()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-
-    fn connect_unix(&self) -> UnixStream {
-        let name = SocketAddr::from_abstract_name(self.address.strip_prefix("unix:@").unwrap()).unwrap();
-        let stream = UnixStream::connect_addr(&name).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-
-    /// Ends it as Ctrl-C does; what it printed at its end.
-    fn interrupt(mut self) -> String {
-        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
-        let mut text = String::new();
-        self.stdout.read_to_string(&mut text).unwrap();
-        assert!(self.child.wait().unwrap().success());
-        text
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::net_example::{Example, PATIENCE, build, compile};
 
 #[test]
 fn echo_sends_back_what_it_receives() {
     let dir = folder();
-    let Some(program) = build("echo", dir.path()) else { return };
+    let Some(program) = build("echo", "-O1", dir.path()) else { return };
     let echo = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
     let (mut one, mut two) = (echo.connect_tcp(), echo.connect_tcp());
     for (peer, text) in [(&mut one, "small"), (&mut two, "hello\n")] {
@@ -115,7 +31,7 @@ fn echo_sends_back_what_it_receives() {
 #[test]
 fn figure_5_adds_one_to_each_character() {
     let dir = folder();
-    let Some(program) = build("figure5", dir.path()) else { return };
+    let Some(program) = build("figure5", "-O1", dir.path()) else { return };
     let server = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
     for _ in 0..3 {
         let mut peer = server.connect_tcp();
@@ -130,7 +46,7 @@ fn figure_5_adds_one_to_each_character() {
 #[test]
 fn client_talks_to_echo_through_memory_and_through_linux() {
     let dir = folder();
-    let Some(program) = build("echo", dir.path()) else { return };
+    let Some(program) = build("echo", "-O1", dir.path()) else { return };
     let Some(client) = compile("cc", &["-O1"], "client/client.c", &dir.path().join("client")) else { return };
     let echo = Example::start(&program, &["tcp://127.0.0.1:0", "2"]);
     for (upgrade, transport) in [("on", "shared: "), ("off", "kernel: ")] {
@@ -162,7 +78,7 @@ fn parse(line: &str) -> Option<(u32, u64)> {
 #[test]
 fn log_prints_whole_lines_of_all_blocks() {
     let dir = folder();
-    let Some(program) = build("log", dir.path()) else { return };
+    let Some(program) = build("log", "-O1", dir.path()) else { return };
     let blocks = 6;
     let address = format!("unix:@spinio-net-log-{}", std::process::id());
     // No pause: all blocks send at once.

@@ -2,6 +2,7 @@
 #![allow(clippy::allow_attributes, dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part")]
 
 pub mod mount;
+pub mod net_example;
 
 use std::path::{Path, PathBuf};
 

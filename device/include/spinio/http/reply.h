@@ -85,7 +85,11 @@ __device__ inline void end_head(text::Buffer &out, bool close)
 // A chunk of a body with `Transfer-Encoding: chunked`: what is added to the buffer between its begin and its end(). Without bytes it is
 // left out, since an empty chunk would end the body. Not for clients with HTTP/1.0.
 class Chunk {
+    static constexpr unsigned digits = 8;
+
 public:
+    static constexpr unsigned head_bytes = digits + 2; // before its content
+
     __device__ explicit Chunk(text::Buffer &out) : out(out), room(out.room), begin(out.length)
     {
         if (out.room - out.length < head_bytes + 2) {
@@ -111,8 +115,6 @@ public:
     }
 
 private:
-    static constexpr unsigned digits = 8, head_bytes = digits + 2;
-
     text::Buffer &out;
     size_t room, begin;
 };

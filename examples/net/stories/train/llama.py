@@ -44,7 +44,7 @@ class Config:
             "mlp_bias": False,
             "model_type": "llama",
             "tie_word_embeddings": True,
-            "torch_dtype": "float16",
+            "torch_dtype": "bfloat16",
         }
         values = dict(sorted({**dataclasses.asdict(self), **fixed}.items()))
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(values, indent=2) + "\n")
@@ -139,13 +139,13 @@ class Llama(nn.Module):
 
 
 def save(model, folder):
-    """In float16. The same weights give the same bytes: names in order, no metadata, a header padded to 8 bytes."""
+    """In bfloat16. The same weights give the same bytes: names in order, no metadata, a header padded to 8 bytes."""
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
     model.config.write(folder)
     header, bodies, at = {}, [], 0
     for name, tensor in sorted(model.state_dict().items()):
-        body = tensor.detach().to("cpu", torch.float16).contiguous().numpy().tobytes()
-        header["model." + name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [at, at + len(body)]}
+        body = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+        header["model." + name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, at + len(body)]}
         bodies.append(body)
         at += len(body)
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -164,11 +164,11 @@ def load(folder, device="cpu"):
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] != "F16":
-            raise ValueError(f"read {path}: {name} is {entry['dtype']}, not F16")
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"read {path}: {name} is {entry['dtype']}, not BF16")
         begin, end = entry["data_offsets"]
         state[name.removeprefix("model.")] = (
-            torch.frombuffer(body, dtype=torch.float16, count=(end - begin) // 2, offset=begin).view(entry["shape"]).float()
+            torch.frombuffer(body, dtype=torch.bfloat16, count=(end - begin) // 2, offset=begin).view(entry["shape"]).float()
         )
     model = Llama(config)
     model.load_state_dict(state)

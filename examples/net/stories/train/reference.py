@@ -5,7 +5,7 @@
     reference.py --temperature 0.8 --seed 3                                  drawn: the same text for the same seed, but not the kernel's
 
 A completion ends before a 0, the end of a story, as the servers' do. With --ids it prints a line for each token instead, the closing 0
-included: its number, its id, its byte, and by how much its logit is above the second. The kernel computes with float16 weights and other
+included: its number, its id, its byte, and by how much its logit is above the second. The kernel computes with the same weights, but other
 orders of sums, so it may take the second where that gap is less than its error; from there on the texts differ, rightly.
 """
 

@@ -8,7 +8,7 @@
 
 Training ends after --steps, or after --seconds, with the learning rate on its way from --rate to 0 by whichever is further. Stories are made
 before that, by all processors, and their time does not count. With --steps alone, one machine gives the same file for the same seed, as far
-as PyTorch's kernels do. The samples at the end are of the file's weights, rounded to float16.
+as PyTorch's kernels do. The samples at the end are of the file's weights, rounded to bfloat16.
 """
 
 import argparse
