@@ -23,6 +23,13 @@
 #include "model.h"
 #include "team.h"
 
+// Several loads on their way at a time.
+#if defined(__CUDACC__)
+#define STORIES_UNROLL _Pragma("unroll 8")
+#else
+#define STORIES_UNROLL
+#endif
+
 constexpr unsigned most_warps = 16, tile = 4, columns_at_once = 1024;
 
 // What a team needs for a step, in device memory.
@@ -226,9 +233,7 @@ private:
     template <unsigned places_there>
     __device__ void add_products_of(const Chunk *row, unsigned chunks, unsigned split, unsigned splits, float (&sums)[tile]) const
     {
-#if defined(__CUDACC__)
-#pragma unroll 8
-#endif
+        STORIES_UNROLL
         for (unsigned c = split; c < chunks; c += splits) {
             const Chunk weights = row[size_t(c) * lanes];
             for (unsigned b = 0; b < places_there; b++) {
@@ -317,9 +322,7 @@ private:
             const float *of_lane = keys + size_t(from) * shape.head + lane;
             __syncwarp();
             float score = 0;
-#if defined(__CUDACC__)
-#pragma unroll 8
-#endif
+            STORIES_UNROLL
             for (unsigned k = 0; k < shape.head; k++)
                 score += mine.query[k] * of_lane[k * lanes];
             mine.scores[lane] = lane < there ? score : -INFINITY;
@@ -337,9 +340,7 @@ private:
             for (float weight : mine.scores)
                 sum += weight;
             const float *row = values + size_t(from) * shape.head + lane;
-#if defined(__CUDACC__)
-#pragma unroll 8
-#endif
+            STORIES_UNROLL
             for (unsigned p = 0; p < there; p++)
                 for (unsigned d = 0; d < columns; d++)
                     if (columns == 1 || d * lanes + lane < shape.head)
