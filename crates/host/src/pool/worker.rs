@@ -4,6 +4,9 @@
 //!   spin on the queue for some microseconds, if a thread waited for the last work
 //!        │
 //!        ▼
+//!   run the idle task, if a thread waits for it
+//!        │
+//!        ▼
 //!   pick an entry whose share has room: deferred closes first ──> run it, and repeat
 //!        │ there is none
 //!        ▼
@@ -19,7 +22,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -195,6 +198,11 @@ impl Shared {
         }
         let mut state = lock(&self.state);
         loop {
+            if self.idle_due.load(Acquire) {
+                drop(state);
+                self.run_due_idle_task();
+                state = lock(&self.state);
+            }
             match self.pick(&mut state) {
                 Some(Next::Run(key, entry)) => return Some((key, entry)),
                 Some(Next::Close(key, closes)) => {
@@ -246,6 +254,14 @@ impl Shared {
                 self.idle_task.reap_idle();
                 state = lock(&self.state);
             }
+        }
+    }
+
+    /// Runs the idle task if a thread waits for it: the queue may never be empty, and then no worker is ever idle.
+    fn run_due_idle_task(&self) {
+        let is_due = self.idle_due.swap(false, AcqRel);
+        if is_due && self.idle_task.sleep_timeout() == Some(Duration::ZERO) {
+            self.idle_task.reap_idle();
         }
     }
 
@@ -313,7 +329,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
     use crate::pool::WorkerPool;
@@ -336,5 +352,54 @@ mod tests {
                 std::thread::yield_now();
             }
         }
+    }
+    /// Is due until it has run.
+    #[derive(Default)]
+    struct Reaper {
+        due: AtomicBool,
+        runs: AtomicU64,
+    }
+
+    struct SharedReaper(Arc<Reaper>);
+
+    impl IdleTask for SharedReaper {
+        fn sleep_timeout(&self) -> Option<Duration> {
+            self.0.due.load(Acquire).then_some(Duration::ZERO)
+        }
+
+        fn reap_idle(&self) {
+            self.0.due.store(false, Release);
+            self.0.runs.fetch_add(1, AcqRel);
+        }
+    }
+
+    #[test]
+    fn due_idle_task_runs_before_more_work() {
+        let reaper = Arc::new(Reaper::default());
+        let task = SharedReaper(Arc::clone(&reaper));
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, task).expect("workers");
+        let (begun, open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (begun_there, open_there) = (Arc::clone(&begun), Arc::clone(&open));
+        pool.spawn_detached(move || {
+            begun_there.store(true, Release);
+            while !open_there.load(Acquire) {
+                std::thread::yield_now();
+            }
+        });
+        let started = Instant::now();
+        while !begun.load(Acquire) {
+            assert!(started.elapsed() < Duration::from_secs(60), "no worker");
+            std::thread::yield_now();
+        }
+        // From here on the queue has work whenever the worker looks at it.
+        let seen = Arc::clone(&reaper);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        pool.spawn_detached(move || {
+            let _ = sender.send(seen.runs.load(Acquire));
+        });
+        reaper.due.store(true, Release);
+        pool.wake_idle(Duration::from_secs(60));
+        open.store(true, Release);
+        assert_eq!(receiver.recv(), Ok(1), "the idle task waits until the queue is empty");
     }
 }
