@@ -11,7 +11,7 @@ mod real {
     use std::sync::PoisonError;
     use std::time::{Duration, Instant};
 
-    pub use std::sync::atomic::AtomicU64;
+    pub use std::sync::atomic::{AtomicBool, AtomicU64};
     pub use std::sync::{Condvar, Mutex, MutexGuard};
 
     use spinio_sys::linux;
@@ -77,7 +77,7 @@ mod model {
     use std::sync::PoisonError;
     use std::time::Duration;
 
-    pub use loom::sync::atomic::AtomicU64;
+    pub use loom::sync::atomic::{AtomicBool, AtomicU64};
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
 
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

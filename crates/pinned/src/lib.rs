@@ -33,6 +33,7 @@ mod device_mapping;
 mod error;
 mod pinned_file;
 mod pinned_files;
+mod pinned_list;
 mod pinned_pages;
 mod read;
 mod ref_gate;

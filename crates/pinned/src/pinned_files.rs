@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{
     AtomicI32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed},
 };
 use std::sync::{Arc, Mutex};
 
@@ -39,12 +39,12 @@ impl PinnedFiles {
     /// Whether there is none: one load.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.unpinner.count.load(Relaxed) == 0
+        self.unpinner.files.count() == 0
     }
 
     /// Number of pinned files, and of bytes registered.
     pub fn totals(&self) -> (u64, u64) {
-        (self.unpinner.count.load(Relaxed) as u64, self.unpinner.bytes.load(Relaxed))
+        (self.unpinner.files.count() as u64, self.unpinner.bytes.load(Relaxed))
     }
 
     /// Bytes of pinned files that are registered now.
@@ -53,7 +53,7 @@ impl PinnedFiles {
     }
 
     fn find(&self, key: FileKey) -> Option<Arc<PinnedFile>> {
-        lock(&self.unpinner.files).iter().find(|file| file.key == key).map(Arc::clone)
+        self.unpinner.files.find(|file| file.key == key)
     }
 }
 
@@ -163,11 +163,7 @@ impl PinnedFiles {
         let size = files.sys().fstat(fd).map_err(PinError::BadFd)?.size;
         let (inotify_wd, gate, pin_lock) = (AtomicI32::new(0), RefGate::new(), Mutex::new(()));
         let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
-        let mut list = lock(&self.unpinner.files);
-        list.push(Arc::clone(&pinned));
-        self.unpinner.reserve(list.len());
-        self.unpinner.count.store(list.len(), Release);
-        drop(list);
+        self.unpinner.files.add(Arc::clone(&pinned));
         // A lease break before the file was in the list was signalled to a watcher that did not find the file.
         self.unpinner.watcher.wake();
         self.unpinner.watch_inode(files, &pinned, watcher_tid);
@@ -206,16 +202,16 @@ impl PinnedFiles {
         self.find(stat.key()).is_some_and(|file| !file.gate.is_closing())
     }
 
-    /// The program closes a descriptor, perhaps the one that a file was pinned with. For signal handlers too.
+    /// The program closes a descriptor, perhaps the one that a file was pinned with. For signal handlers too, if the
+    /// thread holds no lock of SPIN's: it allocates and frees nothing.
     pub fn on_close(&self, fd: Fd, key: FileKey) {
-        // Under the lock: a copy of the reference might be the last one, and a handler must not free it.
-        let files = lock(&self.unpinner.files);
+        let files = self.unpinner.files.lock();
         files.iter().filter(|file| file.key == key && file.fd == fd).for_each(|file| self.unpinner.begin_unpin(file));
     }
 
-    /// The program closes a range of descriptors.
+    /// The program closes a range of descriptors. For signal handlers too, likewise.
     pub fn on_close_range(&self, first: u32, last: u32) {
-        let files = lock(&self.unpinner.files).clone();
+        let files = self.unpinner.files.lock();
         let closed = files.iter().filter(|file| u32::try_from(file.fd).is_ok_and(|fd| (first..=last).contains(&fd)));
         closed.for_each(|file| self.unpinner.begin_unpin(file));
     }

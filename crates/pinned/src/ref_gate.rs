@@ -10,9 +10,10 @@
 //!
 //! It has no knowledge of files, so that a model checker can run it (`interleavings.rs`).
 
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, PoisonError};
 
-use spinio_host::sync::{Condvar, Mutex, lock, yield_now};
+use spinio_host::sync::{AtomicBool, Condvar, Mutex, lock, yield_now};
 
 struct State<T> {
     active: usize,
@@ -20,8 +21,6 @@ struct State<T> {
     mappings: usize,
     /// Number of times that the file was pinned, less those that it was unpinned.
     refs: usize,
-    closing: bool,
-    unpinned: bool,
     released: bool,
     pins: Vec<Arc<T>>,
 }
@@ -30,28 +29,32 @@ struct State<T> {
 pub(crate) struct RefGate<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    /// Set without the lock, with which threads allocate: `close` sets it, perhaps in a signal handler that has interrupted
+    /// `malloc`. A use that was counted by then is waited for; later ones see it, because the unpinner takes the lock
+    /// after it was set.
+    closing: AtomicBool,
+    /// Read with the lock of the list of files, for which such a handler may wait.
+    unpinned: AtomicBool,
 }
 
 impl<T> RefGate<T> {
     /// With one reference.
     pub(crate) fn new() -> RefGate<T> {
-        let state = State {
-            active: 0,
-            mappings: 0,
-            refs: 1,
-            closing: false,
-            unpinned: false,
-            released: false,
-            pins: Vec::new(),
-        };
-        RefGate { state: Mutex::new(state), changed: Condvar::new() }
+        let state = State { active: 0, mappings: 0, refs: 1, released: false, pins: Vec::new() };
+        RefGate {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closing: AtomicBool::new(false),
+            unpinned: AtomicBool::new(false),
+        }
     }
 
     /// Begins a use, which has to be released; false if closing has begun. Until the release the pins stay.
     pub(crate) fn acquire(&self) -> bool {
         let mut state = lock(&self.state);
-        state.active += usize::from(!state.closing);
-        !state.closing
+        let open = !self.is_closing();
+        state.active += usize::from(open);
+        open
     }
 
     /// Ends a use; `is_mapping`: one that was marked as a mapping.
@@ -83,8 +86,9 @@ impl<T> RefGate<T> {
     /// Adds a reference; false if closing has begun.
     pub(crate) fn add_ref(&self) -> bool {
         let mut state = lock(&self.state);
-        state.refs += usize::from(!state.closing);
-        !state.closing
+        let open = !self.is_closing();
+        state.refs += usize::from(open);
+        open
     }
 
     /// Drops a reference: whether it was the last, and whether the file is mapped.
@@ -96,12 +100,13 @@ impl<T> RefGate<T> {
 
     /// Whether closing has begun.
     pub(crate) fn is_closing(&self) -> bool {
-        lock(&self.state).closing
+        self.closing.load(Acquire)
     }
 
-    /// From now on no use begins; false if closing had begun already.
+    /// No use begins any more, at the latest once [`RefGate::wait_and_take`] has begun; false if closing had begun
+    /// already. Takes no lock.
     pub(crate) fn begin_closing(&self) -> bool {
-        !std::mem::replace(&mut lock(&self.state).closing, true)
+        !self.closing.swap(true, AcqRel)
     }
 
     /// After [`RefGate::begin_closing`]: waits for the active uses, and takes the pins out.
@@ -117,11 +122,11 @@ impl<T> RefGate<T> {
 
     /// The pins that were taken out are unpinned.
     pub(crate) fn set_unpinned(&self) {
-        lock(&self.state).unpinned = true;
+        self.unpinned.store(true, Release);
     }
 
     pub(crate) fn is_unpinned(&self) -> bool {
-        lock(&self.state).unpinned
+        self.unpinned.load(Acquire)
     }
 
     /// Nothing is left: neither pins nor a lease.

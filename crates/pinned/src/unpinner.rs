@@ -11,9 +11,11 @@
 //!
 //! Some changes break no lease: `open` with O_RDONLY and O_TRUNC, and writes after the attribute or the mount that
 //! excluded writers was changed. inotify reports these to the watcher, by the same signal, once they have happened.
+//!
+//! `close` begins to unpin too, also in a signal handler, so that allocates nothing: it marks the file, and the unpinner
+//! finds it in the list.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use spinio_files::{Files, LeaseWatch, LeaseWatcher};
@@ -22,18 +24,18 @@ use spinio_host::syscalls::Syscalls;
 use spinio_sys::linux::{self, Fd, InotifyEvent};
 
 use crate::pinned_file::PinnedFile;
+use crate::pinned_list::PinnedList;
 
 const STACK_SIZE: usize = 1 << 20;
 
 /// State that the two threads share with all others.
 #[derive(Default)]
 pub(crate) struct Unpinner {
-    pub(crate) files: Mutex<Vec<Arc<PinnedFile>>>,
-    /// Number of pinned files: whether there is one costs one load.
-    pub(crate) count: AtomicUsize,
+    pub(crate) files: PinnedList<PinnedFile>,
     /// Bytes registered, all devices together.
     pub(crate) bytes: AtomicU64,
-    closing: Mutex<VecDeque<Arc<PinnedFile>>>,
+    /// Files were marked that the unpinner has not looked for. No thread allocates or frees with the lock.
+    marked: Mutex<bool>,
     wake: Condvar,
     pub(crate) watcher: Arc<LeaseWatcher>,
     /// Keeps the watcher from the first pinned file on.
@@ -57,16 +59,11 @@ impl Unpinner {
         watch.as_ref().map(|watch| watch.tid)
     }
 
-    /// Makes room for this many files, so that [`Unpinner::begin_unpin`] allocates nothing.
-    pub(crate) fn reserve(&self, files: usize) {
-        lock(&self.closing).reserve(files);
-    }
-
-    /// Begins to unpin a file: no use begins any more; after the last active one its pages are unpinned, and then its
-    /// lease is released.
-    pub(crate) fn begin_unpin(&self, file: &Arc<PinnedFile>) {
+    /// Begins to unpin a file of the list: no use begins any more; after the last active one its pages are unpinned, and
+    /// then its lease is released. Allocates and frees nothing.
+    pub(crate) fn begin_unpin(&self, file: &PinnedFile) {
         if file.gate.begin_closing() {
-            lock(&self.closing).push_back(Arc::clone(file));
+            *lock(&self.marked) = true;
             self.wake.notify_one();
         }
     }
@@ -93,7 +90,7 @@ impl Unpinner {
     /// Ends that. Two entries of one file share a watch; the last one removes it.
     fn unwatch_inode(&self, sys: &dyn Syscalls, file: &Arc<PinnedFile>) {
         // Under the lock: an entry that is added to the list later watches the inode after this.
-        let files = lock(&self.files);
+        let files = self.files.lock();
         let wd = file.inotify_wd.load(Acquire);
         if let Some(inotify) = self.inotify()
             && wd != 0
@@ -119,7 +116,7 @@ impl Unpinner {
 
     /// On the watcher: whether any file is pinned still.
     fn poll_leases(&self, sys: &dyn Syscalls) {
-        let files = lock(&self.files).clone();
+        let files = self.files.snapshot();
         self.drain_events(sys, &files);
         for file in &files {
             if file.gate.is_unpinned() {
@@ -128,56 +125,49 @@ impl Unpinner {
                 if let Some(lease) = file.lease() {
                     let _ = linux::release_lease(lease);
                 }
-                self.remove(file);
+                self.files.remove(file);
+                file.gate.set_released();
             } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
                 self.begin_unpin(file);
             }
         }
-        if self.count.load(Acquire) == 0 && self.shutdown.load(Acquire) {
+        if self.files.count() == 0 && self.shutdown.load(Acquire) {
             self.inotify().into_iter().for_each(|inotify| sys.close(inotify));
             drop(lock(&self.watch).take());
             self.watcher.wake();
         }
     }
 
-    fn remove(&self, file: &Arc<PinnedFile>) {
-        let mut files = lock(&self.files);
-        files.retain(|other| !Arc::ptr_eq(other, file));
-        self.count.store(files.len(), Release);
-        drop(files);
-        file.gate.set_released();
-    }
-
     /// The unpinner's thread.
     fn run_unpinner(&self) {
         loop {
-            let mut closing = lock(&self.closing);
-            let file = loop {
-                if let Some(file) = closing.pop_front() {
-                    break file;
-                }
-                if self.shutdown.load(Acquire) && self.count.load(Acquire) == 0 {
+            let mut marked = lock(&self.marked);
+            while !std::mem::take(&mut *marked) {
+                if self.shutdown.load(Acquire) && self.files.count() == 0 {
                     return;
                 }
-                closing = self.wake.wait(closing).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(closing);
-            let bytes = file.unpin_all();
-            self.bytes.fetch_sub(bytes, Relaxed);
-            self.watcher.wake();
+                marked = self.wake.wait(marked).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(marked);
+            // One at a time: a copy of the list would keep the files open that are unpinned while one is still used.
+            while let Some(file) = self.files.find(|file| file.gate.is_closing() && !file.gate.is_unpinned()) {
+                let bytes = file.unpin_all();
+                self.bytes.fetch_sub(bytes, Relaxed);
+                self.watcher.wake();
+            }
         }
     }
 
     /// At the end of the runtime: unpins all files, and ends the threads.
     pub(crate) fn shut_down(&self) {
         self.shutdown.store(true, Release);
-        let files = lock(&self.files).clone();
+        let files = self.files.snapshot();
         files.iter().for_each(|file| self.begin_unpin(file));
         for file in files {
             file.gate.wait_released();
         }
         self.watcher.wake();
-        drop(lock(&self.closing));
+        drop(lock(&self.marked));
         self.wake.notify_all();
     }
 }
