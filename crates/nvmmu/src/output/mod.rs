@@ -154,6 +154,10 @@ impl Output {
             return write_all(self.runtime, self.file.fd(), from, offset, len).map_err(|e| self.download_error(&e));
         };
         self.take_preread();
+        // Before anything is gathered: where nothing can be written, each download fails, and leaves nothing in memory.
+        if self.stripes.memory() > MAX_GATHERED && self.stripes.new_bytes() > 0 {
+            self.write_partial_stripes()?;
+        }
         self.preparation.note_written(range.clone());
         let shape = self.survey(array, range.clone())?;
         let device = |at: u64| Target { addr: DeviceAddr(from.addr.0 + (at - offset)), ..from };
@@ -207,9 +211,6 @@ impl Output {
         for range in unaligned_ranges {
             let (from, len) = (device(range.start), range.end - range.start);
             write_all(self.runtime, self.file.fd(), from, range.start, len).map_err(|e| self.download_error(&e))?;
-        }
-        if self.stripes.memory() > MAX_GATHERED && self.stripes.new_bytes() > 0 {
-            self.write_partial_stripes()?;
         }
         Ok(())
     }

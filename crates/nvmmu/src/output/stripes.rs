@@ -6,7 +6,7 @@ use std::ops::Range;
 use rangemap::RangeSet;
 use spinio_io::AlignedBuf;
 
-/// Gathered bytes above which some are written early.
+/// Gathered bytes above which they are written before more are gathered.
 pub(super) const MAX_GATHERED: u64 = 64 << 20;
 
 /// One stripe in memory.

@@ -517,3 +517,29 @@ fn failed_write_keeps_gathered_bytes() {
         File::options().write(true).open(&path).unwrap().write_all_at(&bytes(10 * WIDTH as usize, 1), 0).unwrap();
     }
 }
+
+/// Where nothing can be written, gathered bytes are kept up to a limit, and a download beyond it fails and leaves
+/// nothing.
+#[test]
+fn failed_writes_bound_gathered_bytes() {
+    const WIDTH: u64 = 1 << 20;
+    const STRIPES: u64 = 80;
+    let Some(folder) = folder() else { return };
+    let Some(path) = contiguous_file(folder.path(), (STRIPES * WIDTH) as usize) else { return };
+    let kernel: &FullAtTimes = Box::leak(Box::default());
+    let new = Buffer::with_bytes(&bytes(5000, 2));
+    wait_exclusive(&path).unwrap();
+    let runtime = leak_runtime(Settings::default(), kernel);
+    let mut session = Session::begin_with_stripes(runtime, &path, WIDTH, 0).unwrap();
+    kernel.is_full.store(true, Relaxed);
+    let mut download = |stripe| session.move_range(&path, new.at(0), stripe * WIDTH, 5000, Download);
+    let refused: Vec<u64> = (0..STRIPES).filter(|&stripe| download(stripe).is_err()).collect();
+    assert!((60..70).contains(&(STRIPES - refused.len() as u64)), "gathered: all but {refused:?}");
+    kernel.is_full.store(false, Relaxed);
+    session.end().unwrap();
+    let mut expected = bytes((STRIPES * WIDTH) as usize, 1);
+    for stripe in (0..STRIPES).filter(|stripe| !refused.contains(stripe)) {
+        expected[(stripe * WIDTH) as usize..][..5000].copy_from_slice(&bytes(5000, 2));
+    }
+    assert_same_bytes(&path, &expected, "after the end");
+}
