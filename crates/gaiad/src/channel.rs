@@ -60,24 +60,33 @@ pub(crate) fn refuse(out: &mut Vec<u8>, error: Errno) {
 pub(crate) fn ask(
     path: &Path,
     question: Request<'_>,
+    within: Duration,
     each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    ask_within(path, question, Some(WITHIN), each)
+    ask_while(path, question, within, || Err(Errno::AGAIN), each)
 }
 
-/// The same, with another time for each reply; `None`: however long it takes.
-pub(crate) fn ask_within(
+/// The same for a question that may take long: each time that no reply has come for `within`, `on_silence` says whether to
+/// wait on.
+pub(crate) fn ask_while(
     path: &Path,
     question: Request<'_>,
-    within: Option<Duration>,
+    within: Duration,
+    mut on_silence: impl FnMut() -> Result<(), Errno>,
     mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let socket: OwnedFd = packets::connect(path)?;
-    set_socket_timeout(&socket, Timeout::Recv, within)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(within))?;
     send(&socket, |out| question.encode(out))?;
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     loop {
-        let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
+        let got = match rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer)) {
+            Err(Errno::AGAIN) => {
+                on_silence()?;
+                continue;
+            }
+            got => got?,
+        };
         match messages::parse_reply(&buffer[..got.min(MAX_MESSAGE)]) {
             _ if got == 0 => return Ok(()),
             Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),

@@ -19,7 +19,7 @@ use spinio_pagecache::messages::{
 use spinio_pagecache::{CopyState, OwnerId, PAGE, PageInfo};
 use spinio_sys::linux;
 
-use crate::channel::{ask, refuse, send};
+use crate::channel::{WITHIN, ask, refuse, send};
 use crate::clients::Clients;
 use crate::files;
 
@@ -55,7 +55,7 @@ pub fn explain(file: &File) -> io::Result<Option<ExplainedFile>> {
     let size = file.metadata()?.len();
     let path = PathBuf::from(OsString::from_vec(ticket.path().to_vec()));
     let mut explained = ExplainedFile::default();
-    ask(&path, Request::Explain { ticket: ticket.ticket }, |reply| {
+    ask(&path, Request::Explain { ticket: ticket.ticket }, WITHIN, |reply| {
         match reply {
             Reply::Explained { ranges } => {
                 let in_bytes = ranges.iter().map(|(run, state)| {

@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -77,7 +78,7 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     if !is_trusted(&entry) {
         return Err(error("a mount of another user: only that user may ask what it holds".into()));
     }
-    status_at(&socket_of(&entry)).map_err(|e| match e {
+    status_at(&socket_of(&entry), WITHIN).map_err(|e| match e {
         Errno::PERM => error("only root may ask what a mount of all users holds".into()),
         Errno::NOENT | Errno::CONNREFUSED => error("the daemon of this mount has ended".into()),
         Errno::AGAIN => error(format!("the server has not answered for {} s", WITHIN.as_secs())),
@@ -86,9 +87,10 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
     })
 }
 
-fn status_at(path: &Path) -> Result<MountStatus, Errno> {
+/// Asks the server at `path`, which has `within` for each reply: AGAIN, if it takes longer.
+pub(crate) fn status_at(path: &Path, within: Duration) -> Result<MountStatus, Errno> {
     let (mut server, mut files) = (None, Vec::new());
-    ask(path, Request::Status, |reply| {
+    ask(path, Request::Status, within, |reply| {
         match reply {
             Reply::ServerStatus(status) => server = Some(status),
             Reply::FileStatus(messages::FileStatus { maps, in_place, owners, dirty, stats, path }) => {

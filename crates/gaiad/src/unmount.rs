@@ -8,10 +8,15 @@
 //!
 //! The server finds files that no path leads to from here: those without a name, or whose path is too long.
 //!
+//! Writing out may take long, so there is no limit for it; but a server that does not answer Status meanwhile, on another
+//! connection, counts as none. An older daemon, which does not know WriteOut, is left only
+//! when it has nothing to write.
+//!
 //! The daemon ends when the file system is mounted nowhere any more. Where it is mounted elsewhere too (other_mounts.rs),
 //! unmounting here does not end it: programs there go on.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,14 +24,14 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use spinio_fuse::mount::{self, MountEntry};
+use spinio_fuse::mount;
 use spinio_pagecache::messages::{Reply, Request};
 
 use crate::backing::Access;
-use crate::channel::{ask_within, refuse, send};
+use crate::channel::{WITHIN, ask_while, refuse, send};
 use crate::clients::Clients;
 use crate::other_mounts::other_mounts;
-use crate::status::{self, status};
+use crate::status;
 use crate::supervisor::{MountError, Running, await_end, is_trusted, mount_of, mount_point, socket_of};
 
 /// How long the daemon may take to end after the mount is gone.
@@ -53,7 +58,8 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
     if !is_trusted(&entry) || !mount::is_privileged() && entry.user != Some(own) {
         return Err(error("is a mount of another user, who can unmount it so that nothing is lost".into()));
     }
-    write_out(&point, &entry)?;
+    let daemon = Daemon { point: &point, socket: &socket_of(&entry), within: WITHIN };
+    daemon.write_out(|| await_end(&Running::of(&entry), Duration::ZERO))?;
     let supervisor = Running::of(&entry);
     mount::unmount(&point).map_err(|e| {
         if e.is_busy() {
@@ -75,52 +81,97 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Writes what GPU programs have released, while the daemon still has it if that fails.
-fn write_out(point: &Path, entry: &MountEntry) -> Result<(), MountError> {
-    sync_files(point)?;
-    for _ in 0..ATTEMPTS {
-        let (mut refused, mut is_done) = (None, false);
-        let asked = ask_within(&socket_of(entry), Request::WriteOut, None, |reply| {
-            match reply {
-                Reply::ServerStatus(_) => is_done = true,
-                Reply::FileStatus(file) => refused = Some((path_below(point, file.path), file.dirty)),
-                _ => return Err(Errno::PROTO),
-            }
-            Ok(())
-        });
-        match (asked, refused) {
-            (Ok(()), _) if is_done => return Ok(()),
-            (Err(error), Some((path, pages))) => return Err(not_written(&path, pages, error)),
-            // The server has died; the next one answers.
-            (Ok(()) | Err(Errno::CONNRESET | Errno::PIPE), _) => std::thread::sleep(PAUSE),
-            // There is no daemon that has anything.
-            (Err(Errno::NOENT | Errno::CONNREFUSED), _) if await_end(&Running::of(entry), Duration::ZERO) => {
-                return Ok(());
-            }
-            (Err(Errno::PROTO), _) => {
-                let why = "the daemon is of another version of SPIN, whose command unmounts it with all written";
-                return Err(MountError::new(format!("{}: {why}", point.display())));
-            }
-            (Err(error), _) => {
-                let why = "the server cannot be asked to write what GPU programs have released";
-                return Err(MountError::new(format!("{}: {why}: {error}", point.display())));
-            }
-        }
-    }
-    Err(MountError::new(format!("{}: its servers die while they write released pages", point.display())))
+/// The daemon of a mount.
+struct Daemon<'a> {
+    point: &'a Path,
+    socket: &'a Path,
+    /// How long its server may take to answer a question that needs no writing.
+    within: Duration,
 }
 
-/// Also what the Linux kernel has of these files. Those that cannot be opened, or have another name by now, are left to the
-/// server.
-fn sync_files(point: &Path) -> Result<(), MountError> {
-    let Ok(status) = status(point) else { return Ok(()) };
-    for file in status.files.iter().filter(|file| file.dirty > 0) {
-        let path = path_below(point, file.path.as_bytes());
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
-        rustix::fs::fsync(&opened).map_err(|error| not_written(&path, file.dirty, error))?;
+impl Daemon<'_> {
+    fn error(&self, words: impl Display) -> MountError {
+        MountError::new(format!("{}: {words}", self.point.display()))
     }
-    Ok(())
+
+    /// Writes what GPU programs have released, while the daemon still has it if that fails.
+    fn write_out(&self, has_ended: impl Fn() -> bool) -> Result<(), MountError> {
+        self.sync_files()?;
+        for _ in 0..ATTEMPTS {
+            let (mut refused, mut is_done) = (None, false);
+            let asked = ask_while(
+                self.socket,
+                Request::WriteOut,
+                self.within,
+                || self.check_serves(),
+                |reply| {
+                    match reply {
+                        Reply::ServerStatus(_) => is_done = true,
+                        Reply::FileStatus(file) => refused = Some((path_below(self.point, file.path), file.dirty)),
+                        _ => return Err(Errno::PROTO),
+                    }
+                    Ok(())
+                },
+            );
+            match (asked, refused) {
+                (Ok(()), _) if is_done => return Ok(()),
+                (Err(error), Some((path, pages))) => return Err(not_written(&path, pages, error)),
+                // The server has died; the next one answers.
+                (Ok(()) | Err(Errno::CONNRESET | Errno::PIPE), _) => std::thread::sleep(PAUSE),
+                // There is no daemon that has anything.
+                (Err(Errno::NOENT | Errno::CONNREFUSED), _) if has_ended() => return Ok(()),
+                (Err(Errno::PROTO), _) => return self.check_all_written(),
+                (Err(Errno::AGAIN), _) => return Err(self.is_silent()),
+                (Err(error), _) => {
+                    let why = "the server cannot be asked to write what GPU programs have released";
+                    return Err(self.error(format_args!("{why}: {error}")));
+                }
+            }
+        }
+        Err(self.error("its servers die while they write released pages"))
+    }
+
+    /// AGAIN if no server answers. One that has died has closed the connection that is waited for.
+    fn check_serves(&self) -> Result<(), Errno> {
+        match status::status_at(self.socket, self.within) {
+            Err(Errno::AGAIN) => Err(Errno::AGAIN),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_silent(&self) -> MountError {
+        let seconds = self.within.as_secs();
+        self.error(format_args!("still mounted: its server, which may have unwritten pages, is silent for {seconds} s"))
+    }
+
+    /// For a daemon that cannot be asked to write.
+    fn check_all_written(&self) -> Result<(), MountError> {
+        const OTHER_VERSION: &str = "still mounted: its daemon is of another version of SPIN";
+        let Ok(status) = status::status_at(self.socket, self.within) else {
+            return Err(self.error(format_args!("{OTHER_VERSION}, whose command unmounts it with all written")));
+        };
+        match status.files.iter().map(|file| file.dirty).sum() {
+            0u64 => Ok(()),
+            pages => Err(self.error(format_args!("{OTHER_VERSION}, and has yet to write {pages} released pages"))),
+        }
+    }
+
+    /// Also what the Linux kernel has of these files. Those that cannot be opened, or have another name by now, are left to
+    /// the server.
+    fn sync_files(&self) -> Result<(), MountError> {
+        let status = match status::status_at(self.socket, self.within) {
+            Ok(status) => status,
+            Err(Errno::AGAIN) => return Err(self.is_silent()),
+            Err(_) => return Ok(()),
+        };
+        for file in status.files.iter().filter(|file| file.dirty > 0) {
+            let path = path_below(self.point, file.path.as_bytes());
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+            rustix::fs::fsync(&opened).map_err(|error| not_written(&path, file.dirty, error))?;
+        }
+        Ok(())
+    }
 }
 
 fn path_below(point: &Path, path: &[u8]) -> PathBuf {
@@ -154,4 +205,109 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         }
     }
     let _ = send(socket, |out| Reply::ServerStatus(status::server_status(all)).encode(out));
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    use spinio_pagecache::messages::{self, FileStatus, MAX_MESSAGE, ServerStatus};
+
+    use super::*;
+    use crate::channel::receive;
+
+    /// Served by a thread that answers each connection's first message by `answer`, which keeps a connection open by `true`.
+    fn listen(directory: &Path, answer: impl Fn(&OwnedFd, Request<'_>) -> bool + Send + 'static) -> PathBuf {
+        let path = directory.join("socket");
+        let kind = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, kind.0, kind.1, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 16).unwrap();
+        std::thread::spawn(move || {
+            let mut kept = Vec::new();
+            while let Ok(socket) = rustix::net::accept(&listener) {
+                let mut buffer = vec![0; MAX_MESSAGE + 1];
+                let message = receive(&socket, &mut buffer).expect("a message");
+                if answer(&socket, messages::parse_request(message).expect("a request")) {
+                    kept.push(socket);
+                }
+            }
+        });
+        path
+    }
+
+    fn answer_status(socket: &OwnedFd, dirty: u64) {
+        send(socket, |out| Reply::ServerStatus(ServerStatus::default()).encode(out)).unwrap();
+        let file = FileStatus { dirty, path: b"/no such file", ..FileStatus::default() };
+        send(socket, |out| Reply::FileStatus(file).encode(out)).unwrap();
+    }
+
+    fn write_out(directory: &Path, socket: &Path) -> Result<(), String> {
+        let daemon = Daemon { point: directory, socket, within: Duration::from_millis(200) };
+        daemon.write_out(|| false).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn server_that_never_attaches_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = listen(directory.path(), |_, _| true);
+        let error = write_out(directory.path(), &path).unwrap_err();
+        assert!(error.contains("still mounted") && error.contains("silent"), "{error}");
+    }
+
+    #[test]
+    fn server_that_falls_silent_while_it_writes_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let asked = std::sync::atomic::AtomicU32::new(0);
+        let path = listen(directory.path(), move |socket, request| {
+            let count = asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            // Status, WriteOut, and Status while that takes long: the third time it answers no more.
+            match request {
+                Request::Status if count < 3 => answer_status(socket, 1),
+                Request::Status | Request::WriteOut => return true,
+                _ => panic!("{request:?}"),
+            }
+            false
+        });
+        let error = write_out(directory.path(), &path).unwrap_err();
+        assert!(error.contains("silent"), "{error}");
+    }
+
+    #[test]
+    fn slow_server_that_answers_is_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let writing = std::sync::Mutex::new(None);
+        let asked = std::sync::atomic::AtomicU32::new(0);
+        let path = listen(directory.path(), move |socket, request| {
+            match request {
+                Request::Status => answer_status(socket, 1),
+                Request::WriteOut => *writing.lock().unwrap() = Some(rustix::io::dup(socket).unwrap()),
+                _ => panic!("{request:?}"),
+            }
+            // Once it was asked twice while it wrote.
+            if asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 3 {
+                answer_status(writing.lock().unwrap().take().as_ref().unwrap(), 0);
+            }
+            false
+        });
+        assert_eq!(write_out(directory.path(), &path), Ok(()));
+    }
+
+    #[test]
+    fn older_daemon_is_left_when_it_has_written_all() {
+        for dirty in [0, 3] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = listen(directory.path(), move |socket, request| {
+                match request {
+                    Request::Status => answer_status(socket, dirty),
+                    _ => send(socket, |out| refuse(out, Errno::PROTO)).unwrap(),
+                }
+                false
+            });
+            let left = write_out(directory.path(), &path);
+            match dirty {
+                0 => assert_eq!(left, Ok(())),
+                _ => assert!(left.unwrap_err().contains("another version of SPIN, and has yet to write 3 released")),
+            }
+        }
+    }
 }
