@@ -205,7 +205,7 @@ impl Files {
     /// thread holds no lock of SPIN's: it allocates and frees nothing.
     pub fn forget(&self, key: FileKey) {
         if let Some(storage) = self.table.close(key) {
-            self.ctx.drain_for_close(|| self.table.has_dropped_closed(), Some(storage));
+            self.ctx.drain_for_close(|| self.table.has_dropped(key), Some(storage));
         }
     }
 

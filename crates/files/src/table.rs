@@ -28,6 +28,9 @@ use crate::state::{FileState, share_key};
 /// Files remembered at once.
 const MAX_FILES: usize = 64;
 
+/// Counters of files that wait to be dropped: with that many, a `close` rarely waits for files that other threads close.
+const UNDROPPED_COUNTERS: usize = 64;
+
 /// Seconds after which an unused file expires.
 const IDLE_SECONDS: u64 = 1;
 
@@ -39,8 +42,8 @@ pub struct FileTable {
     count: AtomicU64,
     /// The others.
     closed: AtomicU64,
-    /// Those, and the ones that a thread has taken out and is dropping.
-    undropped: AtomicU64,
+    /// Those, and the ones that a thread has taken out and is dropping; each in the counter of its key.
+    undropped: [AtomicU64; UNDROPPED_COUNTERS],
     created: Instant,
     block_stacks: Arc<BlockStackCache>,
 }
@@ -51,7 +54,7 @@ impl Default for FileTable {
             files: Mutex::new(Vec::with_capacity(MAX_FILES)),
             count: AtomicU64::new(0),
             closed: AtomicU64::new(0),
-            undropped: AtomicU64::new(0),
+            undropped: [const { AtomicU64::new(0) }; UNDROPPED_COUNTERS],
             created: Instant::now(),
             block_stacks: Arc::default(),
         }
@@ -145,10 +148,10 @@ impl FileTable {
     /// Drops files that were taken out of the list.
     fn drop_files(&self, files: impl IntoIterator<Item = Arc<FileState>>) {
         for file in files {
-            let was_closed = file.closed.load(Relaxed);
+            let (key, was_closed) = (file.key(), file.closed.load(Relaxed));
             drop(file);
             // A thread that waits for this needs the shadow descriptors queued to be closed.
-            self.undropped.fetch_sub(was_closed.into(), Release);
+            self.undropped_of(key).fetch_sub(was_closed.into(), Release);
         }
     }
 
@@ -191,7 +194,7 @@ impl FileTable {
 
     /// Called with the lock.
     fn mark_closed(&self, file: &FileState) {
-        self.undropped.fetch_add(1, Relaxed);
+        self.undropped_of(file.key()).fetch_add(1, Relaxed);
         file.closed.store(true, Relaxed);
     }
 
@@ -200,9 +203,20 @@ impl FileTable {
         self.closed.load(Relaxed) > 0
     }
 
-    /// Whether all closed files are dropped: one load.
+    /// The counter of closed files that has this one, and perhaps others.
+    fn undropped_of(&self, key: FileKey) -> &AtomicU64 {
+        // Inodes of files made together are consecutive.
+        &self.undropped[(key.ino ^ key.dev) as usize % UNDROPPED_COUNTERS]
+    }
+
+    /// Whether this file is dropped, if it was closed: one load.
+    pub fn has_dropped(&self, key: FileKey) -> bool {
+        self.undropped_of(key).load(Acquire) == 0
+    }
+
+    /// Whether all closed files are dropped.
     pub fn has_dropped_closed(&self) -> bool {
-        self.undropped.load(Acquire) == 0
+        self.undropped.iter().all(|count| count.load(Acquire) == 0)
     }
 
     /// Drops the closed files. Not for signal handlers.
@@ -240,4 +254,38 @@ impl FileTable {
 /// Whether it is this file, and the program has not closed it.
 fn is_open(file: &FileState, key: FileKey) -> bool {
     file.key() == key && !file.closed.load(Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::time::Duration;
+
+    use spinio_host::pool::NoIdleTask;
+    use spinio_host::syscalls::LinuxSyscalls;
+
+    use super::*;
+
+    #[test]
+    fn closed_file_is_dropped_although_another_one_is_not() {
+        let shadow = WorkerPool::shadow_workers(&LinuxSyscalls, 2, Duration::ZERO, NoIdleTask).expect("workers");
+        let table = FileTable::default();
+        let open = || tempfile::tempfile().expect("a file");
+        let remember = |file: &std::fs::File| {
+            let stat = linux::fstat(file.as_raw_fd()).expect("an open file");
+            table.get(&LinuxSyscalls, &shadow, file.as_raw_fd(), stat).expect("it can be opened again").key()
+        };
+        // Enough that one has another counter than the first.
+        let files: Vec<_> = (0..8).map(|_| open()).collect();
+        let keys: Vec<FileKey> = files.iter().map(remember).collect();
+        let mine = keys[0];
+        let other =
+            *keys.iter().find(|&&key| !std::ptr::eq(table.undropped_of(key), table.undropped_of(mine))).unwrap();
+        assert!(table.close(mine).is_some() && table.close(other).is_some());
+        assert!(!table.has_dropped(mine) && !table.has_dropped(other));
+        table.drop_matching(|file| file.key() == mine);
+        assert!(table.has_dropped(mine) && !table.has_dropped(other) && !table.has_dropped_closed());
+        table.drop_closed();
+        assert!(table.has_dropped(other) && table.has_dropped_closed());
+    }
 }
