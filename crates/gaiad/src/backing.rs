@@ -195,18 +195,26 @@ impl Backing {
     /// (`/proc/self/fd`), with other flags, and then the mount decides: the one that this process uses is for writing
     /// too, where the client's own, as that of a container, may not be.
     ///
+    /// Some file systems do not find the handle of a file without a name, although it is open. Then a client
+    /// that may write the file (`may_write`) gets it by the descriptor that this process has: it gains nothing by writing to
+    /// it. Another client would.
+    ///
     /// # Errors
     /// As [`Backing::open`].
-    pub fn open_for_client(&self, node: u64) -> Result<OwnedFd, Errno> {
+    pub fn open_for_client(&self, node: u64, may_write: bool) -> Result<OwnedFd, Errno> {
+        let reopened = || reopen(&*self.open(node, Access::Read)?, OFlags::RDONLY);
         let Some(directory) = self.for_clients.as_ref().filter(|_| self.find == Find::Handle) else {
-            return reopen(&*self.open(node, Access::Read)?, OFlags::RDONLY);
+            return reopened();
         };
         let identity = self.nodes.get(node)?;
         if identity.file_type != FileType::RegularFile {
             return Err(Errno::INVAL);
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-        let fd = open_by_handle(directory.as_fd(), &identity.handle, flags.bits())?;
+        let fd = match open_by_handle(directory.as_fd(), &identity.handle, flags.bits()) {
+            Err(Errno::STALE) if may_write => return reopened(),
+            opened => opened?,
+        };
         // That was for leases. An io_uring would end reads of it early.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
         Ok(fd)
@@ -562,7 +570,12 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
     use super::*;
+    use crate::handlers::{identity, stat};
+    use crate::state::StateMemory;
 
     #[test]
     fn descriptors_that_are_closed_and_kept_again_leave_nothing() {
@@ -583,5 +596,31 @@ mod tests {
         kept.limit = 0;
         let evicted = kept.insert((9, Access::Read), &fd);
         assert_eq!((evicted.len(), kept.fds.len()), (7, 0));
+    }
+
+    /// A directory of another file system stands for one that does not find the handles of files without a name.
+    #[test]
+    fn client_that_may_write_gets_a_file_whose_handle_is_not_found() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let device = |path: &Path| std::fs::metadata(path).unwrap().dev();
+        if !rustix::process::geteuid().is_root() || device(dir.path()) == device(other.path()) {
+            return eprintln!("skipped: not root, or one file system");
+        }
+        let open = |path: &Path, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "bytes").unwrap();
+        let fd = Arc::new(open(&path, OFlags::RDWR));
+        let identity = identity(&fd, &stat(&fd).unwrap()).unwrap();
+        let nodes = Arc::new(Nodes::attach(Arc::new(StateMemory::small())));
+        let node = nodes.look_up(&identity).unwrap();
+        let (supervisor, _other_end) = Link::pair().unwrap();
+        let backing = Backing::new(open(dir.path(), OFlags::RDONLY), nodes, supervisor, 16, 4);
+        let backing = backing.with_view_for_clients(open(other.path(), OFlags::RDONLY));
+        assert_eq!(backing.orphan(&identity, &fd), Ok(Some(node)));
+        std::fs::remove_file(&path).unwrap();
+        let got = backing.open_for_client(node, true).unwrap();
+        assert_eq!(fcntl_getfl(&got).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
+        assert_eq!(std::io::read_to_string(std::fs::File::from(got)).unwrap(), "bytes");
+        assert_eq!(backing.open_for_client(node, false).map(drop), Err(Errno::STALE), "it could be written");
     }
 }

@@ -27,6 +27,7 @@ use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{self, File, Use};
 use crate::quotas::Counted;
 use crate::status;
+use crate::tickets::Grant;
 
 /// Pages in the window for one reply.
 const BATCH: u64 = 2048;
@@ -89,7 +90,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     } else if !counted.map(pages) {
         Err(Errno::NOMEM)
     } else {
-        Client::new(all, grant.node, access, first..first + pages, (peer, kind))
+        Client::new(all, &grant, access, first..first + pages, (peer, kind))
     };
     let mut client = match client {
         Ok(client) => client,
@@ -185,14 +186,15 @@ impl Drop for Client<'_> {
 impl<'a> Client<'a> {
     fn new(
         all: &'a Clients,
-        node: u64,
+        grant: &Grant,
         access: Access,
         pages: Range<u64>,
         holder: (Peer, MapKind),
     ) -> std::result::Result<Client<'a>, Errno> {
         let window = Arc::new(window(pages.end - pages.start)?);
+        let node = grant.node;
         // For the owner's own reads too.
-        let backing = all.backing.open_for_client(node)?;
+        let backing = all.backing.open_for_client(node, grant.access == Access::Write)?;
         let files = all.content.files();
         let (file, owner) = (files.enter(node), files.new_owner());
         file.counters()?;
