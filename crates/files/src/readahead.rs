@@ -73,9 +73,14 @@ const DEFAULT_WINDOW: u64 = 8 << 20;
 /// The largest folio: the page cache drops only whole folios.
 const MAX_FOLIO: u64 = 2 << 20;
 
-/// Bytes of read-ahead per call, and in all, that shadow workers request for POSIX_FADV_WILLNEED.
-const PREFETCH_STEP: u64 = 2 << 20;
+/// Bytes of read-ahead that shadow workers request for POSIX_FADV_WILLNEED.
 const PREFETCH_MAX: u64 = 64 << 20;
+/// Of these, per call: the read-ahead window of the disk, of which Linux reads no more than one, within these limits. A
+/// smaller window is that of a disk whose requests are longer, which Linux reads then.
+const MIN_PREFETCH_STEP: u64 = 64 << 10;
+const MAX_PREFETCH_STEP: u64 = 2 << 20;
+/// Per call where the window is not known: the default of Linux.
+const DEFAULT_PREFETCH_STEP: u64 = 128 << 10;
 
 /// The set of a runtime, and its watch over files.
 pub struct ReadaheadCache {
@@ -116,6 +121,8 @@ struct StreamState {
 struct Watch {
     wd: i32,
     other_opens: Arc<AtomicI64>,
+    /// The read-ahead window of its disk; 0 if unknown.
+    read_ahead: u64,
     /// The last contiguous range that was dropped.
     last_dropped: Range<u64>,
 }
@@ -324,7 +331,8 @@ impl ReadaheadCache {
         // The same file twice has the same watch.
         let others_open = Arc::clone(other_opens.entry(wd).or_default());
         drop(other_opens);
-        files.insert(key, Watch { wd, other_opens: Arc::clone(&others_open), last_dropped: 0..0 });
+        let read_ahead = file.block_stack().read_ahead();
+        files.insert(key, Watch { wd, other_opens: Arc::clone(&others_open), read_ahead, last_dropped: 0..0 });
         let cache = self.weak_self.upgrade()?;
         file.set_before_close(Box::new(move |closed| cache.drop_on_close(key, closed)));
         Some(others_open)
@@ -353,16 +361,14 @@ impl ReadaheadCache {
     }
 
     /// Drops `run`, and again the range that was dropped just before it: a folio across the boundary was kept then. If
-    /// `others` have opened the file meanwhile, Linux is made to read it again. On a shadow worker.
-    fn drop_range(&self, fd: Fd, others: &AtomicI64, last_dropped: &Range<u64>, run: Range<u64>) {
+    /// others have opened the file meanwhile, Linux is made to read it again. On a shadow worker.
+    fn drop_range(&self, fd: Fd, (others, read_ahead): (&AtomicI64, u64), last_dropped: &Range<u64>, run: Range<u64>) {
         let (sys, start) = (self.ctx.sys, run.start.saturating_sub(MAX_FOLIO).max(last_dropped.start));
         let _ = sys.advise(fd, start, run.end - start, Advice::DontNeed);
         // Pages read by a process that opened the file during that call were dropped too.
         self.drain_inotify();
         if others.load(Relaxed) > 0 {
-            for at in (start..run.end).step_by(PREFETCH_STEP as usize) {
-                let _ = sys.advise(fd, at, PREFETCH_STEP.min(run.end - at), Advice::WillNeed);
-            }
+            prefetch_steps(start..run.end, read_ahead).for_each(|step| will_need(sys, fd, step));
         }
     }
 
@@ -408,19 +414,20 @@ impl ReadaheadCache {
     fn drop_owned(&self, file: &FileState, run: Range<u64>) {
         // Checked again: the drops before this one may have taken long.
         self.drain_inotify();
-        let (others, dropped) = {
+        let (others, read_ahead, dropped) = {
             let mut files = lock(&self.files);
             let Some(watch) = files.get_mut(&file.key()).filter(|w| w.other_opens.load(Relaxed) <= 0) else { return };
             let gap = run.start != watch.last_dropped.end;
             watch.last_dropped = if gap { run.clone() } else { watch.last_dropped.start..run.end };
-            (Arc::clone(&watch.other_opens), watch.last_dropped.clone())
+            (Arc::clone(&watch.other_opens), watch.read_ahead, watch.last_dropped.clone())
         };
-        self.drop_range(file.cached.get(), &others, &dropped, run);
+        self.drop_range(file.cached.get(), (&others, read_ahead), &dropped, run);
     }
 
     /// A file is dropped: the work of a shadow worker with its descriptor before it closes it.
     fn drop_on_close(self: Arc<Self>, key: FileKey, closed: bool) -> PreCloseHook {
-        let Some(Watch { wd: watch, other_opens, last_dropped: dropped }) = lock(&self.files).remove(&key) else {
+        let watched = lock(&self.files).remove(&key);
+        let Some(Watch { wd: watch, other_opens, read_ahead, last_dropped: dropped }) = watched else {
             return Box::new(|_| {});
         };
         let mut runs = lock(&self.owned).remove_file(key);
@@ -441,7 +448,7 @@ impl ReadaheadCache {
                     break;
                 }
                 let before = if run.start == dropped.end { dropped.start..run.end } else { run.clone() };
-                self.drop_range(fd, &other_opens, &before, run);
+                self.drop_range(fd, (&other_opens, read_ahead), &before, run);
             }
             drop(other_opens);
             self.unwatch(watch);
@@ -452,9 +459,19 @@ impl ReadaheadCache {
 /// Linux reads one window per POSIX_FADV_WILLNEED; a device reads faster than that, so the rest is requested here.
 fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
     let end = range.end.min(range.start.saturating_add(PREFETCH_MAX));
-    for at in (range.start..end).step_by(PREFETCH_STEP as usize).skip(1) {
-        let _ = sys.advise(file.cached.get(), at, PREFETCH_STEP.min(end - at), Advice::WillNeed);
-    }
+    let steps = prefetch_steps(range.start..end, file.block_stack().read_ahead());
+    steps.skip(1).for_each(|step| will_need(sys, file.cached.get(), step));
+}
+
+/// A range in parts each of which Linux reads in one call. `read_ahead`: the window of the disk; 0 if unknown.
+fn prefetch_steps(range: Range<u64>, read_ahead: u64) -> impl Iterator<Item = Range<u64>> {
+    let step = if read_ahead == 0 { DEFAULT_PREFETCH_STEP } else { read_ahead };
+    let step = step.clamp(MIN_PREFETCH_STEP, MAX_PREFETCH_STEP);
+    range.clone().step_by(step as usize).map(move |at| at..range.end.min(at.saturating_add(step)))
+}
+
+fn will_need(sys: &dyn Syscalls, fd: Fd, range: Range<u64>) {
+    let _ = sys.advise(fd, range.start, range.end - range.start, Advice::WillNeed);
 }
 
 /// Whether a range after a cached one looks cached too. Checking everything would cost a cached stream a few percent; a
@@ -462,4 +479,24 @@ fn prefetch(sys: &dyn Syscalls, file: &FileState, range: Range<u64>) {
 fn spot_check_cached(sys: &dyn Syscalls, fd: Fd, range: &Range<u64>) -> bool {
     let offsets = (range.start..range.end).step_by(SURVEY_STEP as usize);
     offsets.chain([range.end - PAGE as u64]).all(|at| sys.cachestat(fd, at, PAGE as u64).is_ok_and(|c| c.cached > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefetched_parts_leave_no_gap_and_fit_the_window() {
+        for (read_ahead, longest) in
+            [(0, 128 << 10), (128 << 10, 128 << 10), (1280 << 10, 1280 << 10), (8 << 20, 2 << 20)]
+        {
+            let mut end = 4096;
+            for part in prefetch_steps(4096..(5 << 20) + 12_288, read_ahead) {
+                assert_eq!(part.start, end, "window {read_ahead}");
+                assert!(part.end > part.start && part.end - part.start <= longest, "window {read_ahead}: {part:?}");
+                end = part.end;
+            }
+            assert_eq!(end, (5 << 20) + 12_288, "window {read_ahead}");
+        }
+    }
 }
