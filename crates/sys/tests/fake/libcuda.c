@@ -49,7 +49,7 @@ static handle *captured; /* the stream being captured; other streams are affecte
 static struct { uint64_t at; unsigned char byte; size_t n; } node[16]; /* the graph: its memsets, in order */
 static int nodes;
 static uint64_t register_most;
-static int capturing, invalidated, fail_register, register_ms, fail_copy, fail_module, queries, sched;
+static int capturing, invalidated, fail_register, hold_register, in_register, fail_copy, fail_module, queries, sched;
 static int live_pins, live_streams, live_events;
 static _Atomic int stopped; /* streams that wait for the CPU */
 static int no_stream_wait, hang;
@@ -106,7 +106,9 @@ void fake_capture(int on) { capturing = on; }
 int fake_invalidated(void) { return invalidated; }
 void fake_trap(int code) { trap = code; }
 void fake_fail_register(int code) { fail_register = code; }
-void fake_limit_register(int ms, uint64_t most) { register_ms = ms; register_most = most; }
+void fake_limit_register(uint64_t most) { register_most = most; }
+void fake_hold_register(int on) { __atomic_store_n(&hold_register, on, __ATOMIC_RELEASE); }
+int fake_in_register(void) { return __atomic_load_n(&in_register, __ATOMIC_ACQUIRE); }
 void fake_fail_copy(int code) { fail_copy = code; }
 void fake_fail_module(int code) { fail_module = code; }
 void fake_hang(int on) { hang = on; }
@@ -237,7 +239,9 @@ int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
     NEED();
     if (unsafe_in_capture()) return CAPTURE;
     if (fail_register) return fail_register;
-    if (register_ms) usleep(register_ms * 1000);
+    __atomic_add_fetch(&in_register, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&hold_register, __ATOMIC_ACQUIRE)) usleep(50);
+    __atomic_sub_fetch(&in_register, 1, __ATOMIC_ACQ_REL);
     if (register_most && n > register_most) return NOMEM;
     pthread_mutex_lock(&lock);
     int e = pin_at((uint64_t)p) ? ALREADY : NOMEM;

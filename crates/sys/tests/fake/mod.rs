@@ -66,8 +66,12 @@ controls! {
     fn trap(code: c_int);
     /// Registering fails with this code from now on.
     fn fail_register(code: c_int);
-    /// How long registering takes, and the most bytes of one call (0: any).
-    fn limit_register(milliseconds: c_int, most: u64);
+    /// The most bytes that one call registers (0: any).
+    fn limit_register(most: u64);
+    /// Calls that register do not return (1), or go on (0).
+    fn hold_register(on: c_int);
+    /// How many do not return.
+    fn in_register() -> c_int;
     /// Copies fail with this code from now on.
     fn fail_copy(code: c_int);
     /// Copies between device addresses fail with this code from now on.
