@@ -46,7 +46,6 @@ use crate::buffer_exchange::{BufferExchange, Next, Reader};
 use crate::copy_engine::{CopyEngine, PackedReads, STEP, SinkSet};
 use crate::device_sink::PackBuffer;
 use crate::state::{Fragment, HOST_SINK};
-use spinio_files::is_shadow;
 use spinio_host::lock;
 use spinio_host::pool::Task;
 use spinio_host::syscalls::Syscalls;
@@ -94,7 +93,7 @@ impl BatchReaders {
         let sink = copies.fragments.first()?.sink;
         let single_sink = (work.uniform || copies.fragments.iter().all(|item| item.sink == sink)) && sink != HOST_SINK;
         let reopen_mode = work.ctx.reader.files.workers().pidfd_getfd_denied.load(Relaxed);
-        let excluded = |fd: Fd| is_shadow(fd) || reopen_mode && work.ctx.reader.files.sys().is_leased(fd);
+        let excluded = |fd: Fd| reopen_mode && work.ctx.reader.files.sys().is_leased(fd);
         if work.sources.iter().any(|source| excluded(source.fd)) {
             return None;
         }

@@ -26,7 +26,7 @@ use crate::op_list::OpList;
 use crate::pinned_gather::PinnedGather;
 use crate::state::{Fragment, HOST_SINK, MAX_FRAGMENT, Source};
 use spinio_device::Target;
-use spinio_files::FdIdentity;
+use spinio_files::{FdIdentity, is_shadow};
 use spinio_host::parallel::{self, UninitSlots};
 
 /// Operations of this length and more are separate requests.
@@ -319,6 +319,10 @@ impl<'a> Resolver<'a> {
     }
 
     fn open_source(&mut self, fd: Fd) -> Result<FdKind, Errno> {
+        // Programs make batches, and may not name files of SPIN's.
+        if is_shadow(fd) {
+            return Err(Errno::BADF);
+        }
         let kernel = self.ctx.reader.files.sys();
         let number = FdIdentity::of(fd);
         let stat = kernel.fstat(fd)?;

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_batch::{Arg, BatchHandle, BatchResult, Batches, ReadArrays, ReadOp};
-use spinio_io::{program_fd, runtime};
+use spinio_io::runtime;
 
 use crate::ffi_guard::{self as guard, Failure};
 
@@ -112,7 +112,6 @@ fn read_arrays(
         // SAFETY: the header requires `count` results that no other thread uses meanwhile.
         unsafe { slice_mut(results, count) }?
     };
-    let fd = program_fd(fd);
     Ok(total_bytes(runtime().batch_file(ReadArrays { fd, offsets, lens, addresses, results }, &[])?))
 }
 

@@ -44,6 +44,9 @@ static void numbers_of_no_table(unsigned char *device, const struct iovec *mixed
         int64_t result = 0;
         FIND(spinio_batch_fixed)(number, &offset, LARGE, large, &result, 1);
         CHECK(result == -EBADF);
+        struct spinio_read_op op = {.fd = number, .size = LARGE, .buffer = large};
+        FIND(spinio_batch)(&op, 1);
+        CHECK(op.result == -EBADF);
         FAILS(close(number), EBADF);
     }
     close(fd), unlink("numbers.tmp");

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{Device, registry};
-use spinio_io::{DeviceMapping, PinError, runtime};
+use spinio_io::{DeviceMapping, PinError, program_fd, runtime};
 
 use super::{answer, boxed, count};
 use crate::{Memory, Report};
@@ -25,16 +25,16 @@ unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
 
 pub(super) unsafe extern "C" fn pin_file(fd: c_int, like: *const Memory, report: Report) -> i64 {
     // SAFETY: `like` is null or was filled in by `find`; the report is the caller's.
-    unsafe { count(report, || Ok(runtime().pin_file(fd, device(like)).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(runtime().pin_file(program_fd(fd), device(like)).map(|()| 0)?)) }
 }
 
 pub(super) unsafe extern "C" fn unpin_file(fd: c_int, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(runtime().unpin_file(fd).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(runtime().unpin_file(program_fd(fd)).map(|()| 0)?)) }
 }
 
 pub(super) extern "C" fn is_pinned(fd: c_int) -> c_int {
-    runtime().is_pinned(fd).into()
+    runtime().is_pinned(program_fd(fd)).into()
 }
 
 pub(super) unsafe extern "C" fn map(
@@ -47,7 +47,7 @@ pub(super) unsafe extern "C" fn map(
     let map = || {
         // SAFETY: `like` is null or was filled in by `find`.
         let device = unsafe { device(like) }.ok_or(PinError::NoDevice)?;
-        Ok(runtime().map(fd, offset, len, device)?)
+        Ok(runtime().map(program_fd(fd), offset, len, device)?)
     };
     // SAFETY: the report is the caller's.
     boxed(unsafe { answer(report, map) })

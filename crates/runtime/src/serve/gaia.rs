@@ -6,6 +6,7 @@ use std::ffi::c_int;
 
 use spinio_device::{Device, StreamId, registry};
 use spinio_gaia::{Access, FileMap, Info, StreamRelease};
+use spinio_io::program_fd;
 
 use super::file_reader::Routes;
 use super::{Failure, answer, count, devices};
@@ -46,7 +47,7 @@ pub(super) unsafe extern "C" fn map(
         // SAFETY: unless it is null, the caller has `name_len` bytes there.
         let name = (!name.is_null()).then(|| unsafe { core::slice::from_raw_parts(name, name_len) });
         let name = name.map(String::from_utf8_lossy);
-        let device = device(name.as_deref())?;
+        let (fd, device) = (program_fd(fd), device(name.as_deref())?);
         if wanted & GAIA_IN_PLACE == 0 {
             return Ok(spinio_gaia::map(fd, offset, len, access(wanted)?, device, &Routes)?);
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use spinio_batch::{Arg, Batches, ReadArrays};
 use spinio_device::WaitMode;
 use spinio_io::settings::SMALL_REQUEST_MAX;
-use spinio_io::{CancelPoll, Target, install_cancel_poll, runtime};
+use spinio_io::{CancelPoll, Target, install_cancel_poll, program_fd, runtime};
 
 use super::{Failure, boxed, count};
 use crate::{Memory, ReadOps, Report, WAIT_ARRIVED};
@@ -62,7 +62,7 @@ pub(super) unsafe extern "C" fn read(
         // SAFETY: `find` has filled in the caller's memory.
         let to = unsafe { (*memory).target(address) };
         let at = u64::try_from(offset).ok();
-        let got = runtime().read(fd, at, to, len)?;
+        let got = runtime().read(program_fd(fd), at, to, len)?;
         if flags & WAIT_ARRIVED != 0 && len <= SMALL_REQUEST_MAX {
             wait_arrival(to, "read", at.unwrap_or(0), len as u64)?;
         }
@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn write(
     let write = || {
         // SAFETY: `find` has filled in the caller's memory.
         let from = unsafe { (*memory).target(address) };
-        Ok(runtime().write(fd, u64::try_from(offset).ok(), from, len)? as u64)
+        Ok(runtime().write(program_fd(fd), u64::try_from(offset).ok(), from, len)? as u64)
     };
     // SAFETY: the report is the caller's.
     unsafe { count(report, write) }
