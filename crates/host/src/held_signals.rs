@@ -16,11 +16,14 @@
 //! A call of the program has more to undo than the read, such as the thread's state of cancellation. So inside
 //! [`deliver_after`] handlers run at its end, where a jump leaves nothing behind. A part of the call that may wait without
 //! bound delivers them first ([`deliver_now`]).
+//!
+//! A thread that waits or has more to do asks by itself whether a signal is to end the process
+//! (`linux::deliver_default_signals`), which does nothing where none is held.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
-use spinio_sys::linux::{SignalGuard, deliver_default_signals, hold_signals_by, holds_signals};
+use spinio_sys::linux::{SignalGuard, hold_signals_by, holds_signals};
 
 thread_local! {
     /// Whether the thread is inside `deliver_after`; also after a handler has jumped out of it.
@@ -74,11 +77,6 @@ impl HeldSignals {
             hold_signals_by(Some(&guard));
         }
         HeldSignals { guard: Some(guard), is_nested }
-    }
-
-    /// Lets a signal through that has no handler, for a thread that waits or has more to do. Cheap to call often.
-    pub fn deliver_defaults(&self) {
-        deliver_default_signals();
     }
 }
 

@@ -161,7 +161,7 @@ impl MeasuredRead<'_> {
         };
         params.unpin_range();
         let held = ctx.files.is_on_local_disk(&self.file).then(HeldSignals::hold);
-        let by_caller = by_caller::read(&params, &pieces_of(segments), held.as_ref());
+        let by_caller = by_caller::read(&params, &pieces_of(segments));
         drop(held);
         let (got, rerouted) = match by_caller {
             Some(got) => (Ok(got), false),
@@ -169,7 +169,7 @@ impl MeasuredRead<'_> {
                 let request = Arc::new(ReadRequest::new(params));
                 request.queue_segments(segments);
                 request.wake_workers();
-                let got = request.finish(None);
+                let got = request.finish();
                 (got, request.rerouted.load(Relaxed))
             }
         };

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use spinio_device::{StreamId, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
-use spinio_sys::linux::Fd;
+use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
 use crate::read::app_fd_calls::{hold_signals, read_fd, release_offset};
 use crate::read::cpu_store;
 use spinio_files::SameFile;
-use spinio_host::{HeldSignals, deliver_now, is_cancelled};
+use spinio_host::{deliver_now, is_cancelled};
 use spinio_stats::RequestSpan;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::{BUFFER_SIZE, Policy};
@@ -49,7 +49,7 @@ impl AppFdRead {
             return self.blocking(ctx);
         }
         // Declared first, released last, as in large.rs.
-        let held = hold_signals(ctx, self.fd);
+        let _held = hold_signals(ctx, self.fd);
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.stream {
             Some(_) => ctx.bounce.stream(device),
@@ -63,7 +63,7 @@ impl AppFdRead {
         let mut ended = Ok(());
         let file = SameFile::of(ctx.files.sys(), self.fd);
         while done < self.len {
-            held.iter().for_each(HeldSignals::deliver_defaults);
+            linux::deliver_default_signals();
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
             let buffer = match self.stream.map_or(Ok(None), |_| staging.try_acquire(Policy::UpToTwiceLimit)) {

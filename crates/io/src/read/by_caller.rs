@@ -20,9 +20,9 @@
 
 use std::time::Instant;
 
-use spinio_host::HeldSignals;
 use spinio_host::thread_rings::ThreadRing;
 use spinio_plan::Route;
+use spinio_sys::linux;
 
 use super::params::ReadParams;
 use super::work::Piece;
@@ -34,14 +34,14 @@ fn only_p2p(request: &ReadParams, pieces: &[Piece]) -> Option<Piece> {
     (whole && piece.len <= ThreadRing::MAX_READ as u64).then_some(piece)
 }
 
-/// The bytes of the request, all of them; `None`: nothing came of it, and the request goes the ordinary way.
-pub(crate) fn read(request: &ReadParams, pieces: &[Piece], held: Option<&HeldSignals>) -> Option<u64> {
-    let piece = only_p2p(request, pieces)?;
-    let held = held?;
+/// The bytes of the request, all of them; `None`: nothing came of it, or the thread does not hold signals, and the request goes
+/// the ordinary way.
+pub(crate) fn read(request: &ReadParams, pieces: &[Piece]) -> Option<u64> {
+    let piece = only_p2p(request, pieces).filter(|_| linux::holds_signals())?;
     let (ring, file) = request.ctx.files.thread_slot(&request.file)?;
     let (to, started) = (request.dest.addr.0 as *mut u8, Instant::now());
     let to = (to, piece.len as usize);
-    let mut on_wait = || held.deliver_defaults();
+    let mut on_wait = linux::deliver_default_signals;
     // SAFETY: the range is device memory inside the target's allocation; the program's handlers do not run meanwhile.
     let got = unsafe { ring.read(Route::P2p, file, to, request.offset, &mut on_wait) }?;
     // An error or an early end is found again by the ordinary way, which takes what follows from it.

@@ -27,7 +27,7 @@ use spinio_files::FileState;
 use spinio_files::p2p_probe;
 use spinio_files::prefault;
 use spinio_files::sequential;
-use spinio_host::{HeldSignals, deliver_now, lock};
+use spinio_host::{deliver_now, lock};
 use spinio_stats::RequestSpan;
 use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
@@ -44,14 +44,14 @@ pub(crate) fn read(
     absent: Option<AbsentShort>,
 ) -> Result<usize, Error> {
     // Declared first, released last: a handler that jumps out of here leaves nothing of this read in use, and no lock locked.
-    let mut held = hold_signals(ctx, fd);
+    let held = hold_signals(ctx, fd);
     let fail = |e| Error::kernel(e, "read", at.unwrap_or(0), len as u64);
     let stat = ctx.files.sys().fstat(fd).map_err(fail)?;
     let flags = absent.map_or_else(|| ctx.files.sys().status_flags(fd), |absent| Ok(absent.flags)).map_err(fail)?;
     let waits = blocking::may_wait(&stat);
     if waits {
         // A FIFO is on a disk, too, and its reader waits for a writer.
-        held = None;
+        drop(held);
         deliver_now();
     }
     let app_fd_read = |reason, single_call| AppFdRead {
@@ -109,8 +109,7 @@ pub(crate) fn read(
         let read = AppFdRead { at: Some(offset), len: aligned, ..app_fd_read(Reason::AppODirect, false) }.read(ctx);
         read.map(|got| got.min(len))
     } else {
-        let known = Known { stat, is_absent: absent.is_some(), held: held.as_ref() };
-        read_at(ctx, span, fd, offset, to, len, known)
+        read_at(ctx, span, fd, offset, to, len, Known { stat, is_absent: absent.is_some() })
     };
     if let Some(reserved) = reserved {
         reserved.release(sys, fd, (len - *read.as_ref().unwrap_or(&0)) as u64);
@@ -119,11 +118,9 @@ pub(crate) fn read(
 }
 
 /// What is known of a read's file.
-struct Known<'a> {
+struct Known {
     stat: Stat,
     is_absent: bool,
-    /// `None`: it is on no local disk, or the program is to be polled.
-    held: Option<&'a HeldSignals>,
 }
 
 fn read_at(
@@ -133,7 +130,7 @@ fn read_at(
     offset: u64,
     to: Target,
     len: usize,
-    Known { stat, is_absent, held }: Known<'_>,
+    Known { stat, is_absent }: Known,
 ) -> Result<usize, Error> {
     let span = *span;
     let waits = blocking::may_wait(&stat);
@@ -203,13 +200,13 @@ fn read_at(
     let all = PlanRange { offset: 0, len: within, recheck: false };
     let planned = if within <= PLAN_RANGE { plan_range(&params, Role::Caller, all) } else { None };
     let pieces = planned.as_ref().map_or(&[][..], |planned| &planned.pieces);
-    let by_caller = by_caller::read(&params, pieces, held);
+    let by_caller = by_caller::read(&params, pieces);
     let (got, pages, missed) = match by_caller {
         Some(got) => (Ok(got), Vec::new(), true),
         None => {
             let request = Arc::new(ReadRequest::new(params));
             request.begin(planned);
-            let got = request.finish(held);
+            let got = request.finish();
             let pages = std::mem::take(&mut *lock(&request.readahead_pages));
             (got, pages, request.missed_cache.load(Relaxed))
         }

@@ -20,9 +20,9 @@ use crate::read::plan_range::{PlannedRange, plan_range};
 use crate::read::work::{Outcome, PlanRange, Role, Work};
 use spinio_device::DeviceError;
 use spinio_host::pool::{SHADOW_WORKERS, Task};
-use spinio_host::{HeldSignals, is_cancelled, lock};
+use spinio_host::{is_cancelled, lock};
 use spinio_plan::Route;
-use spinio_sys::Errno;
+use spinio_sys::{Errno, linux};
 use spinio_transfer::Error;
 use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy};
 
@@ -51,9 +51,8 @@ impl ReadRequest {
 
     /// Works as the program's thread until everything has arrived; the bytes of the unbroken prefix. A panic is passed
     /// on when the workers have left: they write into memory of the program, through its descriptors.
-    /// `held`: the program's signals, where they wait for the end of the read.
-    pub(crate) fn finish(self: &Arc<Self>, held: Option<&HeldSignals>) -> Result<u64, Error> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller(held)));
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<u64, Error> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_caller()));
         let incomplete = self.bytes_left.load(Acquire) > 0;
         if incomplete {
             lock(&self.queues).closed = true;
@@ -78,11 +77,11 @@ impl ReadRequest {
         }
     }
 
-    fn run_caller(self: &Arc<Self>, held: Option<&HeldSignals>) {
+    fn run_caller(self: &Arc<Self>) {
         loop {
-            let mut worker = Worker::new(self, Role::Caller, held);
+            let mut worker = Worker::new(self, Role::Caller);
             loop {
-                if self.must_end(held) {
+                if self.must_end() {
                     let pending = lock(&self.queues).drain_pending();
                     self.fail(pending, &Error::cancelled_error("read", self.offset, self.len));
                 }
@@ -95,14 +94,14 @@ impl ReadRequest {
                 }
             }
             worker.drain();
-            if self.wait_for_work(held) {
+            if self.wait_for_work() {
                 break;
             }
         }
     }
 
     /// Waits; true when everything arrived or a worker panicked, false when there is something the caller could do.
-    fn wait_for_work(&self, held: Option<&HeldSignals>) -> bool {
+    fn wait_for_work(&self) -> bool {
         // A short read from storage is over in less time than it takes to fall asleep and wake twice.
         let spin = self.ctx.files.workers().spin();
         let spin_time = if self.len <= 4 << 20 { spin * 20 } else { spin };
@@ -129,7 +128,7 @@ impl ReadRequest {
             // The program's cancel poll may do anything, and workers must not wait for it. What came up meanwhile is
             // found by the next look at the queues.
             drop(completion);
-            if self.must_end(held) && lock(&self.queues).has_pending() {
+            if self.must_end() && lock(&self.queues).has_pending() {
                 return false;
             }
             completion = lock(&self.completion);
@@ -149,8 +148,8 @@ impl ReadRequest {
 
     /// Lets a signal end the process that has no handler, and asks the program whether the request shall end early. Its
     /// cancel poll may read too, and needs buffers that are not lent to this request.
-    fn must_end(&self, held: Option<&HeldSignals>) -> bool {
-        held.inspect(|held| held.deliver_defaults());
+    fn must_end(&self) -> bool {
+        linux::deliver_default_signals();
         let enough = self.ctx.bounce.limit() >= 2 * (MAX_LENT * BUFFER_SIZE) as u64;
         enough && self.staging.can_lend(self.file.storage) && is_cancelled()
     }
@@ -270,19 +269,11 @@ struct Worker<'a> {
     engine: Engine<'a>,
     /// There has been no room in the ring since then.
     no_room_since: Option<Instant>,
-    /// Of the caller.
-    held: Option<&'a HeldSignals>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(request: &'a Arc<ReadRequest>, role: Role, held: Option<&'a HeldSignals>) -> Worker<'a> {
-        Worker {
-            request,
-            role,
-            engine: Engine::new(&request.params, &request.prefault, role),
-            no_room_since: None,
-            held,
-        }
+    fn new(request: &'a Arc<ReadRequest>, role: Role) -> Worker<'a> {
+        Worker { request, role, engine: Engine::new(&request.params, &request.prefault, role), no_room_since: None }
     }
 
     /// Does the next thing; false if there is none for this role.
@@ -380,7 +371,7 @@ impl<'a> Worker<'a> {
             }
             spin = None;
             self.wake_ring(path);
-            if request.must_end(self.held) && lock(&request.queues).has_pending() {
+            if request.must_end() && lock(&request.queues).has_pending() {
                 return true;
             }
             std::thread::sleep(nap);
@@ -449,7 +440,7 @@ impl Task for WorkerTask {
     fn execute(&self) {
         let Some(request) = self.request.upgrade() else { return };
         let Some(_scope) = request.scope.enter() else { return };
-        let mut worker = Worker::new(&request, self.role, None);
+        let mut worker = Worker::new(&request, self.role);
         while worker.run_next() {}
         worker.drain();
     }
