@@ -31,7 +31,7 @@ use crate::read::WaitBuffers;
 use crate::read::app_fd_calls::ReservedOffset;
 use crate::stream::{AsyncResult, StreamTransfers};
 use crate::trial::MeasuredRead;
-use crate::write::Part;
+use crate::write::{Part, StreamLen};
 
 type Result<T> = core::result::Result<T, Error>;
 
@@ -333,7 +333,7 @@ impl Runtime {
         result: *const AtomicIsize,
     ) -> Result<()> {
         // SAFETY: passed on to the caller.
-        unsafe { self.writer.write_async(fd, at, from, len, stream, result) }
+        unsafe { self.writer.write_async(fd, at, from, StreamLen::UpTo(len), stream, result) }
     }
 
     /// Explains a `pwrite` of `len` bytes at `offset` out of a buffer, through a descriptor with the status flags of

@@ -17,7 +17,7 @@
 //! of a stream gets a buffer over the limit, and so does one that is queued while another thread queues on the same
 //! stream.
 //!
-//! A download (a stream-ordered write) is [`Writer::write_all_async`] (write/stream_write.rs).
+//! A download (a stream-ordered write) is [`Writer::write_async`] (write/stream_write.rs).
 //!
 //! Known flaws:
 //! - The driver runs the host functions of all streams on one thread, so uploads in two streams wait for each other's
@@ -40,6 +40,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 
 use crate::ctx::Writer;
+use crate::write::StreamLen;
 use spinio_device::Target;
 use spinio_files::{ShadowFile, size_of};
 use spinio_host::lock;
@@ -484,7 +485,8 @@ impl StreamTransfers {
         let async_result = AsyncResult::new();
         let result = async_result.share_ptr();
         // SAFETY: `share_ptr` counted a reference, so the word stays until its result has been read.
-        if let Err(error) = unsafe { self.writer.write_all_async(file.fd(), at, from, len, stream, result) } {
+        if let Err(error) = unsafe { self.writer.write_async(file.fd(), at, from, StreamLen::All(len), stream, result) }
+        {
             // No write is queued, so the pointer is not used any more.
             async_result.unshare_ptr();
             return Err(error);

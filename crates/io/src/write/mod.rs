@@ -60,6 +60,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd, FileKind, Stat};
 
+pub(crate) use self::stream_write::StreamLen;
 use crate::ctx::Writer;
 use spinio_device::Target;
 use spinio_files::is_shadow;

@@ -129,53 +129,34 @@ unsafe extern "C" fn on_stream_reached(write: *mut c_void) {
     }
 }
 
+/// The length of a stream-ordered write.
+#[derive(Clone, Copy)]
+pub(crate) enum StreamLen {
+    /// The result may be less, as that of a `pwrite`.
+    UpTo(usize),
+    /// The result is all of the bytes, or an error: a short write is continued.
+    All(usize),
+}
+
 impl Writer {
-    /// Queues a `pwrite` of device memory on `stream`. `result` is set when the stream has got there: the bytes
-    /// written, or a negative errno. Work queued after it sees the file and the result.
+    /// Queues a write of device memory on `stream`. `result` is set when the stream has got there: the bytes written, or a
+    /// negative errno. Work queued after it sees the file and the result.
     ///
     /// # Safety
     /// `result` must be null, or stay valid until it is set.
-    pub unsafe fn write_async(
+    pub(crate) unsafe fn write_async(
         self: &Arc<Self>,
         fd: Fd,
         at: u64,
         from: Target,
-        len: usize,
+        len: StreamLen,
         stream: StreamId,
         result: *const AtomicIsize,
     ) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.queue_write(fd, at, from, (len, false), stream, result) }
-    }
-
-    /// As [`Writer::write_async`], but the result is all of the bytes, or an error: a short write is continued.
-    ///
-    /// # Safety
-    /// As [`Writer::write_async`].
-    pub(crate) unsafe fn write_all_async(
-        self: &Arc<Self>,
-        fd: Fd,
-        at: u64,
-        from: Target,
-        len: usize,
-        stream: StreamId,
-        result: *const AtomicIsize,
-    ) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.queue_write(fd, at, from, (len, true), stream, result) }
-    }
-
-    /// # Safety
-    /// As [`Writer::write_async`].
-    unsafe fn queue_write(
-        self: &Arc<Self>,
-        fd: Fd,
-        at: u64,
-        from: Target,
-        (len, all): (usize, bool),
-        stream: StreamId,
-        result: *const AtomicIsize,
-    ) -> Result<()> {
+        let (len, all) = match len {
+            StreamLen::UpTo(len) => (len, false),
+            StreamLen::All(len) => (len, true),
+        };
         let ctx = self;
         let device = from.allocation.device;
         let fail = |e| Error::kernel(e, "write", at, len as u64);
