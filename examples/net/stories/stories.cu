@@ -215,6 +215,9 @@ int main(int count, char **arguments)
     struct spinio_net_options net_options = {};
     net_options.size = sizeof net_options;
     net_options.files_root = options.model;
+    // Answers are small, and there may be many.
+    net_options.ring_bytes = 16384;
+    net_options.connections = 1024;
     spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, &net_options);
     char name[128];
     const int listener = net ? spinio_net_listen(net, options.address, 512) : -1;
