@@ -49,6 +49,7 @@ mod renamed_keys;
 mod run;
 pub mod scratch;
 mod screen;
+mod screen_state;
 mod stat;
 pub mod table;
 pub mod test_file;

@@ -55,6 +55,6 @@ impl View for Model {
     }
 
     fn pause(&mut self) {
-        self.pause();
+        self.state.pause();
     }
 }

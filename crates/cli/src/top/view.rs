@@ -53,7 +53,7 @@ fn headline(model: &Model) -> Line<'static> {
     if model.other_versions > 0 {
         text += &format!("  {} of another version", model.other_versions);
     }
-    if model.paused {
+    if model.state.is_paused() {
         text += "  stopped";
     }
     Line::from(vec![
@@ -250,10 +250,28 @@ mod tests {
     }
 
     #[test]
+    fn first_update_after_a_pause_has_no_rates() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut model, begun) = (Model::default(), Instant::now());
+        let gigabytes = |n: u64| found(folder.path(), vec![snapshot(11, n * 1_000_000_000)]);
+        model.update(gigabytes(1), begun);
+        model.update(gigabytes(3), begun + Duration::from_secs(1));
+        let history = model.rows[0].history.clone();
+        model.state.pause();
+        model.update(gigabytes(9), begun + Duration::from_secs(2));
+        model.state.pause();
+        model.update(gigabytes(100), begun + Duration::from_secs(60));
+        assert!(screen(&model, 100, 24).contains("1 process  0.00 GB/s"), "{}", screen(&model, 100, 24));
+        assert_eq!(model.rows[0].history, history);
+        model.update(gigabytes(101), begun + Duration::from_secs(61));
+        assert!(screen(&model, 100, 24).contains("1 process  1.00 GB/s"), "{}", screen(&model, 100, 24));
+    }
+
+    #[test]
     fn paused_screen_does_not_change() {
         let folder = tempfile::tempdir().unwrap();
         let mut model = Model::default();
-        model.pause();
+        model.state.pause();
         model.update(found(folder.path(), vec![snapshot(1, 1)]), Instant::now());
         assert!(model.rows.is_empty() && screen(&model, 100, 5).contains("stopped"));
     }

@@ -113,7 +113,7 @@ impl View for Live {
     }
 
     fn pause(&mut self) {
-        self.model.pause();
+        self.model.state.pause();
     }
 
     fn key(&mut self, key: KeyCode) {

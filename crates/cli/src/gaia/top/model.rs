@@ -7,9 +7,7 @@ use std::time::Instant;
 use spinio_gaiad::{DaemonStatus, FileStatus, MountStatus, Totals};
 
 use crate::gaia::held::Held;
-
-/// Answers that are remembered.
-pub const HISTORY: usize = 240;
+use crate::screen_state::{ScreenState, remember};
 
 /// The contents of the screen.
 #[derive(Default)]
@@ -17,10 +15,8 @@ pub struct Model {
     /// The mounts, then the daemons.
     pub rows: Vec<Row>,
     pub errors: Vec<String>,
-    pub paused: bool,
     pub show_files: bool,
-    selected: Option<PathBuf>,
-    last_update: Option<Instant>,
+    pub state: ScreenState,
 }
 
 /// A mount or a daemon.
@@ -92,10 +88,7 @@ impl MountRow {
         };
         let files = status.files.iter().map(of_file).collect();
         let mut history = before.history.clone();
-        history.push_back(rates.published as u64);
-        if history.len() > HISTORY {
-            history.pop_front();
-        }
+        remember(&mut history, rates.published as u64);
         MountRow { status, rates, history, files }
     }
 }
@@ -103,10 +96,10 @@ impl MountRow {
 impl Model {
     /// Adds the answers of a moment.
     pub fn update(&mut self, held: Held, now: Instant) {
-        if self.paused {
+        if self.state.is_paused() {
             return;
         }
-        let seconds = self.last_update.replace(now).map(|last| (now - last).as_secs_f64().max(1e-3));
+        let seconds = self.state.begin_update(now);
         let mut old = std::mem::take(&mut self.rows);
         for (path, status) in held.mounts {
             let before = old.iter().position(|row| row.path == path).map(|at| old.swap_remove(at).holder);
@@ -124,22 +117,11 @@ impl Model {
 
     /// The selected row.
     pub fn selected(&self) -> usize {
-        self.rows.iter().position(|row| Some(&row.path) == self.selected.as_ref()).unwrap_or(0)
+        self.state.selected(self.rows.iter().map(|row| row.path.as_path()))
     }
 
     /// Selects another row.
     pub fn select(&mut self, step: isize) {
-        let last = self.rows.len().saturating_sub(1);
-        let at = self.selected().saturating_add_signed(step).min(last);
-        self.selected = self.rows.get(at).map(|row| row.path.clone());
-    }
-
-    /// Stops, or continues.
-    pub fn pause(&mut self) {
-        self.paused = !self.paused;
-        // The time of the pause belongs to no interval: the next answer begins a new one.
-        if !self.paused {
-            self.last_update = None;
-        }
+        self.state.select(step, self.rows.iter().map(|row| row.path.as_path()));
     }
 }

@@ -158,7 +158,7 @@ fn headline(model: &Model) -> Line<'static> {
     let mounts = model.rows.iter().filter(|row| matches!(row.holder, Holder::Mount(_))).count();
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut text = format!("{}, {}", count(mounts, "mount"), count(model.rows.len() - mounts, "daemon"));
-    if model.paused {
+    if model.state.is_paused() {
         text += "  stopped";
     }
     Line::from(vec![
@@ -231,11 +231,7 @@ mod tests {
         let stats = Stats { published, merged: published / 2, ..Stats::default() };
         let file = FileStatus { path: "/graph.bin".into(), maps: 3, in_place: 0, owners: 2, dirty: 5, stats };
         let mounts = vec![("/data".into(), MountStatus { server, files: vec![file] })];
-        Held {
-            mounts,
-            daemons: vec![("/s".into(), DaemonStatus { maps: 4, ..Default::default() })],
-            errors: Vec::new(),
-        }
+        Held { mounts, daemons: vec![("/s".into(), DaemonStatus { maps: 4, ..Default::default() })], ..Held::default() }
     }
 
     fn cells(text: &str, of: &str) -> Vec<String> {
@@ -301,7 +297,7 @@ mod tests {
     #[test]
     fn paused_screen_does_not_change() {
         let mut model = Model::default();
-        model.pause();
+        model.state.pause();
         model.update(held(1, 1), Instant::now());
         assert!(model.rows.is_empty() && screen(&model, 100, 5).contains("stopped"));
     }
