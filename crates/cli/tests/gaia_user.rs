@@ -24,12 +24,19 @@ struct Place {
 impl Place {
     /// `None` if a user cannot have a mount here; says why.
     fn new() -> Option<Place> {
+        if !Path::new("/usr/bin/fusermount3").exists() {
+            eprintln!("skipped: no fusermount3");
+            return None;
+        }
+        Place::for_root()
+    }
+
+    /// The same where only root mounts.
+    fn for_root() -> Option<Place> {
         let why = if !is_root() {
             "not root, who can start programs of several users"
         } else if !Path::new("/dev/fuse").exists() {
             "no /dev/fuse"
-        } else if !Path::new("/usr/bin/fusermount3").exists() {
-            "no fusermount3"
         } else {
             let dir = tempfile::Builder::new().prefix("spinio-gaia-user-").tempdir().unwrap();
             std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -136,6 +143,28 @@ fn mount_is_for_its_user_alone_and_leaves_nothing() {
     let left: Vec<_> = claims().into_iter().filter(own).collect();
     let is_used = std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!(" 0:{number} "));
     assert!(left.is_empty() || is_used, "{left:?}");
+}
+
+#[test]
+fn roots_mount_is_listed_for_users_without_numbers() {
+    let Some(place) = Place::for_root() else { return };
+    assert!(place.gaia(0, &["mount"]).status.success());
+    let data = place.data();
+    let all = |user: u32, arguments: &[&str]| {
+        let mut command = place.command(&place.program, user);
+        command.arg("gaia").args(arguments).output().unwrap()
+    };
+    for arguments in [&["status"][..], &["status", "--json"], &["top", "--once", "--every", "0.01"]] {
+        let said = all(USER, arguments);
+        assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+        assert!(stdout(&said).contains(data.to_str().unwrap()), "{said:?}");
+    }
+    assert!(stdout(&all(USER, &["status"])).contains("only root may ask"));
+    // Who names it gets the reason.
+    let named = place.gaia(USER, &["status"]);
+    assert!(!named.status.success() && stderr(&named).contains("only root may ask"), "{named:?}");
+    assert!(stdout(&all(0, &["status"])).contains("server  process"));
+    assert!(place.gaia(0, &["umount"]).status.success());
 }
 
 #[test]

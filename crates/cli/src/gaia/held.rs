@@ -1,4 +1,4 @@
-//! What the mounts that this user may ask, and the daemons of leased files, hold: for `spinio gaia status` and `top`.
+//! What mounts and the daemons of leased files hold: for `spinio gaia status` and `top`.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,32 @@ use super::serve;
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     pub mounts: Vec<(PathBuf, MountStatus)>,
+    /// Mounts of root's, which this user uses and may not ask.
+    pub roots: Vec<PathBuf>,
     pub daemons: Vec<(PathBuf, DaemonStatus)>,
     pub errors: Vec<String>,
 }
 
+/// Why there are no numbers of `Held::roots`.
+pub const ONLY_ROOT: &str = "root's mount, for all users: only root may ask what it holds";
+
 impl Held {
-    /// Asks the mount at a directory, or the daemon at a socket; without either, all.
+    /// Asks the mount at a directory, or the daemon at a socket; without either, all that answer this user.
     pub fn ask(directory: Option<&PathBuf>, socket: Option<&PathBuf>) -> anyhow::Result<Held> {
+        let mut held = Held::default();
         let points = match directory {
             Some(directory) => vec![directory.clone()],
             None if socket.is_some() => Vec::new(),
             None => {
                 let user = rustix::process::geteuid().as_raw();
-                // Another user's mount answers that user only.
-                let may_ask = |mount: &spinio_gaiad::Mount| mount.user == user || mount.user == 0;
-                spinio_gaiad::mounts()?.into_iter().filter(may_ask).map(|mount| mount.point).collect()
+                let (own, others): (Vec<_>, Vec<_>) =
+                    spinio_gaiad::mounts()?.into_iter().partition(|mount| mount.user == user);
+                // That of a third user is of no use to this one.
+                let roots = others.into_iter().filter(|mount| mount.user == 0);
+                held.roots = roots.map(|mount| mount.point).collect();
+                own.into_iter().map(|mount| mount.point).collect()
             }
         };
-        let mut held = Held::default();
         for point in points {
             match spinio_gaiad::status(&point) {
                 Ok(status) => held.mounts.push((point, status)),

@@ -8,7 +8,7 @@ use comfy_table::Cell;
 use serde_json::json;
 use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus, PeerRefusal};
 
-use super::held::Held;
+use super::held::{Held, ONLY_ROOT};
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
 use crate::{format, output, table};
@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 /// What `spinio gaia status` takes.
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Where GAIA is mounted [default: all mounts but those of other users]
+    /// Where GAIA is mounted [default: all mounts of this user, and the names of root's]
     directory: Option<PathBuf>,
     /// The socket of the daemon of leased files [default: as for serve]
     #[arg(long, value_name = "PATH", conflicts_with = "directory")]
@@ -30,14 +30,15 @@ pub struct Status {
 
 /// Runs it. A mount that does not answer is reported after the others.
 pub fn run(options: &Status) -> anyhow::Result<Exit> {
-    let Held { mounts, daemons, errors } = Held::ask(options.directory.as_ref(), options.socket.as_ref())?;
+    let Held { mounts, roots, daemons, errors } = Held::ask(options.directory.as_ref(), options.socket.as_ref())?;
     if options.json {
         let mut all = as_json(&mounts);
+        all.extend(roots.iter().map(|point| json!({ "mount": point.to_string_lossy() })));
         all.extend(daemons_as_json(&daemons));
         output::print(&format!("{:#}\n", serde_json::Value::Array(all)))?;
     } else {
         let paint = OutputStyle::stdout();
-        let parts = [render(&mounts, &paint), render_daemons(&daemons, &paint)];
+        let parts = [render(&mounts, &paint), render_roots(&roots, &paint), render_daemons(&daemons, &paint)];
         let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         output::print(&parts.join("\n"))?;
         if parts.is_empty() && errors.is_empty() {
@@ -96,6 +97,14 @@ fn render(found: &[(PathBuf, MountStatus)], paint: &OutputStyle) -> String {
         }
     }
     s
+}
+
+fn render_roots(points: &[PathBuf], paint: &OutputStyle) -> String {
+    let row = |point: &PathBuf| {
+        let head = paint.text(TextRole::Head, &point.display().to_string());
+        format!("{head}\n  {ONLY_ROOT}\n")
+    };
+    points.iter().map(row).collect::<Vec<_>>().join("\n")
 }
 
 fn daemons_as_json(daemons: &[(PathBuf, DaemonStatus)]) -> impl Iterator<Item = serde_json::Value> {

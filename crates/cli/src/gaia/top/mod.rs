@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// What `spinio gaia top` takes.
 #[derive(Debug, Args)]
 pub struct Top {
-    /// Where GAIA is mounted [default: all mounts but those of other users]
+    /// Where GAIA is mounted [default: all mounts of this user, and the names of root's]
     directory: Option<PathBuf>,
     /// The socket of the daemon of leased files [default: as for serve]
     #[arg(long, value_name = "PATH", conflicts_with = "directory")]

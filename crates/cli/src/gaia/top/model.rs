@@ -28,6 +28,8 @@ pub struct Row {
 
 pub enum Holder {
     Mount(Box<MountRow>),
+    /// Root's mount, which this user may not ask.
+    Unasked,
     Daemon(DaemonStatus),
 }
 
@@ -110,6 +112,7 @@ impl Model {
             let row = MountRow::new(status, before, seconds);
             self.rows.push(Row { path, holder: Holder::Mount(Box::new(row)) });
         }
+        self.rows.extend(held.roots.into_iter().map(|path| Row { path, holder: Holder::Unasked }));
         let daemon = |(path, daemon)| Row { path, holder: Holder::Daemon(daemon) };
         self.rows.extend(held.daemons.into_iter().map(daemon));
         self.errors = held.errors;

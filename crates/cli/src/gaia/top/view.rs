@@ -18,6 +18,7 @@ use spinio_gaiad::{DaemonStatus, LeasedFileStatus};
 
 use super::model::{Holder, Model, MountRow, Row};
 use crate::color::OutputStyle;
+use crate::gaia::held::ONLY_ROOT;
 use crate::gaia::status::uuid;
 use crate::{format, table};
 
@@ -55,6 +56,7 @@ fn mount_cells(row: &Row) -> [String; 8] {
                 path,
             ]
         }
+        Holder::Unasked => [none(), none(), none(), none(), none(), none(), none(), path],
         Holder::Daemon(daemon) => [none(), none(), none(), none(), daemon.maps.to_string(), none(), none(), path],
     }
 }
@@ -104,6 +106,7 @@ pub fn plain(model: &Model, paint: &OutputStyle) -> String {
     for row in &model.rows {
         let (head, rows) = match &row.holder {
             Holder::Mount(mount) => (FILES, file_rows(mount)),
+            Holder::Unasked => continue,
             Holder::Daemon(daemon) => (LEASED, leased_rows(daemon)),
         };
         if !rows.is_empty() {
@@ -144,6 +147,10 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, colour: bool) {
             let files = live_table(FILES, FILE_WIDTHS, file_rows(mount).into_iter());
             frame.render_widget(files.block(Block::bordered().title(format!("files of {path}"))), below);
         }
+        Holder::Unasked => {
+            let text = Paragraph::new(ONLY_ROOT).wrap(Wrap { trim: false });
+            frame.render_widget(text.block(Block::bordered().title(path.to_string())), below);
+        }
         Holder::Daemon(daemon) => {
             let limit =
                 daemon.limit.map_or_else(String::new, |most| format!(" of at most {} each", format::bytes(most)));
@@ -155,7 +162,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, colour: bool) {
 }
 
 fn headline(model: &Model) -> Line<'static> {
-    let mounts = model.rows.iter().filter(|row| matches!(row.holder, Holder::Mount(_))).count();
+    let mounts = model.rows.iter().filter(|row| !matches!(row.holder, Holder::Daemon(_))).count();
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut text = format!("{}, {}", count(mounts, "mount"), count(model.rows.len() - mounts, "daemon"));
     if model.state.is_paused() {
@@ -283,6 +290,15 @@ mod tests {
         model.update(Held { errors, ..Held::default() }, Instant::now());
         assert!(screen(&model, 100, 6).contains("has not answered"));
         assert_eq!(plain(&model, &OutputStyle { colour: false, width: 100 }), "");
+    }
+
+    #[test]
+    fn mount_that_may_not_be_asked_has_no_numbers() {
+        let mut model = Model::default();
+        model.update(Held { roots: vec!["/shared".into()], ..Held::default() }, Instant::now());
+        assert!(screen(&model, 100, 12).contains("only root may ask"), "{}", screen(&model, 100, 12));
+        let text = plain(&model, &OutputStyle { colour: false, width: 160 });
+        assert_eq!(cells(&text, "/shared"), ["-", "-", "-", "-", "-", "-", "-", "/shared"], "{text}");
     }
 
     #[test]
