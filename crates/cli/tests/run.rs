@@ -60,6 +60,77 @@ fn signals_are_forwarded_to_the_program() {
     assert_eq!(child.wait().unwrap().code(), Some(42));
 }
 
+/// Writes who sent each SIGINT: `k` the Linux kernel, `p` a process. SIGTERM ends it.
+const INTERRUPTED: &str = r#"
+    #include <signal.h>
+    #include <fcntl.h>
+    #include <unistd.h>
+    static int out;
+    static void interrupted(int n, siginfo_t *info, void *p) { write(out, info->si_code == SI_KERNEL ? "k" : "p", 1); }
+    static void ended(int n) { _exit(0); }
+    int main(int argc, char **argv) {
+        struct sigaction action = { .sa_sigaction = interrupted, .sa_flags = SA_SIGINFO };
+        out = open(argv[1], O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        sigaction(SIGINT, &action, 0);
+        signal(SIGTERM, ended);
+        write(out, "r", 1);
+        for (;;) pause();
+    }"#;
+
+#[test]
+fn interrupt_reaches_the_program_once_from_terminal_or_process() {
+    let dir = folder();
+    let Some(program) = compile(dir.path(), "interrupted", INTERRUPTED, &[]) else { return };
+    if !std::path::Path::new("/usr/bin/script").exists() {
+        eprintln!("skipped: no script(1) to make a terminal");
+        return;
+    }
+    for stdin in ["/dev/tty", "/dev/null"] {
+        let (log, pid) = (dir.path().join("log"), dir.path().join("pid"));
+        let _ = std::fs::remove_file(&log);
+        let inner = format!(
+            "echo $$ >{}; exec {} run --stats -- {} {} <{stdin}",
+            pid.display(),
+            common::PROGRAM,
+            program.display(),
+            log.display()
+        );
+        let mut terminal = std::process::Command::new("script")
+            .args(["-qec", &inner, "/dev/null"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut keys = terminal.stdin.take().unwrap();
+        let mut expect = |wanted: &str| {
+            let mut seen = String::new();
+            for _ in 0..3000 {
+                seen = std::fs::read_to_string(&log).unwrap_or_default();
+                if seen == wanted {
+                    return;
+                }
+                assert_eq!(terminal.try_wait().unwrap(), None, "ended with {seen}");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            panic!("{seen} instead of {wanted}, standard input {stdin}");
+        };
+        let kill = |signal: &str| {
+            let pid = std::fs::read_to_string(&pid).unwrap();
+            assert!(std::process::Command::new("kill").args([signal, pid.trim()]).status().unwrap().success());
+        };
+        expect("r");
+        kill("-INT");
+        expect("rp");
+        // Ctrl-C, from `script`.
+        std::io::Write::write_all(&mut keys, b"\x03").unwrap();
+        expect("rpk");
+        // A second copy of it would be forwarded before this.
+        kill("-TERM");
+        assert!(terminal.wait().unwrap().success());
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "rpk", "standard input {stdin}");
+    }
+}
+
 #[test]
 fn settings_reach_the_program() {
     let assert =

@@ -1,15 +1,18 @@
 //! Forwards signals sent to `spinio run --stats` to the program.
 //!
-//! Ctrl-C and Ctrl-\ are sent to every process of the terminal's foreground group, the program among them: `run` only
-//! ignores those, because the program would get them twice.
+//! Ctrl-C and Ctrl-\ are sent to every process of the terminal's foreground group, the program among them: those are
+//! ignored here, because the program would get them twice. The Linux kernel is their sender, wherever standard input is;
+//! the same signal from a process (`kill -INT`) came to this process alone and is forwarded.
 //!
 //! Handlers are installed before the program is started: otherwise a signal in between would end this process, and no
 //! process would forward signals to the program. The program inherits no handler, and a signal that the parent of this
 //! process ignored (`nohup`, a shell's `trap ''`) stays ignored, in both processes.
 
-use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::iterator::{Handle, SignalsInfo};
+use signal_hook::low_level::siginfo::Cause;
 
 /// Forwards until dropped.
 pub struct SignalForwarder {
@@ -18,7 +21,7 @@ pub struct SignalForwarder {
 }
 
 /// Signals that wait for a child.
-pub struct PendingSignals(Option<Signals>);
+pub struct PendingSignals(Option<SignalsInfo<WithOrigin>>);
 
 /// Collects signals from now on, for a child that is about to be started.
 pub fn catch() -> PendingSignals {
@@ -26,7 +29,7 @@ pub fn catch() -> PendingSignals {
     let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
         .into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    PendingSignals(Signals::new(wanted).ok())
+    PendingSignals(SignalsInfo::new(wanted).ok())
 }
 
 /// Starts forwarding to a child process, pending signals first.
@@ -35,22 +38,18 @@ pub fn forward_to(child: u32, caught: PendingSignals) -> SignalForwarder {
     let (Some(mut signals), Some(pid)) = (caught.0, Pid::from_raw(child as i32)) else { return nothing };
     let handle = signals.handle();
     let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for number in signals.forever() {
-            if matches!(number, SIGINT | SIGQUIT) && is_foreground() {
+        for origin in signals.forever() {
+            let from_terminal = origin.cause == Cause::Kernel;
+            if matches!(origin.signal, SIGINT | SIGQUIT) && from_terminal {
                 continue;
             }
-            if let Some(signal) = Signal::from_named_raw(number) {
+            if let Some(signal) = Signal::from_named_raw(origin.signal) {
                 // It may have ended meanwhile.
                 let _ = kill_process(pid, signal);
             }
         }
     });
     SignalForwarder { handle: Some(handle), thread: thread.ok() }
-}
-
-/// Whether the terminal sends its signals to the program itself.
-fn is_foreground() -> bool {
-    rustix::termios::tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == getpgrp())
 }
 
 fn ignored_mask() -> u64 {
