@@ -452,6 +452,15 @@ fn top_without_terminal_prints_message() {
 }
 
 #[test]
+fn stat_takes_the_interval_after_an_equals_sign_only() {
+    // Not an interval of so many seconds: a process, which there is not.
+    let assert = spinio().args(["stat", "--watch", "28924000"]).assert().code(1);
+    assert!(stderr(&assert).contains("No counters of process 28924000"), "{}", stderr(&assert));
+    let assert = spinio().args(["stat", "--watch=0", "1"]).assert().code(2);
+    assert!(stderr(&assert).contains("between 0.01"), "{}", stderr(&assert));
+}
+
+#[test]
 fn top_restores_terminal_on_signal() {
     // The other end of a pseudo terminal: waits until the screen is in use, then for the end.
     const OTHER_END: &str = r#"

@@ -4,7 +4,7 @@
 //!   stat                 a line for each process
 //!   stat PID             calls, routes with their reasons, refusals, residency, gauges
 //!        --json          the same as JSON
-//!        --watch         again every second, with the rates of that second
+//!        --watch[=N]     again every second, or N, with the rates of that time
 //!        --prometheus    the text format of Prometheus, once or on --listen ADDRESS
 //! ```
 //!
@@ -40,8 +40,12 @@ pub struct Stat {
     /// Print JSON: an object for one process, else a list
     #[arg(long)]
     json: bool,
-    /// Print again every N seconds what happened since
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+    /// Print again every second, or every SECONDS, what happened since
+    // With a space the next argument would be the value: `--watch PID` would take the PID as seconds.
+    #[arg(
+        long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        value_parser = seconds
+    )]
     watch: Option<Duration>,
     /// Print in the text format of Prometheus
     #[arg(long, conflicts_with_all = ["json", "watch"])]
