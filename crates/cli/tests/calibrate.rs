@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use assert_cmd::Command;
@@ -38,6 +39,10 @@ fn measured_model_is_used_by_next_process() {
 
     let value = explained(state.path(), &data);
     assert!(value.contains("Cost model: calibrated 20"), "{value}");
+    let model = std::fs::read_dir(state.path().join("spinio/models")).unwrap().next().unwrap().unwrap();
+    // As the umask allows: `data` was made with 0666.
+    let mode = |metadata: std::fs::Metadata| metadata.permissions().mode();
+    assert_eq!(mode(model.metadata().unwrap()) & 0o777, mode(data.metadata().unwrap()) & 0o644);
     // Whether a machine that is busy with tests still fits is not asserted.
     let assert = calibrate(state.path(), &["--check"]).arg(dir.path()).assert();
     let text = stdout(&assert);

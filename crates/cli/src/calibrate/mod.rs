@@ -17,8 +17,10 @@ mod check;
 pub mod measure;
 pub mod report;
 
+use std::fs::Permissions;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
@@ -174,7 +176,9 @@ fn store(folder: &str, trial: &MeasuredRead<'_>, calibration: &Calibration) -> a
     let path = model::file_path(folder, &trial.key());
     let cannot = || format!("Cannot store the model in {}", path.display());
     std::fs::create_dir_all(folder).with_context(cannot)?;
-    let mut file = tempfile::NamedTempFile::new_in(Path::new(folder)).with_context(cannot)?;
+    // In a shared directory programs of other users read it; a temporary file is its owner's only, unless told otherwise.
+    let mut builder = tempfile::Builder::new();
+    let mut file = builder.permissions(Permissions::from_mode(0o644)).tempfile_in(folder).with_context(cannot)?;
     std::io::Write::write_all(&mut file, calibration.to_text().as_bytes()).with_context(cannot)?;
     file.persist(&path).with_context(cannot)?;
     Ok(path)
