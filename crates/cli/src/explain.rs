@@ -69,7 +69,7 @@ pub struct Explain {
 
 /// Runs it.
 pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
-    let opened = explain.input.open()?;
+    let opened = if explain.write { explain.input.open_for_write_range()? } else { explain.input.open()? };
     let name = explain.input.path().display().to_string();
     let device = explain.device.unwrap_or_else(device::preferred);
     let wait = Spinner::new("Querying what is cached");
@@ -79,7 +79,7 @@ pub fn run(explain: &Explain) -> anyhow::Result<Exit> {
         // Never written to; the flags are what matters.
         let flags = if explain.sync { linux::O_DSYNC } else { 0 } | if explain.direct { linux::O_DIRECT } else { 0 };
         let again = OpenOptions::new().read(true).custom_flags(flags as i32).open(explain.input.path());
-        let again = again.with_context(|| format!("cannot open {name} with these flags"))?;
+        let again = again.with_context(|| format!("Cannot open {name} with these flags"))?;
         runtime().explain_write(again.as_raw_fd(), opened.offset, opened.len, buffer)
     } else {
         runtime().explain(fd, opened.offset, opened.len, buffer)
@@ -189,7 +189,11 @@ fn render(
         if write { "out of" } else { "into" },
     );
     if explanation.len == 0 {
-        s += "nothing is there to read: the range is at the end of the file\n";
+        s += if write {
+            "a write of nothing\n"
+        } else {
+            "nothing is there to read: the range is at the end of the file\n"
+        };
         return s;
     }
     draw(&mut s, paint, explanation);

@@ -33,7 +33,7 @@ pub struct OpenRange {
     pub file: File,
     /// First byte.
     pub offset: u64,
-    /// Bytes from there, truncated at the end of the file.
+    /// Bytes from there: for a read truncated at the end of the file, for a write as given, unless that is a device's.
     pub len: u64,
 }
 
@@ -54,6 +54,15 @@ impl Input {
 
     /// Opens it and truncates the range at the end of the file.
     pub fn open(&self) -> anyhow::Result<OpenRange> {
+        self.open_range(false)
+    }
+
+    /// Opens it for reading, with a range that a write may have: one past the end of a regular file extends it.
+    pub fn open_for_write_range(&self) -> anyhow::Result<OpenRange> {
+        self.open_range(true)
+    }
+
+    fn open_range(&self, extending: bool) -> anyhow::Result<OpenRange> {
         let name = self.path.display();
         let cannot = || format!("Cannot open {name}");
         let file = open(&self.path)?;
@@ -69,6 +78,14 @@ impl Input {
         // `/proc` reports a size of 0 for files that are not empty.
         if stat.kind == FileKind::Regular && size == 0 && file.read_at(&mut [0], 0).is_ok_and(|n| n > 0) {
             bail!("Cannot read {name}: it has bytes, but its file system reports a size of 0, as /proc does");
+        }
+        let extending = extending && stat.kind == FileKind::Regular;
+        if let (true, Some(len)) = (extending, self.length) {
+            return Ok(OpenRange { file, offset: self.offset, len });
+        }
+        if extending && self.offset >= size {
+            let text = format!("{name} ends at {size}: give --length, of a write there");
+            return Err(exit::error(Exit::Usage, text));
         }
         if self.offset > size {
             let text = format!("--offset {} is past the end of {} ({size} bytes)", self.offset, self.path.display());

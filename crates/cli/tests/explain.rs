@@ -105,6 +105,28 @@ fn deprecated_json_keys_equal_new_keys() {
 }
 
 #[test]
+fn write_that_extends_a_file_is_explained() {
+    let dir = folder();
+    let path = file(dir.path(), "data", 100_000);
+    let explain = |args: &[&str]| {
+        let mut command = spinio();
+        command.args(["explain", "--device", "emulated", "--write"]).args(args).arg(&path);
+        command
+    };
+    for (offset, length) in [(98_304, 1 << 20), (100_000, 1 << 20), (1 << 30, 4096)] {
+        let range = ["--offset", &offset.to_string(), "--length", &length.to_string()];
+        let value = json(&mut explain(&range));
+        assert_eq!((&value["offset"], &value["length"]), (&offset.into(), &length.into()), "{value:#}");
+        let segments = value["segments"].as_array().unwrap();
+        assert_eq!(segments.iter().map(|s| s["length"].as_u64().unwrap()).sum::<u64>(), length, "{value:#}");
+    }
+    assert_eq!(json(&mut explain(&[]))["length"], 100_000);
+    let assert = explain(&["--offset", "100000"]).assert().code(2);
+    assert!(stderr(&assert).contains("give --length"), "{}", stderr(&assert));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 100_000);
+}
+
+#[test]
 fn explain_reads_no_page() {
     let dir = folder();
     let path = file(dir.path(), "data", 4 << 20);
