@@ -9,6 +9,11 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("Cannot write to standard output")
 }
+/// Writes a note to standard error. Unlike `eprint!` it does not panic where that is closed.
+pub fn note(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// How this command was started, short: for commands that a text proposes.
 pub fn command_name() -> String {
     std::env::args().next().map_or_else(

@@ -36,7 +36,8 @@ use rustix::time::{ClockId, clock_gettime};
 use spinio_io::stats::trace::{Reader, file};
 
 use self::gather::{CompleteRequest, RequestAssembler};
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
+use crate::output;
 use crate::processes::{self, CounterFile};
 use crate::run::{self, signals};
 
@@ -69,19 +70,19 @@ enum Format {
 /// Between two polls of the rings.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// The same when nothing is traced any more.
+const OFF_INTERVAL: Duration = Duration::from_millis(20);
+
 /// For how long a process traces after the tracer's last request, and how often the tracer repeats it.
 const LEASE: Duration = Duration::from_secs(2);
 const RENEW: Duration = Duration::from_millis(250);
 
 /// Runs it; returns the status to end with.
 pub fn run(trace: &Trace) -> anyhow::Result<u8> {
-    let mut sink = TraceWriter::new(trace)?;
-    let status = match trace.pid {
-        Some(pid) => attach(trace, pid, &mut sink).map(|()| Exit::Ok as u8),
-        None => launch(trace, &mut sink),
-    }?;
-    sink.finish()?;
-    Ok(status)
+    match trace.pid {
+        Some(pid) => attach(trace, pid).map(|()| Exit::Ok as u8),
+        None => launch(trace),
+    }
 }
 
 /// Set by the signals that end this command: the trace is then written out.
@@ -93,7 +94,7 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()> {
+fn attach(trace: &Trace, pid: u32) -> anyhow::Result<()> {
     let stopped = stop_flag()?;
     let found = processes::find(pid)?;
     let counters = CounterFile::open_to_trace(&found.path)
@@ -102,6 +103,8 @@ fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()>
     // The process writes there without a check: allocate the space first.
     fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
         .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
+    // Only now: it truncates an earlier trace.
+    let mut sink = TraceWriter::new(trace)?;
     let mut source = TracedProcess { reader: Reader::from_now(read_at(counters.file()))?, counters };
     let mut switch = TraceSwitch { file: source.counters.file().try_clone()?, requested: 0 };
     let begun = Instant::now();
@@ -118,7 +121,7 @@ fn attach(trace: &Trace, pid: u32, sink: &mut TraceWriter) -> anyhow::Result<()>
         }
         sink.take(&mut source, over || dead)?;
         if over || dead {
-            return Ok(());
+            return sink.finish();
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -161,10 +164,12 @@ impl Drop for TraceSwitch {
     }
 }
 
-fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
+fn launch(trace: &Trace) -> anyhow::Result<u8> {
     let folder = run::counters_dir()?;
     let (mut command, name) = run::prepare(&trace.command, &[], false)?;
     command.env("SPINIO_STATS", run::dir_setting(folder.path())).env("SPINIO_TRACE", "1");
+    // Only now: it truncates an earlier trace.
+    let mut sink = TraceWriter::new(trace)?;
     let caught = signals::catch();
     let mut child = command.spawn().map_err(|e| run::cannot_start(&name, &e))?;
     let forward = signals::forward_to(child.id(), caught);
@@ -180,19 +185,36 @@ fn launch(trace: &Trace, sink: &mut TraceWriter) -> anyhow::Result<u8> {
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // After --seconds, or when the reader of the output is gone, the program continues untraced.
-    for source in sources.values() {
-        let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
+    // The program goes on, and this command ends with its status, also where the trace cannot be written.
+    if let Err(error) = result.and_then(|()| sink.finish())
+        && !exit::is_closed_pipe(&error)
+    {
+        output::note(&format!("spinio: {error:#}\n"));
     }
-    result?;
-    sink.finish()?;
-    let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
+    keep_off(folder.path(), child.id(), &mut sources);
     drop(forward);
+    let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
         (None, None) => Exit::Failed as u8,
     })
+}
+
+/// Keeps tracing off until the child has ended: after --seconds, or when the trace cannot be written. Processes that
+/// begin meanwhile begin with tracing on, as their environment says.
+fn keep_off(folder: &Path, child: u32, sources: &mut HashMap<PathBuf, TracedProcess>) {
+    loop {
+        let ended = has_ended(child);
+        find_new(folder, sources);
+        for source in sources.values() {
+            let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
+        }
+        if ended {
+            return;
+        }
+        std::thread::sleep(OFF_INTERVAL);
+    }
 }
 
 /// Whether a child process has ended; it is not reaped.
@@ -227,6 +249,8 @@ fn read_at(file: &File) -> impl Fn(&mut [u8], u64) -> std::io::Result<()> {
 /// Where the trace is written.
 struct TraceWriter {
     out: BufWriter<Box<dyn Write>>,
+    /// What failed if it cannot be written.
+    name: String,
     format: Format,
     gather: RequestAssembler,
     /// In the format of Perfetto: written at the end.
@@ -234,7 +258,6 @@ struct TraceWriter {
     programs: HashMap<u32, String>,
     lost: HashMap<PathBuf, u64>,
     written: u64,
-    done: bool,
 }
 
 impl TraceWriter {
@@ -247,15 +270,16 @@ impl TraceWriter {
             Some(path) => Box::new(File::create(path).with_context(|| format!("Cannot write {}", path.display()))?),
             None => Box::new(std::io::stdout()),
         };
+        let place = trace.output.as_ref().map_or("standard output".into(), |path| path.display().to_string());
         Ok(TraceWriter {
             out: BufWriter::new(out),
+            name: format!("Cannot write the trace to {place}"),
             format: trace.format.unwrap_or(by_name),
             gather: RequestAssembler::default(),
             all: Vec::new(),
             programs: HashMap::new(),
             lost: HashMap::new(),
             written: 0,
-            done: false,
         })
     }
 
@@ -272,31 +296,29 @@ impl TraceWriter {
             self.programs.entry(whole.request.pid).or_insert_with(|| process.name.clone());
             match self.format {
                 Format::Jsonl => {
-                    self.out.write_all(jsonl::line(&whole)?.as_bytes())?;
+                    self.out.write_all(jsonl::line(&whole)?.as_bytes()).context(self.name.clone())?;
                     wrote = true;
                 }
                 Format::Perfetto => self.all.push(whole),
             }
         }
         if wrote {
-            self.out.flush()?;
+            self.out.flush().context(self.name.clone())?;
         }
         Ok(())
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
-        if std::mem::replace(&mut self.done, true) {
-            return Ok(());
-        }
         if self.format == Format::Perfetto {
-            perfetto::write(&mut self.out, &self.all, &self.programs)?;
+            perfetto::write(&mut self.out, &self.all, &self.programs).context(self.name.clone())?;
         }
-        self.out.flush()?;
+        self.out.flush().context(self.name.clone())?;
         let lost: u64 = self.lost.values().sum();
         if lost > 0 {
-            eprintln!("spinio: {} requests traced; {lost} records came too fast and were lost", self.written);
+            let written = self.written;
+            output::note(&format!("spinio: {written} requests traced; {lost} records came too fast and were lost\n"));
         } else if self.written == 0 {
-            eprintln!("spinio: no device requests");
+            output::note("spinio: no device requests\n");
         }
         Ok(())
     }
