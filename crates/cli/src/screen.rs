@@ -76,8 +76,9 @@ fn watch(terminal: &mut DefaultTerminal, view: &mut impl View, every: Duration) 
             let screen = lock_screen();
             terminal.draw(|frame| view.draw(frame, colour))?;
             drop(screen);
+            // Also where no time is left: an update may always take longer than that.
             let left = every.saturating_sub(looked.elapsed());
-            if left.is_zero() || !event::poll(left)? {
+            if !event::poll(left)? {
                 break;
             }
             let Event::Key(key) = event::read()? else { continue };
@@ -91,6 +92,10 @@ fn watch(terminal: &mut DefaultTerminal, view: &mut impl View, every: Duration) 
                 KeyCode::Up | KeyCode::Char('k') => view.select(-1),
                 KeyCode::Down | KeyCode::Char('j') => view.select(1),
                 other => view.key(other),
+            }
+            // A key that is held down must not stop the updates.
+            if left.is_zero() {
+                break;
             }
         }
     }

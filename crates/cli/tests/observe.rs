@@ -452,6 +452,40 @@ fn top_without_terminal_prints_message() {
 }
 
 #[test]
+fn top_reads_keys_if_an_update_takes_longer_than_its_interval() {
+    // The other end of a pseudo terminal: a key when the screen is in use, then it must end.
+    const OTHER_END: &str = r#"
+import os, pty, signal, sys
+signal.alarm(60)
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], [sys.argv[1], "top", "--every", "0.01"])
+seen = b""
+while b"?1049h" not in seen: seen += os.read(fd, 65536)
+os.write(fd, b"q")
+try:
+    while os.read(fd, 65536): pass
+except OSError: pass
+how = os.waitpid(pid, 0)[1]
+assert os.WIFEXITED(how) and os.WEXITSTATUS(how) == 0, how
+"#;
+    let dir = folder();
+    let tables = dir.path().join("spinio");
+    std::fs::create_dir(&tables).unwrap();
+    // So many that to look at them takes longer than the interval: none of them is a living process.
+    for number in 0..4000 {
+        let table = std::fs::File::create(tables.join(number.to_string())).unwrap();
+        table.set_len(spinio_io::stats::trace::file::COUNTERS_BYTES as u64).unwrap();
+    }
+    let mut python = std::process::Command::new("python3");
+    python.env("XDG_RUNTIME_DIR", dir.path());
+    match python.args(["-c", OTHER_END, common::PROGRAM]).output() {
+        Err(e) => eprintln!("skipped: no python3: {e}"),
+        Ok(out) => assert!(out.status.success(), "{out:?}"),
+    }
+}
+
+#[test]
 fn stat_takes_the_interval_after_an_equals_sign_only() {
     // Not an interval of so many seconds: a process, which there is not.
     let assert = spinio().args(["stat", "--watch", "28924000"]).assert().code(1);
