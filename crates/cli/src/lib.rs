@@ -42,6 +42,7 @@ pub mod output;
 mod pin_holders;
 mod processes;
 pub mod progress;
+pub mod quantile;
 pub mod random;
 mod range_strip;
 mod read;

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use spinio_cli::{
-    calibrate, cleanup, color, device, exit, format, output, progress, random, scratch, table, test_file,
+    calibrate, cleanup, color, device, exit, format, output, progress, quantile, random, scratch, table, test_file,
 };
 
 /// The laboratory of SPIN: the paper's figures, the planners' study, charts

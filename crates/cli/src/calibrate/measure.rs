@@ -9,6 +9,7 @@ use anyhow::Context;
 use spinio_io::model::MeasuredRead;
 use spinio_plan::{QueueSample, Reason, Route, RouteFit, Sample, Segment, fit_cost, fit_queue};
 
+use crate::quantile::quantile;
 use crate::random::SplitMix64;
 
 /// How much to measure.
@@ -139,11 +140,12 @@ pub fn point(
     // Whole pages: the unit of residency, and possible on every route.
     let places = (trial.size() - bytes) / 4096 + 1;
     let mut times = Vec::with_capacity(effort.runs);
-    let (begun, mut failures) = (Instant::now(), 0);
-    for run in 0..=effort.runs {
+    let (begun, mut failures, mut warm) = (Instant::now(), 0, false);
+    for _ in 0..=effort.runs {
         let at = random.below(places) * 4096;
         match trial.run(at, &segments(route, commands, len, random)) {
-            Ok(_) if run == 0 => {}
+            // The first that took the route: one that failed has warmed nothing up.
+            Ok(_) if !warm => warm = true,
             Ok(spent) => times.push(spent.as_nanos() as f64),
             // A piece that took another route was not measured; one failure may be chance.
             Err(e) if failures >= 3 => return Err(e).with_context(|| format!("Cannot measure the route {route}")),
@@ -153,11 +155,11 @@ pub fn point(
             break;
         }
     }
-    anyhow::ensure!(!times.is_empty(), "The route {route} could not be measured: its pieces took other routes");
-    times.sort_unstable_by(f64::total_cmp);
+    let median = quantile(&times, 0.5)
+        .with_context(|| format!("The route {route} could not be measured: its pieces took other routes"))?;
     let mean = times.iter().sum::<f64>() / times.len() as f64;
     let square = times.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / times.len() as f64;
-    Ok(Timing { bytes, commands, median: times[times.len() / 2], mean, deviation: square.sqrt() })
+    Ok(Timing { bytes, commands, median, mean, deviation: square.sqrt() })
 }
 
 /// All points of a route; `done` is called after each.

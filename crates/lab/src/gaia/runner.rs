@@ -14,6 +14,7 @@ use super::stage::Stage;
 use super::time_shares::{self, Share};
 use super::usage;
 use super::worker::{Figures, TimeUp};
+use crate::quantile::quantile;
 
 /// The runs of one method at one setting, without the first.
 pub struct Measurement {
@@ -28,15 +29,9 @@ pub struct Measurement {
 impl Measurement {
     /// The median of a figure, and half of the distance between its quartiles; none if no run has it.
     pub fn median(&self, key: &str) -> Option<(f64, f64)> {
-        let mut values: Vec<f64> = self.runs.iter().filter_map(|figures| figures.get(key).copied()).collect();
-        values.sort_by(f64::total_cmp);
-        let last = values.len().checked_sub(1)?;
-        let at = |share: f64| {
-            let place = share * last as f64;
-            let (low, high) = (values[place.floor() as usize], values[place.ceil() as usize]);
-            low + (high - low) * place.fract()
-        };
-        Some((at(0.5), (at(0.75) - at(0.25)) / 2.0))
+        let values: Vec<f64> = self.runs.iter().filter_map(|figures| figures.get(key).copied()).collect();
+        let at = |share: f64| quantile(&values, share);
+        Some((at(0.5)?, (at(0.75)? - at(0.25)?) / 2.0))
     }
 }
 
