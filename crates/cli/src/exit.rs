@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+use crate::output;
+
 /// How the command ends. `spinio run` ends as its program does, see the module `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -115,7 +117,7 @@ pub fn report(command: &str, done: anyhow::Result<u8>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{command}: {error:#}");
+            output::note(&format!("{command}: {error:#}\n"));
             ExitCode::from(code(&error) as u8)
         }
     }

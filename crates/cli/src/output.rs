@@ -1,6 +1,7 @@
 //! Writing to standard output: an error is an error, not a panic.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::Context;
 
@@ -16,11 +17,10 @@ pub fn note(text: &str) {
 
 /// How this command was started, short: for commands that a text proposes.
 pub fn command_name() -> String {
-    std::env::args().next().map_or_else(
-        || "spinio".to_owned(),
-        |me| match std::env::current_dir() {
-            Ok(here) => me.strip_prefix(&format!("{}/", here.display())).unwrap_or(&me).to_owned(),
-            Err(_) => me,
-        },
-    )
+    // It need not be UTF-8.
+    let me = std::env::args_os().next().map_or_else(|| PathBuf::from("spinio"), PathBuf::from);
+    match std::env::current_dir() {
+        Ok(here) => me.strip_prefix(here).unwrap_or(&me).display().to_string(),
+        Err(_) => me.display().to_string(),
+    }
 }

@@ -132,6 +132,17 @@ fn interrupt_reaches_the_program_once_from_terminal_or_process() {
 }
 
 #[test]
+fn closed_standard_error_changes_no_status() {
+    let status = |arguments: &str| {
+        let script = format!("exec {} {arguments} 2>/dev/full", common::PROGRAM);
+        std::process::Command::new("sh").args(["-c", &script]).env("SPINIO_STATS", "").status().unwrap().code()
+    };
+    assert_eq!(status("run --stats -- sh -c 'exit 3'"), Some(3));
+    assert_eq!(status("stat --file /nowhere/at/all"), Some(1));
+    assert_eq!(status("trace -o /dev/null -- sh -c 'exit 4'"), Some(4));
+}
+
+#[test]
 fn settings_reach_the_program() {
     let assert =
         spinio().args(["run", "--set", "threads=3", "--", "sh", "-c", "echo $SPINIO_THREADS"]).assert().success();

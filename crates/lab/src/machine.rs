@@ -1,4 +1,4 @@
-//! The machine that records name.
+//! The machine and the command that records name.
 
 use serde_json::Value;
 
@@ -15,4 +15,9 @@ pub fn info() -> Value {
         "memory": line("/proc/meminfo", "MemTotal"),
         "kernel": rustix::system::uname().release().to_string_lossy(),
     })
+}
+
+/// As it was started. An argument need not be UTF-8.
+pub fn command() -> String {
+    std::env::args_os().skip(1).fold("spinio-lab".to_owned(), |all, word| all + " " + &word.to_string_lossy())
 }

@@ -16,6 +16,7 @@ mod bench;
 mod calibration;
 mod chart;
 mod gaia;
+mod limit;
 mod machine;
 mod simulate;
 

@@ -74,6 +74,7 @@ fn invalid_arguments_are_refused() {
         (&["fig1", "--methods", "warp"], "no transfer method"),
         (&["fig1", "--threads", "0"], "--threads"),
         (&["table3", "--size", "1M"], "largest block"),
+        (&["fig1", "--limit", "1e30"], "--limit"),
     ] {
         let assert = lab().arg("bench").args(args).assert().code(2);
         assert!(stderr(&assert).contains(needle), "{args:?}: {}", stderr(&assert));

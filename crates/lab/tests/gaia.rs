@@ -109,6 +109,7 @@ fn invalid_arguments_are_refused() {
         (&[], "EXPERIMENT"),
         (&["fig1a", "--runs", "1"], "--runs"),
         (&["fig1a", "--limit", "0"], "--limit"),
+        (&["fig1a", "--limit", "1e30"], "--limit"),
     ] {
         let assert = lab().arg("gaia").args(args).assert().code(2);
         assert!(stderr(&assert).contains(needle), "{args:?}: {}", stderr(&assert));

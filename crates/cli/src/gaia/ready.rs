@@ -6,6 +6,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+use crate::output;
+
 /// Set by systemd.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
@@ -13,7 +15,8 @@ const SOCKET: &str = "NOTIFY_SOCKET";
 pub(super) fn notify() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     if let Err(error) = send(&socket) {
-        eprintln!("spinio gaia: cannot say to {} that this process is ready: {error}", socket.display());
+        let socket = socket.display();
+        output::note(&format!("spinio gaia: cannot say to {socket} that this process is ready: {error}\n"));
     }
 }
 

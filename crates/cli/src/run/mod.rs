@@ -27,6 +27,7 @@ use spinio_io::stats::{Direction, Snapshot};
 
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
+use crate::output;
 use crate::stat::report;
 use crate::{format, library, table};
 
@@ -72,7 +73,7 @@ fn environment(settings: &[(String, String)]) -> (Vec<(&str, &str)>, Vec<&'stati
         let name = row.map_or(given.as_str(), |row| row.name);
         if let Some((_, new)) = settings.iter().rev().find(|(other, _)| other != given && other == name) {
             if new != value {
-                eprintln!("spinio: {given}={value} is ignored: {name}={new} is set, its new name");
+                output::note(&format!("spinio: {given}={value} is ignored: {name}={new} is set, its new name\n"));
             }
             continue;
         }
@@ -101,7 +102,7 @@ pub fn prepare(
         if strict {
             return Err(exit::error(Exit::Refused, format!("{finding}. Refused, because of --strict")));
         }
-        eprintln!("spinio: {finding}. It runs without SPIN");
+        output::note(&format!("spinio: {finding}. It runs without SPIN\n"));
     }
     let mut command = Command::new(&program);
     command.arg0(name).args(args);
@@ -141,8 +142,8 @@ fn with_stats(run: &Run, mut command: Command, name: &OsStr) -> anyhow::Result<u
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     let paint = OutputStyle::stderr();
     match (counters.read_counters(), &counters.temp_dir) {
-        (None, None) => eprint!("{}", no_counters_text(&paint, &counters.path)),
-        (counted, _) => eprint!("{}", summary(&paint, counted.as_ref())),
+        (None, None) => output::note(&no_counters_text(&paint, &counters.path)),
+        (counted, _) => output::note(&summary(&paint, counted.as_ref())),
     }
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,

@@ -11,6 +11,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::output;
+
 /// How long one client may take.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -20,7 +22,7 @@ const MAX_REQUEST: usize = 8 << 10;
 /// Answers until the process is stopped.
 pub fn serve(address: SocketAddr, page: &dyn Fn() -> anyhow::Result<String>) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
-    eprintln!("spinio: http://{}/metrics", listener.local_addr()?);
+    output::note(&format!("spinio: http://{}/metrics\n", listener.local_addr()?));
     for client in listener.incoming().flatten() {
         // An error of a client is ignored.
         let _ = answer(client, page);

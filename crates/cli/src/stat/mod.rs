@@ -122,7 +122,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
         let current = match &mut one {
             Some(one) => {
                 if one.refresh().is_err() || (stat.file.is_none() && !one.is_alive()) {
-                    eprintln!("spinio: the process has ended");
+                    output::note("spinio: the process has ended\n");
                     return Ok(Exit::Ok);
                 }
                 vec![processes::open_path(&one.path)?]

@@ -34,7 +34,7 @@ pub struct Top {
 /// Runs it.
 pub fn run(top: &Top) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        eprintln!("spinio: no terminal to draw on; this is what `spinio stat` prints");
+        output::note("spinio: no terminal to draw on; this is what `spinio stat` prints\n");
         output::print(&report::of_all(&OutputStyle::stdout(), &processes::list()))?;
         return Ok(Exit::Ok);
     }

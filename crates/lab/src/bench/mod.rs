@@ -42,7 +42,7 @@ use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
 use crate::progress::Progress;
 use crate::test_file::TestFile;
-use crate::{format, machine, output, scratch};
+use crate::{format, limit, machine, output, scratch};
 
 /// What `spinio-lab bench` takes.
 #[derive(Debug, Args)]
@@ -78,8 +78,8 @@ pub struct Bench {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Seconds after which a run ends; what was read by then counts
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
-    limit: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = limit::parse)]
+    limit: Duration,
     /// Write EXPERIMENT.json and EXPERIMENT.svg into this directory
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -119,9 +119,9 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let wanted = selected_experiments(&bench.names)?;
-    let sane = bench.runs >= 2 && bench.threads.is_none_or(|t| (1..=256).contains(&t)) && bench.limit > 0.0;
-    if !sane || !bench.limit.is_finite() || bench.blocks.iter().any(|b| !(1..=1 << 30).contains(b)) {
-        let why = "Give --runs of at least 2, --threads of 1 to 256, --limit above 0, and --blocks up to 1G";
+    let sane = bench.runs >= 2 && bench.threads.is_none_or(|t| (1..=256).contains(&t));
+    if !sane || bench.blocks.iter().any(|b| !(1..=1 << 30).contains(b)) {
+        let why = "Give --runs of at least 2, --threads of 1 to 256, and --blocks up to 1G";
         return Err(exit::error(Exit::Usage, why));
     }
     let device = bench.device.unwrap_or_else(device::preferred);
@@ -199,7 +199,7 @@ fn run_experiment(
         date: model::date(
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         ),
-        command: std::env::args().skip(1).fold("spinio-lab".to_owned(), |all, a| all + " " + &a),
+        command: machine::command(),
     };
     let path = match chosen {
         Some(path) => path.clone(),
@@ -258,7 +258,7 @@ fn measure_all(
     drop(trial);
     let effort = RunOptions {
         runs: o.runs,
-        limit: Duration::from_secs_f64(bench.limit),
+        limit: bench.limit,
         threads: o.threads,
         reads: o.experiment.reads,
         pattern: o.experiment.pattern,

@@ -47,7 +47,7 @@ use self::runner::Outcome;
 use self::stage::Stage;
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
-use crate::{machine, output, scratch};
+use crate::{limit, machine, output, scratch};
 
 /// Sizes of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,8 +70,8 @@ pub struct Gaia {
     #[arg(long, value_name = "N", default_value_t = 11)]
     runs: usize,
     /// Seconds after which everything must have ended; what was measured by then is printed
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
-    limit: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = limit::parse)]
+    limit: Duration,
     /// The sizes [default: full on a GPU, small on the emulated device]
     #[arg(long)]
     scale: Option<Scale>,
@@ -88,9 +88,9 @@ pub struct Gaia {
 
 /// Whether these arguments are for the daemon: `gaia mount`, `gaia server` and so on, as this program starts itself.
 pub fn is_daemon() -> bool {
-    let words: Vec<_> = std::env::args().skip(1).take(2).collect();
+    let words: Vec<_> = std::env::args_os().skip(1).take(2).collect();
     let [gaia, what] = &words[..] else { return false };
-    gaia == "gaia" && ["mount", "umount", "server", "serve", "drop", "status"].contains(&what.as_str())
+    gaia == "gaia" && ["mount", "umount", "server", "serve", "drop", "status"].iter().any(|word| what == word)
 }
 
 /// Runs it.
@@ -100,16 +100,16 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let wanted = selected(&gaia.names)?;
-    if gaia.runs < 2 || !gaia.limit.is_finite() || gaia.limit <= 0.0 {
-        return Err(exit::error(Exit::Usage, "Give --runs of at least 2, and --limit above 0"));
+    if gaia.runs < 2 {
+        return Err(exit::error(Exit::Usage, "Give --runs of at least 2"));
     }
     if let Some(out) = &gaia.out {
         // Checked first, not after the minutes of the measurement.
         std::fs::create_dir_all(out).with_context(|| format!("Cannot write into {}", out.display()))?;
     }
-    let end = Instant::now() + Duration::from_secs_f64(gaia.limit);
+    let end = Instant::now() + gaia.limit;
     let folder = gaia.path.clone().unwrap_or_else(|| scratch::disk_dir().0);
-    let stage = Stage::set_up(&folder, Deadline::after(Duration::from_secs_f64(gaia.limit)))?;
+    let stage = Stage::set_up(&folder, Deadline::after(gaia.limit))?;
     let style = OutputStyle::stdout();
     if !gaia.json {
         output::print(&format!("kernels  {}\n\n", kernels(&stage)))?;
@@ -163,7 +163,7 @@ fn record(stage: &Stage, gaia: &Gaia, outcome: &Outcome) -> Value {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let mut record = report::json(outcome);
     record["date"] = json!(model::date(now));
-    record["command"] = json!(std::env::args().skip(1).fold("spinio-lab".to_owned(), |all, a| all + " " + &a));
+    record["command"] = json!(machine::command());
     record["version"] = json!(env!("CARGO_PKG_VERSION"));
     record["machine"] = machine::info();
     record["device"] = json!(stage.device);

@@ -59,7 +59,7 @@ pub fn run(top: &Top) -> anyhow::Result<Exit> {
         return screen::show(&mut live, TICK.min(top.every)).map(|()| Exit::Ok);
     }
     if !top.once {
-        eprintln!("spinio: no terminal to draw on; this is what `spinio gaia top --once` prints");
+        output::note("spinio: no terminal to draw on; this is what `spinio gaia top --once` prints\n");
     }
     let mut model = Model::default();
     for look in 0..2 {
