@@ -3,12 +3,17 @@
 #[path = "../../cli/tests/common/mod.rs"]
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
+
 use assert_cmd::Command;
 use common::{file, folder, spinio as lab, stderr, stdout};
 
 fn bench(args: &[&str]) -> Command {
     let mut command = lab();
-    command.args(["bench", "--device", "emulated", "--runs", "3", "--size", "8M", "--limit", "0.05"]);
+    command.args(["bench", "--device", "emulated", "--runs", "3", "--limit", "0.05"]);
+    if !args.contains(&"--size") {
+        command.args(["--size", "8M"]);
+    }
     command.args(["--blocks", "4K,256K"]).args(args);
     command
 }
@@ -54,7 +59,7 @@ fn every_experiment_is_listed_and_runs() {
 #[test]
 fn unavailable_method_is_named() {
     let dir = folder();
-    let data = file(dir.path(), "data", 8 << 20);
+    let data = file(dir.path(), "data", 32 << 20);
     let text = stdout(&bench(&["table3", "--path"]).arg(&data).assert().success());
     for line in ["not measured: P2P: ", "not measured: pread+GPU: the device's memory is not mapped for the CPU"] {
         assert!(text.contains(line), "{text}");
@@ -64,6 +69,80 @@ fn unavailable_method_is_named() {
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();
     let methods: Vec<_> = value[0]["cells"].as_array().unwrap().iter().map(|c| c["method"].as_str().unwrap()).collect();
     assert_eq!(methods, ["SPIN", "SPIN"], "{value}");
+}
+
+#[test]
+fn finished_experiments_are_printed_if_a_later_one_fails() {
+    let dir = folder();
+    // table3 has blocks of 8 MiB.
+    let mut command = bench(&["fig1", "table3", "--json", "--size", "4M", "--path"]);
+    let assert = command.args([dir.path()]).assert().code(2);
+    assert!(stderr(&assert).contains("largest block"), "{}", stderr(&assert));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&assert)).unwrap();
+    assert_eq!((value.as_array().unwrap().len(), &value[0]["experiment"]), (1, &"fig1".into()), "{value}");
+}
+
+#[test]
+fn file_with_less_than_a_block_for_each_thread_is_not_measured() {
+    let dir = folder();
+    let data = file(dir.path(), "data", 8 << 20);
+    let arguments = ["fig4a", "--json", "--blocks", "2M,4M", "--threads", "4", "--path"];
+    let mut command = lab();
+    command.args(["bench", "--device", "emulated", "--runs", "2", "--limit", "0.05", "--size", "8M"]).args(arguments);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&command.arg(&data).assert().success())).unwrap();
+    let cells = value[0]["cells"].as_array().unwrap();
+    assert!(!cells.is_empty() && cells.iter().all(|cell| cell["block"] == 2 << 20), "{value}");
+    let missing = value[0]["not_measured"].to_string();
+    assert!(missing.contains("4 MiB: 8 MiB are less than a block for each of 4 threads"), "{value}");
+}
+
+/// A `stress-ng` that writes down its arguments and its end.
+const STRESS: &str = "#!/bin/sh
+cd $(dirname $0)
+echo $* >>arguments
+trap 'echo >ended; exit' TERM
+echo $$ >pid
+while :; do sleep 0.05; done
+";
+
+#[test]
+fn io_load_is_on_the_disk_of_the_file_and_ends_with_the_command() {
+    let (bin, dir) = (folder(), folder());
+    let (data, load) = (file(dir.path(), "data", 8 << 20), bin.path().join("stress-ng"));
+    std::fs::write(&load, STRESS).unwrap();
+    std::fs::set_permissions(&load, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let fig4d = |runs: &str| {
+        let mut command = std::process::Command::new(common::PROGRAM);
+        command.args(["bench", "fig4d", "--device", "emulated", "--methods", "SPIN", "--limit", "0.01"]);
+        command.env("PATH", &path).args(["--runs", runs, "--path"]).arg(&data);
+        command
+    };
+    let done = fig4d("2").output().unwrap();
+    assert!(done.status.success() && !String::from_utf8_lossy(&done.stdout).contains("not measured"), "{done:?}");
+    let arguments = std::fs::read_to_string(bin.path().join("arguments")).unwrap();
+    assert!(
+        arguments.contains(&format!("--temp-path {} ", dir.path().canonicalize().unwrap().display())),
+        "{arguments}"
+    );
+    assert!(arguments.lines().all(|line| line.contains("--timeout ")), "{arguments}");
+
+    let (pid, ended) = (bin.path().join("pid"), bin.path().join("ended"));
+    for made in [&pid, &ended] {
+        std::fs::remove_file(made).unwrap();
+    }
+    let mut child = fig4d("30").stdout(std::process::Stdio::null()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    let wait = |what: &str, is: &dyn Fn() -> bool| {
+        while !is() {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(250), "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    wait("no load", &|| pid.exists());
+    let sent = std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap();
+    assert!(sent.success() && !child.wait().unwrap().success());
+    wait("the load has not ended", &|| ended.exists());
 }
 
 #[test]

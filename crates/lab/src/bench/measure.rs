@@ -5,8 +5,12 @@
 //!                                                                    └─ clock: from here to the last thread's end
 //! ```
 //!
+//! The methods take turns, another one first in each run: what the machine does meanwhile, and what a disk's own cache
+//! has of the run before, is shared by all of them. Each reads random blocks of its own.
+//!
 //! A run ends when every thread has read its part, or after the time limit: what was read by then counts.
 
+use std::collections::HashSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -48,26 +52,50 @@ impl Runs {
     }
 }
 
-/// All runs of a setting with a method. `files`: one per thread, or one for all.
+/// Blocks of a file that each thread reads at most; `files`: one per thread, or one for all.
+pub fn blocks_per_thread(files: &[TestFile], block: u64, threads: usize) -> u64 {
+    let blocks = files[0].size / block;
+    if files.len() < threads { blocks / threads as u64 } else { blocks }
+}
+
+/// All runs of a setting with these methods. `files`: one per thread, or one for all.
 pub fn run_all(
-    method: Method,
+    methods: &[Method],
     setting: &Setting,
     effort: &RunOptions,
     files: &[TestFile],
     device: DeviceName,
     mut done: impl FnMut(),
-) -> anyhow::Result<Runs> {
-    let mut out = Vec::new();
-    for run in 0..=effort.runs {
-        prepare(files, setting.cached)?;
-        let rate = run_once(method, setting, effort, files, device, run as u64)?;
-        // The first run warms up.
-        if run > 0 {
-            out.push(rate);
-        }
+) -> Vec<(Method, anyhow::Result<Runs>)> {
+    take_turns(methods, effort.runs, |method, run| {
+        let rate =
+            prepare(files, setting.cached).and_then(|()| run_once(method, setting, effort, files, device, run as u64));
         done();
+        rate
+    })
+}
+
+/// Calls `run_once` for every method and run, another method first each time. A method that fails has no further runs.
+fn take_turns(
+    methods: &[Method],
+    runs: usize,
+    mut run_once: impl FnMut(Method, usize) -> anyhow::Result<f64>,
+) -> Vec<(Method, anyhow::Result<Runs>)> {
+    let mut all: Vec<_> = methods.iter().map(|method| (*method, Ok(Runs(Vec::new())))).collect();
+    let count = all.len();
+    for run in 0..=runs {
+        for turn in 0..count {
+            let (method, result) = &mut all[(run + turn) % count];
+            let Ok(Runs(rates)) = result else { continue };
+            match run_once(*method, run) {
+                // The first run warms up.
+                Ok(_) if run == 0 => {}
+                Ok(rate) => rates.push(rate),
+                Err(error) => *result = Err(error),
+            }
+        }
     }
-    Ok(Runs(out))
+    all
 }
 
 /// Leaves the wanted share in the page cache, from the start of each file.
@@ -92,27 +120,26 @@ fn run_once(
     device: DeviceName,
     run: u64,
 ) -> anyhow::Result<f64> {
+    // Blocks that another method has just read may be in the disk's own cache.
+    let seed = run << 8 | method as u64;
     let (ready, bytes, longest) = (Barrier::new(effort.threads), AtomicU64::new(0), AtomicU64::new(0));
     let work = |thread: usize| -> anyhow::Result<()> {
         let subject = &files[thread % files.len()];
         // Threads that share a file begin at different offsets of it.
-        let blocks = subject.size / setting.block;
-        let (first, count) = match files.len() < effort.threads {
-            true => (thread as u64 * blocks / effort.threads as u64, (blocks / effort.threads as u64).max(1)),
-            false => (0, blocks),
-        };
+        let count = blocks_per_thread(files, setting.block, effort.threads);
+        let first = if files.len() < effort.threads { thread as u64 * count } else { 0 };
         let reader = Reader::new(method, subject, device, setting.block);
         let wanted = if effort.reads == 0 { count } else { effort.reads.min(count) };
         let order = match effort.pattern {
             Pattern::Sequential => Vec::new(),
-            Pattern::Random => sample_distinct(count, wanted, &mut SplitMix64::new(run, thread as u64)),
+            Pattern::Random => sample_distinct(count, wanted, &mut SplitMix64::new(seed, thread as u64)),
         };
         ready.wait();
         let begun = Instant::now();
         let mut reader = reader?;
         let mut read = 0;
         for i in 0..wanted {
-            let block = first + order.get(i as usize).map_or(i, |b| u64::from(*b));
+            let block = first + order.get(i as usize).copied().unwrap_or(i);
             let got = reader.read(block * setting.block, setting.block as usize)?;
             if got == 0 {
                 break;
@@ -138,9 +165,19 @@ fn run_once(
 
 /// `wanted` different numbers below `all`, in random order. Never the same block twice: the paper's files were so large
 /// that this was practically certain, and a second read would find the first one's bytes cached.
-fn sample_distinct(all: u64, wanted: u64, random: &mut SplitMix64) -> Vec<u32> {
-    let mut numbers: Vec<u32> = (0..all.min(u64::from(u32::MAX)) as u32).collect();
-    let wanted = (wanted as usize).min(numbers.len());
+fn sample_distinct(all: u64, wanted: u64, random: &mut SplitMix64) -> Vec<u64> {
+    let wanted = wanted.min(all);
+    // Of a block device there may be 10^9 and more: they are not listed if few of them are wanted, and then few are drawn
+    // twice.
+    if wanted < all / 8 {
+        let mut seen = HashSet::new();
+        return std::iter::repeat_with(|| random.below(all))
+            .filter(|n| seen.insert(*n))
+            .take(wanted as usize)
+            .collect();
+    }
+    let mut numbers: Vec<u64> = (0..all).collect();
+    let wanted = wanted as usize;
     for i in 0..wanted {
         let other = i + random.below((numbers.len() - i) as u64) as usize;
         numbers.swap(i, other);
@@ -151,7 +188,7 @@ fn sample_distinct(all: u64, wanted: u64, random: &mut SplitMix64) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Runs, SplitMix64, sample_distinct};
+    use super::{Method, Runs, SplitMix64, sample_distinct, take_turns};
 
     #[test]
     fn random_blocks_are_distinct_and_in_range() {
@@ -161,6 +198,27 @@ mod tests {
         some.dedup();
         assert!(some.len() == 300 && some[299] < 1000);
         assert_eq!(sample_distinct(5, 99, &mut SplitMix64::new(1, 1)).len(), 5);
+        // Of a disk of 2 PiB in blocks of 512 B.
+        let mut few = sample_distinct(1 << 42, 20_000, &mut SplitMix64::new(1, 1));
+        few.sort_unstable();
+        few.dedup();
+        assert!(few.len() == 20_000 && few[10_000] > 1 << 40 && few[19_999] < 1 << 42);
+    }
+
+    #[test]
+    fn methods_take_turns_and_another_one_is_first_in_each_run() {
+        let methods = [Method::PreadCopy, Method::P2p, Method::Spin];
+        let mut order = Vec::new();
+        let all = take_turns(&methods, 3, |method, run| {
+            order.push((run, method));
+            anyhow::ensure!(method != Method::P2p || run < 2, "it fails");
+            Ok(run as f64)
+        });
+        let first: Vec<_> = (0..4).map(|run| order.iter().find(|(of, _)| *of == run).unwrap().1).collect();
+        assert_eq!(first, [Method::PreadCopy, Method::P2p, Method::Spin, Method::PreadCopy]);
+        assert_eq!(order.len(), 4 + 3 + 4, "{order:?}");
+        assert_eq!(all.iter().map(|(method, _)| *method).collect::<Vec<_>>(), methods);
+        assert!(all[1].1.is_err() && all[2].1.as_ref().is_ok_and(|runs| runs.0 == [1.0, 2.0, 3.0]));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!        │ each setting x each method
 //!        ▼
 //!   method.rs       the five transfer methods, as programs would use them
-//!   measure.rs      runs: cache prepared, threads started at once, first run dropped
+//!   measure.rs      runs of the methods in turns: cache prepared, threads started at once, first run dropped
 //!   load.rs         stress-ng, concurrently
 //!        ▼
 //!   report.rs       table, JSON, chart with error bars
@@ -130,20 +130,20 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
     }
     let mut all = Vec::new();
-    for experiment in wanted {
+    let mut measure = |experiment| -> anyhow::Result<()> {
         let outcome = run_experiment(bench, experiment, device)?;
         match bench.json {
             true => all.push(report::json(&outcome)),
             false => output::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
         }
-        if let Some(folder) = &bench.out {
-            write(folder, &outcome)?;
-        }
-    }
-    if bench.json {
+        bench.out.iter().try_for_each(|folder| write(folder, &outcome))
+    };
+    let result = wanted.into_iter().try_for_each(&mut measure);
+    // Also what was measured before an experiment that failed.
+    if bench.json && !(all.is_empty() && result.is_err()) {
         output::print(&format!("{:#}\n", Value::Array(all)))?;
     }
-    Ok(Exit::Ok)
+    result.map(|()| Exit::Ok)
 }
 
 fn list(paint: &OutputStyle) -> String {
@@ -267,30 +267,45 @@ fn measure_all(
     let mut progress = Progress::count(total as u64, &format!("Measuring {}", o.experiment.name));
     let mut count = 0;
     for (i, setting) in o.settings.iter().enumerate() {
-        let folder = if path.is_dir() { path.to_owned() } else { scratch::disk_dir().0 };
-        let stress = match Stress::start(setting.load, &folder) {
+        if measure::blocks_per_thread(files, setting.block, o.threads) == 0 {
+            let (label, size) = (&setting.label, format::bytes(o.size));
+            o.missing.push(format!("{label}: {size} are less than a block for each of {} threads", o.threads));
+            continue;
+        }
+        let is_aligned = |method: &Method| !method.is_direct() || setting.block.is_multiple_of(unit);
+        let (methods, unaligned): (Vec<_>, Vec<_>) = methods.iter().copied().partition(is_aligned);
+        for method in unaligned {
+            let text = "blocks are not aligned for direct I/O, which takes multiples of";
+            o.missing.push(format!("{} at {}: {text} {unit}", method.name(), setting.label));
+        }
+        if methods.is_empty() {
+            continue;
+        }
+        // With time to cache the share before each run.
+        let each = effort.limit + Duration::from_secs(60);
+        let most = each * u32::try_from(methods.len() * bench.runs).unwrap_or(u32::MAX);
+        let mut stress = match Stress::start(setting.load, path, most) {
             Ok(stress) => stress,
             Err(why) => {
                 o.missing.push(format!("{}: {why}", setting.label));
                 continue;
             }
         };
-        for &method in &methods {
-            if method.is_direct() && !setting.block.is_multiple_of(unit) {
-                let text = "blocks are not aligned for direct I/O, which takes multiples of";
-                o.missing.push(format!("{} at {}: {text} {unit}", method.name(), setting.label));
-                continue;
-            }
-            let runs = measure::run_all(method, setting, &effort, files, device, || {
-                count += 1;
-                progress.set(count);
-            });
+        let measured = measure::run_all(&methods, setting, &effort, files, device, || {
+            count += 1;
+            progress.set(count);
+        });
+        let lasted = stress.as_mut().is_none_or(Stress::is_running);
+        drop(stress);
+        for (method, runs) in measured {
             match runs {
+                Ok(_) if !lasted => {
+                    o.missing.push(format!("{} at {}: stress-ng ended before it", method.name(), setting.label))
+                }
                 Ok(runs) => o.cells.push(Measurement { setting: i, method, runs }),
                 Err(e) => o.missing.push(format!("{} at {}: {e:#}", method.name(), setting.label)),
             }
         }
-        drop(stress);
         // Results are not lost when a long run is interrupted. An error of writing them is reported once, at the end.
         if let Some(folder) = &bench.out {
             let _ = write(folder, o);
