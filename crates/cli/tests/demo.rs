@@ -40,6 +40,42 @@ fn demo_reads_three_states_and_verifies_every_byte() {
 }
 
 #[test]
+fn interrupt_while_a_demo_compiles_leaves_no_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let bin = folder();
+    let (compiler, compiling) = (bin.path().join("cc"), bin.path().join("compiling"));
+    std::fs::write(&compiler, "#!/bin/sh\necho >$(dirname $0)/compiling\nexec sleep 2\n").unwrap();
+    std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for arguments in [&["demo", "--size", "1M"][..], &["demo", "net"], &["gaia", "demo"]] {
+        let (dir, _) = (folder(), std::fs::remove_file(&compiling));
+        let mut child = std::process::Command::new(common::PROGRAM)
+            .args(arguments)
+            .env("TMPDIR", dir.path())
+            .envs([("CC", &compiler), ("CXX", &compiler), ("NVCC", &compiler)])
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while !compiling.exists() {
+            assert_eq!(child.try_wait().unwrap(), None, "{arguments:?}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(sent.success() && !child.wait().unwrap().success());
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "{arguments:?}: {left:?}");
+    }
+}
+
+#[test]
+fn temporary_directory_that_cannot_be_made_is_named() {
+    let dir = folder();
+    let mut command = spinio();
+    command.env("TMPDIR", "/nowhere/at/all").args(["demo", "--size", "1M", "--path"]).arg(dir.path().join("data"));
+    let text = stderr(&command.assert().code(1));
+    assert!(text.contains("temporary directory in /nowhere/at/all"), "{text}");
+}
+
+#[test]
 fn demo_uses_cuda_memory_on_gpu_machine() {
     // The stand-in for the driver of the tests of `sys` and `device`.
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/../sys/tests/fake/libcuda.c");

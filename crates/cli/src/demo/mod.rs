@@ -68,21 +68,23 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
     }
     let library = library::find()?;
     let (folder, warning) = match &demo.path {
-        Some(path) => (parent(path), None),
+        Some(_) => (std::env::temp_dir(), None),
         None => scratch::disk_dir(),
     };
     let work = tempfile::Builder::new()
         .prefix("spinio-demo-")
-        .tempdir_in(if demo.path.is_some() { std::env::temp_dir() } else { folder.clone() })
+        .tempdir_in(&folder)
         .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+    let watch = cleanup::on_signal(vec![work.path().to_owned()]);
     let program = program::prepare(work.path())?;
 
     let data = DataFile::create(demo.path.clone().unwrap_or_else(|| work.path().join("data")))?;
+    // Not before it was made: the name may be that of a file of the user's.
+    watch.add(data.path.clone());
     let warning = warning.or_else(|| {
         let there = scratch::is_in_memory(&data.path);
         there.then(|| format!("{} is on a file system in memory: it is always cached", data.path.display()))
     });
-    let _watch = cleanup::on_signal(vec![data.path.clone(), work.path().to_owned()]);
     check_free_space(&data.path, demo.size)?;
     file::make(&data.file, &data.path, demo.size)?;
 

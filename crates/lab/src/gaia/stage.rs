@@ -50,16 +50,7 @@ impl Stage {
             .tempdir_in(folder)
             .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
         let (mount, plain) = (work.path().join("mount"), work.path().join("plain"));
-        for made in [&mount, &plain] {
-            std::fs::create_dir(made).with_context(|| format!("Cannot make {}", made.display()))?;
-        }
-        if !Path::new("/dev/fuse").exists() {
-            return Err(exit::error(Exit::Missing, "These experiments need a GAIA mount, and there is no /dev/fuse"));
-        }
-        let library = spinio_cli::library::find()?;
-        let below = File::open(&mount)?;
-        let mounted = Mounted::new(&mount)?;
-        let gpu = programs::compile(work.path(), &library)?;
+        // Before the minutes of compiling.
         let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {
             let mount = mount.clone();
             move || {
@@ -72,6 +63,16 @@ impl Stage {
                 let _ = Command::new(detach[0]).args(&detach[1..]).arg(&mount).output();
             }
         });
+        for made in [&mount, &plain] {
+            std::fs::create_dir(made).with_context(|| format!("Cannot make {}", made.display()))?;
+        }
+        if !Path::new("/dev/fuse").exists() {
+            return Err(exit::error(Exit::Missing, "These experiments need a GAIA mount, and there is no /dev/fuse"));
+        }
+        let library = spinio_cli::library::find()?;
+        let below = File::open(&mount)?;
+        let mounted = Mounted::new(&mount)?;
+        let gpu = programs::compile(work.path(), &library)?;
         let listed = Command::new(work.path().join(programs::WORKER)).arg("devices").output()?;
         let text = String::from_utf8_lossy(&listed.stdout).trim().to_owned();
         let (devices, device) = text.split_once(' ').with_context(|| {

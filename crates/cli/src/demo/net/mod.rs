@@ -46,8 +46,8 @@ pub struct Net {
 pub fn run(net: &Net) -> anyhow::Result<Exit> {
     let library = library::find()?;
     let work = tempfile::Builder::new().prefix("spinio-demo-net-").tempdir().context("Cannot make a directory")?;
-    let gpu = server::compile(work.path(), &library)?;
     let _watch = cleanup::on_signal(vec![work.path().to_owned()]);
+    let gpu = server::compile(work.path(), &library)?;
     let files = work.path().join("files");
     std::fs::create_dir(&files).and_then(|()| std::fs::write(files.join(FILE), client::file_content()))?;
     let server = Server::start(work.path(), &files, &net.listen.to_string(), 8)?;
@@ -68,7 +68,7 @@ pub fn run(net: &Net) -> anyhow::Result<Exit> {
         let _ =
             write!(text, "\n  look at it: http://{address}/\n  ask it: curl -i http://{address}/\n  end it: Ctrl-C\n");
         output::print(&text)?;
-        server.wait();
+        server.wait()?;
     } else {
         text += &counts(&server.stop()?);
         let again = format!("{} demo net --serve --listen 127.0.0.1:8080", output::command_name());

@@ -4,10 +4,12 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, ensure};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::compiler::Gpu;
 use crate::exit::{self, Exit};
@@ -52,12 +54,7 @@ impl Server {
         stdout.read_line(&mut line)?;
         let address = line.strip_prefix("listening on tcp://").and_then(|rest| rest.split(',').next());
         let Some(address) = address.map(str::to_owned) else {
-            let mut why = String::new();
-            if let Some(mut errors) = child.stderr.take() {
-                errors.read_to_string(&mut why)?;
-            }
-            let _ = child.wait();
-            return Err(exit::error(Exit::Failed, format!("The server of the demo failed: {}", why.trim())));
+            return Err(failure(&mut child));
         };
         Ok(Server { child, stdin, stdout, address })
     }
@@ -67,9 +64,11 @@ impl Server {
         &self.address
     }
 
-    /// Until it ends by itself.
-    pub(super) fn wait(mut self) {
-        let _ = self.child.wait();
+    /// Until it ends by itself, which it does when it fails, or with Ctrl-C.
+    pub(super) fn wait(mut self) -> anyhow::Result<()> {
+        let status = self.child.wait()?;
+        let stopped = matches!(status.signal(), Some(SIGHUP | SIGINT | SIGTERM));
+        if stopped || status.success() { Ok(()) } else { Err(failure(&mut self.child)) }
     }
 
     /// Ends it; returns what it counted.
@@ -82,6 +81,16 @@ impl Server {
         let pair = |line: &str| line.split_once(' ').and_then(|(name, n)| Some((name.to_owned(), n.parse().ok()?)));
         Ok(text.lines().filter_map(pair).collect())
     }
+}
+
+/// What it printed, and how it ended.
+fn failure(child: &mut Child) -> anyhow::Error {
+    let mut why = String::new();
+    if let Some(mut errors) = child.stderr.take() {
+        let _ = errors.read_to_string(&mut why);
+    }
+    let status = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+    exit::error(Exit::Failed, format!("The server of the demo failed ({status}): {}", why.trim()))
 }
 
 impl Drop for Server {

@@ -28,7 +28,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 
 use self::report::Report;
-use self::writers::Writers;
+use self::writers::{Running, Writers};
 use crate::exit::{self, Exit};
 use crate::gaia::mounted::Mounted;
 use crate::progress::Progress;
@@ -64,22 +64,22 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         .prefix("spinio-gaia-demo-")
         .tempdir_in(&folder)
         .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+    let (directory, running) = (work.path().join("mount"), Running::default());
+    let _watch = cleanup::on_signal_after(vec![work.path().to_owned()], {
+        let (running, directory) = (running.clone(), directory.clone());
+        move || {
+            running.kill_all();
+            unmount_soon(&directory);
+        }
+    });
     let gpu = programs::compile(work.path(), &library)?;
 
-    let directory = work.path().join("mount");
     std::fs::create_dir(&directory).with_context(|| format!("Cannot make {}", directory.display()))?;
     let path = directory.join("cells");
     make(&path, demo.size)?;
 
     let mounted = Mounted::new(&directory)?;
-    let mut writers = Writers::start(work.path(), &path, demo.rounds)?;
-    let _watch = cleanup::on_signal_after(vec![work.path().to_owned()], {
-        let (stop, directory) = (writers.stopper(), directory.clone());
-        move || {
-            stop();
-            unmount_soon(&directory);
-        }
-    });
+    let mut writers = Writers::start(work.path(), &path, demo.rounds, running)?;
     let begun = Instant::now();
     let mut kills = Vec::new();
     let mut progress = Progress::count(demo.rounds.into(), "Updating the file");
@@ -123,9 +123,11 @@ fn kills_before(demo: &Demo, round: u32) -> u32 {
     u32::try_from(due.min(kills)).unwrap_or(u32::MAX)
 }
 
+/// Unmounts it, if it is mounted already.
 fn unmount_soon(directory: &Path) {
+    let is_mounted = || spinio_gaiad::mounts().is_ok_and(|all| all.iter().any(|mount| mount.point == directory));
     for _ in 0..50 {
-        if spinio_gaiad::unmount(directory).is_ok() {
+        if !is_mounted() || spinio_gaiad::unmount(directory).is_ok() {
             return;
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal};
@@ -64,8 +65,26 @@ pub type Counters = BTreeMap<String, u64>;
 /// A line of a writer's output, as a name and a number.
 struct Printed(Writer, String, u64);
 
+/// Writers that this process has not waited for: only these PIDs are no other program's.
+#[derive(Clone, Default)]
+pub struct Running(Arc<Mutex<Vec<Pid>>>);
+
+impl Running {
+    /// Kills them, from another thread.
+    pub fn kill_all(&self) {
+        for pid in self.pids().drain(..) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+
+    fn pids(&self) -> MutexGuard<'_, Vec<Pid>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The running writers.
 pub struct Writers {
+    running: Running,
     children: Vec<(Writer, Child)>,
     turns: Vec<ChildStdin>,
     printed: Receiver<Printed>,
@@ -73,13 +92,14 @@ pub struct Writers {
 
 impl Writers {
     /// Starts all on `file`.
-    pub fn start(work: &Path, file: &Path, rounds: u32) -> anyhow::Result<Writers> {
+    pub fn start(work: &Path, file: &Path, rounds: u32, running: Running) -> anyhow::Result<Writers> {
         let (sender, printed) = mpsc::channel();
-        let mut writers = Writers { children: Vec::new(), turns: Vec::new(), printed };
+        let mut writers = Writers { running, children: Vec::new(), turns: Vec::new(), printed };
         for writer in Writer::ALL {
             let mut command = writer.command(work, file, rounds);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
             let mut child = command.spawn().with_context(|| format!("Cannot start the {} writer", writer.name()))?;
+            writers.running.pids().push(Pid::from_child(&child));
             writers.turns.extend(child.stdin.take());
             if let Some(out) = child.stdout.take() {
                 let sender = sender.clone();
@@ -123,6 +143,7 @@ impl Writers {
                 Err(_) => break,
             }
         }
+        self.running.pids().clear();
         for (writer, child) in &mut self.children {
             if !child.wait()?.success() {
                 return Err(failure(*writer, child));
@@ -131,17 +152,9 @@ impl Writers {
         Ok(counters)
     }
 
-    /// Kills all, from another thread.
-    pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
-        let pids: Vec<Pid> = self.children.iter().map(|(_, child)| Pid::from_child(child)).collect();
-        move || {
-            for pid in pids {
-                let _ = rustix::process::kill_process(pid, Signal::KILL);
-            }
-        }
-    }
-
     fn failed(&mut self, writer: Writer) -> anyhow::Result<()> {
+        // It is waited for; the others are killed when this is dropped.
+        self.running.pids().clear();
         match self.children.iter_mut().find(|(found, _)| *found == writer) {
             Some((_, child)) => Err(failure(writer, child)),
             None => bail!("A writer is missing"),
@@ -174,10 +187,38 @@ fn failure(writer: Writer, child: &mut Child) -> anyhow::Error {
 
 impl Drop for Writers {
     fn drop(&mut self) {
+        self.running.pids().clear();
         for (_, child) in &mut self.children {
             // Those that have ended are not there any more.
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writers_that_were_not_waited_for_are_killed() {
+        let sleeper = || Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut running, mut ended) = (sleeper(), sleeper());
+        let (_sender, printed) = mpsc::channel();
+        let list = Running::default();
+        let writers = |child| {
+            let children = vec![(Writer::Pwrite, child)];
+            Writers { running: list.clone(), children, turns: Vec::new(), printed }
+        };
+        list.pids().push(Pid::from_child(&running));
+        list.kill_all();
+        assert!(!running.wait().unwrap().success());
+        // As a PID that another program has by now.
+        list.pids().push(Pid::from_child(&ended));
+        drop(writers(sleeper()));
+        list.kill_all();
+        assert_eq!(ended.try_wait().unwrap(), None, "a program was killed that is no writer");
+        ended.kill().unwrap();
+        ended.wait().unwrap();
     }
 }
