@@ -16,6 +16,11 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// Without control characters, which would reach the terminal: for names that other users have chosen.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// `1.87` from bytes and seconds: GB/s, three digits.
 pub fn gbps(n: u64, seconds: f64) -> String {
     if seconds <= 0.0 {

@@ -154,7 +154,7 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
                 let chunks = file.chunks.to_string();
                 let (maps, user) = (file.maps.to_string(), file.user.to_string());
                 let device = uuid(&file.device);
-                let row = [maps, bytes, peer, size, chunks, user, device, file.path.clone()];
+                let row = [maps, bytes, peer, size, chunks, user, device, format::printable(&file.path)];
                 table.add_row((0..).zip(row).filter(|(at, _)| shown(*at)).map(|(_, text)| Cell::new(text)));
             }
             let numbers: Vec<usize> = (0..head.len() - 2).collect();
@@ -162,7 +162,7 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
             let _ = writeln!(s, "\n{}", table::text(&table));
             for file in &daemon.files {
                 let Some(why) = file.refused else { continue };
-                let (path, device) = (&file.path, uuid(&file.device));
+                let (path, device) = (format::printable(&file.path), uuid(&file.device));
                 let _ = writeln!(s, "  {path} on {device} was not copied from another GPU: {}", why.sentence());
             }
         }
@@ -180,7 +180,7 @@ fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
             format::bytes(dirty * PAGE),
             stats.commits.to_string(),
             stats.merged.to_string(),
-            path.clone(),
+            format::printable(path),
         ];
         table.add_row(columns.map(Cell::new));
     }
@@ -245,6 +245,23 @@ mod tests {
         let json: Vec<_> = daemons_as_json(&[("/s".into(), daemon)]).collect();
         assert_eq!(json[0]["files"][0]["bytes_from_peer"], 2 << 20);
         assert_eq!((&json[0]["files"][0]["held_bytes"], &json[0]["limit_bytes"]), (&json!(6 << 20), &json!(8 << 20)));
+    }
+
+    #[test]
+    fn names_of_files_reach_no_terminal_raw() {
+        let plain = OutputStyle { colour: false, width: 120 };
+        let mut mounts = found();
+        mounts[0].1.files[0].path = "/\u{1b}[2J".into();
+        let text = render(&mounts, &plain);
+        assert!(text.contains("/?[2J") && !text.contains('\u{1b}'), "{text:?}");
+        let refused = Some(PeerRefusal::NoAccess);
+        let (path, device) = ("/\u{9b}2J".to_owned(), [0; 16]);
+        let file =
+            LeasedFileStatus { path, user: 7, device, maps: 2, chunks: 3, bytes: 1, peer_bytes: 0, refused, size: 5 };
+        let daemon = DaemonStatus { files: vec![file], ..DaemonStatus::default() };
+        let text = render_daemons(&[("/s".into(), daemon)], &plain);
+        assert!(text.matches("/?2J").count() == 2 && !text.contains('\u{9b}'), "{text:?}");
+        assert_eq!(as_json(&mounts)[0]["files"][0]["path"], "/\u{1b}[2J", "JSON escapes it");
     }
 
     #[test]

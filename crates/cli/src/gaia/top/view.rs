@@ -72,7 +72,7 @@ fn file_rows(mount: &MountRow) -> Vec<[String; 6]> {
             format::bytes(file.dirty * PAGE),
             file.maps.to_string(),
             file.owners.to_string(),
-            file.path.clone(),
+            format::printable(&file.path),
         ]
     };
     all.into_iter().map(cells).collect()
@@ -86,7 +86,7 @@ fn leased_rows(daemon: &DaemonStatus) -> Vec<[String; 6]> {
             format::bytes(file.size),
             file.user.to_string(),
             uuid(&file.device),
-            file.path.clone(),
+            format::printable(&file.path),
         ]
     };
     daemon.files.iter().map(cells).collect()
