@@ -53,6 +53,7 @@ mod screen;
 mod screen_state;
 mod stat;
 pub mod table;
+mod table_dirs;
 pub mod test_file;
 mod top;
 mod trace;

@@ -8,22 +8,19 @@
 //! No process is asked: a stopped one is shown too, as it was when it last wrote.
 
 use std::fmt::Write;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 use comfy_table::Cell;
-use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use spinio_io::stats::{LONGEST_TEXT, pid_of, published_text};
 use spinio_sys::linux;
 
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
-use crate::{format, output, processes, stat, table};
+use crate::{format, output, processes, stat, table, table_dirs};
 
 /// How long a group waits before it is shown.
 const LONG_NS: u64 = 1_000_000_000;
@@ -58,33 +55,26 @@ pub fn run(options: &Net) -> anyhow::Result<Exit> {
 fn list(pid: Option<u32>) -> Vec<Value> {
     let now = linux::monotonic_ns();
     let mut found = Vec::new();
-    for folder in processes::search_dirs() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(of) = name.to_str().and_then(|name| pid_of(name, "net")) else { continue };
-            if pid.is_none_or(|pid| pid == of)
-                && !found.iter().any(|(path, _)| *path == entry.path())
-                && let Some(net) = read(&entry.path())
-            {
-                found.push((entry.path(), with_seconds(net, now)));
-            }
+    let wanted = |name: &str| pid_of(name, "net").is_some_and(|of| pid.is_none_or(|pid| pid == of));
+    table_dirs::visit(wanted, |table| {
+        if let Some(net) = read(&table.file)
+            && table.may_speak_for(u32::try_from(number(&net["process"])).unwrap_or(0))
+        {
+            found.push((table.path, with_seconds(net, now)));
         }
-    }
+    });
     found.sort_by_cached_key(|(path, net)| (net["process"].as_u64(), path.clone()));
     found.into_iter().map(|(_, net)| net).collect()
 }
 
 /// The net of a file, if its process runs.
-fn read(path: &Path) -> Option<Value> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
+fn read(file: &File) -> Option<Value> {
     // It may be written just now, or not yet have a text.
     for _ in 0..100 {
-        if !file.metadata().is_ok_and(|meta| meta.is_file()) || !processes::is_locked(&file) {
+        if !processes::is_locked(file) {
             return None;
         }
-        if let Some(net) = parse(&file) {
+        if let Some(net) = parse(file) {
             return Some(net);
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -190,9 +180,9 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// Without control characters: names of sockets are other programs'.
+/// Names of sockets are other programs'.
 fn word(value: &Value) -> String {
-    value.as_str().unwrap_or("?").chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    format::printable(value.as_str().unwrap_or("?"))
 }
 
 fn or_star(text: String) -> String {

@@ -1,27 +1,28 @@
 //! The processes that use SPIN, found by their files of counters.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/spinio/   /run/user/UID/spinio/   /dev/shm/spinio-UID/      for root: those of all users
+//!   directories of tables (table_dirs.rs)
 //!        4711  ── locked by its process ──> a living one: its counters are read, never written
 //! ```
 //!
 //! The files are read as bytes, never mapped: one that shrinks or has invalid content gives wrong figures, not a crash.
 //!
-//! Known flaw: a process in another PID namespace (a container) is listed with its PID there.
+//! Known flaw: a process in another PID namespace (a container) is listed with its PID there, and not at
+//! all if a process of another user has that number here.
 
-use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rustix::fs::{FlockOperation, OFlags, flock};
-use rustix::process::geteuid;
 use spinio_io::stats::trace::file;
-use spinio_io::stats::{Snapshot, SnapshotError, default_dirs};
+use spinio_io::stats::{Snapshot, SnapshotError};
 
 use crate::exit::{self, Exit};
+use crate::table_dirs::{self, TableFile};
 
 /// A file of counters.
 pub struct CounterFile {
@@ -53,39 +54,41 @@ pub enum ReadError {
 }
 
 impl CounterFile {
-    /// Opens and reads a file.
+    /// Opens and reads a file that the user named; through links, as the library opens it.
     pub fn open(path: &Path) -> Result<CounterFile, ReadError> {
-        CounterFile::opened(path, OpenOptions::new().read(true))
+        CounterFile::opened(path, path, OpenOptions::new().read(true))
     }
 
     /// The same, for writing, to switch tracing on.
     pub fn open_to_trace(path: &Path) -> Result<CounterFile, ReadError> {
-        CounterFile::opened(path, OpenOptions::new().read(true).write(true))
+        CounterFile::opened(path, path, OpenOptions::new().read(true).write(true))
     }
 
-    fn opened(path: &Path, options: &mut OpenOptions) -> Result<CounterFile, ReadError> {
-        // Root opens files in directories of other users: it must not follow a link, nor block on a FIFO.
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = options.custom_flags(flags.bits() as i32).open(path).map_err(ReadError::Io)?;
+    /// The same file, for writing. Its name may be another file's by now.
+    pub fn reopen_to_trace(&self) -> Result<CounterFile, ReadError> {
+        let descriptor = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        CounterFile::opened(&self.path, &descriptor, OpenOptions::new().read(true).write(true))
+    }
+
+    /// The same file, with what was read of it.
+    pub fn try_clone(&self) -> io::Result<CounterFile> {
+        let (path, snapshot) = (self.path.clone(), self.snapshot.clone());
+        self.file.try_clone().map(|file| CounterFile { path, file, snapshot })
+    }
+
+    fn opened(name: &Path, path: &Path, options: &mut OpenOptions) -> Result<CounterFile, ReadError> {
+        // It must not block on a FIFO.
+        let file = options.custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(ReadError::Io)?;
         if !file.metadata().map_err(ReadError::Io)?.is_file() {
             return Err(ReadError::NoCounters);
         }
-        let mut counters = CounterFile { path: path.to_owned(), file, snapshot: Snapshot::default() };
-        counters.refresh()?;
-        Ok(counters)
+        let snapshot = read_counters(&file)?;
+        Ok(CounterFile { path: name.to_owned(), file, snapshot })
     }
 
     /// Reads the counters again.
     pub fn refresh(&mut self) -> Result<(), ReadError> {
-        let mut bytes = vec![0; file::COUNTERS_BYTES];
-        self.file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => ReadError::NoCounters,
-            _ => ReadError::Io(e),
-        })?;
-        self.snapshot = Snapshot::from_bytes(&bytes).map_err(|e| match e {
-            SnapshotError::OtherVersion => ReadError::OtherVersion,
-            SnapshotError::NotCounters => ReadError::NoCounters,
-        })?;
+        self.snapshot = read_counters(&self.file)?;
         Ok(())
     }
 
@@ -98,6 +101,18 @@ impl CounterFile {
     pub fn file(&self) -> &File {
         &self.file
     }
+}
+
+fn read_counters(file: &File) -> Result<Snapshot, ReadError> {
+    let mut bytes = vec![0; file::COUNTERS_BYTES];
+    file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
+        io::ErrorKind::UnexpectedEof => ReadError::NoCounters,
+        _ => ReadError::Io(e),
+    })?;
+    Snapshot::from_bytes(&bytes).map_err(|e| match e {
+        SnapshotError::OtherVersion => ReadError::OtherVersion,
+        SnapshotError::NotCounters => ReadError::NoCounters,
+    })
 }
 
 /// Whether a process keeps it locked.
@@ -113,32 +128,20 @@ pub fn is_locked(file: &File) -> bool {
 
 /// Every living process that this user may see.
 pub fn list() -> ProcessList {
-    list_in(&search_dirs())
-}
-
-fn list_in(places: &[PathBuf]) -> ProcessList {
     let mut found = ProcessList::default();
-    let mut seen = HashSet::new();
-    for place in places {
-        for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let Ok(meta) = entry.metadata() else { continue };
-            if !seen.insert((meta.dev(), meta.ino())) {
-                continue;
-            }
-            match CounterFile::open(&path) {
-                Ok(counters) if counters.is_alive() => found.processes.push(counters),
-                Err(ReadError::OtherVersion)
-                    if OpenOptions::new().read(true).open(&path).is_ok_and(|f| is_locked(&f)) =>
-                {
-                    found.other_versions += 1;
-                }
-                _ => {}
-            }
-        }
-    }
+    table_dirs::visit(|_| true, |table| add(&mut found, table));
     found.processes.sort_by_key(|c| c.snapshot.process.pid);
     found
+}
+
+fn add(found: &mut ProcessList, table: TableFile) {
+    match read_counters(&table.file) {
+        Ok(snapshot) if table.may_speak_for(snapshot.process.pid) && is_locked(&table.file) => {
+            found.processes.push(CounterFile { path: table.path, file: table.file, snapshot });
+        }
+        Err(ReadError::OtherVersion) if is_locked(&table.file) => found.other_versions += 1,
+        _ => {}
+    }
 }
 
 /// The living process with this PID.
@@ -162,27 +165,6 @@ pub fn find(pid: u32) -> anyhow::Result<CounterFile> {
 /// The file that the user named.
 pub fn open_path(path: &Path) -> anyhow::Result<CounterFile> {
     CounterFile::open(path).map_err(anyhow::Error::from).with_context(|| format!("Cannot read {}", path.display()))
-}
-
-/// Where processes keep their counters.
-pub fn search_dirs() -> Vec<PathBuf> {
-    let user = geteuid();
-    let runtime = std::env::var("XDG_RUNTIME_DIR").ok();
-    let mut places: Vec<PathBuf> =
-        default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
-    places.push(format!("/run/user/{}/spinio", user.as_raw()).into());
-    if user.is_root() {
-        for (folder, below) in [("/run/user", Some("spinio")), ("/dev/shm", None)] {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                match below {
-                    Some(name) => places.push(entry.path().join(name)),
-                    None if entry.file_name().to_string_lossy().starts_with("spinio-") => places.push(entry.path()),
-                    None => {}
-                }
-            }
-        }
-    }
-    places
 }
 
 impl std::fmt::Display for ReadError {
@@ -209,7 +191,7 @@ mod tests {
 
     #[test]
     fn only_locked_files_are_live_processes() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = table_dirs::private_dir();
         let (living, _dead) = (table(folder.path(), "1"), table(folder.path(), "2"));
         std::fs::write(folder.path().join("3"), "short").unwrap();
         std::os::unix::fs::symlink(&living, folder.path().join("4")).unwrap();
@@ -217,10 +199,31 @@ mod tests {
         let holder = File::open(&living).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
         let places = [folder.path().to_owned(), folder.path().to_owned(), "/no/such".into()];
+        let list_in = |places: &[PathBuf]| {
+            let mut found = ProcessList::default();
+            table_dirs::visit_in(places, |_| true, |table| add(&mut found, table));
+            found
+        };
         let found = list_in(&places);
         assert_eq!(found.processes.iter().map(|c| &c.path).collect::<Vec<_>>(), [&living]);
         drop(holder);
         assert!(list_in(&places).processes.is_empty());
+    }
+
+    #[test]
+    fn named_file_is_read_through_a_link_and_reopened_without_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (table(folder.path(), "1"), folder.path().join("link"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let counters = CounterFile::open(&link).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "another").unwrap();
+        let traced = counters.reopen_to_trace().unwrap();
+        traced.file().write_all_at(b"x", 0).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"another");
+        let mut byte = [0];
+        counters.file().read_exact_at(&mut byte, 0).unwrap();
+        assert_eq!(&byte, b"x");
     }
 
     #[test]

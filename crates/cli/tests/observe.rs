@@ -472,6 +472,7 @@ assert os.WIFEXITED(how) and os.WEXITSTATUS(how) == 0, how
     let dir = folder();
     let tables = dir.path().join("spinio");
     std::fs::create_dir(&tables).unwrap();
+    std::fs::set_permissions(&tables, std::fs::Permissions::from_mode(0o700)).unwrap();
     // So many that to look at them takes longer than the interval: none of them is a living process.
     for number in 0..4000 {
         let table = std::fs::File::create(tables.join(number.to_string())).unwrap();
@@ -483,6 +484,20 @@ assert os.WIFEXITED(how) and os.WEXITSTATUS(how) == 0, how
         Err(e) => eprintln!("skipped: no python3: {e}"),
         Ok(out) => assert!(out.status.success(), "{out:?}"),
     }
+}
+
+#[test]
+fn counters_are_read_through_a_link() {
+    let Some(bench) = Bench::new() else { return };
+    let (table, link) = (bench.dir.path().join("table"), bench.dir.path().join("link"));
+    std::fs::write(&table, "").unwrap();
+    std::os::unix::fs::symlink(&table, &link).unwrap();
+    let mut command = spinio();
+    command.env("SPINIO_STATS", &link).args(["run", "--stats", "--"]).arg(&bench.program).arg(&bench.data);
+    let text = stderr(&command.write_stdin("").assert().success());
+    assert!(text.contains("1.0 MiB") || text.contains("1 MiB"), "{text}");
+    let text = stdout(&spinio().args(["stat", "--file"]).arg(&link).assert().success());
+    assert!(text.contains("read"), "{text}");
 }
 
 #[test]

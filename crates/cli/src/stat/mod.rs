@@ -125,7 +125,7 @@ fn watch(stat: &Stat, every: Duration) -> anyhow::Result<Exit> {
                     output::note("spinio: the process has ended\n");
                     return Ok(Exit::Ok);
                 }
-                vec![processes::open_path(&one.path)?]
+                vec![one.try_clone().context("Cannot duplicate the descriptor of the counters")?]
             }
             None => processes::list().processes,
         };

@@ -97,9 +97,8 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
 fn attach(trace: &Trace, pid: u32) -> anyhow::Result<()> {
     let stopped = stop_flag()?;
     let found = processes::find(pid)?;
-    let counters = CounterFile::open_to_trace(&found.path)
-        .map_err(anyhow::Error::from)
-        .with_context(|| format!("Cannot trace process {pid}"))?;
+    let counters =
+        found.reopen_to_trace().map_err(anyhow::Error::from).with_context(|| format!("Cannot trace process {pid}"))?;
     // The process writes there without a check: allocate the space first.
     fallocate(counters.file(), FallocateFlags::empty(), 0, file::BYTES)
         .with_context(|| format!("Cannot trace process {pid}: no room for the trace in {}", counters.path.display()))?;
