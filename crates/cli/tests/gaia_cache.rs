@@ -127,3 +127,18 @@ fn what_cannot_be_cached_is_named() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no program has the file open for writing any more");
     }
 }
+
+#[test]
+fn named_pipe_is_refused_and_not_waited_for() {
+    let dir = common::folder();
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let none = Daemon(dir.path().join("none.sock"));
+    for words in ["cache", "drop", "sync", "explain"] {
+        let mut command = Command::new("timeout");
+        let said = command.args(["10", PROGRAM, "gaia", words]).arg(&pipe).env("SPINIO_GAIA_SOCKET", &none.0).output();
+        let said = said.unwrap();
+        assert_eq!(said.status.code(), Some(1), "{words}: {said:?}");
+        assert!(text(&said.stderr).contains("pipe"), "{words}: {said:?}");
+    }
+}

@@ -2,7 +2,6 @@
 //!
 //! It maps each file as such a program does, and ends: the daemon of leased files keeps the chunks.
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -18,7 +17,7 @@ use super::serve::sockets;
 use crate::device::{self, DeviceName};
 use crate::exit::{self, Exit};
 use crate::progress::{Progress, Spinner};
-use crate::{format, output};
+use crate::{format, input, output};
 
 /// Bytes of one acquire, so that the progress moves.
 const STEP: u64 = 256 << 20;
@@ -65,7 +64,7 @@ pub fn run(options: &Cache) -> anyhow::Result<Exit> {
 
 fn cache(path: &Path, device: &'static dyn Device, sockets: Vec<PathBuf>) -> anyhow::Result<Info> {
     let name = path.display();
-    let file = File::open(path).with_context(|| format!("Cannot open {name}"))?;
+    let file = input::open(path)?;
     let metadata = file.metadata().with_context(|| format!("Cannot query {name}"))?;
     if !metadata.is_file() || metadata.len() == 0 {
         let what = if metadata.is_file() { "is empty" } else { "is not a file" };

@@ -1,7 +1,6 @@
 //! `spinio gaia explain`: where the pages of a file are, and which programs have copies.
 
 use std::fmt::Write;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -12,7 +11,7 @@ use spinio_gaiad::{ExplainedFile, ExplainedRange, Holder, MapKind, RangeState};
 
 use crate::color::{OutputStyle, TextRole};
 use crate::exit::{self, Exit};
-use crate::{format, output, table};
+use crate::{format, input, output, table};
 
 const PAGE: u64 = 4096;
 
@@ -30,7 +29,7 @@ pub struct Explain {
 
 pub fn run(options: &Explain) -> anyhow::Result<Exit> {
     let name = options.file.display();
-    let file = File::open(&options.file).with_context(|| format!("Cannot open {name}"))?;
+    let file = input::open(&options.file)?;
     if !file.metadata().with_context(|| format!("Cannot query {name}"))?.is_file() {
         return Err(exit::error(Exit::Failed, format!("{name} is not a file")));
     }

@@ -11,7 +11,7 @@ use rustix::fs::Advice;
 
 use crate::exit::{self, Exit};
 use crate::progress::Progress;
-use crate::{format, output};
+use crate::{format, input, output};
 
 /// Bytes of one read.
 const STEP: usize = 4 << 20;
@@ -26,7 +26,7 @@ pub struct Sync {
 /// Opens a file that exists and is one; whether it is below a mount of GAIA.
 pub(super) fn open(path: &Path) -> anyhow::Result<(File, bool)> {
     let name = path.display();
-    let file = File::open(path).with_context(|| format!("Cannot open {name}"))?;
+    let file = input::open(path)?;
     if !file.metadata().with_context(|| format!("Cannot query {name}"))?.is_file() {
         return Err(exit::error(Exit::Failed, format!("{name} is not a file")));
     }
