@@ -209,8 +209,69 @@ static void room_is_what_the_other_end_has_said_at_last(bool two)
     CHECK(accepts.words[1] == 1 && accepts.words[2] == 1);
 }
 
+// Whether the words that an end has written are all of no message.
+__device__ inline bool has_no_message(const net::Handle &handle, int s)
+{
+    for (uint64_t &word : net::detail::attached_peer(handle, s).mine->message)
+        if (spinio::load_relaxed_device(&word))
+            return false;
+    return true;
+}
+
+// Receives before it sends. Its first bytes go through the ring, so the words are those of this connection only if they are clear; the
+// second reply is in them.
+__global__ void replies_twice(net::Handle handle, int listener, int64_t *out)
+{
+    __shared__ unsigned char bytes[64];
+    auto g = net::block();
+    const int s = net::accept(g, handle, listener);
+    bool good = net::recv(g, handle, s, bytes, 20, net::WAITALL) == 20 && send_bytes(g, handle, s, bytes, 0, 20);
+    good = good && net::recv(g, handle, s, bytes, 20, net::WAITALL) == 20;
+    const bool clear = has_no_message(handle, s);
+    __syncthreads();
+    good = good && send_bytes(g, handle, s, bytes, 20, 20);
+    const bool written = !has_no_message(handle, s);
+    // Until the other end has taken it.
+    good = good && net::recv(g, handle, s, bytes, 1) == 0;
+    net::close(g, handle, s);
+    if (threadIdx.x == 0)
+        out[0] = good, out[1] = clear, out[2] = written;
+}
+
+__global__ void requests_twice(net::Handle handle, net::Address to, int64_t *out)
+{
+    __shared__ unsigned char bytes[64];
+    auto g = net::block();
+    const int s = connected(g, handle, to);
+    bool good = true;
+    for (unsigned at = 0; at < 40; at += 20)
+        good = good && send_bytes(g, handle, s, bytes, at, 20) && net::recv(g, handle, s, bytes, 20, net::WAITALL) == 20 && has_bytes(g, bytes, at, 20);
+    net::close(g, handle, s);
+    if (threadIdx.x == 0)
+        out[3] = good;
+}
+
+// The second connection has the memory of the first one.
+static void words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(bool two)
+{
+    Net accepts({.connections = 1, .ring_bytes = 4096}), connects({.connections = 1, .ring_bytes = 4096});
+    Net &client = two ? connects : accepts;
+    std::string address;
+    int s = listener(accepts, "tcp://127.0.0.1:0", address);
+    for (int connection = 0; connection < 3; connection++) {
+        spinio::launch_resident_on(accepts.stream, replies_twice, 1, 64, accepts.handle, s, accepts.words);
+        spinio::launch_resident_on(connects.stream, requests_twice, 1, 64, client.handle, address_of(address), accepts.words);
+        accepts.wait();
+        connects.wait();
+        CHECK(accepts.words[0] == 1 && accepts.words[1] == 1 && accepts.words[2] == 1 && accepts.words[3] == 1);
+        CHECK(others_close(accepts));
+    }
+}
+
 int main()
 {
+    words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(false);
+    words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(true);
     room_is_what_the_other_end_has_said_at_last(false);
     room_is_what_the_other_end_has_said_at_last(true);
     messages_arrive("tcp://127.0.0.1:0", false);

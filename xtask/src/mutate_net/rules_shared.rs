@@ -370,6 +370,16 @@ pub(super) const RULES: &[Mutant] = &[
         &[Models("message_is_taken_from_its_words")],
     )),
     rule(
+        "message-clear-kernel",
+        "a kernel clears them also if it has received before it sends",
+        KERNEL_MESSAGE,
+        [
+            "    if (peer.direct() && tail == peer.first)\n",
+            "    if (peer.direct() && tail == peer.first && !peer.is_of(locked.taken))\n",
+        ],
+        &[Kernels("net_message")],
+    ),
+    rule(
         "message-known",
         "a kernel writes the words of a message only if the other end has received all before it",
         KERNEL_MESSAGE,

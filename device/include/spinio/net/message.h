@@ -34,11 +34,12 @@ __device__ inline void clear_message(const Peer &peer)
         store_relaxed_device(&peer.mine->message[i], 0);
 }
 
-// The same, if those are the bytes after `tail`.
+// The same, if those are the bytes after `tail`: also where the other end has said something already, as it has to an end that receives
+// before it sends.
 __device__ inline void open_message(const Handle &net, const Locked &locked, uint64_t tail)
 {
     const Peer peer(net, locked.peer, locked.granule);
-    if (peer.direct() && tail == peer.first && !peer.is_of(locked.taken))
+    if (peer.direct() && tail == peer.first)
         clear_message(peer);
 }
 
