@@ -268,8 +268,84 @@ static void words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_f
     }
 }
 
+// What a send did to the words of an end: nothing, or all have another tag.
+constexpr int64_t words_are_unchanged = 1, words_have_another_tag = 2;
+
+// Sends bytes that are answered: what that did to the words.
+__device__ inline int64_t send_and_look(const net::Handle &handle, int s, unsigned char *bytes, uint64_t at, unsigned count)
+{
+    auto g = net::block();
+    const uint64_t *words = net::detail::attached_peer(handle, s).mine->message;
+    uint64_t before[spinio::net::layout::message_words];
+    unsigned unchanged = 0, others = 0;
+    for (unsigned i = 0; i < spinio::net::layout::message_words; i++)
+        before[i] = spinio::load_relaxed_device(words + i);
+    __syncthreads();
+    if (!send_bytes(g, handle, s, bytes, at, count) || net::recv(g, handle, s, bytes, 1) != 1)
+        return 0;
+    for (unsigned i = 0; i < spinio::net::layout::message_words; i++) {
+        const uint64_t after = spinio::load_relaxed_device(words + i);
+        unchanged += after == before[i];
+        others += (after ^ before[i]) >> 56 != 0;
+    }
+    return unchanged == spinio::net::layout::message_words ? words_are_unchanged : others == spinio::net::layout::message_words ? words_have_another_tag : 0;
+}
+
+// A message, bytes that are too many for one, and bytes that end 128 or 129 after the message: only the latter ones are a message.
+__global__ void sends_past_the_tags(net::Handle handle, net::Address to, int64_t *out)
+{
+    __shared__ unsigned char bytes[128];
+    auto g = net::block();
+    const int s = connected(g, handle, to);
+    uint64_t at = 0;
+    unsigned i = 0;
+    // The first bytes go through the ring, and clear the words.
+    for (unsigned count : {50u, 64u, 100u, 28u, 64u, 100u, 29u}) {
+        const int64_t result = send_and_look(handle, s, bytes, at, count);
+        at += count;
+        if (threadIdx.x == 0)
+            out[i] = result;
+        i++;
+    }
+    net::close(g, handle, s);
+}
+
+__global__ void answers_each(net::Handle handle, int listener, int64_t *out)
+{
+    __shared__ unsigned char bytes[128];
+    auto g = net::block();
+    const int s = net::accept(g, handle, listener);
+    uint64_t at = 0;
+    bool good = true;
+    for (unsigned count : {50u, 64u, 100u, 28u, 64u, 100u, 29u}) {
+        good = good && net::recv(g, handle, s, bytes, count, net::WAITALL) == int64_t(count) && has_bytes(g, bytes, at, count) && net::send(g, handle, s, bytes, 1) == 1;
+        at += count;
+    }
+    net::close(g, handle, s);
+    if (threadIdx.x == 0)
+        out[7] = good;
+}
+
+static void bytes_with_the_tag_of_the_last_message_go_through_the_ring(bool two)
+{
+    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
+    Net &client = two ? connects : accepts;
+    std::string address;
+    int s = listener(accepts, "tcp://127.0.0.1:0", address);
+    spinio::launch_resident_on(accepts.stream, answers_each, 1, 64, accepts.handle, s, accepts.words);
+    spinio::launch_resident_on(connects.stream, sends_past_the_tags, 1, 64, client.handle, address_of(address), accepts.words);
+    accepts.wait();
+    connects.wait();
+    const int64_t same = words_are_unchanged, other = words_have_another_tag, expected[] = {0, other, same, same, other, same, other, 1};
+    // The first bytes clear the words.
+    for (unsigned i = 1; i < 8; i++)
+        CHECK(accepts.words[i] == expected[i]);
+}
+
 int main()
 {
+    bytes_with_the_tag_of_the_last_message_go_through_the_ring(false);
+    bytes_with_the_tag_of_the_last_message_go_through_the_ring(true);
     words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(false);
     words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(true);
     room_is_what_the_other_end_has_said_at_last(false);

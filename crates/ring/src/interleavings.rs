@@ -425,3 +425,43 @@ fn message_is_taken_from_its_words_or_from_the_ring() {
         assert!(writer.join().is_ok());
     });
 }
+
+/// The words have a message that was received, as the bytes after it that went through the ring alone. The next bytes may end where the
+/// tags repeat: then they are no message, since the reader may see its tail before its words.
+#[test]
+fn words_of_the_last_message_are_not_taken_for_the_next_one() {
+    for between in [126, 127] {
+        check(move || {
+            let (ring, ends, words) = (words::<1>(), words::<1>(), words::<2>());
+            let first = Position::of(0);
+            message::write(&*words, &[9; 14], first);
+            let end = first.after(between + 1);
+            let word = move |flags| Mark { position: end, generation: 1, flags }.word();
+            let writer = {
+                let (ring, ends, words) = (Arc::clone(&ring), Arc::clone(&ends), Arc::clone(&words));
+                thread::spawn(move || {
+                    if message::has_other_tag(end, first) {
+                        message::write(&*words, &[2], end);
+                        ends[peer::TAIL].store_relaxed(word(peer::MESSAGE));
+                    }
+                    ring[0].store(2, Relaxed);
+                    ends[peer::TAIL].store_release(word(0));
+                })
+            };
+            loop {
+                let tail = ends[peer::TAIL].load_acquire();
+                let mut byte = [0];
+                let there = Mark::now(tail, 1, first).position == end;
+                if there && tail & peer::MESSAGE == 0 {
+                    byte[0] = ring[0].load(Relaxed) as u8;
+                } else if !there || !message::read(&*words, &mut byte, end) {
+                    thread::yield_now();
+                    continue;
+                }
+                assert_eq!(byte, [2], "a byte of another message, or one that has not arrived");
+                break;
+            }
+            assert!(writer.join().is_ok());
+        });
+    }
+}

@@ -16,7 +16,9 @@
 //!
 //! **Why a word cannot be of another message.** The writer writes all words each time, and only after the reader has said that it has taken all
 //! that was sent before; the reader looks at all of them each time. So it has seen each word of the message before, and a word is of
-//! that one or of this one. Their ends are at most 84 bytes apart, and tags repeat after 128.
+//! that one or of this one. Tags repeat after 128 bytes. Two messages in a row end at most 84 bytes apart, but with bytes between them that
+//! went through the ring alone it may be 128: so the writer remembers where the last one ended, and what would have its tag goes through the
+//! ring alone too ([`has_other_tag`]).
 //!
 //! **Earlier uses of the memory.** The writer clears the words before it publishes the first bytes of a connection, which go through the
 //! ring. A reader that has taken those sees no older word any more, and no message is sent before it has said so.
@@ -39,6 +41,11 @@ const TAG_SHIFT: u32 = 56;
 /// The tag of the words of a message that ends here, in the place where it is in a word.
 pub const fn tag(end: Position) -> u64 {
     (0x80 | (end.bits() & 0x7f)) << TAG_SHIFT
+}
+
+/// Whether bytes that end at `end` may go as a message after one that ended at `last`: else the words of that one would pass for theirs.
+pub const fn has_other_tag(end: Position, last: Position) -> bool {
+    tag(end) != tag(last)
 }
 
 /// Before the first bytes of a connection are published.
@@ -100,6 +107,20 @@ mod tests {
             }
         }
         assert!(!read(&words, &mut [0; BYTES + 1], end), "longer than any message");
+    }
+
+    #[test]
+    fn words_of_last_message_pass_only_for_one_that_may_not_follow() {
+        let words = words();
+        let last = Position::of(u64::MAX - 100);
+        write(&words, &[1; BYTES], last);
+        let mut refused = 0;
+        for apart in 1..=1000 {
+            let end = last.after(apart);
+            assert_eq!(read(&words, &mut [0], end), !has_other_tag(end, last), "{apart} bytes later");
+            refused += u64::from(!has_other_tag(end, last));
+        }
+        assert_eq!(refused, 1000 / 128);
     }
 
     #[test]

@@ -23,6 +23,7 @@ const KERNEL_ENDS: &str = "device/include/spinio/net/ends.h";
 const MESSAGE: &str = "crates/ring/src/message.rs";
 const INTERLEAVINGS: &str = "crates/ring/src/interleavings.rs";
 const KERNEL_MESSAGE: &str = "device/include/spinio/net/message.h";
+const KERNEL_STREAM: &str = "device/include/spinio/net/stream.h";
 const KERNEL_SPAN: &str = "device/include/spinio/net/span.h";
 const KERNEL_EVENT: &str = "device/include/spinio/net/event.h";
 
@@ -363,6 +364,13 @@ pub(super) const RULES: &[Mutant] = &[
         &[Models("message_is_taken_from_its_words")],
     )),
     quick(rule(
+        "message-other-tag",
+        "a message is not written if its words would have the tag of the last one",
+        MESSAGE,
+        ["    tag(end) != tag(last)\n", "    tag(end) | tag(last) != 0\n"],
+        &[unit("words_of_last_message_pass_only"), Models("words_of_the_last_message_are_not_taken")],
+    )),
+    quick(rule(
         "message-flag",
         "the first tail of a message sends the reader to the words: the ring is not complete yet",
         INTERLEAVINGS,
@@ -383,7 +391,24 @@ pub(super) const RULES: &[Mutant] = &[
         "message-known",
         "a kernel writes the words of a message only if the other end has received all before it",
         KERNEL_MESSAGE,
-        ["    return peer.direct() && known && bytes", "    return peer.direct() && bytes"],
+        ["    return peer.direct() && known && other_tag", "    return peer.direct() && other_tag"],
+        &[Kernels("net_message")],
+    ),
+    rule(
+        "message-other-tag-kernel",
+        "so it is by a kernel",
+        KERNEL_MESSAGE,
+        ["message_tag(tail + bytes) != message_tag(locked.sent)", "message_tag(tail + bytes) != 0"],
+        &[Kernels("net_message")],
+    ),
+    rule(
+        "message-last-end",
+        "a kernel remembers where the last message ended",
+        KERNEL_STREAM,
+        [
+            "                store_relaxed_device(&device_socket(net, s)->sent, (room.position + take) & layout::position_mask);\n",
+            "",
+        ],
         &[Kernels("net_message")],
     ),
     rule(

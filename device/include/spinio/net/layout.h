@@ -100,7 +100,7 @@ struct DeviceSocket {
     uint64_t state; // epoch * 4 + one of the numbers below
     uint64_t receive_lock, send_lock; // and positions: line.h
     uint64_t told; // the position up to which it has received, as it was last published
-    uint64_t sent;
+    uint64_t sent; // the position up to which the proxy has sent; of an end of a connection inside the net, where its last message ended
     uint64_t receive_ring, send_ring; // as in the record
     uint64_t shut;
     uint64_t receive_timeout, send_timeout; // nanoseconds, 0: none

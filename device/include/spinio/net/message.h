@@ -11,7 +11,8 @@
 // tail needs to know nothing of this.
 //
 // The bytes lie at the end of the words, so that nothing has to say how many they are. All words are written each time, and
-// looked at each time: so the reader has seen all of one message, and each word is of that or of the next one, whose tag is another one.
+// looked at each time: so the reader has seen all of one message, and each word is of that or of the next one, whose tag is another one:
+// with bytes between them that went through the ring alone, two messages may end where the tags repeat, and the second one has no words.
 //
 // What the other end has received comes with its bytes, and may be newer than its word, which is told at last: the newer one counts
 // (newer_consumed() in peer.h).
@@ -44,12 +45,14 @@ __device__ inline void open_message(const Handle &net, const Locked &locked, uin
 }
 
 // Where the words are, if the bytes after `tail` go as a message too, or 0: all that was sent before is received, as the other end said to
-// an earlier call.
+// an earlier call, and the tag is not that of the last message. If there was none, that is one in 128 for nothing.
 __device__ inline uint64_t place_of_message(const Handle &net, const Locked &locked, uint64_t tail, uint64_t bytes)
 {
     const Peer peer(net, locked.peer, locked.granule);
     const bool known = (locked.taken & ~layout::end_watched) == peer.word_of(tail, 0) && tail != peer.first;
-    return peer.direct() && known && bytes <= layout::message_bytes ? uint64_t(uintptr_t(peer.mine->message)) : 0;
+    // A load of `sent` that comes too early still has the last message: what has the same tag is at least a send and an answer later.
+    const bool other_tag = message_tag(tail + bytes) != message_tag(locked.sent);
+    return peer.direct() && known && other_tag && bytes <= layout::message_bytes ? uint64_t(uintptr_t(peer.mine->message)) : 0;
 }
 
 // Where those of the other end are.

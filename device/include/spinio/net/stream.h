@@ -396,8 +396,10 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
             take = ring.size / 2;
         if (room.message) {
             store_message(group, room.message, from + done, take, room.position + take);
-            if (group.leads())
+            if (group.leads()) {
                 publish_message(Peer(net, locked.peer, locked.granule), room.position + take, locked.received);
+                store_relaxed_device(&device_socket(net, s)->sent, (room.position + take) & layout::position_mask);
+            }
         }
         copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
