@@ -83,13 +83,13 @@ __device__ bool send_picture(const net::Handle &handle, int s, unsigned long lon
                 rows[number[0] + i] = (unsigned char)(number[1] >> 8 * i);
     }
     __syncthreads();
-    if (net::send(net::block(), handle, s, rows, bmp_header, net::MORE) < 0)
+    if (net::send(net::block(), handle, s, rows, bmp_header, net::MORE) != bmp_header)
         return false;
     for (int y = 0; y < height; y += rows_at_once) {
         for (int i = int(threadIdx.x); i < rows_at_once * width; i += int(blockDim.x))
             pixel(i % width, y + i / width, picture, rows + i * 3);
         __syncthreads();
-        if (net::send(net::block(), handle, s, rows, sizeof rows) < 0)
+        if (net::send(net::block(), handle, s, rows, sizeof rows) != int64_t(sizeof rows))
             return false;
     }
     return true;
@@ -161,14 +161,14 @@ __device__ bool answer(const net::Handle &handle, int s, const http::Request &re
         head_size = out.length;
     }
     __syncthreads();
-    // The client gets the head with the first bytes of the body.
+    // The client gets the head with the first bytes of the body. If the time limit ends a send, only the end of the connection tells.
     const bool has_body = request.method != http::HEAD && (f >= 0 ? file_size > 0 : wants_picture || body_size > 0);
-    bool sent = net::send(net::block(), handle, s, head, head_size, has_body ? net::MORE : 0) >= 0;
+    bool sent = net::send(net::block(), handle, s, head, head_size, has_body ? net::MORE : 0) == int64_t(head_size);
     // A file that was cut meanwhile is shorter than the head says: only the end of the connection tells.
     if (sent && has_body && f >= 0)
         sent = net::sendfile(net::block(), handle, s, f, 0, file_size) == int64_t(file_size);
     else if (sent && has_body)
-        sent = wants_picture ? send_picture(handle, s, picture) : net::send(net::block(), handle, s, body, body_size) >= 0;
+        sent = wants_picture ? send_picture(handle, s, picture) : net::send(net::block(), handle, s, body, body_size) == int64_t(body_size);
     if (f >= 0)
         file::close(net::block(), handle, f);
     __syncthreads();
