@@ -342,8 +342,80 @@ static void bytes_with_the_tag_of_the_last_message_go_through_the_ring(bool two)
         CHECK(accepts.words[i] == expected[i]);
 }
 
+// Waits, on one thread, until a word is as far.
+__device__ inline void wait_for_turn(const uint64_t *turn, uint64_t wanted)
+{
+    spinio::Backoff waiting;
+    const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+    while (spinio::load_acquire_system(turn) < wanted && spinio::nanoseconds() < deadline)
+        waiting.pause();
+}
+
+// A group of one thread, whose send goes on only after the other end has received the message.
+struct Pausing : net::Thread {
+    uint64_t *turn;
+
+    __device__ explicit Pausing(uint64_t *turn) : turn(turn) {}
+
+    __device__ void sync() const
+    {
+        spinio::store_release_system(turn, 1);
+        wait_for_turn(turn + 1, 1);
+    }
+};
+
+__global__ void sends_to_a_shut_end(net::Handle handle, net::Address to, int64_t *out)
+{
+    auto g = net::thread();
+    unsigned char bytes[20] = {};
+    const int s = connected(g, handle, to);
+    const bool good = net::send(g, handle, s, bytes, 10) == 10 && net::recv(g, handle, s, bytes, 1) == 1;
+    out[2] = net::send(Pausing(reinterpret_cast<uint64_t *>(out)), handle, s, bytes, 20);
+    net::close(g, handle, s);
+    out[3] = good;
+}
+
+// Its reply says what it has received, but not that it wants no more. It receives the message nevertheless, and says so.
+__global__ void receives_though_shut(net::Handle handle, int listener, int64_t *out)
+{
+    auto g = net::thread();
+    auto turn = reinterpret_cast<uint64_t *>(out);
+    unsigned char bytes[20] = {};
+    const int s = net::accept(g, handle, listener);
+    bool good = net::recv(g, handle, s, bytes, 10, net::WAITALL) == 10 && net::shutdown(g, handle, s, net::SHUT_RECEIVE) == 0;
+    good = good && net::send(g, handle, s, bytes, 1) == 1;
+    wait_for_turn(turn, 1);
+    out[4] = net::recv(g, handle, s, bytes, 20);
+    good = good && net::shutdown(g, handle, s, net::SHUT_RECEIVE) == 0;
+    spinio::store_release_system(turn + 1, 1);
+    // Until the other end is closed.
+    net::Poll poll = {s, net::HUP, 0, 0, 0};
+    good = good && net::shutdown(g, handle, s, net::SHUT_SEND) == 0 && net::poll(g, handle, &poll, 1, 10'000'000'000) == 1;
+    out[5] = net::recv(g, handle, s, bytes, 20);
+    net::close(g, handle, s);
+    out[6] = good;
+}
+
+// `sent`: what the send returns, as with Linux.
+static void message_is_received_while_its_send_goes_on(const char *where, bool two, int64_t sent)
+{
+    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
+    Net &client = two ? connects : accepts;
+    std::string address;
+    int s = listener(accepts, where, address);
+    spinio::launch_resident_on(accepts.stream, receives_though_shut, 1, 1, accepts.handle, s, accepts.words);
+    spinio::launch_resident_on(connects.stream, sends_to_a_shut_end, 1, 1, client.handle, address_of(address), accepts.words);
+    accepts.wait();
+    connects.wait();
+    CHECK(accepts.words[2] == sent && accepts.words[3] == 1);
+    CHECK(accepts.words[4] == 20 && accepts.words[5] == 0 && accepts.words[6] == 1);
+}
+
 int main()
 {
+    message_is_received_while_its_send_goes_on("tcp://127.0.0.1:0", false, 20);
+    message_is_received_while_its_send_goes_on("tcp://127.0.0.1:0", true, 20);
+    message_is_received_while_its_send_goes_on("unix:@", false, -EPIPE);
     bytes_with_the_tag_of_the_last_message_go_through_the_ring(false);
     bytes_with_the_tag_of_the_last_message_go_through_the_ring(true);
     words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(false);

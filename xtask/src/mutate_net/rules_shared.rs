@@ -412,6 +412,13 @@ pub(super) const RULES: &[Mutant] = &[
         &[Kernels("net_message")],
     ),
     rule(
+        "message-received-early",
+        "the other end may have received a message before its send knows of it",
+        KERNEL_STREAM,
+        ["room.position + (room.message ? take : 0)", "room.position"],
+        &[Kernels("net_message")],
+    ),
+    rule(
         "message-room",
         "what the other end has said with its bytes is not forgotten for what its word said before",
         KERNEL_PEER,

@@ -348,7 +348,8 @@ __device__ inline void publish_tail(const Handle &net, int s, const Locked &lock
         tell_peer(net, s, locked.peer, IN);
 }
 
-// The other end's word has come that was asked for before the bytes were copied: what wait_for_room_of_peer() would return.
+// The other end's word has come that was asked for before the bytes were copied: what wait_for_room_of_peer() would return. `tail`: before
+// those bytes, or after them if they are published as a message, which the other end may have received meanwhile.
 __device__ inline int64_t look_after_copy(const Handle &net, int s, int flags, Locked &locked, uint64_t tail, uint64_t &deadline)
 {
     const Peer peer(net, locked.peer, locked.granule);

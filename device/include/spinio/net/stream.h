@@ -404,13 +404,19 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         copy_ring(group, ring.bytes, ring.size, room.position, from + done, take, false);
         group.sync();
         if (room.ring & ring_peer) {
+            const uint64_t published = room.position + (room.message ? take : 0);
             if (group.leads() && locked.looks_ahead)
-                room.value = look_after_copy(net, s, flags, locked, room.position, deadline);
+                room.value = look_after_copy(net, s, flags, locked, published, deadline);
             room.value = share(group, room.value);
             if (room.value == nowhere)
                 done = bytes;
-            if (room.value <= 0 || room.value == nowhere)
+            if (room.value <= 0 || room.value == nowhere) {
+                // The other end may have received a message: its bytes stay before those of a later tail.
+                if (room.message && group.leads())
+                    publish();
+                room.position = published & layout::position_mask;
                 break;
+            }
         }
         if (group.leads() && done + take == bytes && is_left_to_later(flags, room.position, take, ring.size))
             leave_to_later(net, locked, room.position);
