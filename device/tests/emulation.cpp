@@ -2,6 +2,9 @@
 // Prints each failure and exits with 1.
 #include "check.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <vector>
 
 namespace emulation = spinio::emulation;
@@ -167,6 +170,38 @@ static void locals_survive_barriers()
     CHECK(wrong == 0);
 }
 
+// Its locals are more than a stack, and the first ones lie in stacks of other threads if nothing is between.
+__device__ __attribute__((noinline)) void too_many_locals(char *out)
+{
+    volatile char local[500 << 10];
+    for (int i = 0; i < 1000; i++)
+        local[i] = 1;
+    *out = local[1];
+}
+
+__global__ void too_much_on_the_stack(char *out)
+{
+    __syncthreads();
+    if (threadIdx.x == 1)
+        too_many_locals(out);
+    __syncthreads();
+}
+
+// Before there are other threads.
+static void too_much_on_a_stack_is_a_fault()
+{
+    const pid_t child = fork();
+    if (!child) {
+        // The sanitizer's report is no failure.
+        (void)std::freopen("/dev/null", "w", stderr);
+        char out;
+        run(too_much_on_the_stack, 1, 64, &out);
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status != 0);
+}
+
 // Without its barrier this kernel is correct if threads run in order: blocks that begin with the last thread detect it.
 __global__ void missing_barrier(int *wrong)
 {
@@ -260,6 +295,7 @@ static void launch_limits_equal_cuda()
 
 int main()
 {
+    too_much_on_a_stack_is_a_fault();
     every_thread_runs_once();
     barriers_order_accesses();
     shared_memory_reduces();

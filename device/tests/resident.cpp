@@ -28,6 +28,22 @@ static void blocks_of_a_resident_grid_wait_for_each_other()
     }
 }
 
+__global__ void count_threads(unsigned *threads)
+{
+    if (threadIdx.x % 2)
+        __nanosleep(1);
+    __syncthreads();
+    atomicAdd(threads, 1u);
+}
+
+// Stacks of 65536 threads: more than a process has mappings.
+static void the_largest_resident_grid_runs()
+{
+    unsigned threads = 0;
+    run_resident(count_threads, emulation::most_resident, 1024, &threads);
+    CHECK(threads == emulation::most_resident * 1024);
+}
+
 // Every block has shared memory of its own while all run.
 __global__ void own_memory(int *wrong, unsigned *arrived)
 {
@@ -93,5 +109,6 @@ int main()
     resident_blocks_have_shared_memory_of_their_own();
     several_resident_grids_share_the_room();
     grids_of_several_callers_wait_for_each_other();
+    the_largest_resident_grid_runs();
     return failures ? 1 : 0;
 }

@@ -3,11 +3,16 @@
 //   fiber_switch(&mine, theirs):  push the callee-saved registers, store my stack pointer in `mine`,
 //                                 take theirs, pop, return: there
 //
-// Below each stack is a guard page, so that a kernel with too much on its stack ends with a fault and not with wrong
-// bytes. Each switch is reported to AddressSanitizer and ThreadSanitizer.
+// Below each stack is a guard, so that a kernel with too much on its stack ends with a fault and not with wrong bytes. It
+// is larger than the local memory of a GPU's thread, so that no local array of a kernel ends below it. Each switch is
+// reported to AddressSanitizer and ThreadSanitizer.
+//
+// A process has 65530 mappings, if its administrator does not permit more, and a resident grid 65536 threads. So a guard is
+// no mapping where Linux can do that (6.13); else the first fibers have guards, and the others only as much memory.
 #ifndef SPINIO_EMULATION_FIBER_H
 #define SPINIO_EMULATION_FIBER_H
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -106,11 +111,12 @@ public:
     {
         void *memory = mmap(nullptr, guard + stack_bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-        if (memory == MAP_FAILED || mprotect(memory, guard, PROT_NONE)) {
+        if (memory == MAP_FAILED) {
             std::perror("no stack for a thread of a block");
             std::abort();
         }
         base = static_cast<char *>(memory);
+        install_guard();
         context.bottom = base + guard;
         context.size = stack_bytes;
         // As after a call of `entry`: the stack pointer is 8 off a multiple of 16, and a return would jump to 0.
@@ -134,6 +140,7 @@ public:
     ~Fiber()
     {
         forget();
+        mapped_guards -= is_mapped;
         munmap(base, guard + stack_bytes);
     }
 
@@ -162,7 +169,24 @@ private:
 #endif
     }
 
-    static constexpr size_t guard = 4096;
+    void install_guard()
+    {
+        constexpr int guard_install = 102; // MADV_GUARD_INSTALL, in newer headers
+        if (!madvise(base, guard, guard_install))
+            return;
+        is_mapped = mapped_guards < most_mapped_guards && !mprotect(base, guard, PROT_NONE);
+        mapped_guards += is_mapped;
+        // What is too much for the stack is then in memory of no other use. No huge page: it would hold all of that.
+        if (!is_mapped)
+            (void)madvise(base, guard + stack_bytes, MADV_NOHUGEPAGE);
+    }
+
+    // A GPU's thread has at most 512 KiB of local memory.
+    static constexpr size_t guard = 1 << 20;
+    // Each is two mappings.
+    static constexpr unsigned most_mapped_guards = 8192;
+    static inline std::atomic<unsigned> mapped_guards{0};
+    bool is_mapped = false; // the guard
     char *base;
 };
 
