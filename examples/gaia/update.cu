@@ -48,7 +48,7 @@ static int epoch(unsigned long long *file, size_t cells, unsigned writer)
     size_t size = cells * sizeof *file;
     if (spinio_gaia_acquire(file, size, SPINIO_GAIA_WRITE) < 0)
         return errno == ESTALE ? int(STALE) : fail("acquire");
-    unsigned blocks = unsigned((cells / WRITERS + 255) / 256);
+    unsigned blocks = unsigned(((cells + WRITERS - 1) / WRITERS + 255) / 256);
     spinio::launch(update, blocks, 256, file, cells, writer, increment(writer));
     if (cudaGetLastError() || cudaDeviceSynchronize())
         return fail("kernel");
