@@ -217,6 +217,49 @@ static void errors_and_changes_of_the_file_reach_the_kernel()
     CHECK(spinio_gaia_reader_close(&reader) == 0);
 }
 
+constexpr uint64_t valid_tag = 2 << 18; // of page 0, without users
+
+// Two blocks are the users of a page that could not be read, and leave at the same time.
+__global__ void two_leave(spinio_gaia_reader file, uint64_t *turns, unsigned rounds, int *kept)
+{
+    if (threadIdx.x)
+        return;
+    gaia::pages pages(file);
+    auto tag = reinterpret_cast<uint64_t *>(uintptr_t(file.tags));
+    auto wait_for = [turns](unsigned block, uint64_t turn) {
+        // Not by a Backoff at first, so that both go on at once.
+        spinio::Backoff waiting;
+        for (unsigned looks = 0; spinio::load_acquire_device(turns + block * 16) < turn; looks++)
+            if (looks > 10000)
+                waiting.pause();
+    };
+    for (uint64_t round = 1; round <= rounds; round++) {
+        if (blockIdx.x == 0)
+            spinio::store_release_device(tag, valid_tag + 2);
+        spinio::store_release_device(turns + blockIdx.x * 16, 2 * round - 1);
+        wait_for(1 - blockIdx.x, 2 * round - 1);
+        pages.give_back(0);
+        spinio::store_release_device(turns + blockIdx.x * 16, 2 * round);
+        wait_for(1 - blockIdx.x, 2 * round);
+        if (blockIdx.x == 0 && spinio::load_acquire_device(tag))
+            atomicAdd(kept, 1);
+    }
+}
+
+static void page_that_could_not_be_read_is_not_kept_if_two_leave_at_once()
+{
+    auto words = reinterpret_cast<uint64_t *>(new_count(128));
+    const uint64_t error = uint64_t(-EIO);
+    CHECK(cudaMemcpy(words + 1, &error, sizeof error, cudaMemcpyHostToDevice) == cudaSuccess);
+    spinio_gaia_reader reader = {};
+    reader.tags = uintptr_t(words);
+    reader.results = uintptr_t(words + 1);
+    int *kept = new_count();
+    spinio::launch_resident(two_leave, 2, 32, reader, words + 16, 20000u, kept);
+    CHECK(take_counts(kept)[0] == 0);
+    CHECK(cudaFree(words) == cudaSuccess);
+}
+
 // Pins as many pages as there are frames, then needs one more.
 __global__ void pins_all(spinio_gaia_reader file, int *result)
 {
@@ -330,6 +373,7 @@ int main()
     sequential_kernels_find_pages_requested_ahead();
     pages_that_no_kernel_uses_do_not_keep_all_slots();
     errors_and_changes_of_the_file_reach_the_kernel();
+    page_that_could_not_be_read_is_not_kept_if_two_leave_at_once();
     warp_that_waits_for_itself_gets_a_timeout();
     close_ends_kernels_that_wait();
     return failures ? 1 : 0;

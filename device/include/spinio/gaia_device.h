@@ -127,16 +127,17 @@ public:
 
     __device__ void give_back(int64_t frame)
     {
-        // A page that could not be read is not kept: the next access tries again.
         uint64_t *tag = tags() + frame, seen = spinio::load_acquire_device(tag);
-        bool failed = state_of(seen) == valid && bytes(frame) < 0;
-        while (failed && state_of(seen) == valid && (seen & users) == 1) {
-            uint64_t old = spinio::compare_exchange_device(tag, seen, 0);
+        if (state_of(seen) != valid || bytes(frame) >= 0) {
+            spinio::add_release_device(tag, uint64_t(-1));
+            return;
+        }
+        // A page that could not be read is not kept: the next access tries again. Of users that leave together, one is the last.
+        for (uint64_t old = 0;; seen = old) {
+            old = spinio::compare_exchange_device(tag, seen, (seen & users) == 1 ? 0 : seen - 1);
             if (old == seen)
                 return;
-            seen = old;
         }
-        spinio::add_release_device(tag, uint64_t(-1));
     }
 
     __device__ const char *memory(int64_t frame) const
@@ -222,7 +223,7 @@ private:
                 return int64_t(first + way);
             }
             // Replaced in between: another page has one user too many for a moment.
-            spinio::add_release_device(tag, uint64_t(-1));
+            give_back(int64_t(first + way));
         }
         return -1;
     }
