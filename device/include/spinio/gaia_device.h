@@ -280,15 +280,29 @@ private:
         return -1;
     }
 
-    // Gives back the slot of a page that was requested ahead, has arrived and that no warp uses: the page is in no frame then.
+    // Gives back the slot of a page that was requested ahead, has arrived and that no warp uses: the page is in no frame then. With the
+    // lock of the set, if that is free: else the page may be replaced and requested again in between, and the tag looks the same.
     __device__ void drop_unused(uint64_t frame)
     {
-        uint64_t *tag = tags() + frame, seen = spinio::load_acquire_device(tag);
-        if (state_of(seen) != filling || seen & (users | polled) || !has_arrived(frame))
+        uint64_t *tag = tags() + frame;
+        if (!is_unused(frame, spinio::load_acquire_device(tag)))
             return;
-        const uint64_t unused = done_word(frame);
-        if (spinio::compare_exchange_device(tag, seen, 0) == seen)
-            give_slot_back(unused);
+        uint64_t *lock = words(file.locks) + frame / ways, before = spinio::load_acquire_device(lock);
+        if (before & 1 || spinio::compare_exchange_device(lock, before, before | 1) != before)
+            return;
+        const uint64_t seen = spinio::load_acquire_device(tag);
+        if (is_unused(frame, seen)) {
+            const uint64_t unused = done_word(frame);
+            if (spinio::compare_exchange_device(tag, seen, 0) == seen)
+                give_slot_back(unused);
+        }
+        spinio::store_release_device(lock, before);
+    }
+
+    // Requested ahead, arrived, and not used.
+    __device__ bool is_unused(uint64_t frame, uint64_t tag) const
+    {
+        return state_of(tag) == filling && !(tag & (users | polled)) && has_arrived(frame);
     }
 
     // Stores a request. A frame has one at a time, so the ring has room.
