@@ -301,6 +301,37 @@ static void warp_that_waits_for_itself_gets_a_timeout()
     close(fd);
 }
 
+// One thread uses a page more often than it can be counted.
+__global__ void uses_too_often(spinio_gaia_reader file, uint64_t *result)
+{
+    gaia::pages pages(file);
+    uint64_t uses = 0;
+    gaia::taken_page taken = {0, 0};
+    while (uses < 70000 && (taken = pages.take(0)).frame >= 0)
+        uses++;
+    result[0] = uses;
+    result[1] = uint64_t(taken.frame);
+    auto tags = reinterpret_cast<uint64_t *>(uintptr_t(file.tags));
+    result[2] = 0;
+    for (unsigned frame = 0; frame < 8; frame++)
+        result[2] += spinio::load_acquire_device(tags + frame) & 0xffff;
+}
+
+static void users_of_a_page_are_counted_right_up_to_the_limit()
+{
+    int fd = file_of(512, 0);
+    auto reader = open_reader(fd, 8);
+    CHECK(result_of(reader, 0) == 1);
+    auto hasty = reader;
+    hasty.timeout_ns = 50000000;
+    auto words = new_count(6);
+    spinio::launch(uses_too_often, 1, 1, hasty, reinterpret_cast<uint64_t *>(words));
+    auto seen = take_counts(words, 6);
+    CHECK(seen[0] == 49152 && seen[2] == -ETIMEDOUT && seen[4] == 49152);
+    CHECK(spinio_gaia_reader_close(&reader) == 0);
+    close(fd);
+}
+
 // Reads until it fails.
 __global__ void until_error(spinio_gaia_reader file, uint64_t elements, uint64_t *began, int *errors)
 {
@@ -375,6 +406,7 @@ int main()
     errors_and_changes_of_the_file_reach_the_kernel();
     page_that_could_not_be_read_is_not_kept_if_two_leave_at_once();
     warp_that_waits_for_itself_gets_a_timeout();
+    users_of_a_page_are_counted_right_up_to_the_limit();
     close_ends_kernels_that_wait();
     return failures ? 1 : 0;
 }

@@ -31,8 +31,8 @@
 // then the tag (release and acquire on the device). Users leave with release, and who takes the frame acquires: no byte is
 // replaced under a user. A slot is given back, with release, after all lanes have read it.
 //
-// Known limits: files that can only be read as a stream have no readers. All lanes of the mask must call together. The
-// first access of a page that was requested ahead reads host memory once.
+// Known limits: files that can only be read as a stream have no readers. All lanes of the mask must call together. A page that is
+// pinned 49152 times has no further users. The first access of a page that was requested ahead reads host memory once.
 #ifndef SPINIO_GAIA_DEVICE_H
 #define SPINIO_GAIA_DEVICE_H
 
@@ -157,6 +157,8 @@ private:
     static constexpr uint64_t users = 0xffff, recent = 1 << 16, polled = 1 << 17;
     static constexpr uint64_t state_bit = 1 << 18, states = 3 << 18;
     static constexpr uint64_t empty = 0, filling = state_bit, valid = 2 * state_bit;
+    // All warps of a GPU, some 10,000, may count themselves at once after they have seen one user fewer.
+    static constexpr uint64_t most_users = 0xc000;
     static constexpr unsigned page_bit = 20, slot_bit = 17;
     // A wait of this time drops what was requested ahead.
     static constexpr unsigned long long long_wait_ns = 8000000;
@@ -209,13 +211,16 @@ private:
         return (page ^ (page * 0x9e3779b97f4a7c15ull >> 40)) % file.sets;
     }
 
-    // The frame of the page, with one more user; -1 if it is not there.
+    // The frame of the page, with one more user; -1 if it is not there, or has all the users that it may have.
     __device__ int64_t find_and_use(uint64_t first, uint64_t page)
     {
         for (unsigned way = 0; way < ways; way++) {
             uint64_t *tag = tags() + first + way;
-            if (!has(spinio::load_acquire_device(tag), page))
+            const uint64_t seen = spinio::load_acquire_device(tag);
+            if (!has(seen, page))
                 continue;
+            if ((seen & users) >= most_users)
+                return -1;
             uint64_t old = spinio::add_acquire_device(tag, 1);
             if (has(old, page)) {
                 if (!(old & recent))
