@@ -32,7 +32,8 @@
 // replaced under a user. A slot is given back, with release, after all lanes have read it.
 //
 // Known limits: files that can only be read as a stream have no readers. All lanes of the mask must call together. A page that is
-// pinned 49152 times has no further users. The first access of a page that was requested ahead reads host memory once.
+// pinned 49152 times has no further users. The first access of a page that was requested ahead reads host memory once. NVRTC cannot
+// compile this header: its struct is in spinio_gaia.h, which includes the C library.
 #ifndef SPINIO_GAIA_DEVICE_H
 #define SPINIO_GAIA_DEVICE_H
 
