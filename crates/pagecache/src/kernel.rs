@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::entry_runs::Which;
 use crate::error::Result;
-use crate::file::{Backing, FilePages, add_run, parts};
+use crate::file::{Backing, Entry, FilePages, add_run, parts};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
@@ -315,6 +315,8 @@ impl FilePages {
     ///
     /// Snapshots of pages that lie in the range only in part are written out before; the others are dropped after, so
     /// that a restart in between shows bytes from before or after, never older ones.
+    ///
+    /// After an error some of the bytes may be zeros: pages whose head is in the file have a new version then too.
     fn erase(
         &mut self,
         backing: &dyn Backing,
@@ -342,22 +344,61 @@ impl FilePages {
         touched.dedup();
         let mut saved = Vec::with_capacity(touched.len());
         for page in &touched {
-            saved.push(self.save_bases(backing, *page)?);
+            let before = match self.entries.get(page) {
+                Some(Entry { twin: Some(_), head: Source::Backing, .. }) => {
+                    Some(Box::new(self.fetch(backing, *page, &Source::Backing)?))
+                }
+                _ => None,
+            };
+            saved.push((self.save_bases(backing, *page)?, before));
         }
-        action(backing)?;
-        for (page, saved) in touched.into_iter().zip(saved) {
+        let done = action(backing);
+        if done.is_err() && !keep(Rule::FailedErase) {
+            return Ok(done?);
+        }
+        for (page, (saved, before)) in touched.into_iter().zip(saved) {
+            // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
+            let start = offset_of(page);
+            let from = bytes.start.saturating_sub(start) as usize;
+            let to = (bytes.end - start).min(PAGE as u64) as usize;
+            if done.is_err() {
+                self.may_be_erased(backing, page, from..to, saved, before.as_deref());
+                continue;
+            }
             let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
             if let Some(twin) = twin
                 && keep(Rule::TruncateTwin)
             {
-                // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
-                let start = offset_of(page);
-                let from = bytes.start.saturating_sub(start) as usize;
-                let to = (bytes.end - start).min(PAGE as u64) as usize;
                 twin.slot.write(from, &ZEROS[from..to]);
             }
             self.now_in_backing(page, true, saved);
         }
-        Ok(())
+        Ok(done?)
+    }
+
+    /// Some of these bytes of a page may be zeros in the backing file now, and the kernel's copy, if there is one, has got
+    /// none of them. `before`: what they were, if the page has a twin and its head is there.
+    fn may_be_erased(
+        &mut self,
+        backing: &dyn Backing,
+        page: u64,
+        bytes: Range<usize>,
+        saved: Option<Source>,
+        before: Option<&PageBytes>,
+    ) {
+        let clock = self.clock + 1;
+        if let Some(entry) = self.entries.get_mut(&page).filter(|entry| matches!(entry.head, Source::Slot(_))) {
+            // Head is what it was, but a client that reads the file gets no older version there.
+            entry.overwritten = clock;
+            self.tick();
+            return;
+        }
+        let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
+        if let (Some(twin), Some(before), Ok(after)) = (twin, before, self.fetch(backing, page, &Source::Backing)) {
+            for at in bytes.filter(|at| before[*at] != after[*at]) {
+                twin.slot.write(at, &after[at..=at]);
+            }
+        }
+        self.now_in_backing(page, true, saved);
     }
 }

@@ -73,6 +73,7 @@
 //!   still load the bytes from before, although a GPU that had seen the zeros has released.
 //! - Of a file that is open with O_DIRECT home cannot tell what a READ is for; there a CPU store of the value from
 //!   before a release, made while that release is being invalidated, may be ignored.
+//! - After a hole that failed part way, pages that the kernel had keep the bytes from before until it drops them.
 //! - Every new version asks each owner of the file, so hundreds of owners of one file cost microseconds a page.
 #![forbid(unsafe_code)]
 

@@ -29,6 +29,8 @@ pub(crate) enum Rule {
     HeadBeforeTwin,
     /// Twins of truncated bytes are zeroed.
     TruncateTwin,
+    /// A hole or a truncation that failed may have changed bytes.
+    FailedErase,
     /// Of two committed snapshots of a page, recovery takes the later one.
     LatestSnapshot,
     /// Slots of releases that were not committed are free after recovery.
@@ -67,7 +69,7 @@ pub(crate) enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    pub(crate) const ALL: [Rule; 29] = [
+    pub(crate) const ALL: [Rule; 30] = [
         Rule::CpuTwin,
         Rule::TwinUntilInvalidated,
         Rule::FetchMerged,
@@ -81,6 +83,7 @@ impl Rule {
         Rule::TwinFollowsProgram,
         Rule::HeadBeforeTwin,
         Rule::TruncateTwin,
+        Rule::FailedErase,
         Rule::LatestSnapshot,
         Rule::CommittedOnly,
         Rule::KernelKeepsPages,

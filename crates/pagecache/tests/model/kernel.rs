@@ -16,7 +16,7 @@ use super::PAGES;
 use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Changes, World, note};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside};
-use crate::{Backing, ReadInto, ReadPlan, WriteFrom};
+use crate::{Backing, ReadInto, ReadPlan, Source, WriteFrom};
 
 enum Read {
     Sent,
@@ -52,6 +52,8 @@ enum What {
 struct Change {
     what: What,
     stores: Vec<StoreId>,
+    /// The server has got it, once or more.
+    sent: bool,
     done: bool,
 }
 
@@ -364,7 +366,7 @@ impl World {
         let stores = zeroed.map(|byte| self.oracle.request(byte, self.now, 0)).collect();
         note!(self, "cpu: {what:?}");
         self.kernel.stores += u64::from(matches!(what, What::Hole(_)));
-        self.kernel.change = Some(Change { what, stores, done: false });
+        self.kernel.change = Some(Change { what, stores, sent: false, done: false });
     }
 
     fn change_size(&mut self) -> bool {
@@ -412,7 +414,7 @@ impl World {
         note!(self, "cpu: page {page} byte {position}: {value}, a direct write");
         let what = What::Direct(offset(byte), vec![value]);
         self.kernel.stores += 1;
-        self.kernel.change = Some(Change { what, stores: vec![store], done: false });
+        self.kernel.change = Some(Change { what, stores: vec![store], sent: false, done: false });
         true
     }
 
@@ -433,9 +435,16 @@ impl World {
 
     /// The request that holds the inode's lock: the server works on it, or its reply arrives.
     fn change_step(&mut self) -> bool {
-        let Some(change) = &self.kernel.change else { return false };
+        let Some(change) = &mut self.kernel.change else { return false };
         let what = change.what.clone();
         if !change.done {
+            let sent = std::mem::replace(&mut change.sent, true);
+            if let What::Hole(bytes) = &what
+                && !sent
+                && self.hole_fails(bytes.clone())
+            {
+                return true;
+            }
             let done = self.call(|home, disk| match what {
                 What::Size(size) => home.truncate(disk, size).unwrap(),
                 What::Hole(bytes) => home.punch(disk, bytes).unwrap(),
@@ -461,6 +470,34 @@ impl World {
         let change = self.kernel.change.take().expect("it is there");
         note!(self, "reply to {:?}", change.what);
         change.stores.into_iter().for_each(|store| self.oracle.set_end(store, self.now));
+        true
+    }
+
+    /// A hole that the disk makes only in part; false, and nothing is done, if it makes all of it.
+    ///
+    /// Only of pages that the kernel has no copy of: it gets none of the zeros.
+    fn hole_fails(&mut self, bytes: Range<u64>) -> bool {
+        let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
+        let is_absent = |page: u64| self.kernel.pages[page as usize].copy.is_none();
+        if self.calm || !pages.clone().all(is_absent) || self.below(3) != 0 {
+            return false;
+        }
+        let after = [0, 1, 2, PAGE as u64][self.below(4)];
+        note!(self, "the hole fails after {after} bytes");
+        self.disk.hole_fails.set(Some(after));
+        let done = self.call(|home, disk| home.punch(disk, bytes.clone()).unwrap_err());
+        self.disk.hole_fails.set(None);
+        if done.is_none() {
+            return true;
+        }
+        for store in self.kernel.change.take().map_or_else(Vec::new, |change| change.stores) {
+            let at = offset(store.0);
+            let head = self.server().pages.head(at / PAGE as u64);
+            match at < bytes.start + after && matches!(head, Source::Backing) {
+                true => self.oracle.set_end(store, self.now),
+                false => self.oracle.lose(store),
+            }
+        }
         true
     }
 

@@ -1,6 +1,6 @@
 //! What survives the server: state memory and the backing file. Both can stop the server before any store.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -102,11 +102,13 @@ impl SlotMemory for Machine {
 pub(super) struct Disk {
     pub(super) machine: Arc<Machine>,
     bytes: RefCell<Vec<u8>>,
+    /// The next hole fails after this many bytes.
+    pub(super) hole_fails: Cell<Option<u64>>,
 }
 
 impl Disk {
     pub(super) fn new(machine: Arc<Machine>, size: u64) -> Disk {
-        Disk { machine, bytes: RefCell::new(vec![0; size as usize]) }
+        Disk { machine, bytes: RefCell::new(vec![0; size as usize]), hole_fails: Cell::new(None) }
     }
 
     /// The size, to the model.
@@ -150,7 +152,11 @@ impl crate::Backing for Disk {
         Ok(())
     }
 
-    fn punch(&self, bytes: Range<u64>) -> io::Result<()> {
+    fn punch(&self, mut bytes: Range<u64>) -> io::Result<()> {
+        let fails = self.hole_fails.get();
+        if let Some(after) = fails {
+            bytes.end = bytes.end.min(bytes.start + after);
+        }
         self.machine.store_bytes(1, |len| {
             let mut file = self.bytes.borrow_mut();
             let to = file.len().min(bytes.end as usize);
@@ -158,6 +164,6 @@ impl crate::Backing for Disk {
                 file[bytes.start as usize..to].fill(0);
             }
         });
-        Ok(())
+        if fails.is_none() { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
     }
 }
