@@ -20,6 +20,9 @@ use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::slot_run::SlotRun;
 use crate::source::Source;
 
+/// Entries that are removed one by one: to take many out of the table at once takes as long as the table has entries.
+const FEW: usize = 64;
+
 /// Which runs are divided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
@@ -78,15 +81,19 @@ impl FilePages {
     /// one of them was written to the backing file last.
     pub(crate) fn drop_heads(&mut self, pages: Range<u64>) -> u64 {
         let mut overwritten = 0;
-        if self.entries.range(pages.clone()).next().is_some() {
+        let few: Vec<u64> = self.entries.range(pages.clone()).map(|(page, _)| *page).take(FEW + 1).collect();
+        let mut drop_head = |entry: Entry| {
+            overwritten = entry.overwritten.max(overwritten);
+            if let Source::Slot(slot) = &entry.head {
+                slot.retire();
+            }
+        };
+        if few.len() <= FEW {
+            few.into_iter().filter_map(|page| self.entries.remove(&page)).for_each(drop_head);
+        } else {
             let mut taken = self.entries.split_off(&pages.start);
             self.entries.append(&mut taken.split_off(&pages.end));
-            for entry in taken.into_values() {
-                overwritten = entry.overwritten.max(overwritten);
-                if let Source::Slot(slot) = &entry.head {
-                    slot.retire();
-                }
-            }
+            taken.into_values().for_each(&mut drop_head);
         }
         for part in self.in_runs(pages, |_| true) {
             self.split_at(part.start);
@@ -102,6 +109,24 @@ impl FilePages {
     pub(crate) fn put_run(&mut self, first: u64, slots: SlotRun, version: u64, overwritten: u64) {
         let end = first + slots.count();
         self.runs.insert(first, EntryRun { end, version, overwritten, head: Some(slots) });
+    }
+
+    /// The bytes of pages in the backing file are a new version. Nothing of their versions before is needed: they have no
+    /// twin, no old version and no base.
+    pub(crate) fn run_in_backing(&mut self, pages: Range<u64>, clock: u64) {
+        self.drop_heads(pages.clone());
+        let run = EntryRun { end: pages.end, version: clock, overwritten: clock, head: None };
+        self.runs.insert(pages.start, run);
+        self.tidy_runs(pages);
+    }
+
+    /// The bytes of pages in the backing file have changed, but their heads, in slots, have not.
+    pub(crate) fn set_overwritten(&mut self, pages: Range<u64>, clock: u64) {
+        self.entries.range_mut(pages.clone()).for_each(|(_, entry)| entry.overwritten = clock);
+        let firsts: Vec<u64> = self.runs_at(pages).map(|(run, _)| run.start).collect();
+        for first in firsts {
+            self.runs.entry(first).and_modify(|run| run.overwritten = clock);
+        }
     }
 
     /// Writes pages of one run whose head is in slots to the backing file; with none of them, nothing is done.

@@ -196,7 +196,7 @@ impl FilePages {
         self.dirty_runs(0..u64::MAX).into_iter().flatten()
     }
 
-    fn dirty_runs(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn dirty_runs(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut runs = Vec::new();
         let in_slots = self.entries.range(pages.clone()).filter(|(_, entry)| matches!(entry.head, Source::Slot(_)));
         in_slots.for_each(|(page, _)| add_page(&mut runs, *page));
@@ -297,6 +297,14 @@ impl FilePages {
             let base = owner.get(page).base();
             base.is_some_and(|stamp| !matches!(self.base(page, stamp), Some(Source::Slot(_) | Source::Memory(_))))
         };
+        let lost: Vec<OwnerId> = self.owners.iter().filter(|(_, owner)| needs(owner)).map(|(id, _)| *id).collect();
+        self.counters.owners_lost += lost.len() as u64;
+        lost.into_iter().for_each(|owner| self.drop_owner(owner));
+    }
+
+    /// There is no memory for the bases of these pages: as above.
+    pub(crate) fn lose_owners_with_bases(&mut self, pages: &Range<u64>) {
+        let needs = |owner: &Owner| owner.runs(pages.clone()).any(|(_, replica)| replica.base().is_some());
         let lost: Vec<OwnerId> = self.owners.iter().filter(|(_, owner)| needs(owner)).map(|(id, _)| *id).collect();
         self.counters.owners_lost += lost.len() as u64;
         lost.into_iter().for_each(|owner| self.drop_owner(owner));

@@ -1,10 +1,10 @@
-//! What the Linux kernel asks of a page: READ, WRITE, SETATTR(size), FALLOCATE.
+//! What the Linux kernel asks of a page: READ, WRITE. [`crate::erase`] has SETATTR(size) and FALLOCATE.
 
 use std::ops::Range;
 
 use crate::entry_runs::Which;
 use crate::error::Result;
-use crate::file::{Backing, Entry, FilePages, add_run, parts};
+use crate::file::{Backing, FilePages, add_run, parts};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of};
 use crate::page_set::PageSet;
 use crate::rules::{Rule, keep};
@@ -178,8 +178,14 @@ impl FilePages {
         }
         self.cached(pages.clone());
         if self.has_copies(&pages) || self.entries.range(pages.clone()).next().is_some() || self.run_in(&pages) {
-            self.divide(pages.clone(), Which::All);
-            pages.for_each(|page| self.now_in_backing(page, true, None));
+            let mut entries = self.entries.range(pages.clone());
+            if entries.all(|(_, entry)| entry.old.is_empty()) && self.bases(&pages).is_empty() {
+                let clock = self.tick();
+                self.run_in_backing(pages, clock);
+            } else {
+                self.divide(pages.clone(), Which::All);
+                pages.for_each(|page| self.now_in_backing(page, true, None));
+            }
         } else {
             self.count_growth(backing, offset_of(pages.end))?;
         }
@@ -283,122 +289,5 @@ impl FilePages {
             written?;
         }
         Ok(())
-    }
-
-    /// SETATTR(size).
-    pub fn truncate(&mut self, backing: &dyn Backing, size: u64) -> Result<()> {
-        self.tick();
-        if size > backing.size()? {
-            return Ok(backing.set_size(size)?);
-        }
-        self.erase(backing, size..u64::MAX, |backing| backing.set_size(size))?;
-        if keep(Rule::PagesPastTheEnd) {
-            let past_the_end = size.div_ceil(PAGE as u64);
-            self.cached.insert_from(past_the_end);
-            self.given.iter_mut().for_each(|given| given.insert_from(past_the_end));
-        }
-        Ok(())
-    }
-
-    /// FALLOCATE that changes no byte inside the file, by `action` in the backing file: the size may become larger.
-    pub fn allocate<T>(&mut self, action: impl FnOnce() -> T) -> T {
-        self.tick();
-        action()
-    }
-
-    /// FALLOCATE that punches a hole or zeroes a range inside the file; the size stays.
-    pub fn punch(&mut self, backing: &dyn Backing, bytes: Range<u64>) -> Result<()> {
-        self.erase(backing, bytes.clone(), |backing| backing.punch(bytes))
-    }
-
-    /// Bytes become zeros, by `action` in the backing file.
-    ///
-    /// Snapshots of pages that lie in the range only in part are written out before; the others are dropped after, so
-    /// that a restart in between shows bytes from before or after, never older ones.
-    ///
-    /// After an error some of the bytes may be zeros: pages whose head is in the file have a new version then too.
-    fn erase(
-        &mut self,
-        backing: &dyn Backing,
-        bytes: Range<u64>,
-        action: impl FnOnce(&dyn Backing) -> std::io::Result<()>,
-    ) -> Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
-        self.divide(pages.clone(), Which::All);
-        let whole = |page: u64| bytes.start <= offset_of(page) && offset_of(page + 1) <= bytes.end;
-        for page in [pages.start, pages.end - 1] {
-            if !whole(page) {
-                self.write_out(backing, &[page])?;
-            }
-        }
-        let mut touched: Vec<u64> = self.entries.range(pages.clone()).map(|(page, _)| *page).collect();
-        // Copies of pages past the end are zeros, and stay so.
-        let inside = pages.start..pages.end.min(backing.size()?.div_ceil(PAGE as u64));
-        for owner in self.owners.values() {
-            touched.extend(owner.copies(inside.clone()));
-        }
-        touched.sort_unstable();
-        touched.dedup();
-        let mut saved = Vec::with_capacity(touched.len());
-        for page in &touched {
-            let before = match self.entries.get(page) {
-                Some(Entry { twin: Some(_), head: Source::Backing, .. }) => {
-                    Some(Box::new(self.fetch(backing, *page, &Source::Backing)?))
-                }
-                _ => None,
-            };
-            saved.push((self.save_bases(backing, *page)?, before));
-        }
-        let done = action(backing);
-        if done.is_err() && !keep(Rule::FailedErase) {
-            return Ok(done?);
-        }
-        for (page, (saved, before)) in touched.into_iter().zip(saved) {
-            // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
-            let start = offset_of(page);
-            let from = bytes.start.saturating_sub(start) as usize;
-            let to = (bytes.end - start).min(PAGE as u64) as usize;
-            if done.is_err() {
-                self.may_be_erased(backing, page, from..to, saved, before.as_deref());
-                continue;
-            }
-            let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
-            if let Some(twin) = twin
-                && keep(Rule::TruncateTwin)
-            {
-                twin.slot.write(from, &ZEROS[from..to]);
-            }
-            self.now_in_backing(page, true, saved);
-        }
-        Ok(done?)
-    }
-
-    /// Some of these bytes of a page may be zeros in the backing file now, and the kernel's copy, if there is one, has got
-    /// none of them. `before`: what they were, if the page has a twin and its head is there.
-    fn may_be_erased(
-        &mut self,
-        backing: &dyn Backing,
-        page: u64,
-        bytes: Range<usize>,
-        saved: Option<Source>,
-        before: Option<&PageBytes>,
-    ) {
-        let clock = self.clock + 1;
-        if let Some(entry) = self.entries.get_mut(&page).filter(|entry| matches!(entry.head, Source::Slot(_))) {
-            // Head is what it was, but a client that reads the file gets no older version there.
-            entry.overwritten = clock;
-            self.tick();
-            return;
-        }
-        let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
-        if let (Some(twin), Some(before), Ok(after)) = (twin, before, self.fetch(backing, page, &Source::Backing)) {
-            for at in bytes.filter(|at| before[*at] != after[*at]) {
-                twin.slot.write(at, &after[at..=at]);
-            }
-        }
-        self.now_in_backing(page, true, saved);
     }
 }

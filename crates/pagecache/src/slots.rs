@@ -65,6 +65,10 @@ impl Slots {
         self.most_copies.store(pages, Relaxed);
     }
 
+    pub(crate) fn most_copies(&self) -> usize {
+        self.most_copies.load(Relaxed)
+    }
+
     pub(crate) fn count_copy(self: &Arc<Slots>) -> Option<Arc<Slots>> {
         if self.copies.fetch_add(1, Relaxed) < self.most_copies.load(Relaxed) {
             return Some(Arc::clone(self));

@@ -16,7 +16,7 @@ use super::PAGES;
 use super::oracle::{Agent, BYTES_OF_PAGE, POSITIONS, StoreId, byte, offset};
 use super::world::{Changes, World, note};
 use crate::page::{PAGE, PageBytes, ZEROS, bytes_inside};
-use crate::{Backing, ReadInto, ReadPlan, Source, WriteFrom};
+use crate::{Backing, ReadInto, ReadPlan, WriteFrom};
 
 enum Read {
     Sent,
@@ -492,8 +492,8 @@ impl World {
         }
         for store in self.kernel.change.take().map_or_else(Vec::new, |change| change.stores) {
             let at = offset(store.0);
-            let head = self.server().pages.head(at / PAGE as u64);
-            match at < bytes.start + after && matches!(head, Source::Backing) {
+            let in_slot = self.server().pages.dirty().any(|page| page == at / PAGE as u64);
+            match at < bytes.start + after && !in_slot {
                 true => self.oracle.set_end(store, self.now),
                 false => self.oracle.lose(store),
             }

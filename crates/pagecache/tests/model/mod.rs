@@ -20,6 +20,7 @@ mod kernel;
 mod machine;
 mod oracle;
 mod random;
+mod sparse;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
