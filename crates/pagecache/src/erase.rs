@@ -12,11 +12,13 @@
 use std::ops::Range;
 
 use crate::entry_runs::Which;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, add_page};
+use crate::layout::{Kind, Label, Tag};
 use crate::page::{PAGE, PageBytes, ZEROS, offset_of};
 use crate::rules::{Rule, keep};
 use crate::runs::{common, length, union, without};
+use crate::slots::SlotRef;
 use crate::source::Source;
 
 /// Pages that are changed, as runs in ascending order.
@@ -55,8 +57,9 @@ impl FilePages {
 
     /// Bytes become zeros, by `action` in the backing file.
     ///
-    /// Snapshots of pages that lie in the range only in part are written out before; the others are dropped after, so
-    /// that a restart in between shows bytes from before or after, never older ones.
+    /// Snapshots are dropped after, so that a restart in between shows bytes from before or after, never older ones. Those of
+    /// pages that lie in the range only in part are replaced by others, which were published before: to write them out
+    /// could take space on a full disk.
     ///
     /// After an error some of the bytes may be zeros: pages whose head is in the file have a new version then too.
     fn erase(
@@ -70,10 +73,15 @@ impl FilePages {
         }
         let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
         let whole = |page: u64| bytes.start <= offset_of(page) && offset_of(page + 1) <= bytes.end;
-        let mut edges = Vec::new();
-        for page in [pages.start, pages.end - 1] {
+        let within = |page: u64| {
+            let start = offset_of(page);
+            bytes.start.saturating_sub(start) as usize..(bytes.end - start).min(PAGE as u64) as usize
+        };
+        let (mut edges, mut snapshots) = (Vec::new(), Vec::new());
+        for page in pages.clone().take(1).chain(pages.clone().skip(1).last()) {
             if !whole(page) {
-                self.write_out(backing, &[page])?;
+                self.divide(page..page + 1, Which::InSlots);
+                snapshots.extend(self.erased_snapshot(backing, page, within(page))?.map(|slot| (page, slot)));
                 edges.push(page..page + 1);
             }
         }
@@ -89,26 +97,38 @@ impl FilePages {
             };
             saved.push((self.save_bases(backing, page)?, before));
         }
+        let version = self.tick();
+        for (page, slot) in &snapshots {
+            let label = Label { file: self.file, page: *page, count: 1, version };
+            slot.publish(Tag { kind: Kind::Snapshot, record: None }, label);
+        }
         let done = action(backing);
         if done.is_err() && !keep(Rule::FailedErase) {
             return Ok(done?);
         }
         for (page, (saved, before)) in singles.into_iter().flatten().zip(saved) {
-            // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
-            let start = offset_of(page);
-            let from = bytes.start.saturating_sub(start) as usize;
-            let to = (bytes.end - start).min(PAGE as u64) as usize;
+            let snapshot = snapshots.iter().find(|(of, _)| *of == page).map(|(_, slot)| slot.clone());
+            let part = within(page);
             if done.is_err() {
-                self.may_be_erased(backing, page, from..to, saved, before.as_deref());
+                snapshot.iter().for_each(SlotRef::retire);
+                self.may_be_erased(backing, page, part, saved, before.as_deref());
                 continue;
             }
+            // The kernel's copy gets the same zeros, with the reply. Until then the page waits for INVAL.
             let twin = self.entries.get(&page).and_then(|entry| entry.twin.as_ref());
             if let Some(twin) = twin
                 && keep(Rule::TruncateTwin)
             {
-                twin.slot.write(from, &ZEROS[from..to]);
+                twin.slot.write(part.start, &ZEROS[part]);
             }
-            self.now_in_backing(page, true, saved);
+            match snapshot {
+                Some(slot) => {
+                    self.advance(page, Source::Slot(slot), version, saved);
+                    self.set_overwritten(page..page + 1, version);
+                    self.tidy(page);
+                }
+                None => self.now_in_backing(page, true, saved),
+            }
         }
         let clock = self.tick();
         for run in plain {
@@ -121,6 +141,22 @@ impl FilePages {
             }
         }
         Ok(done?)
+    }
+
+    /// Head of a page, if it is in a slot, with zeros in this part, in another slot; `None`: head is in the backing file.
+    fn erased_snapshot(&mut self, backing: &dyn Backing, page: u64, part: Range<usize>) -> Result<Option<SlotRef>> {
+        let Source::Slot(head) = self.head(page) else { return Ok(None) };
+        match self.slots.allocate() {
+            Ok(slot) => {
+                let mut bytes = ZEROS;
+                head.read(&mut bytes);
+                bytes[part].fill(0);
+                slot.write(0, &bytes);
+                Ok(Some(slot))
+            }
+            Err(Error::NoSpace) => self.write_out(backing, &[page]).map(|()| None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Pages of a range that are changed when they are erased. `edges`: those of which a part stays.

@@ -476,6 +476,27 @@ fn pages_beside_one_that_finds_no_space_are_written_out() {
 }
 
 #[test]
+fn page_of_a_full_disk_is_cut_in_part() {
+    let (slots, mut pages, file) = start(2 * PAGE, 8);
+    let mut copy = acquire(&mut pages, &file, A, 1);
+    copy[..20].fill(b'a');
+    release(&mut pages, &file, A, 1, &copy);
+    let full = FullDisk(&file);
+    pages.punch(&full, PAGE as u64 + 5..PAGE as u64 + 10).unwrap();
+    pages.truncate(&full, PAGE as u64 + 15).unwrap();
+    let mut read = [1; 15];
+    assert_eq!(pages.read(&full, PAGE as u64, &mut read, ReadInto::Unknown).unwrap(), 15);
+    assert_eq!(&read, b"aaaaa\0\0\0\0\0aaaaa");
+    assert_eq!((pages.dirty().collect::<Vec<_>>(), slots.free_slots()), (vec![1], 7));
+    // Without a free slot the page has to be written out.
+    let held: Vec<_> = (0..7).map(|_| slots.stage().unwrap()).collect();
+    assert!(matches!(pages.truncate(&full, PAGE as u64 + 3), Err(Error::Backing(_))));
+    drop(held);
+    pages.write_out_all(&file, 0..8).unwrap();
+    assert_eq!((&file.0.borrow()[PAGE..], slots.free_slots()), (&read[..], 8));
+}
+
+#[test]
 fn file_that_is_dropped_keeps_its_slots() {
     let (slots, mut pages, file) = start(PAGE, 4);
     let mut copy = acquire(&mut pages, &file, A, 0);
