@@ -11,7 +11,9 @@ use std::ptr::{NonNull, null};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::{DOWNLOAD, FILE_OFFSET, Memory, Move, ReadOps, Report, SessionReport, TABLE, Table, UPLOAD, WAIT_ARRIVED};
+use crate::{
+    DOWNLOAD, FILE_OFFSET, Memory, Move, ReadOps, Report, STRUCTS, SessionReport, TABLE, Table, UPLOAD, WAIT_ARRIVED,
+};
 
 static FOUND: OnceLock<&'static Table> = OnceLock::new();
 static OWN: Table = TABLE;
@@ -21,16 +23,29 @@ static OWN: Table = TABLE;
 pub fn table() -> &'static Table {
     FOUND.get_or_init(|| {
         // SAFETY: the name is NUL-terminated.
-        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"spinio_runtime_v1".as_ptr()) }.cast::<Table>();
+        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"spinio_runtime_v2".as_ptr()) }.cast::<Table>();
         if at.is_null() || !at.is_aligned() {
             return &OWN;
         }
-        // SAFETY: the symbol of this name begins with its size, and the library is never unloaded (`-z nodelete`).
-        let size = unsafe { (&raw const (*at).size).read() };
-        // SAFETY: of the same version and at least as long: every function that this version has is there, with the
-        // same meaning.
-        if size >= size_of::<Table>() { unsafe { &*at } } else { &OWN }
+        // SAFETY: a table of a library that is never unloaded (`-z nodelete`).
+        unsafe { usable(at) }.unwrap_or(&OWN)
     })
+}
+
+/// The table, if this client may use it.
+///
+/// # Safety
+/// It must begin with its size, and be there for ever.
+unsafe fn usable(table: *const Table) -> Option<&'static Table> {
+    // SAFETY: the caller's promise.
+    let size = unsafe { (&raw const (*table).size).read() };
+    if size < size_of::<Table>() {
+        return None;
+    }
+    // SAFETY: of the same version and at least as long: every function that this version has is there, with the same
+    // meaning.
+    let table = unsafe { &*table };
+    (table.structs == STRUCTS).then_some(table)
 }
 
 /// Whether the runtime is that of `libspinio.so`, which was loaded first.
@@ -542,5 +557,25 @@ pub mod emulated {
     pub fn resume() -> Result<(), Error> {
         // SAFETY: takes the report only.
         call_for_count(|report| unsafe { (table().emulated_resume)(report) }).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_of_other_structs_is_not_used() {
+        let usable = |table: Table| {
+            // SAFETY: it is never freed.
+            unsafe { usable(Box::leak(Box::new(table))) }.is_some()
+        };
+        assert!(usable(TABLE) && usable(Table { size: TABLE.size + 8, ..TABLE }));
+        assert!(!usable(Table { size: TABLE.size - 8, ..TABLE }));
+        for at in 0..STRUCTS.len() {
+            let mut other = TABLE;
+            other.structs[at] += 8;
+            assert!(!usable(other), "struct {at} is longer");
+        }
     }
 }

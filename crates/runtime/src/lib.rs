@@ -1,7 +1,7 @@
 //! One runtime per process: the functions of SPIN that the Python module uses, as a table of C functions.
 //!
 //! ```text
-//!   libspinio.so ── exports ──> spinio_runtime_v1: Table ──┐ found by dlsym, when the module is imported
+//!   libspinio.so ── exports ──> spinio_runtime_v2: Table ──┐ found by dlsym, when the module is imported
 //!        │ hooks, spinio.h                                 │
 //!        ▼                                                 ▼
 //!   its registry, pools, pins, counters <──────────── client.rs <── the Python module
@@ -20,8 +20,10 @@
 //!
 //! **Versions.** The number in the symbol's name changes when a function changes its meaning. New functions are added
 //! at the end of the table, which begins with its size: [`client`] uses a table that is at least as long as the one it
-//! knows. With an older library, whose table is shorter or absent, the module uses its own runtime: then there are two,
-//! as before this table existed, and both are correct.
+//! knows. Structs of counters grow at their end, and a function that fills a longer one than its caller has overwrites
+//! what is next to it: the table has the length of each struct too, and they must be equal. With a library whose table
+//! is absent, shorter or of other structs, the module uses its own runtime: then there are two, as before this table
+//! existed, and both are correct.
 //!
 //! Known flaws:
 //! - Only a library that is already loaded is found: preloaded, linked, or opened with RTLD_GLOBAL before the import. A
@@ -127,6 +129,7 @@ struct ReadOps {
 #[repr(C)]
 pub struct Table {
     size: usize,
+    structs: [u32; 9],
     version: extern "C" fn() -> *const c_char,
 
     // Devices. `find`: 1 for memory of a device, 0 for host memory.
@@ -263,6 +266,19 @@ pub struct Table {
     // The net is gone then, after an error too.
     net_close: unsafe extern "C" fn(net: *mut c_void, report: Report) -> i64,
 }
+
+/// Lengths of the structs that functions are passed or fill.
+const STRUCTS: [u32; 9] = [
+    size_of::<Memory>() as u32,
+    size_of::<Report>() as u32,
+    size_of::<SessionReport>() as u32,
+    size_of::<ReadOps>() as u32,
+    size_of::<Move>() as u32,
+    size_of::<NetOptions>() as u32,
+    size_of::<spinio_gaia::Info>() as u32,
+    size_of::<spinio_net::Handle>() as u32,
+    size_of::<spinio_net::Stats>() as u32,
+];
 
 /// What a net is made for; 0 is the default.
 #[repr(C)]

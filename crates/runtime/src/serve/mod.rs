@@ -25,6 +25,7 @@ use crate::{Memory, Report, Table};
 /// This library's table.
 pub const TABLE: Table = Table {
     size: size_of::<Table>(),
+    structs: crate::STRUCTS,
     version,
     find: devices::find,
     device_name: devices::device_name,
