@@ -180,6 +180,8 @@ pub struct Stats {
     /// Not 0, and different for each table of a process.
     table_id: u64,
     pid: u32,
+    /// Every request of this process is traced, whatever the table's switch says.
+    always_traces: bool,
     /// Files whose paths the trace has recorded: a tag of the file, and the ticket.
     path_reported: [AtomicU64; trace::REPORTED_PATHS],
 }
@@ -191,8 +193,13 @@ impl Stats {
             words,
             table_id,
             pid: linux::getpid(),
+            always_traces: false,
             path_reported: [const { AtomicU64::new(0) }; trace::REPORTED_PATHS],
         }
+    }
+
+    fn with_tracing(self, always_traces: bool) -> Stats {
+        Stats { always_traces, ..self }
     }
 
     fn add(&self, at: usize, n: u64) {

@@ -17,13 +17,12 @@
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use super::directory::{self, StatsFile};
-use super::layout::{FINGERPRINT, MAGIC, TABLE_WORDS, header};
+use super::layout::{FINGERPRINT, MAGIC, TABLE_WORDS};
 use super::shared_words::SharedWords;
 use super::table_file::{allocate_table, write_header};
 use super::{Gauge, Stats};
@@ -78,7 +77,8 @@ pub struct StatsRegion {
 impl StatsRegion {
     /// Opens or creates the table; in memory if that fails.
     ///
-    /// `workers`: returns the shadow workers, called only if there is a file. `trace`: trace from the first request on.
+    /// `workers`: returns the shadow workers, called only if there is a file. `trace`: trace from the first request on;
+    /// this process only, although others may use the same file, which may have no disk space for what they trace.
     pub fn new<'a>(
         location: StatsLocation,
         trace: bool,
@@ -102,16 +102,8 @@ impl StatsRegion {
                 create_on_worker(workers(), move || paths.iter().find_map(|p| directory::create_private(p, trace).ok()))
             }
         };
-        let words = words.inspect(|words| {
-            if trace {
-                words[header::TRACING].store(u64::MAX, Relaxed);
-            }
-        });
-        StatsRegion {
-            stats: Stats::new(words.or_else(|| SharedWords::anonymous(TABLE_WORDS).ok())),
-            file,
-            gauges: OnceLock::new(),
-        }
+        let words = words.or_else(|| SharedWords::anonymous(TABLE_WORDS).ok());
+        StatsRegion { stats: Stats::new(words).with_tracing(trace), file, gauges: OnceLock::new() }
     }
 
     /// Sets the sources of the gauges that [`StatsRegion::update_gauges`] updates. Only the first call has an effect.
@@ -169,6 +161,10 @@ fn check_or_prepare(fd: Fd, trace: bool) -> Result<(), Errno> {
     match linux::fstat(fd)?.size {
         0 => allocate_table(fd, trace),
         size if size == TABLE_WORDS as u64 * 8 => {
+            if trace {
+                // A process that does not trace has allocated the counters only.
+                linux::fallocate(fd, size)?;
+            }
             let mut found = [0u64; 2];
             // SAFETY: sixteen bytes are read into a local.
             unsafe { linux::pread(fd, found.as_mut_ptr().cast(), 16, 0) }?;

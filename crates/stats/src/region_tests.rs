@@ -142,6 +142,21 @@ fn named_file_is_shared_unless_foreign() {
 }
 
 #[test]
+fn process_that_traces_into_a_shared_file_has_its_disk_space() {
+    use std::os::unix::fs::MetadataExt;
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
+    let file = temp.path().join("counters");
+    let location = || StatsLocation::File(CString::new(file.as_os_str().as_bytes()).unwrap());
+    let allocated = || fs::metadata(&file).unwrap().blocks() * 512 >= layout::TABLE_WORDS as u64 * 8;
+    let traces = |region: &StatsRegion| region.stats().traced(3, Some(0), 1).is_some();
+    let untraced = StatsRegion::new(location(), false, || Some(&workers));
+    assert!(!allocated(), "the ring of a process that does not trace takes no space");
+    let traced = StatsRegion::new(location(), true, || Some(&workers));
+    assert!(allocated() && traces(&traced));
+    assert!(!traces(&untraced) && !traces(&StatsRegion::new(location(), false, || Some(&workers))));
+}
+
+#[test]
 fn location_follows_settings() {
     let with = |stats: Option<&str>, runtime: Option<&str>| Settings {
         stats: stats.map(str::to_owned),

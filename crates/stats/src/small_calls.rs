@@ -84,7 +84,7 @@ impl Stats {
         span.slot = self.slot_of_thread(words);
         span.slot.at += 2 * direction as u32;
         span.weight = weight(words[span.slot.at as usize].load(Relaxed));
-        if span.weight > 0 || words[header::TRACING].load(Relaxed) != 0 {
+        if span.weight > 0 || self.always_traces || words[header::TRACING].load(Relaxed) != 0 {
             self.observe(&mut span, device, fd, offset, len);
         }
         span
