@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   word   0  header: magic, fingerprint, process, clocks, name, trace switch, head of the ring
-//!         64  slots    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes
+//!         64  slots    [256 threads, 16]      a cache line each: small reads, their bytes; small writes, their bytes;
+//!                                         two words that nothing uses; small reads and small writes begun
 //!       2240  calls    [direction]            calls, failed, bytes, nanoseconds, latency[96]
 //!       2540  pages    [residency]            pages surveyed
 //!       2544  refused  [reason]               count, bytes
@@ -52,6 +53,8 @@ pub(super) const EXCLUSIVE_SLOTS: usize = 256;
 pub(super) const SHARED_SLOTS: usize = 16;
 pub(super) const SLOT_COUNT: usize = EXCLUSIVE_SLOTS + SHARED_SLOTS;
 pub(super) const SLOT_WORDS: usize = 8;
+/// Words of a slot: small reads begun, and small writes.
+pub(super) const SLOT_BEGUN: usize = 6;
 
 /// The words of one direction's calls, or of one cell from its second word on.
 pub(super) const CALLS: usize = THREAD_SLOTS + SLOT_COUNT * SLOT_WORDS;

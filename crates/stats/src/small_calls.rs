@@ -1,12 +1,13 @@
 //! Small calls: they are frequent and short, so counting one must cost almost nothing.
 //!
 //! ```text
-//!   thread ── has an exclusive slot? ── yes ──> two plain additions, in a cache line that no other thread writes
+//!   thread ── has an exclusive slot? ── yes ──> plain additions, in a cache line that no other thread writes
 //!                    │ no: there are more threads than slots
-//!                    └──> two atomic additions, in a slot shared by processor
+//!                    └──> atomic additions, in a slot shared by processor
 //! ```
 //!
-//! Only some are timed, and each stands for those of its slot since the last timed one ([`weight`]).
+//! Only some are timed, and each stands for those that its slot began since the last timed one ([`weight`]): also those
+//! that fail or take another route, which the slot does not count.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +17,7 @@ use spinio_plan::{Reason, Route};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::layout::{CALL_WORDS, CALLS, EXCLUSIVE_SLOTS, SHARED_SLOTS, SLOT_WORDS, THREAD_SLOTS, header};
+use super::layout::{CALL_WORDS, CALLS, EXCLUSIVE_SLOTS, SHARED_SLOTS, SLOT_BEGUN, SLOT_WORDS, THREAD_SLOTS, header};
 use super::trace::TracedRequest;
 use super::{Direction, Stats, histogram};
 
@@ -82,8 +83,10 @@ impl Stats {
             SmallSpan { begun: 0, weight: 0, direction, slot: CounterSlot { at: 0, exclusive: false }, traced: None };
         let Some(words) = &self.words else { return span };
         span.slot = self.slot_of_thread(words);
+        // Batches are not small.
+        let begun = span.slot.add(words, SLOT_BEGUN + (direction == Direction::Write) as usize, 1);
         span.slot.at += 2 * direction as u32;
-        span.weight = weight(words[span.slot.at as usize].load(Relaxed));
+        span.weight = weight(begun);
         if span.weight > 0 || self.always_traces || words[header::TRACING].load(Relaxed) != 0 {
             self.observe(&mut span, device, fd, offset, len);
         }
@@ -186,13 +189,16 @@ impl Stats {
 }
 
 impl CounterSlot {
+    /// Returns what it was.
     #[inline]
-    fn add(self, words: &[AtomicU64], word: usize, n: u64) {
+    fn add(self, words: &[AtomicU64], word: usize, n: u64) -> u64 {
         let word = &words[self.at as usize + word];
         if self.exclusive {
-            word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
+            let before = word.load(Relaxed);
+            word.store(before.wrapping_add(n), Relaxed);
+            before
         } else {
-            word.fetch_add(n, Relaxed);
+            word.fetch_add(n, Relaxed)
         }
     }
 }

@@ -188,3 +188,19 @@ fn small_calls_are_exact_beyond_exclusive_slots() {
     count(1);
     assert_eq!((other.snapshot().read.calls, stats.snapshot().read.calls), (1, threads * 50 + 1));
 }
+
+#[test]
+fn small_calls_that_fail_or_take_another_route_are_sampled() {
+    for result in [Err(Errno::IO), Ok(100)] {
+        let (stats, mut timed) = (stats(), 0);
+        for n in 0..1000 {
+            let span = stats.begin_small(Direction::Read, None, 3, Some(n), 100);
+            timed += u64::from(span.is_timed());
+            stats.end_small(&span, Route::Store, Reason::HostMapped, &result);
+        }
+        let read = stats.snapshot().read;
+        let counted: u64 = read.latency.total();
+        assert_eq!((read.calls, timed), (1000, 12), "0, powers of two, and each 256th");
+        assert!((750..=1000).contains(&counted), "{counted}");
+    }
+}
