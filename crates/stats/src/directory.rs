@@ -25,7 +25,7 @@ use super::layout::{MAGIC, TABLE_WORDS};
 use super::shared_words::SharedWords;
 use super::table_file::{allocate_table, write_header};
 
-/// The limit of files that one process checks for removal.
+/// The limit of files that one process removes.
 const MAX_CLEANED: usize = 256;
 
 /// The limit of names that a process tries.
@@ -142,11 +142,16 @@ fn with_free_name<T>(mut operation: impl FnMut(&CStr) -> Result<T, Errno>) -> Re
 /// Removes the files of processes that have ended.
 fn remove_stale(dir: Fd) {
     let names = linux::read_dirfd(dir).unwrap_or_default();
-    for name in names.iter().filter(|n| is_stats_name(n)).take(MAX_CLEANED) {
+    let mut removed = 0;
+    for name in names.iter().filter(|n| is_stats_name(n)) {
+        if removed == MAX_CLEANED {
+            break;
+        }
         let flags = linux::O_RDONLY | linux::O_NOFOLLOW | linux::O_NONBLOCK;
         let Ok(fd) = linux::openat(dir, name, flags as i32, 0) else { continue };
         if is_table(fd) && linux::try_lock_exclusive(fd) == Ok(true) && names_same_file(dir, name, fd) {
             let _ = linux::unlinkat(dir, name);
+            removed += 1;
         }
         let _ = linux::close(fd);
     }

@@ -88,6 +88,26 @@ fn only_stale_files_are_removed() {
 }
 
 #[test]
+fn stale_files_among_many_others_are_removed() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
+    let dir = temp.path().join("spinio");
+    let living = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
+    let file = dir.join(std::process::id().to_string());
+    let stale = || (0..20).map(|n| dir.join(format!("99{n:05}")));
+    for n in 0..500 {
+        fs::write(dir.join(format!("98{n:05}")), "no table, so it stays").unwrap();
+        // Of whatever order the directory lists them in, some are after many others.
+        if let Some(stale) = (n % 25 == 0).then(|| stale().nth(n / 25)).flatten() {
+            fs::copy(&file, stale).unwrap();
+        }
+    }
+    let other = StatsRegion::new(private_dirs(&dir), false, || Some(&workers));
+    assert_eq!(stale().filter(|path| path.exists()).count(), 0);
+    assert_eq!(names(&dir).len(), 502);
+    drop((living, other));
+}
+
+#[test]
 fn shared_directory_is_rejected() {
     let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
     let (open, link) = (temp.path().join("open"), temp.path().join("link"));
