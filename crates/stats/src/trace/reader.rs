@@ -93,6 +93,21 @@ pub struct Reader {
 /// Polls after which an incomplete record counts as lost.
 const MAX_POLLS: u32 = 50;
 
+/// Files whose paths are kept, and those of which parts are: another one takes the place of any. A process records the
+/// path of a file that it still uses again.
+const MOST_PATHS: usize = 16384;
+const MOST_PARTIAL_PATHS: usize = 64;
+
+/// Makes room for one more.
+fn make_room<T>(map: &mut HashMap<(u64, u64), T>, file: (u64, u64), most: usize) {
+    if map.len() >= most
+        && !map.contains_key(&file)
+        && let Some(any) = map.keys().next().copied()
+    {
+        map.remove(&any);
+    }
+}
+
 impl Reader {
     /// Reads from the next event on.
     pub fn from_now(read_at: impl Fn(&mut [u8], u64) -> io::Result<()>) -> io::Result<Reader> {
@@ -115,7 +130,7 @@ impl Reader {
         if head.wrapping_sub(next) > RECORDS as u64 {
             // Overrun, or an invalid head.
             let oldest = head.saturating_sub(RECORDS as u64);
-            self.lost += oldest.saturating_sub(next);
+            self.lost = self.lost.saturating_add(oldest.saturating_sub(next));
             next = oldest;
         }
         let mut events = Vec::new();
@@ -136,7 +151,7 @@ impl Reader {
                         self.polls += 1;
                         break 'ring;
                     }
-                    None => self.lost += 1,
+                    None => self.lost = self.lost.saturating_add(1),
                 }
                 self.polls = 0;
                 next += 1;
@@ -199,6 +214,7 @@ impl Reader {
         }
         let mut text: Vec<u8> = body[4..].iter().flat_map(|w| w.to_le_bytes()).collect();
         text.truncate(len);
+        make_room(&mut self.partial_paths, file, MOST_PARTIAL_PATHS);
         let parts_seen = self.partial_paths.entry(file).or_default();
         if parts_seen.len() != parts {
             *parts_seen = vec![None; parts];
@@ -207,6 +223,7 @@ impl Reader {
         if parts_seen.iter().all(Option::is_some) {
             let path: Vec<u8> = parts_seen.drain(..).flatten().flatten().collect();
             self.partial_paths.remove(&file);
+            make_room(&mut self.paths, file, MOST_PATHS);
             self.paths.insert(file, String::from_utf8_lossy(&path).into_owned());
         }
     }
@@ -216,4 +233,31 @@ fn word_at(read_at: &impl Fn(&mut [u8], u64) -> io::Result<()>, word: usize) -> 
     let mut bytes = [0u8; 8];
     read_at(&mut bytes, word as u64 * 8)?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_a_hostile_process_take_bounded_memory() {
+        let mut reader = Reader { lost: u64::MAX, ..Reader::default() };
+        let mut part = |file: u64, parts: u64| {
+            let mut body = Body::default();
+            (body[0], body[1]) = (PATH | parts << 16 | 3 << 32, file);
+            reader.add_path_part(&body);
+        };
+        (0..20_000).for_each(|file| part(file, 1));
+        (0..1000).for_each(|file| part(file, 2));
+        assert_eq!((reader.paths.len(), reader.partial_paths.len()), (MOST_PATHS, MOST_PARTIAL_PATHS));
+        // A record that was never finished counts as lost.
+        let head = |bytes: &mut [u8], _: u64| {
+            bytes.fill(0);
+            bytes[0] = u8::from(bytes.len() == 8);
+            Ok(())
+        };
+        reader.next = Some(0);
+        reader.poll(head, true).unwrap();
+        assert_eq!((reader.lost(), reader.next), (u64::MAX, Some(1)));
+    }
 }
