@@ -39,15 +39,34 @@ impl PublishedText {
         dirs.iter().find_map(|dir| create_in(&CString::new(dir.as_str()).ok()?, kind).ok())
     }
 
-    /// Replaces the text.
+    /// Replaces the text; after an error it is empty.
     pub fn write(&mut self, text: &str) -> Result<(), Errno> {
+        let fd = self.fd;
+        // SAFETY: the bytes live across the call.
+        self.write_by(text, |bytes, at| unsafe { linux::pwrite(fd, bytes.as_ptr(), bytes.len(), at) })
+    }
+
+    fn write_by(
+        &mut self,
+        text: &str,
+        mut pwrite: impl FnMut(&[u8], u64) -> Result<usize, Errno>,
+    ) -> Result<(), Errno> {
+        self.encode(text);
+        let written = write_all(&self.bytes, &mut pwrite);
+        if written.is_err() {
+            self.encode("");
+            // On a full file system too: these bytes have been written before.
+            let _ = write_all(&self.bytes, &mut pwrite);
+        }
+        written
+    }
+
+    fn encode(&mut self, text: &str) {
         self.bytes.clear();
         self.bytes.extend(MAGIC);
         self.bytes.extend((text.len() as u64).to_le_bytes());
         self.bytes.extend(checksum(text.as_bytes()).to_le_bytes());
         self.bytes.extend(text.as_bytes());
-        // SAFETY: the vector lives across the call.
-        unsafe { linux::pwrite(self.fd, self.bytes.as_ptr(), self.bytes.len(), 0) }.map(drop)
     }
 }
 
@@ -56,6 +75,18 @@ impl Drop for PublishedText {
         let _ = linux::unlink(&self.path);
         let _ = linux::close(self.fd);
     }
+}
+
+/// Writes all bytes from offset 0 on; a file system that is nearly full takes some of them.
+fn write_all(bytes: &[u8], mut pwrite: impl FnMut(&[u8], u64) -> Result<usize, Errno>) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match pwrite(&bytes[done..], done as u64)? {
+            0 => return Err(Errno::NOSPC),
+            some => done += some,
+        }
+    }
+    Ok(())
 }
 
 /// The text in the bytes of a file; `None` while it is written, or if this is another file.
@@ -158,6 +189,24 @@ mod tests {
         assert!(!std::fs::exists(format!("{dir}/99.net")).unwrap());
         assert!(std::fs::exists(format!("{dir}/99.nets")).unwrap() && std::fs::exists(second).unwrap());
         assert_eq!(name(&three), format!("{pid}.net"));
+    }
+
+    #[test]
+    fn text_that_finds_no_space_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut text = PublishedText::create(&[format!("{}/private", folder.path().display())], "net").unwrap();
+        let (path, fd) = (text.path.to_str().unwrap().to_owned(), text.fd);
+        // A disk of 100 bytes, of which each write fills 30 at most.
+        let pwrite = |bytes: &[u8], at: u64| {
+            let len = bytes.len().min(30).min(100 - at as usize);
+            // SAFETY: the bytes live across the call.
+            if len == 0 { Err(Errno::NOSPC) } else { unsafe { linux::pwrite(fd, bytes.as_ptr(), len, at) } }
+        };
+        let read = || published_text(&std::fs::read(&path).unwrap()).map(str::to_owned);
+        text.write_by(&"a".repeat(70), pwrite).unwrap();
+        assert_eq!(read(), Some("a".repeat(70)), "in parts");
+        assert_eq!(text.write_by(&"b".repeat(90), pwrite), Err(Errno::NOSPC));
+        assert_eq!(read().as_deref(), Some(""));
     }
 
     #[test]
