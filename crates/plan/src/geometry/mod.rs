@@ -291,7 +291,7 @@ impl BlockStack {
         match self.top.as_ref().map_or(0, |top| top.queue.max_request) {
             // Short enough for most disks: a command too many costs less than a thread.
             0 => 128 << 10,
-            max => (max & !4095).clamp(64 << 10, 1 << 20),
+            max => (max & !4095).clamp(4096, 1 << 20),
         }
     }
 

@@ -41,7 +41,7 @@ fn word() -> impl Strategy<Value = String> {
 
 fn check(stack: &BlockStack) -> Result<(), TestCaseError> {
     let _ = (P2pHint::from_stack(stack).text(), stack.read_ahead(), stack.is_fast(), stack.disks().len());
-    prop_assert!(stack.max_ring_read() >= 64 << 10);
+    prop_assert!(stack.max_ring_read() >= 4096);
     let picture = stack.to_string();
     prop_assert!(picture.lines().count() <= 2048 && !picture.contains('\x1b'));
     if let Some(stripe) = stack.stripe() {

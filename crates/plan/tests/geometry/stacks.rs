@@ -184,8 +184,17 @@ fn partition_has_its_disk_as_member() {
 
 #[test]
 fn ring_reads_of_a_block_device_fit_a_request_of_its_queue() {
-    for (kib, expected) in [("128", 128), ("512", 512), ("1280", 1024), ("509", 508), ("4", 64), ("", 128), ("x", 128)]
-    {
+    for (kib, expected) in [
+        ("128", 128),
+        ("512", 512),
+        ("1280", 1024),
+        ("509", 508),
+        ("32", 32),
+        ("4", 4),
+        ("2", 4),
+        ("", 128),
+        ("x", 128),
+    ] {
         let machine = four_drives().file("259:1", "queue/max_sectors_kb", kib);
         assert_eq!(read_device(&machine, "", (259, 1)).max_ring_read(), expected << 10, "{kib:?}");
         assert_eq!(
