@@ -17,7 +17,8 @@
 //! (tens of nanoseconds per buffer) and, for small reads, in the slot of their processor.
 //!
 //! If the driver refuses pinned memory the pool uses ordinary memory instead: every device copies from it, more slowly,
-//! and the statistics report it.
+//! and the statistics report it. The driver is asked again after a second: it may have refused because another process
+//! had the memory for a moment.
 //!
 //! There are two pools per device: one for requests that their caller waits for, whose buffers are released without the
 //! program, and one for requests that wait for a stream of the program (bounce_pools.rs). A stream may wait for the
@@ -68,6 +69,9 @@ const SLAB_SIZE: usize = 2 * BUFFER_SIZE;
 
 const CPU_SLOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
+/// How long after the driver has refused memory it is asked again: that takes milliseconds.
+const ASK_AGAIN: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(1) };
+
 /// Retired buffers in use that are skipped before the pool grows.
 const SCAN_LIMIT: usize = 4;
 
@@ -107,9 +111,10 @@ struct PoolState {
     total: u64,
     /// Bytes that threads are adding to it just now.
     growing: u64,
-    pinning_refused: bool,
-    /// Growing failed once: the pool does not grow any more.
-    growth_failed: bool,
+    /// When the driver last refused pinned memory to an empty pool, or to one of ordinary memory.
+    pinning_refused: Option<Instant>,
+    /// When growing last failed: for a while the pool does not grow.
+    growth_failed: Option<Instant>,
     slabs: Vec<PinnedBuffer>,
     /// Counts changes that a thread waiting for a buffer must see.
     change_seq: u64,
@@ -120,6 +125,14 @@ impl PoolState {
     fn planned(&self) -> u64 {
         self.total + self.growing
     }
+
+    fn may_grow(&self) -> bool {
+        !is_recent(self.growth_failed)
+    }
+}
+
+fn is_recent(refused: Option<Instant>) -> bool {
+    refused.is_some_and(|refused| refused.elapsed() < ASK_AGAIN)
 }
 
 /// One buffer of ordinary memory, for a driver that refuses pinned memory.
@@ -291,7 +304,8 @@ impl BouncePool {
     pub fn available(&self) -> usize {
         let mut state = lock(&self.state);
         self.reclaim(&mut state, usize::MAX);
-        state.free.len() + (self.limit.saturating_sub(state.planned()) / BUFFER_SIZE as u64) as usize
+        let growth = if state.may_grow() { self.limit.saturating_sub(state.planned()) } else { 0 };
+        state.free.len() + (growth / BUFFER_SIZE as u64) as usize
     }
 
     /// A buffer without waiting, if the policy allows one. Checks only the oldest copies, and leaves small reads the
@@ -304,13 +318,13 @@ impl BouncePool {
         if let Some(buffer) = state.free.pop() {
             return Ok(Some(buffer));
         }
-        if state.planned() < self.limit && !state.growth_failed {
+        if state.planned() < self.limit && state.may_grow() {
             let grown;
             (state, grown) = self.grow(state);
             match grown {
                 Ok(buffer) => return Ok(Some(buffer)),
                 Err(error) if state.total == 0 || error.kind == ErrorKind::ContextLost => return Err(error),
-                Err(_) => state.growth_failed = true,
+                Err(_) => state.growth_failed = Some(Instant::now()),
             }
         }
         match policy {
@@ -415,25 +429,35 @@ impl BouncePool {
         mut state: MutexGuard<'a, PoolState>,
     ) -> (MutexGuard<'a, PoolState>, Result<BounceBuffer, DeviceError>) {
         let available = self.limit.saturating_sub(state.planned()) as usize;
-        let pin = !state.pinning_refused;
+        let pin = !is_recent(state.pinning_refused);
         let len = if pin && state.planned() > 0 { SLAB_SIZE.min(available).max(BUFFER_SIZE) } else { BUFFER_SIZE };
         state.growing += len as u64;
         drop(state);
-        let slab = if pin { self.device.alloc_pinned(len) } else { pageable_buffer() };
+        let slab = match pin {
+            // A smaller slab may still work.
+            true => self.device.alloc_pinned(len).or_else(|error| match error.kind {
+                ErrorKind::ContextLost => Err(error),
+                _ if len > BUFFER_SIZE => self.device.alloc_pinned(BUFFER_SIZE),
+                _ => Err(error),
+            }),
+            false => pageable_buffer(),
+        };
         let mut state = lock(&self.state);
         state.growing -= len as u64;
         let grown = match slab {
             Ok(slab) => {
+                state.growth_failed = None;
                 if pin {
+                    state.pinning_refused = None;
                     state.slabs.push(slab);
                 }
                 Ok(self.split_slab(&mut state, slab.ptr, slab.len, pin))
             }
-            // A smaller slab may still work, and the existing buffers may be enough.
+            // The existing buffers may be enough.
             Err(error) if !pin || error.kind == ErrorKind::ContextLost => Err(error),
-            Err(error) if state.total > 0 && !state.pinning_refused => Err(error),
+            Err(error) if state.total > 0 && state.pinning_refused.is_none() => Err(error),
             Err(_) => {
-                state.pinning_refused = true;
+                state.pinning_refused = Some(Instant::now());
                 pageable_buffer().map(|buffer| self.split_slab(&mut state, buffer.ptr, buffer.len, false))
             }
         };
@@ -462,7 +486,7 @@ impl BouncePool {
         let mut state = lock(&self.state);
         state.total -= BUFFER_SIZE as u64;
         // It may have been the last one.
-        state.growth_failed = false;
+        state.growth_failed = None;
         self.notify_waiters(&mut state);
     }
 

@@ -122,3 +122,40 @@ fn slice_without_fence_is_waited_for_or_never_used_again() {
         assert_eq!(staging.total_bytes(), total - lost);
     }
 }
+
+#[test]
+fn pool_grows_again_after_the_driver_had_no_memory() {
+    let device = FaultyDevice::wrap(emulated("size=64M"));
+    let staging = BouncePool::new(device, 8 * BUFFER_SIZE as u64);
+    let size = BUFFER_SIZE as u64;
+    let mut buffers = vec![staging.acquire().unwrap()];
+    let mut take = || staging.try_acquire(Policy::WithinLimit).unwrap().map(|buffer| buffers.push(buffer)).is_some();
+    // A slab of two is refused, one buffer is not.
+    device.inject(Operation::Staging, 1, 1, ErrorKind::NoMemory);
+    assert!(take() && staging.total_bytes() == 2 * size);
+    // Nothing is: the pool does not ask at each call.
+    device.inject(Operation::Staging, 1, 2, ErrorKind::NoMemory);
+    assert!(!take() && !take());
+    assert_eq!((staging.available(), staging.total_bytes()), (0, 2 * size));
+    eventually("the driver is asked again", || staging.available() == 6);
+    assert!(take() && staging.total_bytes() == 4 * size);
+    buffers.into_iter().for_each(|buffer| staging.release(buffer));
+}
+
+#[test]
+fn pool_of_ordinary_memory_gets_pinned_memory_later() {
+    let device = FaultyDevice::wrap(emulated("size=64M"));
+    let staging = BouncePool::new(device, 8 * BUFFER_SIZE as u64);
+    device.inject(Operation::Staging, 1, 3, ErrorKind::NoMemory);
+    let first = staging.acquire().unwrap();
+    let second = staging.acquire().unwrap();
+    assert!(!first.pinned && !second.pinned);
+    std::thread::sleep(ASK_AGAIN);
+    // Refused again, a slab and then a buffer.
+    let third = staging.acquire().unwrap();
+    assert!(!third.pinned);
+    std::thread::sleep(ASK_AGAIN);
+    let fourth = staging.acquire().unwrap();
+    assert!(fourth.pinned, "the driver has memory again");
+    [first, second, third, fourth].into_iter().for_each(|buffer| staging.release(buffer));
+}
