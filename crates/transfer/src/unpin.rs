@@ -24,17 +24,21 @@
 //! No request ever uses a pin of another one: before a range is pinned again, an old pin of it is released, so every
 //! request reads the pages that are in the page cache when it begins.
 //!
+//! A driver refuses to register a range twice. So a range that a thread is unregistering is listed until that is done, and a
+//! thread that wants to pin some of it waits.
+//!
 //! Known flaws: with a GPU kernel that never ends, the first of these waits never ends either, as with `cudaFree`. Such
 //! a program sets SPINIO_ROUTES without `dma`. A thread that gets no processor for long enough, on a busy machine, looks
 //! the same as one that waits for the device.
 
 #![expect(unsafe_code, reason = "memory that a device copies from or into")]
 
+use std::ops::Range;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::{Device, Pin};
@@ -69,9 +73,25 @@ struct PendingUnpin {
 // SAFETY: a pin is an address range and a number; any thread may release it.
 unsafe impl Send for PendingUnpin {}
 
+impl PendingUnpin {
+    fn addresses(&self) -> Range<usize> {
+        self.pin.ptr as usize..self.pin.ptr as usize + self.pin.len
+    }
+}
+
+#[derive(Default)]
+struct Pins {
+    pending: Vec<PendingUnpin>,
+    /// Addresses that threads are unregistering.
+    unpinning: Vec<Range<usize>>,
+    /// Threads that wait for some of these.
+    waiting: usize,
+}
+
 /// The pins of all devices that are to be unpinned.
 pub struct DeferredUnpin {
-    pending: Mutex<Vec<PendingUnpin>>,
+    pins: Mutex<Pins>,
+    unpinned: Condvar,
     bytes: AtomicU64,
     last_deferred: AtomicU64,
     stall_count: AtomicU64,
@@ -102,7 +122,7 @@ impl IdleTask for UnpinReaper {
         // Cleared before the check: a thread that pins from here on sees that no worker watches, and wakes one.
         pins.reaper_armed.store(false, SeqCst);
         // Not `is_empty`: what another worker is unpinning is no work for this one, and may wait for a GPU kernel.
-        let wanted = !lock(&pins.pending).is_empty();
+        let wanted = !lock(&pins.pins).pending.is_empty();
         pins.reaper_armed.store(wanted, SeqCst);
         wanted.then(|| if pins.flush_requested() { Duration::ZERO } else { IDLE_DELAY })
     }
@@ -121,7 +141,8 @@ impl DeferredUnpin {
     /// Empty; idle copy workers will unpin.
     pub fn new(workers: Arc<Workers>) -> Arc<DeferredUnpin> {
         let pins = Arc::new(DeferredUnpin {
-            pending: Mutex::default(),
+            pins: Mutex::default(),
+            unpinned: Condvar::new(),
             bytes: AtomicU64::new(0),
             last_deferred: AtomicU64::new(0),
             stall_count: AtomicU64::new(0),
@@ -174,7 +195,7 @@ impl DeferredUnpin {
     pub fn defer(&self, device: &'static dyn Device, pin: Pin, mapping: Arc<Mapping>) {
         self.bytes.fetch_add(pin.len as u64, Relaxed);
         self.last_deferred.store(self.created.elapsed().as_micros() as u64 + 1, Relaxed);
-        lock(&self.pending).push(PendingUnpin { device, pin, mapping });
+        lock(&self.pins).pending.push(PendingUnpin { device, pin, mapping });
     }
 
     /// Whether unpinning has waited for the program's own work, more than once.
@@ -192,15 +213,25 @@ impl DeferredUnpin {
         self.max_pending
     }
 
-    /// Unpins pins that overlap a range of a mapping, after `before`; whether there were any.
+    /// Unpins pins that overlap a range of a mapping, after `before`, and waits for those that other threads are
+    /// unpinning; whether there were any.
     pub fn unpin_overlapping(&self, ptr: *const u8, len: usize, before: impl FnOnce()) -> bool {
         let (from, to) = (ptr as usize, ptr as usize + len);
-        let overlaps = |p: &Pin| (p.ptr as usize) < to && from < p.ptr as usize + p.len;
-        if self.is_empty() || !lock(&self.pending).iter().any(|p| overlaps(&p.pin)) {
+        let overlaps = |range: &Range<usize>| range.start < to && from < range.end;
+        let any =
+            |pins: &Pins| pins.pending.iter().any(|p| overlaps(&p.addresses())) || pins.unpinning.iter().any(overlaps);
+        if self.is_empty() || !any(&lock(&self.pins)) {
             return false;
         }
         before();
-        self.unpin_matching(overlaps, false)
+        self.unpin_matching(|range| overlaps(range), false);
+        let mut pins = lock(&self.pins);
+        pins.waiting += 1;
+        while pins.unpinning.iter().any(overlaps) {
+            pins = self.unpinned.wait(pins).unwrap_or_else(PoisonError::into_inner);
+        }
+        pins.waiting -= 1;
+        true
     }
 
     /// Unpins everything.
@@ -238,13 +269,14 @@ impl DeferredUnpin {
         }
     }
 
-    fn unpin_matching(&self, matches: impl Fn(&Pin) -> bool, yielding: bool) -> bool {
-        let mut pending = lock(&self.pending);
-        let (to_unpin, remaining): (Vec<_>, Vec<_>) = pending.drain(..).partition(|p| matches(&p.pin));
-        *pending = remaining;
-        drop(pending);
+    fn unpin_matching(&self, matches: impl Fn(&Range<usize>) -> bool, yielding: bool) {
+        let mut pins = lock(&self.pins);
+        let (to_unpin, remaining): (Vec<_>, Vec<_>) = pins.pending.drain(..).partition(|p| matches(&p.addresses()));
+        pins.pending = remaining;
+        pins.unpinning.extend(to_unpin.iter().map(PendingUnpin::addresses));
+        drop(pins);
         if to_unpin.is_empty() {
-            return false;
+            return;
         }
         let (begun, mut unpinned, mut next_yield) = (Instant::now(), 0, YIELD_EVERY);
         for p in to_unpin {
@@ -252,9 +284,12 @@ impl DeferredUnpin {
                 std::thread::sleep(YIELD_TIME);
                 next_yield = unpinned + YIELD_EVERY;
             }
+            let addresses = p.addresses();
             let PendingUnpin { device, pin, mapping } = p;
             let len = pin.len as u64;
             device.unpin(pin);
+            // Before the memory is unmapped: the addresses may be those of another mapping then.
+            self.end_unpinning(&addresses);
             drop(mapping);
             // Who waits until nothing is left needs the file unmapped, too.
             self.bytes.fetch_sub(len, Release);
@@ -263,12 +298,52 @@ impl DeferredUnpin {
         if begun.elapsed() > STALL_THRESHOLD + Duration::from_nanos(unpinned / 10) {
             self.stall_count.fetch_add(1, Relaxed);
         }
-        true
+    }
+
+    fn end_unpinning(&self, addresses: &Range<usize>) {
+        let mut pins = lock(&self.pins);
+        if let Some(at) = pins.unpinning.iter().position(|range| range == addresses) {
+            pins.unpinning.swap_remove(at);
+        }
+        if pins.waiting > 0 {
+            self.unpinned.notify_all();
+        }
     }
 }
 
 impl Drop for DeferredUnpin {
     fn drop(&mut self) {
         self.unpin_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spinio_host::Settings;
+    use spinio_host::syscalls::LinuxSyscalls;
+    use spinio_testkit::deadline::eventually;
+
+    #[test]
+    fn range_that_another_thread_unpins_is_waited_for() {
+        let pins = DeferredUnpin::new(Arc::new(Workers::new(&LinuxSyscalls, &Settings::default())));
+        // As a thread that is in the driver.
+        pins.bytes.fetch_add(4096, Relaxed);
+        lock(&pins.pins).unpinning.push(0x10000..0x11000);
+        let overlapping = |at: usize| pins.unpin_overlapping(at as *const u8, 4096, || ());
+        assert!(!overlapping(0x11000) && !overlapping(0xf000));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let waited = overlapping(0x10800);
+                (waited, ended.load(SeqCst))
+            });
+            eventually("the thread waits, or has not waited", || waiter.is_finished() || lock(&pins.pins).waiting == 1);
+            ended.store(true, SeqCst);
+            pins.end_unpinning(&(0x10000..0x11000));
+            assert_eq!(waiter.join().unwrap(), (true, true));
+        });
+        assert!(!overlapping(0x10800), "it is unpinned");
+        pins.bytes.fetch_sub(4096, Relaxed);
     }
 }
