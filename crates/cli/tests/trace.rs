@@ -2,15 +2,16 @@
 
 mod common;
 
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{compile, file, folder, spinio, stderr};
-use spinio_io::stats::trace::file::TRACING_AT;
+use spinio_io::stats::trace::file::{TICKETS_AT, TRACING_AT};
 
-/// Reads 4 KiB into a device, and waits for the end of its input.
+/// Reads 4 KiB into a device; then again for each byte of its input, until that ends.
 const PROGRAM: &str = r#"
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -21,10 +22,12 @@ const PROGRAM: &str = r#"
         void *(*alloc)(const char *, size_t, unsigned) = dlsym(RTLD_DEFAULT, "spinio_mem_alloc");
         void *memory = alloc ? alloc("emulated", 1 << 20, 0) : 0;
         char byte;
-        if (!memory || pread(open(argv[1], O_RDONLY), memory, 4096, 0) != 4096)
-            return 2;
-        puts("ready"), fflush(stdout);
-        while (read(0, &byte, 1) > 0) {}
+        int file = open(argv[1], O_RDONLY);
+        do {
+            if (!memory || pread(file, memory, 4096, 0) != 4096)
+                return 2;
+            puts("ready"), fflush(stdout);
+        } while (read(0, &byte, 1) > 0);
         return 0;
     }"#;
 
@@ -67,12 +70,18 @@ fn process_that_begins_after_seconds_is_not_traced() {
     wait_for("the program does not read", || text("second").starts_with("ready").then_some(()));
     let counters = std::fs::read_dir(text("place").trim()).unwrap().next().unwrap().unwrap().path();
     let counters = std::fs::File::open(counters).unwrap();
-    wait_for("it is traced", || {
+    let word_at = |at: u64| {
         let mut word = [0; 8];
-        counters.read_exact_at(&mut word, TRACING_AT).unwrap();
-        (word == [0; 8]).then_some(())
-    });
-    drop(tracer.stdin.take());
+        counters.read_exact_at(&mut word, at).unwrap();
+        u64::from_le_bytes(word)
+    };
+    wait_for("tracing stays on", || (word_at(TRACING_AT) == 0).then_some(()));
+    let (reads, records) = (text("second").lines().count(), word_at(TICKETS_AT));
+    let mut input = tracer.stdin.take().unwrap();
+    input.write_all(b"read again").unwrap();
+    wait_for("the program reads no more", || (text("second").lines().count() >= reads + 10).then_some(()));
+    assert_eq!(word_at(TICKETS_AT), records, "these reads are traced");
+    drop(input);
     assert!(tracer.wait().unwrap().success());
 }
 

@@ -17,11 +17,12 @@
 #![expect(unsafe_code, reason = "counters in shared memory")]
 
 use std::ffi::{CStr, CString};
+use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::layout::{MAGIC, TABLE_WORDS};
+use super::layout::{MAGIC, TABLE_WORDS, header};
 use super::shared_words::SharedWords;
 use super::table_file::{allocate_table, write_header};
 
@@ -114,6 +115,10 @@ fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     let lock = linux::open(&path, linux::O_RDONLY as i32, 0)?;
     match linux::try_lock_exclusive(lock) {
         Ok(true) => {
+            // Before the header: a tracer that sees a table may clear the switch, and no later store may set it again.
+            if trace {
+                words[header::TRACING].store(u64::MAX, Relaxed);
+            }
             write_header(&words);
             Ok((words, lock))
         }

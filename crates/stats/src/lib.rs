@@ -180,7 +180,7 @@ pub struct Stats {
     /// Not 0, and different for each table of a process.
     table_id: u64,
     pid: u32,
-    /// Every request of this process is traced, whatever the table's switch says.
+    /// Every request of this process is traced, whatever the switch of a table says that other processes share.
     always_traces: bool,
     /// Files whose paths the trace has recorded: a tag of the file, and the ticket.
     path_reported: [AtomicU64; trace::REPORTED_PATHS],

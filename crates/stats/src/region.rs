@@ -71,19 +71,22 @@ pub struct StatsRegion {
     stats: Stats,
     gauges: OnceLock<Vec<(Gauge, GaugeSource)>>,
     /// The file of this process in a directory, and the descriptor whose lock shows that this process runs.
-    file: Option<(CString, ShadowFd)>,
+    pub(super) file: Option<(CString, ShadowFd)>,
 }
 
 impl StatsRegion {
     /// Opens or creates the table; in memory if that fails.
     ///
-    /// `workers`: returns the shadow workers, called only if there is a file. `trace`: trace from the first request on;
-    /// this process only, although others may use the same file, which may have no disk space for what they trace.
+    /// `workers`: returns the shadow workers, called only if there is a file. `trace`: trace from the first request on,
+    /// if the table is in a file: no tool reads the ring of one in memory. In a file of this process the switch says so,
+    /// and a tracer can clear it. In a file that others share only this process traces: it may have no disk space for
+    /// what the others would trace.
     pub fn new<'a>(
         location: StatsLocation,
         trace: bool,
         workers: impl FnOnce() -> Option<&'a WorkerPool>,
     ) -> StatsRegion {
+        let mut always_traces = false;
         let (words, file) = match location {
             StatsLocation::Off => return StatsRegion { stats: Stats::new(None), file: None, gauges: OnceLock::new() },
             StatsLocation::Memory => (None, None),
@@ -93,6 +96,7 @@ impl StatsRegion {
                     Some(shadow) => shadow.run_blocking(move || open_named(&path, trace)).and_then(Result::ok),
                     None => open_named(&path, trace).ok(),
                 };
+                always_traces = trace && words.is_some();
                 (words, None)
             }
             StatsLocation::Directory(path) => {
@@ -103,7 +107,7 @@ impl StatsRegion {
             }
         };
         let words = words.or_else(|| SharedWords::anonymous(TABLE_WORDS).ok());
-        StatsRegion { stats: Stats::new(words).with_tracing(trace), file, gauges: OnceLock::new() }
+        StatsRegion { stats: Stats::new(words).with_tracing(always_traces), file, gauges: OnceLock::new() }
     }
 
     /// Sets the sources of the gauges that [`StatsRegion::update_gauges`] updates. Only the first call has an effect.

@@ -177,6 +177,25 @@ fn process_that_traces_into_a_shared_file_has_its_disk_space() {
 }
 
 #[test]
+fn tracer_switches_a_process_off_that_traces_from_its_first_request() {
+    let (workers, temp) = (workers(), tempfile::tempdir().unwrap());
+    let named = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
+    let traces = |region: &StatsRegion| region.stats().traced(3, Some(0), 1).is_some();
+    for location in [private_dirs(&temp.path().join("spinio")), StatsLocation::Directory(named(temp.path()))] {
+        let region = StatsRegion::new(location, true, || Some(&workers));
+        assert!(traces(&region));
+        let (path, _) = region.file.as_ref().unwrap();
+        let file = fs::OpenOptions::new().write(true).open(Path::new(path.to_str().unwrap())).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 8], trace::file::TRACING_AT).unwrap();
+        assert!(!traces(&region));
+    }
+    // No tool finds a table in memory: its ring would only take space.
+    for location in [StatsLocation::Memory, StatsLocation::File(named(temp.path()))] {
+        assert!(!traces(&StatsRegion::new(location, true, || Some(&workers))));
+    }
+}
+
+#[test]
 fn location_follows_settings() {
     let with = |stats: Option<&str>, runtime: Option<&str>| Settings {
         stats: stats.map(str::to_owned),

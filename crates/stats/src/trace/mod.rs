@@ -37,6 +37,8 @@ pub mod file {
     pub const BYTES: u64 = TABLE_WORDS as u64 * 8;
     /// Offset of the word that switches tracing on: CLOCK_MONOTONIC in nanoseconds until which requests are traced.
     pub const TRACING_AT: u64 = header::TRACING as u64 * 8;
+    /// Offset of the word that counts the records written.
+    pub const TICKETS_AT: u64 = header::TICKETS as u64 * 8;
 }
 
 const REQUEST: u64 = 1;
