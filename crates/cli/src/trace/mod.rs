@@ -19,9 +19,9 @@ mod perfetto;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use spinio_io::stats::trace::{Reader, file};
@@ -190,7 +190,8 @@ fn launch(trace: &Trace) -> anyhow::Result<u8> {
     {
         output::note(&format!("spinio: {error:#}\n"));
     }
-    keep_off(folder.path(), child.id(), &mut sources);
+    drop(sources);
+    keep_off(folder.path(), child.id());
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     Ok(match (status.code(), status.signal()) {
@@ -202,18 +203,29 @@ fn launch(trace: &Trace) -> anyhow::Result<u8> {
 
 /// Keeps tracing off until the child has ended: after --seconds, or when the trace cannot be written. Processes that
 /// begin meanwhile begin with tracing on, as their environment says.
-fn keep_off(folder: &Path, child: u32, sources: &mut HashMap<PathBuf, TracedProcess>) {
+fn keep_off(folder: &Path, child: u32) {
     loop {
         let ended = has_ended(child);
-        find_new(folder, sources);
-        for source in sources.values() {
-            let _ = source.counters.file().write_all_at(&[0; 8], file::TRACING_AT);
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            // No file is kept open: a build begins thousands of processes, and a later one may reuse a PID.
+            if is_on(&entry.path())
+                && let Ok(counters) = CounterFile::open_to_trace(&entry.path())
+            {
+                let _ = counters.file().write_all_at(&[0; 8], file::TRACING_AT);
+            }
         }
         if ended {
             return;
         }
         std::thread::sleep(OFF_INTERVAL);
     }
+}
+
+/// Whether tracing is on in a file, if it has counters: a quick check before all of them are read.
+fn is_on(path: &Path) -> bool {
+    let mut word = [0; 8];
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    file.and_then(|file| file.read_exact_at(&mut word, file::TRACING_AT)).is_ok() && word != [0; 8]
 }
 
 /// Whether a child process has ended; it is not reaped.
