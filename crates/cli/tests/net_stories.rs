@@ -123,8 +123,12 @@ fn answers_in_one_piece_are_those_in_events_and_connections_stay_open() {
     let dir = folder();
     let Some(server) = start(dir.path(), &[]) else { return };
     let mut stream = server.connect_tcp();
+    let mut texts = Vec::new();
     let ask = |stream: bool, seed: u64| {
-        post(&json!({"prompt": "Once upon a \u{74}ime", "max_tokens": 60, "temperature": 1, "seed": seed, "stream": stream}).to_string())
+        post(
+            &json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 1, "seed": seed, "stream": stream})
+                .to_string(),
+        )
     };
     // All at once: each waits for the answer before it.
     stream.write_all((ask(true, 5) + &ask(false, 5) + &ask(false, 6)).as_bytes()).unwrap();
@@ -139,6 +143,21 @@ fn answers_in_one_piece_are_those_in_events_and_connections_stay_open() {
     assert!(page.0 == 200 && page.1.starts_with("<!doctype html>") && page.1.ends_with("</html>\n"), "{page:?}");
     let models: Value = serde_json::from_str(&answer(&mut stream).1).unwrap();
     assert_eq!(models["data"][0]["id"], "stories");
+    // As it is, and in escapes: 2, 3 and 4 bytes of UTF-8, after the token that begins a story.
+    for prompt in [r#""é€😀""#, r#""\u00e9\u20ac\ud83d\ude00""#] {
+        stream
+            .write_all(post(&format!(r#"{{"prompt": {prompt}, "max_tokens": 20, "temperature": 0}}"#)).as_bytes())
+            .unwrap();
+        let answer: Value = serde_json::from_str(&answer(&mut stream).1).unwrap();
+        assert_eq!(answer["usage"]["prompt_tokens"], 10);
+        texts.push(answer["choices"][0]["text"].clone());
+    }
+    assert_eq!(texts[0], texts[1]);
+    // More requests than are answered between two steps.
+    stream.write_all("GET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n".repeat(30).as_bytes()).unwrap();
+    for _ in 0..30 {
+        assert_eq!(answer(&mut stream).0, 200);
+    }
     // Token ids, of the same bytes.
     let ids: Vec<u8> = b"Once upon a time".to_vec();
     let by_ids = post(&json!({"prompt": ids, "max_tokens": 60, "temperature": 1, "seed": 5}).to_string());
@@ -163,6 +182,11 @@ fn requests_that_are_refused_get_a_sentence() {
         (post(r#"{"prompt": "a", "temperature": 3}"#), 400, "temperature"),
         (post(r#"{"prompt": "a", "n": 2}"#), 400, "n, best_of"),
         (post(r#"{"prompt": "a", "stop": "."}"#), 400, "stop"),
+        (post(r#"{"prompt": "a", "echo": true}"#), 400, "echo"),
+        (post(r#"{"prompt": "a", "echo": false, "stop": null, "top_p": 1, "max_tokens": 3}"#), 200, ""),
+        (post(r#"{"prompt": ["a", "b"]}"#), 400, "two prompts"),
+        (post(r#"{"prompt": "a", "prompt": "b"}"#), 400, "two prompts"),
+        (post(r#"{"prompt": "a", "seed": 1e19}"#), 400, "seed"),
         (post(&json!({"prompt": long}).to_string()), 400, "longer"),
         ("GET /v1/completions HTTP/1.1\r\nHost: test\r\n\r\n".to_owned(), 405, "POST"),
         ("GET /other HTTP/1.1\r\nHost: test\r\n\r\n".to_owned(), 404, "/v1/completions"),

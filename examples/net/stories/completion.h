@@ -50,6 +50,16 @@ private:
     const Shape &shape;
     int *tokens;
     Completion asked;
+    bool has_prompt = false;
+
+    template <size_t count>
+    __device__ static bool is_one_of(json::View name, const char *const (&names)[count])
+    {
+        for (const char *one : names)
+            if (json::is(name, one))
+                return true;
+        return false;
+    }
 
     __device__ void add(int token)
     {
@@ -60,6 +70,9 @@ private:
     __device__ void read_member(json::Reader &in, json::View name)
     {
         if (json::is(name, "prompt")) {
+            if (has_prompt)
+                asked.refusal = "There are two prompts.";
+            has_prompt = true;
             read_prompt(in);
         } else if (json::is(name, "max_tokens")) {
             const double most = in.number();
@@ -71,15 +84,26 @@ private:
             if (!(asked.temperature >= 0 && asked.temperature <= 2))
                 asked.refusal = "temperature must be from 0 to 2.";
         } else if (json::is(name, "seed")) {
-            asked.seed = uint64_t(int64_t(in.number()));
+            const double seed = in.number();
+            if (!(seed >= -9e18 && seed <= 9e18))
+                asked.refusal = "seed must be an integer of 64 bits.";
+            else
+                asked.seed = uint64_t(int64_t(seed));
         } else if (json::is(name, "stream")) {
             asked.stream = in.boolean();
-        } else if (json::is(name, "n") || json::is(name, "best_of") || json::is(name, "top_p")) {
-            if (in.number() != 1)
-                asked.refusal = "n, best_of and top_p must be 1: this server makes one sequence, from all tokens.";
-        } else if (json::is(name, "stop") || json::is(name, "suffix") || json::is(name, "logprobs") || json::is(name, "stream_options")) {
-            if (in.peek() != 'n')
-                asked.refusal = "stop, suffix, logprobs and stream_options are not supported.";
+        } else if (is_one_of(name, {"n", "best_of", "top_p", "repetition_penalty"})) {
+            if (in.peek() == 'n')
+                in.skip();
+            else if (in.number() != 1)
+                asked.refusal = "n, best_of, top_p and repetition_penalty must be 1: this server makes one sequence, from all tokens.";
+        } else if (is_one_of(name, {"presence_penalty", "frequency_penalty", "min_p", "top_k"})) {
+            if (in.peek() == 'n')
+                in.skip();
+            else if (in.number() != 0)
+                asked.refusal = "presence_penalty, frequency_penalty, min_p and top_k must be 0.";
+        } else if (is_one_of(name, {"stop", "suffix", "logprobs", "stream_options", "logit_bias", "echo"})) {
+            if (in.peek() != 'n' && in.peek() != 'f')
+                asked.refusal = "stop, suffix, logprobs, stream_options, logit_bias and echo are not supported.";
             in.skip();
         } else {
             in.skip();
@@ -97,8 +121,12 @@ private:
                 asked.refusal = "The tokens of this model are not bytes: the prompt must be an array of token ids.";
             return;
         }
+        bool has_text = false;
         for (bool more = in.begin_array(); more && in.next_element();) {
             if (in.peek() == '"') {
+                if (has_text)
+                    asked.refusal = "There are two prompts.";
+                has_text = true;
                 read_prompt(in);
                 continue;
             }

@@ -343,7 +343,7 @@ private:
             STORIES_UNROLL
             for (unsigned p = 0; p < there; p++)
                 for (unsigned d = 0; d < columns; d++)
-                    if (columns == 1 || d * lanes + lane < shape.head)
+                    if (d * lanes + lane < shape.head)
                         sums[d] += mine.scores[p] * row[p * shape.head + d * lanes];
         }
         for (unsigned d = 0; d < columns; d++)
@@ -381,6 +381,9 @@ __device__ inline uint64_t random_bits(uint64_t seed, uint64_t position, uint64_
     return bits ^ bits >> 31;
 }
 
+// Below it, a division would make infinite scores: as 0.
+constexpr float coldest = 1e-4f;
+
 // The next token of a sequence, by a warp: the greatest score, of temperature 0; else each token with its probability, since the
 // greatest of the scores with a random number of Gumbel's distribution added has it.
 __device__ inline int sample(const float *scores, unsigned vocabulary, float temperature, uint64_t seed, unsigned position)
@@ -390,8 +393,9 @@ __device__ inline int sample(const float *scores, unsigned vocabulary, float tem
     unsigned token = 0;
     for (unsigned i = lane; i < vocabulary; i += lanes) {
         float score = scores[i];
-        if (temperature > 0) {
-            const float uniform = (float(random_bits(seed, position, i) >> 40) + 0.5f) / 16777216;
+        if (temperature >= coldest) {
+            // Exact, and below 1: of 24 bits the greatest would be rounded to it.
+            const float uniform = (float(random_bits(seed, position, i) >> 41) + 0.5f) / 8388608;
             score = score / temperature - logf(-logf(uniform));
         }
         if (score > best)

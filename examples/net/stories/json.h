@@ -111,7 +111,9 @@ struct Reader {
         if (at < length && (bytes[at] == 'e' || bytes[at] == 'E')) {
             const bool smaller = ++at < length && bytes[at] == '-';
             at += at < length && (bytes[at] == '-' || bytes[at] == '+');
-            for (double power = digits(); power > 0 && power < 400; power--)
+            const double power = digits();
+            // No double has more digits.
+            for (unsigned i = 0; i < 400 && i < power; i++)
                 value = smaller ? value / 10 : value * 10;
         }
         return sign == '-' ? -value : value;
@@ -256,7 +258,7 @@ private:
         for (unsigned i = 0; i < more; i++)
             pending[i] = (unsigned char)(0x80 | (code >> 6 * i & 0x3f));
         waiting = more;
-        return int((0xf00u >> more & 0xf0) | code >> 6 * more) & 0xff;
+        return int((0xf80u >> more & 0xf0) | code >> 6 * more) & 0xff;
     }
 };
 

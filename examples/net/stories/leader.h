@@ -5,8 +5,8 @@
 //                                                       ├─ page, models, what is refused: answered at once, next request
 //                                                       └─ completion: a free slot ── steps ── all is sent: next request
 //
-// Nothing here waits for a client: bytes that a socket does not take at once end the connection, but for the page, which has a time
-// limit.
+// Nothing here waits for a client: bytes that a socket does not take at once end the connection, and of each connection a few requests
+// are answered between two steps.
 #ifndef STORIES_LEADER_H
 #define STORIES_LEADER_H
 
@@ -25,7 +25,7 @@ namespace http = spinio::http;
 namespace net = spinio::net;
 namespace text = spinio::text;
 
-constexpr unsigned most_slots = 64, request_bytes = 16384, events_at_once = 4;
+constexpr unsigned most_slots = 64, request_bytes = 16384, events_at_once = 4, requests_at_once = 4;
 constexpr uint64_t patience_ns = 5000000000, silence_ns = 60000000000;
 
 using Connection = http::Connection<request_bytes>;
@@ -39,7 +39,9 @@ struct Counts {
 struct TeamState {
     uint64_t arrived;
     bool stopped;
-    unsigned count; // places of the next step
+    unsigned count;   // places of the next step
+    unsigned waiting; // connections with requests that are not answered yet
+    int waiting_sockets[most_slots];
     Place places[most_slots * tile];
     Slot slots[most_slots];
     int *prompts; // [slot][context]
@@ -70,6 +72,9 @@ public:
             end_completions();
             look();
         }
+        http::close_silent(handle, server.connections, server.last_closing, silence_ns);
+        if (team.waiting)
+            go_on_waiting();
         take_events();
         look();
         choose();
@@ -80,7 +85,7 @@ private:
     const net::Handle &handle;
     TeamState &team;
 
-    enum Next { IDLE, BUSY, CLOSE };
+    enum Next { IDLE, BUSY, MORE, CLOSE };
     enum Status : unsigned char { WAITING, FREE, ABLE, DONE };
 
     // What each slot is, in shared memory, since all threads ask for all of them.
@@ -142,10 +147,13 @@ private:
             if (idle)
                 spinio::add_release_device(server.idle_teams, 1);
         }
+        // No call looks for the end of the net.
+        if (most == 0 && threadIdx.x == 0 && net::detail::stopped(handle))
+            team.stopped = true;
         __syncthreads();
         if (most == 0 || leaves)
             return;
-        const int64_t wait_ns = able ? 0 : idle ? 500000000 : 100000;
+        const int64_t wait_ns = able || team.waiting ? 0 : idle ? 500000000 : 100000;
         const int events = net::wait(net::block(), handle, server.set, ready, int(most), wait_ns);
         if (threadIdx.x == 0) {
             if (idle)
@@ -155,8 +163,36 @@ private:
         }
         for (int i = 0; i < events; i++)
             take(ready[i]);
-        if (!able)
-            http::close_silent(handle, server.connections, server.last_closing, silence_ns);
+    }
+
+    // Connections whose next request has come already: a few requests of each, while there are free slots for them.
+    __device__ void go_on_waiting()
+    {
+        const unsigned there = team.waiting, free = count(FREE), now = there < free ? there : free;
+        __shared__ int taken[most_slots];
+        for (unsigned i = threadIdx.x; i < now; i += blockDim.x)
+            taken[i] = team.waiting_sockets[i];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (unsigned i = now; i < there; i++)
+                team.waiting_sockets[i - now] = team.waiting_sockets[i];
+            team.waiting = there - now;
+        }
+        __syncthreads();
+        for (unsigned i = 0; i < now; i++)
+            go_on(taken[i]);
+        look();
+    }
+
+    // Keeps a connection for the next step; false: there are too many.
+    __device__ bool keep_waiting(int s)
+    {
+        const bool fits = team.waiting < most_slots;
+        __syncthreads();
+        if (fits && threadIdx.x == 0)
+            team.waiting_sockets[team.waiting++] = s;
+        __syncthreads();
+        return fits;
     }
 
     __device__ void take(const net::Ready &ready)
@@ -185,19 +221,26 @@ private:
         case IDLE:
             if (http::leave_idle(handle, http::connection_of(server.connections, s), s))
                 return;
-            [[fallthrough]];
-        case CLOSE: net::close(net::block(), handle, s);
+            break;
+        case MORE:
+            if (keep_waiting(s))
+                return;
+            break;
+        case CLOSE: break;
         }
+        net::close(net::block(), handle, s);
     }
 
-    // Reads and answers requests, until one needs the model or there is no more.
+    // Reads and answers requests, until one needs the model or there is no more; a few at a time, since a step waits for it.
     __device__ Next serve(int s)
     {
         __shared__ http::Request request;
         Connection &connection = http::connection_of(server.connections, s);
-        unsigned count = connection.count;
+        unsigned count = connection.count, answered = 0;
         for (;;) {
             __syncthreads();
+            if (answered == requests_at_once)
+                return MORE;
             const unsigned head = http::head_length(connection.bytes, count);
             if (head || count == request_bytes) {
                 if (threadIdx.x == 0)
@@ -217,6 +260,7 @@ private:
                     }
                     if (next != IDLE)
                         return next;
+                    answered++;
                     continue;
                 }
             }
@@ -344,7 +388,7 @@ private:
         __syncthreads();
         const bool body = request.method != http::HEAD;
         sent = sent && net::send(net::block(), handle, s, head, length, net::DONTWAIT | (body ? net::MORE : 0)) == int64_t(length);
-        sent = sent && (!body || net::sendfile(net::block(), handle, s, f, 0, size) == int64_t(size));
+        sent = sent && (!body || net::sendfile(net::block(), handle, s, f, 0, size, net::DONTWAIT) == int64_t(size));
         file::close(net::block(), handle, f);
         __syncthreads();
         return sent && !request.close ? IDLE : CLOSE;

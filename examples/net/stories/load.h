@@ -4,8 +4,8 @@
 //   model.safetensors: length, names and places (JSON), tensors ── spinio_pread ──> device memory ── pack ──> Model
 //
 // Each tensor goes from the file to the device by one call of SPIN; matrices through a buffer of the size of the largest one.
-// Refused, with a sentence: other architectures, other types than BF16, sizes that no row of a warp fits, turned positions that are
-// scaled (rope_scaling), and models in several files.
+// Refused, with a sentence: other architectures, other types than BF16, sizes that no row of a warp fits, biases, other activations than
+// silu, positions that are scaled (rope_scaling), several tokens that end a sequence, and models in several files.
 #ifndef STORIES_LOAD_H
 #define STORIES_LOAD_H
 
@@ -89,7 +89,8 @@ private:
         std::fclose(in);
         std::map<std::string, double> numbers;
         std::string kind;
-        bool scaled = false;
+        std::string activation = "silu";
+        bool scaled = false, biased = false, several = false;
         json::Reader reader(text.data(), text.size());
         json::View key;
         for (bool more = reader.begin_object(); more && reader.next_member(key);) {
@@ -99,10 +100,16 @@ private:
                 kind.assign(value.bytes, value.length);
             } else if (json::is(key, "tie_word_embeddings")) {
                 tied = reader.boolean();
+            } else if (json::is(key, "attention_bias") || json::is(key, "mlp_bias")) {
+                biased = reader.boolean() || biased;
+            } else if (json::is(key, "hidden_act") && next == '"') {
+                const json::View value = reader.string();
+                activation.assign(value.bytes, value.length);
             } else if (next == '-' || (next >= '0' && next <= '9')) {
                 numbers[std::string(key.bytes, key.length)] = reader.number();
             } else {
-                scaled = scaled || (json::is(key, "rope_scaling") && next != 'n');
+                scaled = scaled || ((json::is(key, "rope_scaling") || json::is(key, "rope_parameters")) && next != 'n');
+                several = several || (json::is(key, "eos_token_id") && next != 'n');
                 reader.skip();
             }
         }
@@ -111,7 +118,9 @@ private:
         if (kind != "llama")
             return refuse("config.json: model_type is \"" + kind + "\", not \"llama\"");
         if (scaled)
-            return refuse("config.json: rope_scaling is not supported");
+            return refuse("config.json: rope_scaling and rope_parameters are not supported");
+        if (biased || several || activation != "silu")
+            return refuse("config.json: attention_bias, mlp_bias, another hidden_act than silu and several eos_token_id are not supported");
         const auto number = [&](const char *name, double otherwise) { return numbers.count(name) ? numbers[name] : otherwise; };
         const auto count = [&](const char *name, double otherwise = 0) { return unsigned(number(name, otherwise)); };
         shape.hidden = count("hidden_size");
@@ -129,6 +138,8 @@ private:
         const bool whole = shape.hidden && shape.layers && shape.inner && shape.vocabulary && shape.context && shape.heads && shape.key_heads && shape.head;
         if (!whole || shape.heads % shape.key_heads || shape.head > longest_head || shape.head % 2)
             return refuse("config.json: sizes are missing, or heads are longer than " + std::to_string(longest_head));
+        if (shape.begin >= int(shape.vocabulary) || shape.end >= int(shape.vocabulary))
+            return refuse("config.json: bos_token_id or eos_token_id is not in the vocabulary");
         for (unsigned size : {shape.hidden, shape.inner, shape.vocabulary, shape.queries(), shape.keys()})
             if (size % lanes)
                 return refuse("config.json: " + std::to_string(size) + " is not a multiple of " + std::to_string(lanes));
