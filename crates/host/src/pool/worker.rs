@@ -231,6 +231,10 @@ impl Shared {
             let timeout = self.idle_task.sleep_timeout();
             state = lock(&self.state);
             if self.has_work(&state) || state.shutdown || state.wake_seq != wake_seq {
+                // The worker may be busy for long, and the thread that waits for the idle task has been here already.
+                if timeout == Some(Duration::ZERO) {
+                    self.idle_due.store(true, Release);
+                }
                 continue;
             }
             if timeout == Some(Duration::ZERO) {
@@ -353,6 +357,7 @@ mod tests {
             }
         }
     }
+
     /// Is due until it has run.
     #[derive(Default)]
     struct Reaper {
@@ -401,5 +406,48 @@ mod tests {
         pool.wake_idle(Duration::from_secs(60));
         open.store(true, Release);
         assert_eq!(receiver.recv(), Ok(1), "the idle task waits until the queue is empty");
+    }
+
+    /// Submits work when the worker has found the queue empty; due from then on until it has run.
+    #[derive(Default)]
+    struct Submitter {
+        pool: std::sync::OnceLock<Arc<WorkerPool>>,
+        work: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+        has_run: AtomicBool,
+    }
+
+    struct SharedSubmitter(Arc<Submitter>);
+
+    impl IdleTask for SharedSubmitter {
+        fn sleep_timeout(&self) -> Option<Duration> {
+            let pool = self.0.pool.get()?;
+            for work in std::mem::take(&mut *lock(&self.0.work)) {
+                pool.spawn_detached(work);
+            }
+            (!self.0.has_run.load(Acquire)).then_some(Duration::ZERO)
+        }
+
+        fn reap_idle(&self) {
+            self.0.has_run.store(true, Release);
+        }
+    }
+
+    #[test]
+    fn due_idle_task_is_not_lost_when_work_comes_as_the_queue_is_empty() {
+        let idle = Arc::new(Submitter::default());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        for _ in 0..2 {
+            let (sender, seen) = (sender.clone(), Arc::clone(&idle));
+            let report = move || {
+                let _ = sender.send(seen.has_run.load(Acquire));
+            };
+            lock(&idle.work).push(Box::new(report));
+        }
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 1, Duration::ZERO, SharedSubmitter(Arc::clone(&idle)));
+        let pool = Arc::new(pool.expect("workers"));
+        let _ = idle.pool.set(Arc::clone(&pool));
+        pool.spawn_detached(|| ());
+        let reports = [(); 2].map(|()| receiver.recv_timeout(Duration::from_secs(60)));
+        assert_eq!(reports[1], Ok(true), "the idle task waits until the queue is empty again");
     }
 }
