@@ -146,6 +146,27 @@ fn io_load_is_on_the_disk_of_the_file_and_ends_with_the_command() {
 }
 
 #[test]
+fn signal_ends_the_command_after_its_loads_have_ended() {
+    let (bin, dir) = (folder(), folder());
+    let (data, load) = (file(dir.path(), "data", 8 << 20), bin.path().join("stress-ng"));
+    std::fs::write(&load, STRESS).unwrap();
+    std::fs::set_permissions(&load, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let mut command = std::process::Command::new(common::PROGRAM);
+    command.args(["bench", "fig4d"]).args(["fig1"; 1000]).args(["--device", "emulated", "--methods", "SPIN"]);
+    command.args(["--limit", "0.01", "--runs", "2", "--path"]).arg(&data);
+    command.env("PATH", &path).stdout(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let mut lines = lines.map(Result::unwrap).skip_while(|line| !line.starts_with("fig1 "));
+    assert!(lines.next().is_some(), "only fig4d has loads, and it comes first");
+    assert!(std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    // Its output is read: a command that goes on must not wait for that.
+    lines.for_each(drop);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(15));
+}
+
+#[test]
 fn invalid_arguments_are_refused() {
     for (args, needle) in [
         (&["fig9"][..], "`fig9` is no experiment"),

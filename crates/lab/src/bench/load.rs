@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -9,16 +10,33 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::experiment::Load;
 use crate::cleanup::{self, Cleanup};
 
+/// The load that a signal ends with this process.
+///
+/// One for a whole command: after the first `Cleanup` is dropped, no signal has its default effect again.
+pub struct LoadGuard {
+    running: Arc<Mutex<Option<Pid>>>,
+    _cleanup: Cleanup,
+}
+
+impl LoadGuard {
+    /// Watches for signals until dropped.
+    pub fn new() -> LoadGuard {
+        let running = Arc::new(Mutex::new(None));
+        let watched = Arc::clone(&running);
+        LoadGuard { running, _cleanup: cleanup::on_signal_after(Vec::new(), move || end(&watched)) }
+    }
+}
+
 /// A running load; ends when dropped, and when a signal ends this process.
 pub struct Stress {
     child: Child,
-    cleanup: Option<Cleanup>,
+    running: Arc<Mutex<Option<Pid>>>,
 }
 
 impl Stress {
     /// Starts it for files of `path`, and waits until it has an effect; the reason if it cannot run. It ends by itself after
     /// `limit`, so that it does not stay if this process is killed.
-    pub fn start(load: Load, path: &Path, limit: Duration) -> Result<Option<Stress>, String> {
+    pub fn start(load: Load, path: &Path, limit: Duration, guard: &LoadGuard) -> Result<Option<Stress>, String> {
         let mut command = Command::new("stress-ng");
         match load {
             Load::None => return Ok(None),
@@ -32,9 +50,9 @@ impl Stress {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err("stress-ng is not installed".to_owned()),
             Err(e) => return Err(format!("stress-ng cannot be started: {e}")),
         };
-        let pid = child.id();
-        let cleanup = cleanup::on_signal_after(Vec::new(), move || end(pid));
-        let mut stress = Stress { child, cleanup: Some(cleanup) };
+        let running = Arc::clone(&guard.running);
+        *lock(&running) = Some(Pid::from_child(&child));
+        let mut stress = Stress { child, running };
         std::thread::sleep(Duration::from_secs(1));
         match stress.is_running() {
             true => Ok(Some(stress)),
@@ -44,24 +62,31 @@ impl Stress {
 
     /// Whether it has run until now.
     pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        // Locked, so that no signal is sent to a process that is reaped here.
+        let mut running = lock(&self.running);
+        let is_running = matches!(self.child.try_wait(), Ok(None));
+        if !is_running {
+            *running = None;
+        }
+        is_running
     }
 }
 
-/// SIGTERM ends its workers too; SIGKILL would leave them.
-fn end(pid: u32) {
-    if let Some(pid) = Pid::from_raw(pid as i32) {
+/// SIGTERM ends its workers too; SIGKILL would leave them. It is not ended twice.
+fn end(running: &Mutex<Option<Pid>>) {
+    if let Some(pid) = lock(running).take() {
         let _ = kill_process(pid, Signal::TERM);
     }
 }
 
+fn lock(running: &Mutex<Option<Pid>>) -> MutexGuard<'_, Option<Pid>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Drop for Stress {
     fn drop(&mut self) {
-        // Once it is reaped, another process may have the number.
-        if self.is_running() {
-            end(self.child.id());
-        }
-        self.cleanup = None;
+        // Before it is reaped: after that another process may have the number.
+        end(&self.running);
         let _ = self.child.wait();
     }
 }

@@ -34,7 +34,7 @@ use spinio_io::{model, runtime};
 use spinio_plan::Route;
 
 use self::experiment::{EXPERIMENTS, Experiment, Setting};
-use self::load::Stress;
+use self::load::{LoadGuard, Stress};
 use self::measure::{RunOptions, Runs};
 use self::method::{Method, Reader};
 use crate::color::{OutputStyle, TextRole};
@@ -129,9 +129,10 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         // Checked first, not after the minutes of the measurement.
         std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
     }
+    let guard = LoadGuard::new();
     let mut all = Vec::new();
     let mut measure = |experiment| -> anyhow::Result<()> {
-        let outcome = run_experiment(bench, experiment, device)?;
+        let outcome = run_experiment(bench, experiment, device, &guard)?;
         match bench.json {
             true => all.push(report::json(&outcome)),
             false => output::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
@@ -178,6 +179,7 @@ fn run_experiment(
     bench: &Bench,
     experiment: &'static Experiment,
     device: DeviceName,
+    guard: &LoadGuard,
 ) -> anyhow::Result<ExperimentResult> {
     let chosen = if experiment.needs_array() { &bench.raid } else { &bench.path };
     let blocks = if bench.blocks.is_empty() { experiment::blocks() } else { bench.blocks.clone() };
@@ -214,7 +216,7 @@ fn run_experiment(
         return Err(exit::error(Exit::Usage, format!("--size is below the largest block, {}", format::bytes(largest))));
     }
     let files = open_files(&path, size, threads)?;
-    measure_all(bench, &mut outcome, &files, device, &path)?;
+    measure_all(bench, &mut outcome, &files, device, &path, guard)?;
     Ok(outcome)
 }
 
@@ -230,6 +232,7 @@ fn measure_all(
     files: &[TestFile],
     device: DeviceName,
     path: &Path,
+    guard: &LoadGuard,
 ) -> anyhow::Result<()> {
     let first = &files[0];
     o.size = first.size;
@@ -284,7 +287,7 @@ fn measure_all(
         // With time to cache the share before each run.
         let each = effort.limit + Duration::from_secs(60);
         let most = each * u32::try_from(methods.len() * bench.runs).unwrap_or(u32::MAX);
-        let mut stress = match Stress::start(setting.load, path, most) {
+        let mut stress = match Stress::start(setting.load, path, most, guard) {
             Ok(stress) => stress,
             Err(why) => {
                 o.missing.push(format!("{}: {why}", setting.label));
