@@ -80,6 +80,13 @@ impl Input {
             bail!("Cannot read {name}: it has bytes, but its file system reports a size of 0, as /proc does");
         }
         let extending = extending && stat.kind == FileKind::Regular;
+        if let (true, Some(len)) = (extending, self.length)
+            && self.offset.checked_add(len).is_none_or(|end| i64::try_from(end).is_err())
+        {
+            let text =
+                format!("--offset {} and --length {len} end after the last byte that a file can have", self.offset);
+            return Err(exit::error(Exit::Usage, text));
+        }
         if let (true, Some(len)) = (extending, self.length) {
             return Ok(OpenRange { file, offset: self.offset, len });
         }

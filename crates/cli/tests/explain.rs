@@ -123,6 +123,11 @@ fn write_that_extends_a_file_is_explained() {
     assert_eq!(json(&mut explain(&[]))["length"], 100_000);
     let assert = explain(&["--offset", "100000"]).assert().code(2);
     assert!(stderr(&assert).contains("give --length"), "{}", stderr(&assert));
+    for (offset, length) in [("10", "18446744073709551615"), ("0", "9223372036854775808"), ("9223372036854775807", "1")]
+    {
+        let assert = explain(&["--offset", offset, "--length", length]).assert().code(2);
+        assert!(stderr(&assert).contains("after the last byte"), "{}", stderr(&assert));
+    }
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 100_000);
 }
 
