@@ -241,8 +241,12 @@ mod tests {
         send(socket, |out| Reply::FileStatus(file).encode(out)).unwrap();
     }
 
-    fn write_out(directory: &Path, socket: &Path) -> Result<(), String> {
-        let daemon = Daemon { point: directory, socket, within: Duration::from_millis(200) };
+    /// How long a server may be silent in a test that waits for that; and one that is never silent, on a busy machine.
+    const SHORT: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn write_out(directory: &Path, socket: &Path, within: Duration) -> Result<(), String> {
+        let daemon = Daemon { point: directory, socket, within };
         daemon.write_out(|| false).map_err(|error| error.to_string())
     }
 
@@ -250,7 +254,7 @@ mod tests {
     fn server_that_never_attaches_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = listen(directory.path(), |_, _| true);
-        let error = write_out(directory.path(), &path).unwrap_err();
+        let error = write_out(directory.path(), &path, SHORT).unwrap_err();
         assert!(error.contains("still mounted") && error.contains("silent"), "{error}");
     }
 
@@ -268,7 +272,7 @@ mod tests {
             }
             false
         });
-        let error = write_out(directory.path(), &path).unwrap_err();
+        let error = write_out(directory.path(), &path, SHORT).unwrap_err();
         assert!(error.contains("silent"), "{error}");
     }
 
@@ -289,7 +293,7 @@ mod tests {
             }
             false
         });
-        assert_eq!(write_out(directory.path(), &path), Ok(()));
+        assert_eq!(write_out(directory.path(), &path, Duration::from_secs(2)), Ok(()));
     }
 
     #[test]
@@ -303,7 +307,7 @@ mod tests {
                 }
                 false
             });
-            let left = write_out(directory.path(), &path);
+            let left = write_out(directory.path(), &path, LONG);
             match dirty {
                 0 => assert_eq!(left, Ok(())),
                 _ => assert!(left.unwrap_err().contains("another version of SPIN, and has yet to write 3 released")),
