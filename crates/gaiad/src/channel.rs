@@ -56,7 +56,8 @@ pub(crate) fn refuse(out: &mut Vec<u8>, error: Errno) {
     Reply::Failed { errno: error.raw_os_error() as u32 }.encode(out);
 }
 
-/// Asks the server at `path`; `each` gets the replies, until the server has no more.
+/// Asks the server at `path`; `each` gets the replies, until the server has no more. EAGAIN: it does not take the question,
+/// or does not reply, for `within`.
 pub(crate) fn ask(
     path: &Path,
     question: Request<'_>,
@@ -75,7 +76,7 @@ pub(crate) fn ask_while(
     mut on_silence: impl FnMut() -> Result<(), Errno>,
     mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    let socket: OwnedFd = packets::connect(path)?;
+    let socket: OwnedFd = packets::connect_within(path, Some(within))?;
     set_socket_timeout(&socket, Timeout::Recv, Some(within))?;
     send(&socket, |out| question.encode(out))?;
     let mut buffer = vec![0; MAX_MESSAGE + 1];

@@ -211,6 +211,8 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
 mod tests {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     use spinio_pagecache::messages::{self, FileStatus, MAX_MESSAGE, ServerStatus};
+    use spinio_sys::linux::packets;
+    use spinio_testkit::deadline::with_deadline;
 
     use super::*;
     use crate::channel::receive;
@@ -255,6 +257,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = listen(directory.path(), |_, _| true);
         let error = write_out(directory.path(), &path, SHORT).unwrap_err();
+        assert!(error.contains("still mounted") && error.contains("silent"), "{error}");
+    }
+
+    #[test]
+    fn server_that_accepts_no_connection_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let connect = || packets::connect_within::<OwnedFd>(&path, Some(SHORT));
+        let error = with_deadline("a full queue of connections", || {
+            let waiting: Vec<OwnedFd> = std::iter::from_fn(|| connect().ok()).collect();
+            assert!(!waiting.is_empty());
+            write_out(directory.path(), &path, SHORT).unwrap_err()
+        });
         assert!(error.contains("still mounted") && error.contains("silent"), "{error}");
     }
 

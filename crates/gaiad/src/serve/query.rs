@@ -137,7 +137,7 @@ fn ask_with(
     let error = |words: String| MountError::new(format!("{}: {words}", path.display()));
     let mut connected = false;
     let mut conversation = || -> Result<(), Errno> {
-        let socket: OwnedFd = packets::connect(path)?;
+        let socket: OwnedFd = packets::connect_within(path, Some(WITHIN))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
         connected = true;
         let mut message = Vec::new();

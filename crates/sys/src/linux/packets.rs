@@ -4,8 +4,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -50,13 +52,26 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// A socket that is connected to the listener at a path.
+/// A socket that is connected to the listener at a path. Waits for a place if the listener accepts none of those that
+/// wait already.
 pub fn connect<F: From<OwnedFd> + AsFd>(path: &Path) -> Result<F> {
+    connect_within(path, None)
+}
+
+/// The same, with this limit for waiting, which later sends have too.
+///
+/// # Errors
+/// EAGAIN: the listener has accepted none for so long. Else the kernel's.
+pub fn connect_within<F: From<OwnedFd> + AsFd>(path: &Path, within: Option<Duration>) -> Result<F> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     // Before any error: only its owner's type closes it in the right way.
     let socket = F::from(socket);
-    rustix::net::connect(&socket, &address)?;
+    if within.is_some() {
+        set_socket_timeout(&socket, Timeout::Send, within)?;
+    }
+    // A signal ends the wait of a socket with a limit, whatever SA_RESTART says.
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
     Ok(socket)
 }
 
