@@ -21,6 +21,12 @@ use crate::runs::{common, length, union, without};
 use crate::slots::SlotRef;
 use crate::source::Source;
 
+/// Pages that the kernel may have dirty and whose bytes are read first, in case that `action` fails: the time and memory
+/// for them must not grow with the range. What is lost for the others, if it does fail after it zeroed some of their
+/// bytes: a program's write of the same bytes that were there, which the kernel has not written back yet, counts as no
+/// change, and these bytes stay zeros.
+const MAX_BEFORE: usize = 16;
+
 /// Pages that are changed, as runs in ascending order.
 struct Touched {
     /// Something has to be kept of these, or looked at.
@@ -88,10 +94,13 @@ impl FilePages {
         let Touched { singles, plain } = self.touched(backing, pages, edges)?;
         singles.iter().for_each(|run| self.divide(run.clone(), Which::All));
         let mut saved = Vec::with_capacity(length(&singles) as usize);
+        let mut left = MAX_BEFORE;
         for page in singles.iter().cloned().flatten() {
             let before = match self.entries.get(&page) {
-                Some(Entry { twin: Some(_), head: Source::Backing, .. }) => {
-                    Some(Box::new(self.fetch(backing, page, &Source::Backing)?))
+                Some(Entry { twin: Some(_), head: Source::Backing, .. }) if left > 0 => {
+                    left -= 1;
+                    // Also on a disk that cannot read a page it can be cut off.
+                    self.fetch(backing, page, &Source::Backing).ok().map(Box::new)
                 }
                 _ => None,
             };
@@ -191,7 +200,7 @@ impl FilePages {
     }
 
     /// Some of these bytes of a page may be zeros in the backing file now, and the kernel's copy, if there is one, has got
-    /// none of them. `before`: what they were, if the page has a twin and its head is there.
+    /// none of them. `before`: what they were, if the page has a twin and its head is there, and that was read.
     fn may_be_erased(
         &mut self,
         backing: &dyn Backing,

@@ -1,6 +1,6 @@
 //! The operations one by one, where the outcome is plain. The model (tests/model) has the races.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -494,6 +494,53 @@ fn page_of_a_full_disk_is_cut_in_part() {
     drop(held);
     pages.write_out_all(&file, 0..8).unwrap();
     assert_eq!((&file.0.borrow()[PAGE..], slots.free_slots()), (&read[..], 8));
+}
+
+/// Counts reads, which all fail.
+struct UnreadableDisk<'a>(&'a File, Cell<usize>);
+
+impl Backing for UnreadableDisk<'_> {
+    fn size(&self) -> std::io::Result<u64> {
+        self.0.size()
+    }
+    fn read(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
+        self.1.set(self.1.get() + 1);
+        Err(std::io::Error::from_raw_os_error(5))
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+    fn set_size(&self, size: u64) -> std::io::Result<()> {
+        self.0.set_size(size)
+    }
+    fn punch(&self, bytes: Range<u64>) -> std::io::Result<()> {
+        self.0.punch(bytes)
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_read_are_cut_off() {
+    const PAGES: u64 = 64;
+    let (slots, mut pages, file) = start(PAGES as usize * PAGE, 3 * PAGES as u32);
+    pages.drop_owner(B);
+    pages.add_owner(B, 0..PAGES);
+    pages.cached(0..PAGES);
+    let change = |page| {
+        let mut copy = acquire(&mut pages, &file, B, page);
+        copy[0] = b'b';
+        copy
+    };
+    let changed: Vec<PageBytes> = (0..PAGES).map(change).collect();
+    // Each page keeps its twin: the kernel has not dropped its copy yet.
+    let commit = pages.commit(&file, B, 1, (0..PAGES).zip(&changed)).unwrap();
+    pages.write_out_all(&file, 0..PAGES).unwrap();
+    assert_eq!(slots.free_slots(), 2 * PAGES as usize);
+    let disk = UnreadableDisk(&file, Cell::new(0));
+    pages.truncate(&disk, PAGE as u64 + 5).unwrap();
+    assert!((1..=16).contains(&disk.1.get()), "{} reads", disk.1.get());
+    assert_eq!(file.size().unwrap(), PAGE as u64 + 5);
+    assert!(pages.invalidated(commit.release).is_empty());
+    assert_eq!(slots.free_slots(), 3 * PAGES as usize);
 }
 
 #[test]
