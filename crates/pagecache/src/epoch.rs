@@ -9,6 +9,7 @@ use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::owner::{Owner, Replica};
 use crate::peer_copy::{PeerCopy, Peers};
 use crate::rules::{Rule, keep};
+use crate::runs::union;
 use crate::source::{Copied, Source};
 
 /// What an epoch does.
@@ -205,11 +206,12 @@ impl FilePages {
         let entries = self.entries.range(pages.clone()).filter(|(_, entry)| is_entry(entry));
         entries.for_each(|(page, _)| add_page(&mut found, *page));
         let of_runs = self.in_runs(pages, is_run);
-        if !of_runs.is_empty() {
-            found.extend(of_runs);
-            found.sort_unstable_by_key(|run| run.start);
+        if of_runs.is_empty() {
+            return found;
         }
-        found
+        found.extend(of_runs);
+        // Neighbours of other versions are one run: what is too short is not fetched from a peer.
+        union(found)
     }
 
     /// Plans to fetch pages. Those without an entry are in the backing file.

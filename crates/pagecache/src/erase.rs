@@ -27,6 +27,9 @@ use crate::source::Source;
 /// change, and these bytes stay zeros.
 const MAX_BEFORE: usize = 16;
 
+/// Open pages that may be erased at a time, 16 GiB of them: more would take gigabytes of entries.
+const MAX_BASES: u64 = 4 << 20;
+
 /// Pages that are changed, as runs in ascending order.
 struct Touched {
     /// Something has to be kept of these, or looked at.
@@ -184,7 +187,7 @@ impl FilePages {
         let touched = union(touched);
         let mut bases = common(&touched, &self.bases(&pages));
         // A base that is a hole takes no copy, but an entry.
-        if length(&bases) > self.slots.most_copies() as u64 {
+        if length(&bases) > (self.slots.most_copies() as u64).max(MAX_BASES) {
             self.lose_owners_with_bases(&pages);
             bases.clear();
         }

@@ -52,7 +52,7 @@ fn large_sparse_file_that_an_owner_has_is_cut_with_few_entries() {
     slots.limit_copies(1000);
     let file = Holes(Cell::new(offset_of(PAGES)));
     let mut pages = FilePages::new(Arc::clone(&slots), 7, KernelPages::None, offset_of(PAGES));
-    let owned = 0..1 << 21;
+    let owned = 0..5 << 20;
     pages.add_owner(OWNER, owned.clone());
     acquire(&mut pages, &file, owned.clone(), Access::Read);
     pages.punch(&file, 5..offset_of(owned.end) - 5).unwrap();
