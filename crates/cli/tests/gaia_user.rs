@@ -157,7 +157,9 @@ fn roots_mount_is_listed_for_users_without_numbers() {
     for arguments in [&["status"][..], &["status", "--json"], &["top", "--once", "--every", "0.01"]] {
         let said = all(USER, arguments);
         assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
-        assert!(stdout(&said).contains(data.to_str().unwrap()), "{said:?}");
+        // A table breaks a long path.
+        let text: String = stdout(&said).split_whitespace().collect();
+        assert!(text.contains(data.to_str().unwrap()), "{said:?}");
     }
     assert!(stdout(&all(USER, &["status"])).contains("only root may ask"));
     // Who names it gets the reason.
