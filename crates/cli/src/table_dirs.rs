@@ -148,10 +148,11 @@ mod tests {
         std::fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
         assert_eq!(here(), [dir.join("1")], "neither a link nor `.` is a table");
         assert!(names(&[folder.path().join("link")]).is_empty(), "the directory is a link");
-        if chown(dir.join("1"), Some(65534), None).is_err() {
+        if !geteuid().is_root() {
             eprintln!("skipped: not root, who can give files away");
             return;
         }
+        chown(dir.join("1"), Some(65534), None).unwrap();
         assert!(here().is_empty(), "the file has another owner");
         chown(&dir, Some(65534), None).unwrap();
         assert_eq!(here(), [dir.join("1")], "root reads those of any user");
