@@ -67,8 +67,8 @@ LIKES = [
     "{He} had a {color} {thing} and liked {use}.",
     "{He} loved {his} {color} {thing} and liked {use}.",
     "More than anything, {he} loved {his} {color} {thing}.",
-    "{His} best friend was a {mate} named {other}.",
-    "Every day {he} ate {food} with {his} friend {other} the {mate}.",
+    "{His} best friend was a {companion} named {other}.",
+    "Every day {he} ate {food} with {his} friend {other} the {companion}.",
 ]
 # What went wrong, what the helper says, how it ends.
 PLOTS = [
@@ -208,7 +208,7 @@ def cast(rng):
     # No two of a name or of a kind.
     helper = pick([name for name in (SHE if rng.random() < 0.5 else HE) if name != hero])
     friend = pick([animal for animal in ANIMALS if animal != kind])
-    mate = pick([animal for animal in ANIMALS if animal not in (kind, friend)])
+    companion = pick([animal for animal in ANIMALS if animal not in (kind, friend)])
     other = pick([name for name in (SHE if rng.random() < 0.5 else HE) if name not in (hero, helper)])
     place, thing = pick(list(PLACES)), pick(list(THINGS))
     pronouns = (
@@ -222,7 +222,7 @@ def cast(rng):
         kind=kind,
         helper=helper,
         friend=friend,
-        mate=mate,
+        companion=companion,
         other=other,
         place=place,
         spot=pick(PLACES[place]),
