@@ -275,7 +275,7 @@ static void round_of(double seconds, unsigned seed, Totals &totals)
     std::string tcp, local, port;
     int echoing = echo_of_program(port);
     {
-        Net net({.connections = 48, .sockets = 128, .ring_bytes = seed % 2 ? 4096u : 16384u, .fault_seed = seed % 3 ? 0 : seed});
+        Net net({.connections = 48, .sockets = 128, .ring_bytes = seed % 2 ? 4096u : 16384u, .fault_seed = seed % 3 ? 0 : seed, .threads = seed % 4 + 1});
         int a = listener(net, "tcp://127.0.0.1:0", tcp), b = listener(net, ("unix:@spinio-soak-" + std::to_string(getpid())).c_str(), local);
         int set = spinio_net_set(net.net);
         CHECK(!spinio_net_add(net.net, set, a, net::IN) && !spinio_net_add(net.net, set, b, net::IN));

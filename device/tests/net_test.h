@@ -73,6 +73,7 @@ struct NetOptions {
     bool files_write = false;
     unsigned files = 0;
     unsigned shared_connections = 0;
+    unsigned threads = 0;
     const char *device = test_device;
 };
 
@@ -107,6 +108,7 @@ struct Net {
         options.files_write = wanted.files_write;
         options.files = wanted.files;
         options.shared_connections = wanted.shared_connections;
+        options.threads = wanted.threads;
         options.no_upgrade = wanted.no_upgrade;
         // Makes the context of a GPU, which the net is for.
         CHECK(cudaFree(nullptr) == cudaSuccess);

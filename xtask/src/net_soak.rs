@@ -20,7 +20,8 @@ const SCRIPTS_EACH_SECOND: u64 = 56;
 /// The part of the time that is for random words.
 const WORDS_SHARE: u64 = 6;
 /// Programs of which ThreadSanitizer sees kernel and proxy.
-const PROGRAMS: [&str; 6] = ["net", "net_costs", "net_events", "net_datagrams", "net_faults", "net_nets"];
+const PROGRAMS: [&str; 7] =
+    ["net", "net_costs", "net_events", "net_datagrams", "net_faults", "net_nets", "net_threads"];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

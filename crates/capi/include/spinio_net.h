@@ -55,6 +55,7 @@ struct spinio_net_options {
                                     not go through Linux: two rings of pinned memory and six descriptors each, and between kernels
                                     2 MiB of device memory on either side, from the first use until the net is closed; at most
                                     512; default a quarter of connections, at most 32, or 16 MiB */
+    uint32_t threads;        /* that make the system calls of streams, at most 64; default SPINIO_NET_THREADS, or by processors */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */
@@ -70,7 +71,7 @@ struct spinio_net_stats {
     uint64_t doorbells;      /* of kernels */
     uint64_t calls;          /* that needed an answer: accept, connect ... */
     uint64_t violations;     /* words of kernels that were refused: their connections were reset */
-    uint64_t proxy_ns;       /* processor time of the library's thread */
+    uint64_t proxy_ns;       /* processor time of the library's threads */
     uint64_t upgraded;       /* connections inside the net, whose bytes go through device memory */
     /* Connections inside the net that go through Linux, by reason: */
     uint64_t kept_by_setting; /* no_upgrade, or SPINIO_NET_UPGRADE=off */
@@ -83,6 +84,7 @@ struct spinio_net_stats {
     uint64_t kept_by_user;    /* the other net is of another user */
     uint64_t kept_by_time;    /* it did not answer in time or broke off, or another socket took the connection */
     uint64_t peer;            /* connections to kernels of other nets, whose bytes go into device memory of the reader */
+    uint64_t helped;         /* how often another thread than the net's own made the system calls of a socket (SPINIO_NET_THREADS) */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the CUDA context that is current on this thread: a program for

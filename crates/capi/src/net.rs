@@ -31,6 +31,7 @@ struct RawOptions {
     files_write: u32,
     files: u32,
     shared_connections: u32,
+    threads: u32,
 }
 
 pub(crate) fn null(what: &str) -> Failure {
@@ -106,6 +107,7 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             }),
             no_upgrade: given.no_upgrade != 0,
             shared_connections: given.shared_connections,
+            threads: given.threads,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

@@ -12,6 +12,7 @@
 //!   ring_slots    which slots of a ring are free
 //!   copy_threads  how many threads copy for one request
 //!   processors    how many this process may use, and whether copying threads get them
+//!   io_threads    system calls for many sockets, shared out by the one thread that has them
 //!   parallel      one pass over many items, shared among the workers of a pool
 //!   task_scope    counts the threads at work on a task, and waits for them at its end
 //!   panic_relay   delays a panic until all other threads have left
@@ -24,6 +25,7 @@
 pub mod cancel;
 pub mod copy_threads;
 mod held_signals;
+pub mod io_threads;
 mod lock;
 pub mod panic_relay;
 pub mod parallel;

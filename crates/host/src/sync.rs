@@ -28,6 +28,11 @@ mod real {
         std::thread::yield_now();
     }
 
+    /// Between two looks at a word.
+    pub fn pause() {
+        std::hint::spin_loop();
+    }
+
     /// Sleeps until it is woken. The time limit only guards against a wake-up lost to a thread that died.
     pub fn wait_a_while<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         wait_at_most(changed, guard, A_WHILE)
@@ -90,6 +95,10 @@ mod model {
     }
 
     pub fn yield_now() {
+        loom::thread::yield_now();
+    }
+
+    pub fn pause() {
         loom::thread::yield_now();
     }
 

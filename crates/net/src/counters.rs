@@ -22,7 +22,7 @@ pub struct Stats {
     pub calls: u64,
     /// Words of kernels that were refused.
     pub violations: u64,
-    /// Processor time of the proxy in nanoseconds.
+    /// Processor time of the proxy and of the other I/O threads in nanoseconds.
     pub proxy_ns: u64,
     /// Connections whose both ends are in this net, and whose bytes go through device memory.
     pub upgraded: u64,
@@ -45,6 +45,8 @@ pub struct Stats {
     pub kept_by_time: u64,
     /// Connections to kernels of other nets whose bytes go through device memory of the reader.
     pub peer: u64,
+    /// How often another I/O thread than the proxy made the system calls of a socket in a pass.
+    pub helped: u64,
 }
 
 /// The same while it changes. Only the proxy writes it.
@@ -69,6 +71,7 @@ pub(crate) struct Counters {
     pub(crate) kept_by_user: Counter,
     pub(crate) kept_by_time: Counter,
     pub(crate) peer: Counter,
+    pub(crate) helped: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +113,7 @@ impl Counters {
             kept_by_user: self.kept_by_user.get(),
             kept_by_time: self.kept_by_time.get(),
             peer: self.peer.get(),
+            helped: self.helped.get(),
         }
     }
 }

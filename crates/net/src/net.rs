@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use spinio_device::Device;
 use spinio_host::pool::{NoIdleTask, WorkerPool};
+use spinio_host::processors;
 use spinio_host::settings::Settings;
 use spinio_host::syscalls::LinuxSyscalls;
 use spinio_ring::Position;
@@ -23,7 +24,7 @@ use spinio_sys::linux::{self, FdTableRoot};
 use crate::counters::Counters;
 use crate::importer;
 use crate::memory::{Memory, Plan};
-use crate::proxy::{Command, FileSetup, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, MANY_PROCESSORS, Proxy, Setup};
 use crate::socket_fd::Place;
 use crate::watch::{Failure, Watcher};
 use crate::{Error, NetAddress, Result, Stats};
@@ -44,6 +45,10 @@ const MOST_SHARED: u32 = 512;
 /// Threads that wait for disks, started as calls come.
 const FILE_WORKERS: usize = 8;
 const DEFAULT_FILES: u32 = 64;
+
+/// I/O threads, the proxy included: by default at most, and at all.
+const DEFAULT_THREADS: usize = 4;
+const MOST_THREADS: u32 = 64;
 
 /// How long a release waits for the network to take what kernels have sent, and how long between two looks.
 const RELEASE_NS: u64 = 1_000_000_000;
@@ -69,6 +74,8 @@ pub struct Options {
     pub no_upgrade: bool,
     /// Connections at a time that others make to this net, over memory that both map: at most 512. Default: a quarter of all, at most 32, and 16 MiB.
     pub shared_connections: u32,
+    /// Threads that make system calls of streams, at most 64. Default: `SPINIO_NET_THREADS`.
+    pub threads: u32,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
 }
@@ -118,6 +125,10 @@ impl Net {
                 format!("{} shared connections: a net has at most {MOST_SHARED}", options.shared_connections);
             return Err(Error::new(Errno::INVAL, sentence));
         }
+        if options.threads > MOST_THREADS {
+            let sentence = format!("{} threads: a net has at most {MOST_THREADS}", options.threads);
+            return Err(Error::new(Errno::INVAL, sentence));
+        }
         let sizes = Sizes { sockets: sockets.next_power_of_two(), mailboxes: QUICK_MAILBOXES + WAITING_MAILBOXES };
         let files = options.files;
         if let Some(files) = &files
@@ -150,6 +161,7 @@ impl Net {
         let importer = device.shared_memory().filter(|_| upgrades);
         let importer = importer.and_then(|device| importer::start(device, memory.window(), tell));
         let (importer, imports_ended) = importer.unzip();
+        let processors = processors::usable();
         let setup = Setup {
             memory: Arc::clone(&memory),
             counters: Arc::clone(&counters),
@@ -166,6 +178,8 @@ impl Net {
             fault_seed: options.fault_seed,
             device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
+            processors,
+            threads: io_threads(options.threads, processors),
             files: None,
         };
         let started = memory.handle().and_then(|handle| Ok((handle, start(setup, files)?)));
@@ -344,6 +358,17 @@ impl Net {
             return Ok(());
         }
         Err(Error::new(Errno::NODEV, "A forked child does not have the net of its parent"))
+    }
+}
+
+/// Threads that make system calls of streams: as the options say, or the setting, or by default. Those without work look for
+/// some for a while, which needs free processors.
+fn io_threads(wanted: u32, processors: usize) -> usize {
+    match (wanted as usize, Settings::of_process().net_threads) {
+        (0, 0) if processors < MANY_PROCESSORS => 1,
+        (0, 0) => (processors / 4).min(DEFAULT_THREADS),
+        (0, set) => set,
+        (wanted, _) => wanted,
     }
 }
 

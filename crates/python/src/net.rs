@@ -40,6 +40,7 @@ impl Net {
         files_write: bool,
         files: u32,
         shared_connections: u32,
+        threads: u32,
     ) -> PyResult<Net> {
         let options = Options {
             sockets,
@@ -51,6 +52,7 @@ impl Net {
             files_write,
             files,
             shared_connections,
+            threads,
         };
         let net = py.detach(|| net::Net::open(device, &options)).map_err(|e| failure::request_error(&e))?;
         Ok(Net { net: RwLock::new(Some(net)), process: std::process::id() })
@@ -133,6 +135,7 @@ impl Net {
             ("kept_by_user", stats.kept_by_user),
             ("kept_by_time", stats.kept_by_time),
             ("peer", stats.peer),
+            ("helped", stats.helped),
         ] {
             dict.set_item(name, value)?;
         }

@@ -292,6 +292,7 @@ struct NetOptions {
     files_write: u32,
     files: u32,
     shared_connections: u32,
+    threads: u32,
     /// A path in bytes; null: kernels may open no files.
     files_root: *const u8,
     files_root_len: usize,

@@ -125,6 +125,8 @@ pub struct Settings {
     pub gaia_socket: Option<String>,
     /// `SPINIO_NET_UPGRADE`: connections inside one net, or with programs and nets of this machine, leave Linux's sockets
     pub net_upgrade: bool,
+    /// `SPINIO_NET_THREADS`, 0 for the default
+    pub net_threads: usize,
     /// XDG_RUNTIME_DIR, where the counters and the socket are without a setting
     pub runtime_dir: Option<String>,
 }
@@ -156,6 +158,7 @@ impl Default for Settings {
             gaia_memory: None,
             gaia_socket: None,
             net_upgrade: true,
+            net_threads: 0,
             runtime_dir: None,
         }
     }
@@ -334,6 +337,13 @@ impl Settings {
         parse_setting("SPINIO_NET_UPGRADE", &mut |v| {
             s.net_upgrade = v != "off";
             matches!(v, "on" | "off")
+        });
+        parse_setting("SPINIO_NET_THREADS", &mut |v| match v.parse() {
+            Ok(n @ 1..=64) => {
+                s.net_threads = n;
+                true
+            }
+            _ => false,
         });
         s.runtime_dir = get("XDG_RUNTIME_DIR");
         (s, warnings)

@@ -237,4 +237,11 @@ pub const TABLE: &[Row] = &[
               memory that both map. `off`, in the process of the net or of the program: they go through Linux, as all \
               others do. `no_upgrade` of `spinio_net_open()` does that for one net.",
     },
+    Row {
+        name: "SPINIO_NET_THREADS",
+        old: None,
+        values: "1 to 64",
+        default: "a quarter of the processors, at most 4; below 8 processors 1",
+        doc: "Threads that make the system calls of a net's streams. One of them is the net's own, which decides everything.               The others sleep unless so many sockets have bytes to move at a time that it alone would take longer than               25 us; after that they look for more for 20 us. With `1` there are none.",
+    },
 ];

@@ -28,6 +28,15 @@ impl Faults {
         Faults { state: u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
     }
 
+    /// Faults for the calls of one socket in one pass, which another thread may make at the same time as others.
+    pub(crate) fn split(&mut self) -> Faults {
+        if self.state != 0 {
+            self.next();
+        }
+        // Never 0: that would be no faults.
+        Faults { state: if self.state == 0 { 0 } else { self.state.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 } }
+    }
+
     /// What happens to the next call: three of four are hit.
     pub(crate) fn next(&mut self) -> Fault {
         if self.state == 0 {
@@ -55,6 +64,16 @@ mod tests {
         assert!((0..100).all(|_| none.next() == Fault::None));
         let mut some = Faults::new(1);
         let seen: Vec<Fault> = (0..100).map(|_| some.next()).collect();
+        for fault in [Fault::None, Fault::Short, Fault::Interrupted, Fault::Late] {
+            assert!(seen.contains(&fault), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn sockets_that_are_split_off_have_faults_of_their_own() {
+        assert!((0..100).all(|_| Faults::new(0).split().next() == Fault::None));
+        let mut some = Faults::new(1);
+        let seen: Vec<Fault> = (0..100).map(|_| some.split().next()).collect();
         for fault in [Fault::None, Fault::Short, Fault::Interrupted, Fault::Late] {
             assert!(seen.contains(&fault), "{fault:?}");
         }

@@ -152,14 +152,4 @@ impl Proxy {
         self.remove(index);
         Ok(unread)
     }
-
-    /// The send ring, as far as the network takes it.
-    pub(super) fn send_all(&mut self, index: u32) {
-        while self.pump_send_ring(index) {
-            let left = self.sockets.at(index).is_some_and(|socket| socket.writable && socket.send_ring.pending() > 0);
-            if !left {
-                break;
-            }
-        }
-    }
 }

@@ -2,10 +2,13 @@
 //!
 //! ```text
 //!   pass:  calls of the program ─> up to 64 doorbells ─> sockets with something to do, up to 256 KiB each
-//!                                         (doorbells.rs)     │            (stream.rs)
+//!                                         (doorbells.rs)     │   (stream.rs; I/O threads: stream_io.rs)
 //!          each millisecond: what waits for room or time  <──┘
 //!          events of the network, waiting as long as pace.rs allows
 //! ```
+//!
+//! Where many streams have something to do, I/O threads make some of the system calls ([`spinio_host::io_threads`]); all that is
+//! decided about sockets is decided here.
 //!
 //! It has a descriptor table of its own, which it shares with the workers that open, read and send files (files.rs,
 //! sendfile.rs). It calls no device, reads no file and waits for nothing but the network, so one
@@ -43,12 +46,14 @@ mod sets;
 mod shared;
 mod sockets;
 mod stream;
+mod stream_io;
 mod time_limits;
 mod transfers;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 
+use spinio_host::io_threads::IoThreads;
 use spinio_ring::doorbell::Consumer;
 use spinio_ring::layout::{Descriptor, Sizes, header};
 use spinio_ring::mailbox::{Reply, Request};
@@ -65,11 +70,13 @@ pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
 use self::imports::Imports;
 use self::index_queue::IndexQueue;
+pub(crate) use self::pace::MANY_PROCESSORS;
 use self::pace::Pace;
 use self::publisher::Publisher;
 use self::rings::Rings;
 use self::sets::Sets;
 use self::sockets::Sockets;
+use self::stream_io::StreamIo;
 use crate::counters::Counters;
 use crate::importer::{self, Answer};
 use crate::meet::Pairs;
@@ -125,6 +132,9 @@ pub(crate) struct Setup {
     /// Name of the device, for the tools.
     pub(crate) device: String,
     pub(crate) longest_sleep_ns: u64,
+    pub(crate) processors: usize,
+    /// Threads that make system calls of streams, the proxy included.
+    pub(crate) threads: usize,
     pub(crate) files: Option<FileSetup>,
 }
 
@@ -161,6 +171,10 @@ pub(crate) struct Proxy {
     waiting: Vec<bool>,
     /// Sockets with something to do.
     hot: IndexQueue,
+    io_threads: IoThreads<StreamIo>,
+    /// Empty between two passes; it keeps its memory.
+    stream_ios: Vec<StreamIo>,
+    hot_streams: Vec<u32>,
     /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones.
     later: IndexQueue,
     last_tick: u64,
@@ -208,11 +222,17 @@ impl Proxy {
             publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: IndexQueue::default(),
+            io_threads: IoThreads::new(setup.threads.saturating_sub(1), {
+                let memory = Arc::clone(&setup.memory);
+                move |io: &mut StreamIo| io.run(&memory)
+            }),
+            stream_ios: Vec::new(),
+            hot_streams: Vec::new(),
             later: IndexQueue::default(),
             last_tick: 0,
             last_search: 0,
             blocked: None,
-            pace: Pace::new(linux::available_cpus(), setup.longest_sleep_ns),
+            pace: Pace::new(setup.processors, setup.longest_sleep_ns),
             stopped: false,
             refusal: Errno::SHUTDOWN,
             ending: None,
@@ -311,16 +331,23 @@ impl Proxy {
 
     fn pump_hot(&mut self, now: u64) -> bool {
         let mut worked = false;
+        let mut streams = std::mem::take(&mut self.hot_streams);
         for _ in 0..self.hot.len() {
             let Some(index) = self.hot.pop() else { break };
-            worked |= self.pump(index, now);
+            match self.sockets.at(index) {
+                Some(socket) if socket.is_stream() => streams.push(index),
+                _ => worked |= self.pump(index, now),
+            }
         }
+        worked |= self.pump_streams(&streams, now);
+        streams.clear();
+        self.hot_streams = streams;
         worked
     }
 
     /// What waits for room or time.
     fn tick(&mut self, now: u64) {
-        self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
+        self.count_processor_time();
         self.publish(now);
         self.retry_doors(now);
         self.end_late_channels(now);
@@ -333,6 +360,10 @@ impl Proxy {
             }
             self.pump(index, now);
         }
+    }
+
+    fn count_processor_time(&self) {
+        self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64 + self.io_threads.cpu_ns());
     }
 
     fn take_events(&mut self, sleep_ns: u64) {
@@ -384,7 +415,7 @@ impl Drop for Proxy {
         for index in self.sockets.indices() {
             self.remove(index);
         }
-        self.counters.proxy_ns.set(linux::thread_cpu_time().as_nanos() as u64);
+        self.count_processor_time();
         self.memory.header()[header::STOP].store_release(2);
     }
 }

@@ -124,6 +124,11 @@ impl Socket {
         self.fd.as_ref().map(|fd| fd.0)
     }
 
+    /// Whether bytes go between its rings and a stream of Linux.
+    pub(super) fn is_stream(&self) -> bool {
+        self.kind == STREAM && self.state == State::Connected
+    }
+
     /// Learns from the host line what kernels have received.
     pub(super) fn credit(&mut self, memory: &Memory, index: u32) -> Result<(), Violation> {
         self.receive_ring.credit(memory.host_line(index)[0].load_acquire())

@@ -9,19 +9,14 @@
 //! A credit doorbell is a hint: a kernel that did not see FULL yet rings none. So full rings are looked at in each pass
 //! while the proxy is busy, and then at each tick.
 
-use std::sync::Arc;
-
 use spinio_ring::Word;
 use spinio_ring::line::{EOF, ERR, FULL, Sent};
 use spinio_sys::Errno;
 use spinio_sys::linux::socket;
 
 use super::Proxy;
-use super::fault::Fault;
 use super::sockets::{STREAM, State};
-
-/// Bytes of a socket in a pass, in each direction.
-const BYTES_A_PASS: usize = 256 << 10;
+use super::stream_io::StreamIo;
 
 impl Proxy {
     /// Does what there is to do for a socket; whether bytes moved.
@@ -40,13 +35,7 @@ impl Proxy {
                 self.finish_closing(index);
                 return moved;
             }
-            State::Connected => {
-                let sent = self.pump_send_ring(index) | self.pump_transfers(index, now);
-                let received = self.pump_receive_ring(index, now);
-                self.notify(index);
-                self.finish_closing(index);
-                return sent || received;
-            }
+            State::Connected => return self.pump_streams(&[index], now),
             State::Upgraded => {
                 self.look_at_anchor(index);
                 self.notify(index);
@@ -56,118 +45,120 @@ impl Proxy {
         false
     }
 
-    /// Send ring to network.
-    pub(super) fn pump_send_ring(&mut self, index: u32) -> bool {
-        let memory = Arc::clone(&self.memory);
-        let Some(socket) = self.sockets.at(index) else { return false };
-        let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return false };
-        let (mut moved, mut failed) = (0, None);
-        while socket.writable && moved < BYTES_A_PASS {
-            let (at, len) = socket.send_ring.next();
-            let len = len.min(socket.transfers.ring_turn(&socket.send_ring) as usize);
-            if len == 0 {
+    /// The system calls of a stream that there are to make; `None`: none, or a word of the kernel was wrong.
+    fn stream_io(&mut self, index: u32) -> Option<StreamIo> {
+        let descriptor = self.sockets.descriptor(index);
+        let socket = self.sockets.at(index)?;
+        let (fd, rings) = (socket.raw_fd()?, socket.rings?);
+        let receives = socket.closing.is_none() && socket.flags & (EOF | ERR) == 0;
+        if receives && socket.credit(&self.memory, index).is_err() {
+            self.violation(index);
+            return None;
+        }
+        Some(StreamIo {
+            socket: descriptor,
+            fd,
+            rings,
+            send_ring: socket.send_ring,
+            receive_ring: socket.receive_ring,
+            turn: socket.transfers.ring_turn(&socket.send_ring) as usize,
+            receives,
+            readable: socket.readable,
+            writable: socket.writable,
+            flags: socket.flags,
+            errno: socket.errno,
+            faults: self.faults.split(),
+            sent: 0,
+            received: 0,
+            send_failed: None,
+            told: false,
+        })
+    }
+
+    /// Makes the system calls of streams, with the help of I/O threads where there are many, and acts on what came of them;
+    /// whether bytes moved.
+    pub(super) fn pump_streams(&mut self, indices: &[u32], now: u64) -> bool {
+        let mut ios = std::mem::take(&mut self.stream_ios);
+        ios.extend(indices.iter().filter_map(|index| self.stream_io(*index)));
+        let helped = self.io_threads.run(&mut ios);
+        self.counters.helped.add(helped as u64);
+        for io in &ios {
+            self.take_back(io);
+        }
+        let mut moved = false;
+        for io in ios.drain(..) {
+            moved |= self.finish_stream(&io, now);
+        }
+        self.stream_ios = ios;
+        moved
+    }
+
+    /// The send ring, as far as the network takes it.
+    pub(super) fn send_all(&mut self, index: u32) {
+        while let Some(mut io) = self.stream_io(index) {
+            io.receives = false;
+            io.run(&self.memory);
+            self.take_back(&io);
+            self.finish_sending(&io);
+            if io.sent == 0 || !io.writable || io.send_ring.pending() == 0 {
                 break;
             }
-            let len = len.min(BYTES_A_PASS - moved);
-            let done = match self.faults.next() {
-                Fault::None => memory.send(fd, rings.send + at as u64, len),
-                Fault::Short => memory.send(fd, rings.send + at as u64, 1),
-                Fault::Interrupted => Err(Errno::INTR),
-                Fault::Late => break,
-            };
-            match done {
-                Ok(sent) => {
-                    socket.send_ring.advance(sent);
-                    moved += sent;
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => socket.writable = false,
-                Err(errno) => {
-                    failed = Some(errno);
-                    break;
-                }
-            }
         }
-        if moved > 0 {
-            socket.store_sent(&memory, index);
-            self.counters.bytes_sent.add(moved as u64);
+    }
+
+    /// The socket is as its system calls have left it.
+    fn take_back(&mut self, io: &StreamIo) {
+        let Some(socket) = self.sockets.get(io.socket) else { return };
+        (socket.send_ring, socket.receive_ring) = (io.send_ring, io.receive_ring);
+        (socket.readable, socket.writable) = (io.readable, io.writable);
+        (socket.flags, socket.errno) = (io.flags, io.errno);
+    }
+
+    fn finish_stream(&mut self, io: &StreamIo, now: u64) -> bool {
+        let index = io.socket.index;
+        // None: the socket has ended since, as the other end of one that was finished before.
+        if self.sockets.get(io.socket).is_none() {
+            return false;
         }
-        if let Some(errno) = failed {
+        self.finish_sending(io);
+        let moved = self.pump_transfers(index, now);
+        self.finish_receiving(io, now);
+        self.notify(index);
+        self.finish_closing(index);
+        moved || io.sent > 0 || io.received > 0
+    }
+
+    fn finish_sending(&mut self, io: &StreamIo) {
+        let index = io.socket.index;
+        self.counters.bytes_sent.add(io.sent as u64);
+        let Some(socket) = self.sockets.at(index) else { return };
+        if let Some(errno) = io.send_failed {
             self.fail_sending(index, errno);
         } else if socket.shut && socket.send_ring.pending() == 0 && socket.errno == 0 && socket.transfers.is_empty() {
-            let _ = socket::shutdown(fd, 1);
+            let _ = socket::shutdown(io.fd, 1);
             self.fail_sending(index, Errno::PIPE);
         } else if socket.writable && socket.transfers.ring_turn(&socket.send_ring) > 0 {
             self.heat(index);
         }
-        moved > 0
     }
 
-    /// Network to receive ring.
-    fn pump_receive_ring(&mut self, index: u32, now: u64) -> bool {
-        let memory = Arc::clone(&self.memory);
-        let Some(socket) = self.sockets.at(index) else { return false };
-        let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return false };
-        if socket.closing.is_some() || socket.flags & (EOF | ERR) != 0 {
-            return false;
-        }
-        if socket.credit(&memory, index).is_err() {
-            self.violation(index);
-            return false;
-        }
-        let (mut moved, before) = (0, socket.flags);
-        socket.flags &= !FULL;
-        while socket.readable && moved < BYTES_A_PASS {
-            let (at, room) = socket.receive_ring.room();
-            if room == 0 {
-                socket.flags |= FULL;
-                break;
-            }
-            let room = room.min(BYTES_A_PASS - moved);
-            let done = match self.faults.next() {
-                Fault::None => memory.recv(fd, rings.receive + at as u64, room),
-                Fault::Short => memory.recv(fd, rings.receive + at as u64, 1),
-                Fault::Interrupted => Err(Errno::INTR),
-                Fault::Late => break,
-            };
-            match done {
-                Ok(0) => {
-                    socket.flags |= EOF;
-                    break;
-                }
-                Ok(received) => {
-                    socket.receive_ring.advance(received);
-                    moved += received;
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => socket.readable = false,
-                Err(errno) => {
-                    socket.errno = errno.raw_os_error() as u16;
-                    socket.flags |= ERR;
-                    break;
-                }
-            }
-        }
-        let (flags, full) = (socket.flags, socket.flags & FULL != 0);
-        let again = socket.readable && flags & (EOF | ERR | FULL) == 0;
-        if flags & ERR != 0 {
-            // The errno is there before the flag that refers to it.
-            socket.store_sent(&memory, index);
-        }
-        if moved > 0 || flags != before {
-            socket.store_received(&memory, index);
+    fn finish_receiving(&mut self, io: &StreamIo, now: u64) {
+        let index = io.socket.index;
+        self.counters.bytes_received.add(io.received as u64);
+        if io.told {
             self.pace.gave(now);
         }
-        self.counters.bytes_received.add(moved as u64);
-        if full {
+        if !io.receives || io.flags & (EOF | ERR) != 0 {
+            return;
+        }
+        if io.flags & FULL != 0 {
             self.postpone(index);
             if self.pace.is_busy(now) {
                 self.heat(index);
             }
-        } else if again {
+        } else if io.readable {
             self.heat(index);
         }
-        moved > 0
     }
 
     /// Later sends fail; what is in the ring has nowhere to go.

@@ -267,6 +267,11 @@ fn kernels_tell_of_room_where_it_is_waited_for() {
 }
 
 #[test]
+fn io_threads_share_the_system_calls_of_many_streams_and_end_with_their_net() {
+    passes_with_sockets("net_threads");
+}
+
+#[test]
 fn kernels_send_and_receive_in_place() {
     passes_with_sockets("net_spans");
 }

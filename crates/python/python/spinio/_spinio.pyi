@@ -157,6 +157,7 @@ class _NetStats(TypedDict):
     kept_by_user: int
     kept_by_time: int
     peer: int
+    helped: int
 
 @final
 class Net:
@@ -172,6 +173,7 @@ class Net:
         files_write: bool,
         files: int,
         shared_connections: int,
+        threads: int,
     ) -> Net: ...
     def handle(self) -> bytes: ...
     def listen(self, address: str, backlog: int) -> int: ...

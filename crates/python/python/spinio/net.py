@@ -86,6 +86,7 @@ def open(
     idle_us: int = 0,
     upgrade: bool = True,
     shared_connections: int = 0,
+    threads: int = 0,
 ) -> Net:
     """Opens a net, the network stack of one device in this process; a context manager that stops and closes it.
 
@@ -100,6 +101,7 @@ def open(
     each direction, a power of two from 4096 to 4 MiB (65536, and 1 MiB in device memory of other nets). idle_us: the longest
     sleep of the net's thread in microseconds (5000). upgrade=False: all connections go through Linux. shared_connections: those
     that programs and other nets make to this one and that do not (a quarter of all, at most 32, or 16 MiB; at most 512).
+    threads: that make the system calls of streams (SPINIO_NET_THREADS, or a quarter of the processors, at most 4; at most 64).
 
     All memory is made here: 37 MiB of pinned host memory with the defaults (2 more with files_root), and 18 MiB of the device. Errors are an OSError:
     EINVAL for options, ENODEV for a device that is not in use, ENOMEM, ENOTSUP if the device has no virtual memory management,
@@ -117,6 +119,7 @@ def open(
             bool(files_write),
             operator.index(files),
             operator.index(shared_connections),
+            operator.index(threads),
         ),
         operator.index(ring_bytes) or _DEFAULT_RING,
     )

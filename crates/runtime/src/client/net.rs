@@ -22,6 +22,7 @@ pub struct Options<'a> {
     pub files_write: bool,
     pub files: u32,
     pub shared_connections: u32,
+    pub threads: u32,
 }
 
 /// The network stack of a device. If it is dropped without [`Net::close`], its memory and its thread stay: a kernel may use
@@ -49,6 +50,7 @@ impl Net {
             files_write: options.files_write.into(),
             files: options.files,
             shared_connections: options.shared_connections,
+            threads: options.threads,
             files_root: root.map_or(null(), <[u8]>::as_ptr),
             files_root_len: root.map_or(0, <[u8]>::len),
         };

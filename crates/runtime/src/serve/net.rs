@@ -66,6 +66,7 @@ pub(super) unsafe extern "C" fn open(
             idle_us: given.idle_us,
             no_upgrade: given.no_upgrade != 0,
             shared_connections: given.shared_connections,
+            threads: given.threads,
             files,
             ..Options::default()
         };
