@@ -242,6 +242,8 @@ pub const TABLE: &[Row] = &[
         old: None,
         values: "1 to 64",
         default: "a quarter of the processors, at most 4; below 8 processors 1",
-        doc: "Threads that make the system calls of a net's streams. One of them is the net's own, which decides everything.               The others sleep unless so many sockets have bytes to move at a time that it alone would take longer than               25 us; after that they look for more for 20 us. With `1` there are none.",
+        doc: "Threads that make the system calls of a net's streams. One of them is the net's own, which decides everything. \
+              One more helps for each 40 us that it would take alone; these look for more for 20 us after that, and then \
+              sleep. With `1` there are none.",
     },
 ];

@@ -1,9 +1,7 @@
 //! How long the proxy may sleep. A GPU cannot wake a thread, so the proxy has to look for doorbells by itself.
 //!
 //! ```text
-//!   busy       something happened in the last 50 us, or in as long as doorbells last came one after the other, up to 200 us:
-//!              it looks again at once (not on machines with less than 8 processors). So a kernel that sends each 110 us is
-//!              heard at once: a sleep of 50 us lasts 100 in a virtual machine
+//!   busy       something happened in the last 50 us: it looks again at once (not on machines with less than 8 processors)
 //!   expecting  kernels were given bytes and usually answer after T: asleep for T/2. An answer that is there after such a
 //!              sleep came at some time in it, so T is less: else each sleep would confirm the T that it was made of
 //!   idle       silence: asleep for 50 us, 100 us ... 5 ms; the network wakes it at once, a doorbell at the next timeout
@@ -11,8 +9,6 @@
 
 /// How long it is busy after an event.
 const BUSY_NS: u64 = 50_000;
-/// Doorbells that come at least so often are waited for without sleep.
-const OFTEN_NS: u64 = 200_000;
 /// The shortest sleep.
 const FIRST_SLEEP_NS: u64 = 50_000;
 /// Processors from which on a thread may be busy without an event.
@@ -26,9 +22,6 @@ pub(crate) struct Pace {
     may_spin: bool,
     longest_ns: u64,
     last_event: u64,
-    /// When the last doorbells came, and how long after the ones before, on average.
-    last_doorbell: u64,
-    doorbell_gap_ns: u64,
     sleep_ns: u64,
     /// When kernels were given something that they have not answered.
     given: Option<u64>,
@@ -42,17 +35,7 @@ impl Pace {
     pub(crate) fn new(processors: usize, longest_ns: u64) -> Pace {
         let may_spin = processors >= MANY_PROCESSORS;
         let sleep_ns = FIRST_SLEEP_NS.min(longest_ns);
-        Pace {
-            may_spin,
-            longest_ns,
-            last_event: 0,
-            last_doorbell: 0,
-            doorbell_gap_ns: u64::MAX,
-            sleep_ns,
-            given: None,
-            answer_ns: 0,
-            slept_for_answer: false,
-        }
+        Pace { may_spin, longest_ns, last_event: 0, sleep_ns, given: None, answer_ns: 0, slept_for_answer: false }
     }
 
     /// Kernels were given bytes or an answer.
@@ -62,10 +45,6 @@ impl Pace {
 
     /// Doorbells came.
     pub(crate) fn heard(&mut self, now: u64) {
-        // After a pause the gaps before it say nothing.
-        let gap = now.saturating_sub(std::mem::replace(&mut self.last_doorbell, now));
-        let known = self.doorbell_gap_ns <= OFTEN_NS && gap <= 2 * OFTEN_NS;
-        self.doorbell_gap_ns = if known { (self.doorbell_gap_ns * 3 + gap) / 4 } else { gap };
         if let Some(given) = self.given.take() {
             let passed = now.saturating_sub(given);
             let took = if self.slept_for_answer { passed / 2 } else { passed }.min(LONGEST_ANSWER_NS);
@@ -81,15 +60,7 @@ impl Pace {
 
     /// Whether it looks again at once.
     pub(crate) fn is_busy(&self, now: u64) -> bool {
-        self.may_spin && now.saturating_sub(self.last_event) < self.busy_ns()
-    }
-
-    /// How long it is busy after an event. Twice the gap: gaps are not equal.
-    fn busy_ns(&self) -> u64 {
-        match self.doorbell_gap_ns {
-            often @ ..=OFTEN_NS => BUSY_NS.max((2 * often).min(OFTEN_NS)),
-            _ => BUSY_NS,
-        }
+        self.may_spin && now.saturating_sub(self.last_event) < BUSY_NS
     }
 
     /// For how many nanoseconds to wait for the network now.
@@ -98,7 +69,7 @@ impl Pace {
         if let Some(given) = self.given {
             let half = self.answer_ns / 2;
             let passed = now.saturating_sub(given);
-            if half > self.busy_ns().max(FIRST_SLEEP_NS) && passed < half {
+            if half > FIRST_SLEEP_NS && passed < half {
                 self.slept_for_answer = true;
                 return (half - passed).min(self.longest_ns);
             }
@@ -136,32 +107,6 @@ mod tests {
             pace.worked(1000);
             assert_eq!(pace.sleep(1001), first);
             assert!(pace.sleep(1000 + BUSY_NS) > 0);
-        }
-    }
-
-    #[test]
-    fn doorbells_that_come_often_are_waited_for_without_sleep() {
-        for (gap, awake) in [(110_000, true), (190_000, true), (210_000, false), (5 * MS, false)] {
-            let mut pace = Pace::new(8, 5 * MS);
-            let mut now = 0;
-            for _ in 0..20 {
-                now += gap;
-                pace.heard(now);
-                pace.worked(now);
-            }
-            assert_eq!(pace.sleep(now + BUSY_NS) == 0, awake, "{gap}");
-            assert!(pace.sleep(now + OFTEN_NS) > 0, "{gap}: silence");
-            // One doorbell after a pause is no stream of them.
-            now += 20 * MS;
-            pace.heard(now);
-            pace.worked(now);
-            assert!(pace.sleep(now + BUSY_NS) > 0, "{gap}: after a pause");
-        }
-        let mut few = Pace::new(4, 5 * MS);
-        for i in 1..20 {
-            few.heard(i * 110_000);
-            few.worked(i * 110_000);
-            assert!(few.sleep(i * 110_000) > 0, "processors are few");
         }
     }
 
