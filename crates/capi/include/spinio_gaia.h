@@ -48,7 +48,8 @@
  * A map never extends a file: stores past its end are dropped. Addresses are device addresses, sizes and offsets are
  * bytes. A forked child has no maps; those of its parent stay valid. Unless stated otherwise a function returns -1 and
  * sets errno when it fails, and spinio_last_error() of spinio.h returns a sentence about the cause. All may fail with
- * EIO: the device failed, or the mount has ended or was without a server for 30 s.
+ * EIO: the device failed, or the mount has ended or was without a server for 30 s. ETIMEDOUT: a server has not
+ * answered a new connection for 30 s.
  */
 #ifndef SPINIO_GAIA_H
 #define SPINIO_GAIA_H

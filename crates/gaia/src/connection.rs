@@ -10,8 +10,11 @@ use spinio_sys::{Errno, injection_point};
 
 use crate::owned_fd::OwnedFd;
 use crate::owner_name::Name;
-use crate::socket::Socket;
+use crate::socket::{Socket, silent};
 use crate::{Error, Result};
+
+/// The other end, in errors.
+const PEER: &str = "the GAIA server";
 
 /// The socket, and a buffer for each direction.
 pub(crate) struct Connection {
@@ -43,9 +46,10 @@ impl Connection {
                     format!("The socket of the GAIA mount, {path}, is not here: a container needs its directory too");
                 Error::new(Errno::NOENT, sentence)
             }
+            Errno::TIMEDOUT => silent(PEER),
             e => Error::of(e, "connect to the GAIA server"),
         };
-        let socket = Socket::connect(Path::new(OsStr::from_bytes(ticket.path())), "the GAIA server").map_err(failed)?;
+        let socket = Socket::connect(Path::new(OsStr::from_bytes(ticket.path())), PEER).map_err(failed)?;
         Ok(Connection { socket, sent: Vec::new(), received: vec![0; MAX_MESSAGE + 1], owed: false })
     }
 
