@@ -291,21 +291,23 @@ impl FilePages {
         Ok(head.then_some(copy))
     }
 
-    /// There is no memory for the base of this page: forgets its owners, whose epochs are lost.
+    /// There is no memory for the base of this page: its owners are lost.
     fn lose_owners_of(&mut self, page: u64) {
-        let needs = |owner: &Owner| {
+        self.lose_owners(|file, owner| {
             let base = owner.get(page).base();
-            base.is_some_and(|stamp| !matches!(self.base(page, stamp), Some(Source::Slot(_) | Source::Memory(_))))
-        };
-        let lost: Vec<OwnerId> = self.owners.iter().filter(|(_, owner)| needs(owner)).map(|(id, _)| *id).collect();
-        self.counters.owners_lost += lost.len() as u64;
-        lost.into_iter().for_each(|owner| self.drop_owner(owner));
+            base.is_some_and(|stamp| !matches!(file.base(page, stamp), Some(Source::Slot(_) | Source::Memory(_))))
+        });
     }
 
     /// There is no memory for the bases of these pages: as above.
     pub(crate) fn lose_owners_with_bases(&mut self, pages: &Range<u64>) {
-        let needs = |owner: &Owner| owner.runs(pages.clone()).any(|(_, replica)| replica.base().is_some());
-        let lost: Vec<OwnerId> = self.owners.iter().filter(|(_, owner)| needs(owner)).map(|(id, _)| *id).collect();
+        self.lose_owners(|_, owner| owner.runs(pages.clone()).any(|(_, replica)| replica.base().is_some()));
+    }
+
+    /// Forgets owners, whose epochs are lost.
+    fn lose_owners(&mut self, is_lost: impl Fn(&Self, &Owner) -> bool) {
+        let lost: Vec<OwnerId> =
+            self.owners.iter().filter(|(_, owner)| is_lost(self, owner)).map(|(id, _)| *id).collect();
         self.counters.owners_lost += lost.len() as u64;
         lost.into_iter().for_each(|owner| self.drop_owner(owner));
     }
