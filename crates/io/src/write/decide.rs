@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spinio_device::Device;
 use spinio_plan::{Extent, Prediction, Reason, Residency, Route, Schedule, Segment};
 use spinio_plan::{WriteConstraints, WriteDecision, decide_write, split_aligned};
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
 use super::max_single_call;
@@ -96,6 +97,9 @@ impl Writer {
         let ctx = self;
         let fail = |e| Error::kernel(e, "explain", offset, len);
         let stat = stat_seekable(ctx.files.sys(), fd, offset, len)?;
+        // As pwrite does.
+        let end = offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
+        let end = end.ok_or_else(|| fail(Errno::INVAL))?;
         let flags = ctx.files.sys().status_flags(fd).map_err(fail)? as u32;
         let cache_route = if buffer.abilities.has_dma_engine { Route::Copy } else { Route::Store };
         let chunked = len > max_single_call(ctx, stat.kind);
@@ -148,7 +152,7 @@ impl Writer {
         let advice = file.iter().filter(|_| chunked && route == Route::Direct);
         let advice = advice
             .filter_map(|file| {
-                file.stripes.unknown_reason(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..offset + len)
+                file.stripes.unknown_reason(&ctx.files.ctx, (&file.cached, file.size), &stat, offset..end)
             })
             .map(|why| format!("chunks of it end inside stripes, so that the array reads old parity: {why}"));
         let cached = query.as_ref().map_or(0, WriteQuery::cached_bytes);

@@ -113,6 +113,25 @@ fn each_route_is_used_where_expected() {
     }
 }
 
+/// Lengths that no call can have come from programs that use the library directly.
+#[test]
+fn explained_write_has_the_limits_of_pwrite() {
+    let place = mount_fixture::create("tree").unwrap();
+    let subject = file::create_filled(&place.file("file"), SIZE as u64);
+    let buffer = Buffer::new(emulated("size=64M"), SIZE);
+    let runtime = Runtime::new(Settings { bounce_limit: 4 << 20, ..Settings::default() });
+    let explain =
+        |offset, len| runtime.explain_write(subject.as_raw_fd(), offset, len, Explained::of(&buffer.allocation()));
+    let last = i64::MAX as u64;
+    for (offset, len) in [(1, u64::MAX), (u64::MAX, 1), (0, u64::MAX), (last + 1, 0), (4096, last - 4095)] {
+        let error = explain(offset, len).unwrap_err();
+        assert_eq!(error.kind.errno(), Errno::INVAL, "{len} bytes at {offset}: {error}");
+    }
+    for (offset, len) in [(0, last), (4096, last - 4096), (5, last - 5), (last, 0)] {
+        assert_eq!(explain(offset, len).unwrap().schedule.len(), len, "{len} bytes at {offset}");
+    }
+}
+
 /// The first write detects corrupting peer-to-peer DMA, and its bytes are correct all the same.
 #[test]
 fn corrupting_p2p_is_not_trusted() {
