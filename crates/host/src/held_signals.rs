@@ -23,7 +23,7 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
-use spinio_sys::linux::{SignalGuard, hold_signals_by, holds_signals};
+use spinio_sys::linux::{SignalGuard, hold_signals_by, holds_signals, holds_signals_still};
 
 thread_local! {
     /// Whether the thread is inside `deliver_after`; also after a handler has jumped out of it.
@@ -35,9 +35,11 @@ thread_local! {
 /// Runs a call of the program; handlers of signals that it held run when all that `body` has changed is restored.
 ///
 /// A call inside another is one of a handler, and ends with the signals that are held when it begins. So is, for all that
-/// is known here, the next call after a handler has jumped out of one.
+/// is known here, the next call after a handler has jumped out of one. Only signals that such a jump has let through are held no
+/// more.
 pub fn deliver_after<T>(body: impl FnOnce() -> T) -> T {
-    let outer = (IN_CALL.replace(true), KEPT.take());
+    let are_held = holds_signals_still();
+    let outer = (IN_CALL.replace(true), KEPT.take().filter(|_| are_held));
     let done = body();
     deliver_now();
     IN_CALL.set(outer.0);
@@ -88,5 +90,23 @@ impl Drop for HeldSignals {
         } else {
             guard.into_iter().for_each(release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jump_out_of_a_call_that_held_signals_ends_the_hold() {
+        let before = SignalGuard::block_asynchronous();
+        hold_signals_by(Some(&before));
+        KEPT.set(Some(ManuallyDrop::new(SignalGuard::block_asynchronous())));
+        assert!(deliver_after(holds_signals), "the call of a handler of SIGSEGV");
+        assert!(holds_signals() && KEPT.take().map(|kept| KEPT.set(Some(kept))).is_some());
+        // As siglongjmp does.
+        drop(before);
+        assert!(!deliver_after(holds_signals), "the next call after a jump");
+        assert!(KEPT.take().is_none());
     }
 }

@@ -56,7 +56,9 @@ pub use residency::*;
 pub use shadow_table::{FdTableError, FdTableRoot, in_shadow_table, set_timer_slack, spawn_signals_blocked};
 pub use shared_fd::*;
 pub use shared_words::{ReadOnlyWords, SharedWords};
-pub use signals::{SIGNAL_INTERVAL, SignalGuard, deliver_default_signals, hold_signals_by, holds_signals};
+pub use signals::{
+    SIGNAL_INTERVAL, SignalGuard, deliver_default_signals, hold_signals_by, holds_signals, holds_signals_still,
+};
 pub use types::*;
 pub use uring::{NewOwnRing, OwnRing, Ring, RingFile, SharedRing};
 pub use wipe::wipe_on_fork_word;

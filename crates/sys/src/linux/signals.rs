@@ -35,6 +35,19 @@ pub fn holds_signals() -> bool {
     HELD.get().is_some()
 }
 
+/// The same, for the beginning of a call. A handler of SIGSEGV runs although signals are held: if it has jumped out of the call
+/// that held them, they are held no more, and the guard is of no use.
+pub fn holds_signals_still() -> bool {
+    if !holds_signals() {
+        return false;
+    }
+    let guard = SignalGuard::block_asynchronous();
+    if !guard.changed_nothing() {
+        hold_signals_by(None);
+    }
+    holds_signals()
+}
+
 /// For a thread that waits or has more to do, while it holds signals: lets those pending ones through whose action is the
 /// default, such as to end or to stop the process. Those with a handler go on waiting. Cheap to call often: it looks for them
 /// every 20 ms.
