@@ -28,24 +28,35 @@ pub enum TextRole {
 }
 
 impl TextRole {
-    fn code(self) -> &'static str {
+    /// The parameter of the escape code.
+    fn code(self) -> u8 {
         match self {
-            TextRole::Good => "32",
-            TextRole::Weak => "33",
-            TextRole::Bad => "31",
-            TextRole::Head => "1",
-            TextRole::Dim => "2",
-            TextRole::Route(Route::Copy) => "36",
-            TextRole::Route(Route::Dma) => "32",
-            TextRole::Route(Route::Store) => "34",
-            TextRole::Route(Route::Direct) => "33",
-            TextRole::Route(Route::P2p) => "35",
-            TextRole::Route(Route::Gather) => "96",
-            TextRole::Pages(Residency::Clean) => "32",
-            TextRole::Pages(Residency::Dirty) => "31",
-            TextRole::Pages(Residency::Absent) => "90",
-            TextRole::Pages(Residency::Unknown) => "33",
+            TextRole::Good => 32,
+            TextRole::Weak => 33,
+            TextRole::Bad => 31,
+            TextRole::Head => 1,
+            TextRole::Dim => 2,
+            TextRole::Route(route) => match of_route(route) {
+                dark @ 0..8 => 30 + dark,
+                light => 82 + light,
+            },
+            TextRole::Pages(Residency::Clean) => 32,
+            TextRole::Pages(Residency::Dirty) => 31,
+            TextRole::Pages(Residency::Absent) => 90,
+            TextRole::Pages(Residency::Unknown) => 33,
         }
+    }
+}
+
+/// The colour of a route, the same in text, tables and screens: an index of the terminal's palette, below 16.
+pub fn of_route(route: Route) -> u8 {
+    match route {
+        Route::Copy => 6,
+        Route::Dma => 2,
+        Route::Store => 4,
+        Route::Direct => 3,
+        Route::P2p => 5,
+        Route::Gather => 14,
     }
 }
 
@@ -95,5 +106,12 @@ mod tests {
     fn text_is_unchanged_without_colour() {
         assert_eq!(OutputStyle { colour: false, width: 80 }.text(TextRole::Bad, "no"), "no");
         assert_eq!(OutputStyle { colour: true, width: 80 }.text(TextRole::Bad, "no"), "\x1b[31mno\x1b[0m");
+    }
+
+    #[test]
+    fn routes_have_the_escape_codes_of_their_colours() {
+        let style = OutputStyle { colour: true, width: 80 };
+        let codes = Route::ALL.map(|route| style.text(TextRole::Route(route), "")[2..4].to_owned());
+        assert_eq!(codes, ["36", "32", "34", "33", "35", "96"]);
     }
 }

@@ -6,7 +6,7 @@ use comfy_table::{
 use spinio_io::stats::{Direction, Snapshot};
 use spinio_plan::Route;
 
-use crate::color::OutputStyle;
+use crate::color::{self, OutputStyle};
 use crate::format;
 
 /// An empty table with this head.
@@ -49,14 +49,7 @@ pub fn text(table: &Table) -> String {
 
 /// The name of a route in its colour.
 pub fn route(route: Route) -> Cell {
-    Cell::new(route.name()).fg(match route {
-        Route::Copy => Color::DarkCyan,
-        Route::Dma => Color::DarkGreen,
-        Route::Store => Color::DarkBlue,
-        Route::Direct => Color::DarkYellow,
-        Route::P2p => Color::DarkMagenta,
-        Route::Gather => Color::Cyan,
-    })
+    Cell::new(route.name()).fg(Color::AnsiValue(color::of_route(route)))
 }
 
 /// The routes of a snapshot: bytes and reasons.

@@ -18,9 +18,9 @@ use spinio_io::stats::{Direction, Gauge};
 use spinio_plan::Route;
 
 use super::model::{Model, Row};
-use crate::format;
 use crate::renamed_keys::RESIDENCIES;
 use crate::stat::report::{all, quantile, total};
+use crate::{color, format};
 
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, model: &Model, colour: bool) {
@@ -102,20 +102,9 @@ fn routes(frame: &mut Frame<'_>, area: Rect, row: &Row, colour: bool) {
         let shown: Vec<u64> = history.iter().skip(history.len().saturating_sub(columns)).copied().collect();
         let mut line = Sparkline::default().block(block).data(&shown).max(most);
         if colour {
-            line = line.style(Style::new().fg(paint(*route)));
+            line = line.style(Style::new().fg(Color::Indexed(color::of_route(*route))));
         }
         frame.render_widget(line, *area);
-    }
-}
-
-fn paint(route: Route) -> Color {
-    match route {
-        Route::Copy => Color::Cyan,
-        Route::Dma => Color::Green,
-        Route::Store => Color::Blue,
-        Route::Direct => Color::Yellow,
-        Route::P2p => Color::Magenta,
-        Route::Gather => Color::LightCyan,
     }
 }
 
