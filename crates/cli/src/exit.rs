@@ -107,7 +107,8 @@ pub fn code(error: &anyhow::Error) -> Exit {
 
 /// Prints help, a version, or an error of the command line. A failed write is an error.
 pub fn of_clap(error: &clap::Error) -> anyhow::Result<u8> {
-    error.print().and_then(|()| std::io::stdout().flush()).context("Cannot write to standard output")?;
+    let printed = error.print().and_then(|()| std::io::stdout().flush());
+    output::written(printed).context("Cannot write to standard output")?;
     Ok(error.exit_code() as u8)
 }
 
@@ -123,7 +124,28 @@ pub fn report(command: &str, done: anyhow::Result<u8>) -> ExitCode {
     }
 }
 
-/// Whether the reader of the output has closed the pipe (`spinio doctor | head`): not an error.
+/// Whether the reader of the output has closed the pipe (`spinio doctor | head`): not an error. EPIPE of a socket or of another
+/// file is one.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    let mut causes = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()?.get_ref());
+    causes.any(|cause| cause.is::<output::ClosedPipe>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn only_the_closed_pipe_of_the_output_is_no_error() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let mut write = || ours.write_all(b"text");
+        let error = |done: std::io::Result<()>| done.context("Cannot write").unwrap_err();
+        assert_eq!(write().unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+        assert!(!is_closed_pipe(&error(write())));
+        assert!(is_closed_pipe(&error(output::written(write())).context("Cannot print")));
+        assert!(!is_closed_pipe(&error(output::written(Err(std::io::ErrorKind::StorageFull.into())))));
+    }
 }

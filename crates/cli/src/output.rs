@@ -1,15 +1,50 @@
 //! Writing to standard output: an error is an error, not a panic.
 
-use std::io::Write;
+use std::fmt;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
 
-/// Writes and flushes. A reader that has closed the pipe gives EPIPE, which `main` takes as success.
-pub fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("Cannot write to standard output")
+/// The reader of the output has closed the pipe: the cause of an error of [`written`].
+#[derive(Debug)]
+pub struct ClosedPipe;
+
+impl fmt::Display for ClosedPipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("its reader has closed the pipe")
+    }
 }
+
+impl std::error::Error for ClosedPipe {}
+
+/// The result of a write to standard output or error: EPIPE of it is [`ClosedPipe`], that of other files is not.
+pub fn written<T>(done: io::Result<T>) -> io::Result<T> {
+    done.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, ClosedPipe),
+        _ => error,
+    })
+}
+
+/// Standard output, with the errors of [`written`].
+#[derive(Debug)]
+pub struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        written(io::stdout().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        written(io::stdout().flush())
+    }
+}
+
+/// Writes and flushes. A reader that has closed the pipe is an error that `main` takes as success.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush()).context("Cannot write to standard output")
+}
+
 /// Writes a note to standard error. Unlike `eprint!` it does not panic where that is closed.
 pub fn note(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());

@@ -279,7 +279,7 @@ impl TraceWriter {
         };
         let out: Box<dyn Write> = match &trace.output {
             Some(path) => Box::new(File::create(path).with_context(|| format!("Cannot write {}", path.display()))?),
-            None => Box::new(std::io::stdout()),
+            None => Box::new(output::Stdout),
         };
         let place = trace.output.as_ref().map_or("standard output".into(), |path| path.display().to_string());
         Ok(TraceWriter {
