@@ -9,8 +9,8 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::Value;
 
-use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::exit::Exit;
+use crate::svg::{Axis, Chart, Point, Scale, Series};
 
 /// What `spinio-lab chart` takes.
 #[derive(Debug, Args)]

@@ -13,12 +13,12 @@
 #![expect(unreachable_pub, reason = "a command has no library users: `pub` here means `for other files`")]
 
 mod bench;
-mod calibration;
 mod chart;
 mod gaia;
 mod limit;
 mod machine;
 mod simulate;
+mod svg;
 
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ enum Command {
     Simulate(simulate::Simulate),
     /// Draw what `spinio calibrate --json` measured: points and fit
     #[command(after_help = exit::CODES)]
-    Chart(calibration::Draw),
+    Chart(chart::Draw),
 }
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&bench),
         Command::Gaia(gaia) => gaia::run(&gaia),
         Command::Simulate(simulate) => simulate::run(&simulate),
-        Command::Chart(draw) => calibration::run(&draw),
+        Command::Chart(draw) => chart::run(&draw),
     };
     exit::report("spinio-lab", done.map(|exit| exit as u8))
 }

@@ -11,7 +11,7 @@
 //! | table3 | - | sequential 8 MiB, 4 threads, everything cached |
 
 use super::method::Method;
-use crate::chart::Scale;
+use crate::svg::Scale;
 
 /// The concurrent load of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

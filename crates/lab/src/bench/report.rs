@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::ExperimentResult;
 use super::method::Method;
-use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::color::{OutputStyle, TextRole};
+use crate::svg::{Axis, Chart, Point, Scale, Series};
 use crate::table;
 
 /// GB/s, three digits.

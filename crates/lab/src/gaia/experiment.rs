@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use super::stage::Stage;
 use super::worker::Figures;
-use crate::chart::Scale;
+use crate::svg::Scale;
 
 /// What a method needs beyond a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

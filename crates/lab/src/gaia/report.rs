@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::experiment::{Along, Method, Unit};
 use super::runner::{Measurement, Outcome};
-use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::color::{OutputStyle, TextRole};
+use crate::svg::{Axis, Chart, Point, Scale, Series};
 use crate::{format, table};
 
 fn value(unit: Unit, value: f64) -> String {

@@ -27,11 +27,11 @@ use spinio_plan::{Cost, Model, QueueCost, Route};
 
 use self::study::{BatchStrategy, Plan, SHARES, Study};
 use self::vectors::{PAGE, Pattern};
-use crate::chart::{Axis, Chart, Point, Scale, Series};
 use crate::color::{OutputStyle, TextRole};
 use crate::device::{self, Buffer, DeviceName};
 use crate::exit::{self, Exit};
 use crate::progress::Progress;
+use crate::svg::{Axis, Chart, Point, Scale, Series};
 use crate::test_file::TestFile;
 use crate::{format, output, table};
 

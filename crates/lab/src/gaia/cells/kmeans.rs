@@ -5,7 +5,7 @@ use crate::gaia::experiment::{Cell, Method, Setting};
 use crate::gaia::stage::Stage;
 use crate::gaia::worker::{Figures, Worker};
 
-struct Beside {
+struct KMeans {
     kmeans: Worker,
     /// None: alone.
     other: Option<Group>,
@@ -20,10 +20,10 @@ pub fn kmeans(stage: &Stage, method: &Method, setting: &Setting) -> anyhow::Resu
     // With managed memory, both writers are in one process.
     let with_cpu = method.name == "managed";
     let other = (method.name != "alone").then(|| sharing(stage, method, setting, with_cpu)).transpose()?;
-    Ok(Box::new(Beside { kmeans, other, rounds: 0.0 }))
+    Ok(Box::new(KMeans { kmeans, other, rounds: 0.0 }))
 }
 
-impl Cell for Beside {
+impl Cell for KMeans {
     fn prepare(&mut self, _: usize) -> anyhow::Result<()> {
         Ok(())
     }

@@ -1,21 +1,21 @@
 //! The cells of the experiments: which programs run, on which files, and what a CPU program does meanwhile.
 
-mod beside;
 mod checkpoint;
 mod cpu_io;
 mod graph;
 mod group;
+mod kmeans;
 mod leased;
 mod model;
 mod second;
 mod stitching;
 mod streams;
 
-pub use beside::kmeans;
 pub use checkpoint::checkpoint;
 pub use cpu_io::cpu_io;
 pub use graph::graph;
 pub use group::{both_processors, two_devices};
+pub use kmeans::kmeans;
 pub use model::model;
 pub use second::second;
 pub use stitching::stitching;
