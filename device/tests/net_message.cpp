@@ -136,23 +136,41 @@ __global__ void answers(net::Handle handle, int listener, int size, int64_t *out
     net::close(net::block(), handle, s);
 }
 
+// Two nets, or twice one, a listening socket of the first one, and kernels at the ends of a connection.
+struct Ends {
+    Net accepts, connects;
+    Net &client;
+    std::string address;
+    int s;
+
+    explicit Ends(bool two, const char *where = "tcp://127.0.0.1:0", const NetOptions &options = {.ring_bytes = 4096})
+        : accepts(options), connects(options), client(two ? connects : accepts), s(listener(accepts, where, address))
+    {
+    }
+
+    // Launches both kernels, with `more` before the words of the results, and waits for their ends.
+    template <typename Accepting, typename Connecting, typename... More>
+    int64_t *run(Accepting accepting, Connecting connecting, unsigned threads, More... more)
+    {
+        spinio::launch_resident_on(accepts.stream, accepting, 1, threads, accepts.handle, s, more..., accepts.words);
+        spinio::launch_resident_on(connects.stream, connecting, 1, threads, client.handle, address_of(address), more..., accepts.words);
+        accepts.wait();
+        connects.wait();
+        return accepts.words;
+    }
+};
+
 // `two`: the ends are of two nets.
 static void messages_arrive(const char *where, bool two)
 {
-    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
-    Net &client = two ? connects : accepts;
-    std::string address;
-    int s = listener(accepts, where, address);
+    Ends ends(two, where);
     for (int size : {1, 32, 64, 64, 32}) {
-        int64_t *out = accepts.words;
-        spinio::launch_resident_on(accepts.stream, answers, 1, 64, accepts.handle, s, size, out);
-        spinio::launch_resident_on(connects.stream, asks, 1, 64, client.handle, address_of(address), size, out);
-        accepts.wait();
-        connects.wait();
+        const int64_t *out = ends.run(answers, asks, 64, size);
         CHECK(out[0] == longest && out[1] == 7 && out[2] == longest && out[3] == 2 && out[4] == 1);
-        CHECK(others_close(accepts));
+        CHECK(others_close(ends.accepts));
     }
-    CHECK((two ? accepts.stats().peer : accepts.stats().upgraded) == 5 && accepts.stats().bytes_sent == 0 && accepts.stats().violations == 0);
+    const auto stats = ends.accepts.stats();
+    CHECK((two ? stats.peer : stats.upgraded) == 5 && stats.bytes_sent == 0 && stats.violations == 0);
 }
 
 // Sends 1000 bytes, whose reply says that they were received, before the word of the other end does: then a whole ring has room.
@@ -198,15 +216,9 @@ __global__ void replies_once(net::Handle handle, int listener, int64_t *out)
 
 static void room_is_what_the_other_end_has_said_at_last(bool two)
 {
-    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
-    Net &client = two ? connects : accepts;
-    std::string address;
-    int s = listener(accepts, "tcp://127.0.0.1:0", address);
-    spinio::launch_resident_on(accepts.stream, replies_once, 1, 64, accepts.handle, s, accepts.words);
-    spinio::launch_resident_on(connects.stream, fills_the_ring, 1, 64, client.handle, address_of(address), accepts.words);
-    accepts.wait();
-    connects.wait();
-    CHECK(accepts.words[1] == 1 && accepts.words[2] == 1);
+    Ends ends(two);
+    const int64_t *out = ends.run(replies_once, fills_the_ring, 64);
+    CHECK(out[1] == 1 && out[2] == 1);
 }
 
 // Whether the words that an end has written are all of no message.
@@ -254,17 +266,11 @@ __global__ void requests_twice(net::Handle handle, net::Address to, int64_t *out
 // The second connection has the memory of the first one.
 static void words_of_an_earlier_connection_are_cleared_by_an_end_that_receives_first(bool two)
 {
-    Net accepts({.connections = 1, .ring_bytes = 4096}), connects({.connections = 1, .ring_bytes = 4096});
-    Net &client = two ? connects : accepts;
-    std::string address;
-    int s = listener(accepts, "tcp://127.0.0.1:0", address);
+    Ends ends(two, "tcp://127.0.0.1:0", {.connections = 1, .ring_bytes = 4096});
     for (int connection = 0; connection < 3; connection++) {
-        spinio::launch_resident_on(accepts.stream, replies_twice, 1, 64, accepts.handle, s, accepts.words);
-        spinio::launch_resident_on(connects.stream, requests_twice, 1, 64, client.handle, address_of(address), accepts.words);
-        accepts.wait();
-        connects.wait();
-        CHECK(accepts.words[0] == 1 && accepts.words[1] == 1 && accepts.words[2] == 1 && accepts.words[3] == 1);
-        CHECK(others_close(accepts));
+        const int64_t *out = ends.run(replies_twice, requests_twice, 64);
+        CHECK(out[0] == 1 && out[1] == 1 && out[2] == 1 && out[3] == 1);
+        CHECK(others_close(ends.accepts));
     }
 }
 
@@ -328,18 +334,12 @@ __global__ void answers_each(net::Handle handle, int listener, int64_t *out)
 
 static void bytes_with_the_tag_of_the_last_message_go_through_the_ring(bool two)
 {
-    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
-    Net &client = two ? connects : accepts;
-    std::string address;
-    int s = listener(accepts, "tcp://127.0.0.1:0", address);
-    spinio::launch_resident_on(accepts.stream, answers_each, 1, 64, accepts.handle, s, accepts.words);
-    spinio::launch_resident_on(connects.stream, sends_past_the_tags, 1, 64, client.handle, address_of(address), accepts.words);
-    accepts.wait();
-    connects.wait();
+    Ends ends(two);
+    const int64_t *out = ends.run(answers_each, sends_past_the_tags, 64);
     const int64_t same = words_are_unchanged, other = words_have_another_tag, expected[] = {0, other, same, same, other, same, other, 1};
     // The first bytes clear the words.
     for (unsigned i = 1; i < 8; i++)
-        CHECK(accepts.words[i] == expected[i]);
+        CHECK(out[i] == expected[i]);
 }
 
 // Waits, on one thread, until a word is as far.
@@ -399,16 +399,10 @@ __global__ void receives_though_shut(net::Handle handle, int listener, int64_t *
 // `sent`: what the send returns, as with Linux.
 static void message_is_received_while_its_send_goes_on(const char *where, bool two, int64_t sent)
 {
-    Net accepts({.ring_bytes = 4096}), connects({.ring_bytes = 4096});
-    Net &client = two ? connects : accepts;
-    std::string address;
-    int s = listener(accepts, where, address);
-    spinio::launch_resident_on(accepts.stream, receives_though_shut, 1, 1, accepts.handle, s, accepts.words);
-    spinio::launch_resident_on(connects.stream, sends_to_a_shut_end, 1, 1, client.handle, address_of(address), accepts.words);
-    accepts.wait();
-    connects.wait();
-    CHECK(accepts.words[2] == sent && accepts.words[3] == 1);
-    CHECK(accepts.words[4] == 20 && accepts.words[5] == 0 && accepts.words[6] == 1);
+    Ends ends(two, where);
+    const int64_t *out = ends.run(receives_though_shut, sends_to_a_shut_end, 1);
+    CHECK(out[2] == sent && out[3] == 1);
+    CHECK(out[4] == 20 && out[5] == 0 && out[6] == 1);
 }
 
 int main()
