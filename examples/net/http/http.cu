@@ -10,15 +10,9 @@
 // from the page cache to the socket and never see the GPU. Connections that send nothing for 5 s are closed. The same source is
 // compiled by nvcc for a GPU and by g++ for the emulated one. README.md has the line that starts it.
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <poll.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
-
-#include <vector>
 
 #include <spinio.h>
 #include <spinio/file.h>
@@ -26,6 +20,8 @@
 #include <spinio/http/connection.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
+
+#include "../server.h"
 
 using namespace spinio;
 
@@ -259,30 +255,6 @@ static int fail(const char *what)
     return 1;
 }
 
-// Device memory full of zeros, or NULL.
-template <typename Type>
-static Type *zeros(size_t count)
-{
-    Type *memory;
-    std::vector<char> bytes(count * sizeof *memory);
-    if (cudaMalloc(&memory, bytes.size()) != cudaSuccess || cudaMemcpy(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) != cudaSuccess)
-        return nullptr;
-    return memory;
-}
-
-// Until Ctrl-C, or the end of standard input.
-static void wait_for_the_end(const sigset_t &signals, bool input)
-{
-    pollfd ends[2] = {{signalfd(-1, &signals, SFD_CLOEXEC), POLLIN, 0}, {input ? 0 : -1, POLLIN, 0}};
-    for (char byte;;) {
-        if (poll(ends, 2, -1) < 0)
-            continue;
-        if (ends[0].revents || (ends[1].revents && read(0, &byte, 1) <= 0))
-            break;
-    }
-    close(ends[0].fd);
-}
-
 int main(int count, char **arguments)
 {
     const char *address = "tcp://127.0.0.1:8080", *files = nullptr;
@@ -298,12 +270,7 @@ int main(int count, char **arguments)
         else
             blocks = unsigned(std::atoi(arguments[i]));
     }
-    // Blocked in all threads, those of the library too, and read from a descriptor.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    const sigset_t signals = block_signals_of_the_end();
 
     cudaStream_t stream;
     Counts *counts = zeros<Counts>(1);

@@ -20,24 +20,9 @@
 
 #include <spinio.h>
 
+#include "../server.h"
 #include "json.h"
 #include "model.h"
-
-// Device memory full of zeros, or NULL.
-template <typename Type>
-Type *zeros(size_t count)
-{
-    Type *memory;
-    if (cudaMalloc(&memory, count * sizeof *memory) != cudaSuccess)
-        return nullptr;
-    const std::vector<char> part(count * sizeof *memory < 1 << 20 ? count * sizeof *memory : 1 << 20);
-    for (size_t at = 0; at < count * sizeof *memory; at += part.size()) {
-        const size_t left = count * sizeof *memory - at;
-        if (cudaMemcpy(reinterpret_cast<char *>(memory) + at, part.data(), left < part.size() ? left : part.size(), cudaMemcpyHostToDevice) != cudaSuccess)
-            return nullptr;
-    }
-    return memory;
-}
 
 class ModelLoader {
 public:

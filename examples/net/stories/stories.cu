@@ -13,17 +13,14 @@
 // other; where it is large, all blocks are one team. The page is a file, sent by sendfile. README.md has the line that starts it.
 //
 // Known flaws: a request is read by one thread; HTTP/1.0 clients get 505 for completions, since they know no chunks.
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <poll.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #include <spinio.h>
 #include <spinio_net.h>
 
+#include "../server.h"
 #include "leader.h"
 #include "load.h"
 
@@ -141,19 +138,6 @@ static bool parse_options(int count, char **arguments, Options &options)
     return options.model;
 }
 
-// Until Ctrl-C, or the end of standard input.
-static void wait_for_the_end(const sigset_t &signals, bool input)
-{
-    pollfd ends[2] = {{signalfd(-1, &signals, SFD_CLOEXEC), POLLIN, 0}, {input ? 0 : -1, POLLIN, 0}};
-    for (char byte;;) {
-        if (poll(ends, 2, -1) < 0)
-            continue;
-        if (ends[0].revents || (ends[1].revents && read(0, &byte, 1) <= 0))
-            break;
-    }
-    close(ends[0].fd);
-}
-
 // The memory of all teams; false if there is not enough.
 static bool make_teams(Server &server, unsigned teams)
 {
@@ -186,12 +170,7 @@ int main(int count, char **arguments)
                              "  DIR has config.json, model.safetensors and page.html\n");
         return 2;
     }
-    // Blocked in all threads, those of the library too, and read from a descriptor.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    const sigset_t signals = block_signals_of_the_end();
 
     Server server = {};
     std::string why;

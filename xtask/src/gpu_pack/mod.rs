@@ -9,7 +9,7 @@
 //!         ── benches/nvmmu, examples, device       the twelve programs and the example: nvcc builds them there
 //!         ── benches/gaia                          what maps of files cost
 //!         ── benches/gpunet                        what sockets of kernels cost: nvcc builds it there
-//!         ── stories_load, examples/net/stories   clients of a language model server, a model; benches/gpunet/stories has the peer
+//!         ── stories_load, examples/net            clients of a language model server, a model; benches/gpunet/stories has the peer
 //!         ── net.cu, device/tests                  sockets and on-demand reads of kernels: nvcc builds them there
 //!         ── stress-ng/                            this machine's, for `spinio-lab bench` (vendored.rs)
 //!         ── grpc/                                 with --peers: gRPC for C++, if this machine has it (vendored.rs)
@@ -128,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         "benches/safetensors",
         "device/include",
         "device/tests",
-        "examples/net/stories",
+        "examples/net",
         "examples/nvmmu",
     ] {
         for file in files(&root.join(folder))?.into_iter().filter(|f| !f.iter().any(|part| part == "__pycache__")) {

@@ -127,7 +127,7 @@ pub(super) fn refused_statuses(address: &str) -> anyhow::Result<[u16; 4]> {
         b"GET no-slash HTTP/1.1\r\n\r\n",
         b"GET /unknown HTTP/1.1\r\nHost: demo\r\n\r\n",
         long.as_bytes(),
-        b"GET /../http.cu HTTP/1.1\r\nHost: demo\r\n\r\n",
+        b"GET /../http HTTP/1.1\r\nHost: demo\r\n\r\n",
     ];
     let mut statuses = [0; 4];
     for (status, request) in statuses.iter_mut().zip(requests) {

@@ -15,7 +15,14 @@ use crate::compiler::Gpu;
 use crate::exit::{self, Exit};
 use crate::{compiler, device_headers};
 
-const SOURCES: &[(&str, &str)] = &[("http.cu", include_str!("../../../../../examples/net/http/http.cu"))];
+macro_rules! sources {
+    ($($name:literal),*) => {
+        &[$((concat!("examples/", $name), include_str!(concat!("../../../../../examples/", $name)))),*]
+    };
+}
+
+/// In the directories that they have in the repository, by which one includes the other.
+const SOURCES: &[(&str, &str)] = sources!("net/http/http.cu", "net/server.h");
 const PROGRAM: &str = "http";
 
 /// What the server counted.
@@ -24,7 +31,7 @@ pub(super) type Counters = HashMap<String, u64>;
 /// Compiles it in `dir`; returns in words where its kernel runs.
 pub(super) fn compile(dir: &Path, library: &Path) -> anyhow::Result<String> {
     device_headers::write_files(dir, SOURCES)?;
-    Ok(match compiler::gpu(dir, PROGRAM, "http.cu", library)? {
+    Ok(match compiler::gpu(dir, PROGRAM, SOURCES[0].0, library)? {
         Gpu::Cuda => "the first CUDA GPU".to_owned(),
         Gpu::Emulated(why) => format!("the emulated GPU ({why})"),
     })
