@@ -34,8 +34,11 @@ use crate::shadow_fd::ShadowFd;
 use crate::syscalls::Syscalls;
 use spinio_plan::Route;
 
-/// Threads that have rings at once.
+/// Rings at once.
 const MAX_RINGS: usize = 64;
+
+/// Those of one thread: a handler of SIGSEGV that jumps out of a read leaves commands of it in flight, and the ring in use.
+const RINGS_OF_THREAD: usize = 4;
 
 /// Between two tries of a thread to get a ring, while others have all.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -122,10 +125,13 @@ impl ThreadRings {
             return None;
         }
         let number = RING_OF_THREAD.get();
-        if number != 0
-            && let Some(ring) = lock(&self.made).iter().find(|ring| ring.number == number)
-        {
-            return Some(Arc::clone(ring));
+        if number != 0 {
+            let made = lock(&self.made);
+            let of_thread = |tid| made.iter().filter(|ring| ring.tid == tid).count();
+            let current = made.iter().find(|ring| ring.number == number);
+            if let Some(ring) = current.filter(|r| !r.busy.load(Relaxed) || of_thread(r.tid) >= RINGS_OF_THREAD) {
+                return Some(Arc::clone(ring));
+            }
         }
         if REFUSED.get().is_some_and(|at| at.elapsed() < ASK_AGAIN) {
             return None;
@@ -258,5 +264,25 @@ mod tests {
         assert_eq!(read(&ring, 0), None);
         ring.busy.store(false, Relaxed);
         assert_eq!(read(&ring, 0), Some(Err(Errno::BADF)));
+    }
+
+    #[test]
+    fn thread_that_has_left_reads_gets_few_other_rings() {
+        let pool = WorkerPool::shadow_workers(&LinuxSyscalls, 2, Duration::ZERO, NoIdleTask).expect("workers");
+        let _one = lock(&TESTS);
+        let (rings, share) = (ThreadRings::default(), pool.for_key(1));
+        if rings.get(&LinuxSyscalls, &share).is_none() {
+            return eprintln!("skipped: the kernel gives this thread no ring");
+        }
+        let mut left = Vec::new();
+        for _ in 0..RINGS_OF_THREAD {
+            let ring = rings.get(&LinuxSyscalls, &share).unwrap();
+            assert!(!left.contains(&ring.number()));
+            assert_eq!(read(&ring, 0), Some(Err(Errno::BADF)), "it can be used");
+            ring.busy.store(true, Relaxed);
+            left.push(ring.number());
+        }
+        let last = rings.get(&LinuxSyscalls, &share).unwrap();
+        assert_eq!((Some(&last.number()), read(&last, 0)), (left.last(), None));
     }
 }
