@@ -45,8 +45,16 @@ pub trait SharedMemory: Device {
     /// The chunk of a descriptor in the caller's descriptor table, which may be closed afterwards.
     fn import_chunk(&self, fd: BorrowedFd<'_>, len: u64) -> Result<Chunk, DeviceError>;
 
-    /// Maps a chunk into a reservation. Unless `writable`, stores of kernels and copies to it fail.
-    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<(), DeviceError>;
+    /// Maps a chunk into a reservation. Neither kernels nor copies may use it before [`SharedMemory::protect_chunks`].
+    fn map_without_access(&self, addr: DeviceAddr, len: u64, chunk: Chunk) -> Result<(), DeviceError>;
+
+    /// Maps a chunk into a reservation, accessible. Unless `writable`, stores of kernels and copies to it fail.
+    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<(), DeviceError> {
+        self.map_without_access(addr, len, chunk)?;
+        self.protect_chunks(addr, len, writable).inspect_err(|_| {
+            let _ = self.unmap_chunk(addr, len);
+        })
+    }
 
     /// Allocates private chunks of these lengths and maps them side by side into a reservation. Their content is undefined,
     /// and neither kernels nor copies may use them before [`SharedMemory::protect_chunks`] has made them accessible: on CUDA

@@ -19,7 +19,7 @@ type Result<T> = core::result::Result<T, DeviceError>;
 impl Cuda {
     /// Enters the context; `None` if it was destroyed. Its memory of this kind is not freed with it, and no work can use
     /// that any more.
-    fn enter_or_lost(&self) -> Result<Option<ContextGuard>> {
+    pub(super) fn enter_or_lost(&self) -> Result<Option<ContextGuard>> {
         match self.enter() {
             Ok(guard) => Ok(Some(guard)),
             Err(e) if e.kind == ErrorKind::ContextLost => Ok(None),
@@ -126,17 +126,10 @@ impl SharedMemory for Cuda {
         handle.map(Chunk).map_err(self.failed("cuMemImportFromShareableHandle"))
     }
 
-    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {
+    fn map_without_access(&self, addr: DeviceAddr, len: u64, chunk: Chunk) -> Result<()> {
         let (_entered, len) = (self.enter()?, bytes(len)?);
         // SAFETY: the addresses are reserved and free, and the chunk is alive and as long, by the contract of the trait.
-        unsafe { self.driver.map_allocation(addr.0, len, chunk.0) }.map_err(self.failed("cuMemMap"))?;
-        // SAFETY: mapped in the line above.
-        let granted = unsafe { self.driver.set_access(addr.0, len, self.ordinal, writable) };
-        granted.map_err(|e| {
-            // SAFETY: mapped above, and no work uses it yet.
-            let _ = unsafe { self.driver.unmap_allocation(addr.0, len) };
-            self.driver_error("cuMemSetAccess", e)
-        })
+        unsafe { self.driver.map_allocation(addr.0, len, chunk.0) }.map_err(self.failed("cuMemMap"))
     }
 
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize> {

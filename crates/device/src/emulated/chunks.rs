@@ -77,8 +77,8 @@ struct MappedChunk {
 }
 
 impl MappedChunk {
-    fn new(len: u64, access: Access, private: Option<Fd>) -> MappedChunk {
-        MappedChunk { len, access, private, loaders: Vec::new() }
+    fn new(len: u64, private: Option<Fd>) -> MappedChunk {
+        MappedChunk { len, access: Access::None, private, loaders: Vec::new() }
     }
 }
 
@@ -158,19 +158,19 @@ impl Chunks {
         removed.map(|(fd, _)| fd).ok_or(DeviceError::new(BAD, "release of a chunk"))
     }
 
-    /// Maps a chunk; for the worker, whose table has the descriptor.
-    pub(super) fn map(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {
+    /// Maps a chunk, without access; for the worker, whose table has the descriptor.
+    pub(super) fn map(&self, addr: DeviceAddr, len: u64, chunk: Chunk) -> Result<()> {
         let outside = DeviceError::new(BAD, "mapping of a chunk");
         let (at, window) = self.locate(addr).ok_or(outside)?;
         let mut state = self.lock();
         let (fd, _) = *state.handles.get(&chunk.0).filter(|(_, whole)| *whole == len).ok_or(outside)?;
-        window.map(&mut state, at, MappedChunk::new(len, Access::new(writable), None), fd)
+        window.map(&mut state, at, MappedChunk::new(len, None), fd)
     }
 
     /// Maps a memory file that has no handle, without access; for the worker, whose table has it until it is unmapped.
     pub(super) fn map_private(&self, addr: DeviceAddr, len: u64, fd: Fd) -> Result<()> {
         let (at, window) = self.locate(addr).ok_or(DeviceError::new(BAD, "mapping of a chunk"))?;
-        window.map(&mut self.lock(), at, MappedChunk::new(len, Access::None, Some(fd)), fd)?;
+        window.map(&mut self.lock(), at, MappedChunk::new(len, Some(fd)), fd)?;
         // SAFETY: mapped above, and used by nothing yet.
         unsafe { core::ptr::write_bytes((window.alias + at) as *mut u8, POISON, len as usize) };
         Ok(())

@@ -107,9 +107,9 @@ impl SharedMemory for Emulated {
         self.handle_of(fd.as_raw_fd(), len)
     }
 
-    fn map_chunk(&self, addr: DeviceAddr, len: u64, chunk: Chunk, writable: bool) -> Result<()> {
+    fn map_without_access(&self, addr: DeviceAddr, len: u64, chunk: Chunk) -> Result<()> {
         self.check()?;
-        self.worker.run_blocking(|| self.memory.chunks.map(addr, len, chunk, writable))?
+        self.worker.run_blocking(|| self.memory.chunks.map(addr, len, chunk))?
     }
 
     fn map_private_chunks(&self, addr: DeviceAddr, lens: &[u64]) -> Result<usize> {
