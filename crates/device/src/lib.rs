@@ -35,7 +35,7 @@ mod wait;
 pub use error::{DeviceError, ErrorKind};
 pub use fingerprint::{Fingerprint, PAGE_BYTES};
 pub use pageable::PageableAccess;
-pub use peer_memory::{NextChunks, PeerChunk, PeerChunks, PeerError, PeerGroup, PeerMemory, PeerPiece};
+pub use peer_memory::{PeerError, PeerGroup, PeerMemory, PeerPiece};
 pub use replica_memory::{KernelCopy, Piece, ReplicaMemory};
 pub use shared_memory::{Chunk, SharedMemory};
 pub use stream::{AppStream, FenceGuard, StreamOrder};

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The chunk of B may be another process's, and no work of this process on B is needed: the descriptor is enough. On CUDA
-//! the two must be able to access each other's memory (NVLink, or a PCI path that the driver permits).
+//! the two must be able to access each other's memory (NVLink, or a PCI path that the driver permits). Imported chunks are mapped
+//! for the time of the copies.
 //!
 //! Where this process has the chunk mapped itself, for device B, device A is allowed to load it there. That stays until the
 //! chunk is unmapped, so that all further copies are copies only:
@@ -14,20 +15,18 @@
 //!   chunks of B, mapped side by side ── allow_loads, once ── pieces of them copied, by their addresses ──> chunks of A
 //! ```
 //!
-//! To make memory accessible takes the driver about as long as to copy it over NVLink. So chunks and pieces are copied in
-//! groups, and what a group needs is done while the groups before it are copied. Imported chunks are unmapped again once
-//! all have arrived:
+//! To make memory accessible takes the driver about as long as to copy it over NVLink. So pieces are copied in groups, and
+//! what a group needs is done while the groups before it are copied:
 //!
 //! ```text
-//!   caller   import 1 │ import 2 │         │ hand over 1, import 3 │ hand over 2, import 4 │ ...
-//!   engine            │ copy 1             │ copy 2                │ copy 3                │ ...
+//!   caller   import 1, access │ import 2, access │ import 3, access │ ...         wait │ unmap all
+//!   engine                    │ copy 1           │ copy 2           │ ...  copy n      │
 //! ```
 //!
 //! The copy trusts the chunk's bytes. So the descriptor must come from where all who can store to it are trusted as much as
 //! those who will use the copy: the same user.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 
 use crate::{Device, DeviceAddr, DeviceError, SharedMemory, StreamId, WaitMode};
 
@@ -57,28 +56,6 @@ impl fmt::Display for PeerError {
 
 impl std::error::Error for PeerError {}
 
-/// A chunk of another device, perhaps of another process.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerChunk<'a> {
-    /// Its descriptor.
-    pub fd: BorrowedFd<'a>,
-    /// Bytes, all of it.
-    pub len: u64,
-}
-
-/// Chunks of another device that are copied together.
-#[derive(Clone, Debug)]
-pub struct PeerChunks<'a> {
-    /// One after the other.
-    pub chunks: Vec<PeerChunk<'a>>,
-    /// Where the first one goes.
-    pub to: DeviceAddr,
-}
-
-/// The next chunks, or that there are no more. It is called with the number of groups that have arrived, which lags behind
-/// by one or two: what it does runs beside the copies of those that have not.
-pub type NextChunks<'a, 'b> = &'b mut dyn FnMut(usize) -> Option<PeerChunks<'a>>;
-
 /// A part of chunks of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerPiece {
@@ -95,13 +72,12 @@ pub type PeerGroup<'a> = Result<&'a [PeerPiece], PeerError>;
 
 /// A device that can copy from chunks of other devices.
 pub trait PeerMemory: SharedMemory {
-    /// Copies chunks of the device `peer` (a UUID) into mapped memory of this device, group by group, and waits until all have
-    /// arrived. The descriptors are in the caller's table, and may be closed afterwards. After an error no copy is under
-    /// way, and the memory of groups that had not arrived has undefined bytes.
-    ///
-    /// On CUDA each is imported and mapped for the time of the call. That takes the driver about as long as the copy of a
-    /// chunk of 64 MiB over NVLink, and hardly longer for a larger one.
-    fn copy_from_peer(&self, peer: [u8; 16], next: NextChunks<'_, '_>) -> Result<(), PeerError>;
+    /// Whether this device can access the memory of the device `peer` (a UUID), and this process has both.
+    fn check_access(&self, peer: [u8; 16]) -> Result<(), PeerError>;
+
+    /// Unmaps imported chunks of such a device, which lie side by side and have these lengths. Unlike [`SharedMemory::unmap_chunk`] it
+    /// waits for no work: no kernel knows them, and no copy uses them any more.
+    fn unmap_imports(&self, at: DeviceAddr, lens: &[u64]) -> Result<(), DeviceError>;
 
     /// Lets this device load chunks that the device `peer` has mapped side by side in this process: `len` bytes from `at`,
     /// until each chunk is unmapped. On CUDA one call of the driver, which waits for no kernel.
@@ -109,12 +85,13 @@ pub trait PeerMemory: SharedMemory {
     /// The caller keeps the chunks mapped meanwhile.
     fn allow_loads(&self, peer: [u8; 16], at: DeviceAddr, len: u64) -> Result<(), PeerError>;
 
-    /// Copies parts of chunks that this device may load ([`PeerMemory::allow_loads`]) into accessible memory of this device,
-    /// and waits until all have arrived, but not for other work of either device. On CUDA one call of the driver for each
-    /// piece. After an error the memory has undefined bytes, and no copy is under way.
+    /// Copies parts of chunks that this device may load (imported ones, or by [`PeerMemory::allow_loads`]) into accessible
+    /// memory of this device, and waits until all have arrived, but not for other work of either device. On CUDA one call of the
+    /// driver for each piece. After an error no copy is under way.
     ///
     /// Each group is queued before the next one is asked for: what `groups` does to have that runs beside the copies. Its
-    /// error ends the call.
+    /// error ends the call, and is returned if the groups before have arrived. After [`PeerError::Copy`] of a copy the memory of
+    /// all groups has undefined bytes.
     ///
     /// The caller keeps the chunks mapped meanwhile.
     fn copy_from_chunks(&self, groups: &mut dyn Iterator<Item = PeerGroup<'_>>) -> Result<(), PeerError>;
@@ -135,34 +112,8 @@ pub(crate) fn copy_groups(
     };
     let queued = queue();
     // Also after an error: nothing may use the memory any more.
-    let done = device.synchronize(stream.id, WaitMode::Block).map_err(PeerError::Copy);
-    queued.and(done)
-}
-
-/// Copies groups that are mapped for the time of all copies, at most two at once, each on a stream of its own. `next` maps a
-/// group, and is called with the number of those that have arrived. All are unmapped at the end: CUDA waits for copies under way
-/// before it unmaps, 6 ms for 8 GiB (benches/gaia/leased_steps.cu).
-pub(crate) fn copy_mapped<M>(
-    device: &dyn Device,
-    mut next: impl FnMut(usize) -> Option<Result<(M, Vec<PeerPiece>), PeerError>>,
-    copy: impl Fn(StreamId, &PeerPiece) -> Result<(), DeviceError>,
-) -> Result<(), PeerError> {
-    // Dropped after the streams, whose copies use them.
-    let mut mapped = Vec::new();
-    let acquire = || Ok(CopyStream { device, id: device.acquire_stream().map_err(PeerError::Copy)? });
-    let streams = [acquire()?, acquire()?];
-    let wait = |turn: usize| device.synchronize(streams[turn].id, WaitMode::Block).map_err(PeerError::Copy);
-    let mut queued = 0usize;
-    while let Some(group) = next(queued.saturating_sub(2)) {
-        let (group, pieces) = group?;
-        let turn = queued % 2;
-        // The group before last has arrived then.
-        wait(turn)?;
-        mapped.push(group);
-        pieces.iter().try_for_each(|piece| copy(streams[turn].id, piece)).map_err(PeerError::Copy)?;
-        queued += 1;
-    }
-    wait(0).and(wait(1))
+    device.synchronize(stream.id, WaitMode::Block).map_err(PeerError::Copy)?;
+    queued
 }
 
 /// A stream whose copies are waited for also if the caller unwinds: the memory that they use is unmapped then.

@@ -1,4 +1,4 @@
-//! Copies from the chunks of a map into those of a map on another device. Access to both is granted on the way.
+//! Copies from chunks of another device into those of a map. Both become accessible on the way.
 //!
 //! ```text
 //!   driver   access 1 │ access 2 │ access 3 │ ...            wait
@@ -8,11 +8,15 @@
 //! To make 1 GiB accessible takes the driver 0.5 ms on each side in chunks of 64 MiB, and 2 ms where it has to clear memory that
 //! was freed just before (benches/gaia/chunks.cu); to copy it from one H100 to another takes 2.7 ms. So access to the chunks of a
 //! group is granted while the group before is copied. Of 8 GiB that leaves 28 to 30 ms instead of 33 to 38, of which the copies
-//! alone take 22 (two H100, the calls of the driver alone, benches/gaia/overlapped_access.cu). This relies on calls of the driver that do not wait for copies.
+//! alone take 22 (two H100, the calls of the driver alone, benches/gaia/overlapped_access.cu). This relies on calls of the driver that do not wait for all copies.
+//!
+//! Chunks of leased files are copied by the same loop (leased/fill.rs).
 
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use spinio_device::{DeviceAddr, DeviceId, PeerError, PeerMemory, PeerPiece};
+use spinio_pagecache::leased_messages::PeerRefusal;
 
 use crate::chunks::Chunks;
 
@@ -62,13 +66,43 @@ fn copy_in_groups(
         from.grant(to.device, &theirs, |at, len| to.memory.allow_loads(uuid, at, len))
     };
     let all: Vec<PeerPiece> = pieces.iter().map(|copy| copy.piece).collect();
-    let mut done = 0;
+    copy_prepared(to.memory, &all, group_bytes..=group_bytes, |group| {
+        grant_access(&pieces[group.clone()]).map(|()| group.len())
+    })
+}
+
+/// Copies pieces by groups, and waits until they have arrived. The first group has the least of these bytes, each other one twice as
+/// many as the one before, up to the most. `prepare` makes those of a group accessible while the groups before are copied; for how
+/// many of them it could: if not for all, they are the last ones.
+pub(crate) fn copy_prepared(
+    memory: &dyn PeerMemory,
+    pieces: &[PeerPiece],
+    group_bytes: RangeInclusive<usize>,
+    mut prepare: impl FnMut(Range<usize>) -> Result<usize, PeerError>,
+) -> Result<(), PeerError> {
+    let (mut left, mut bytes) = (0..pieces.len(), *group_bytes.start());
     let mut groups = std::iter::from_fn(|| {
-        let group = done..done + group_len(&all[done..], group_bytes);
-        done = group.end;
-        (!group.is_empty()).then(|| grant_access(&pieces[group.clone()]).map(|()| &all[group]))
+        let group = left.start..left.start + group_len(&pieces[left.clone()], bytes);
+        bytes = (2 * bytes).min(*group_bytes.end());
+        if group.is_empty() {
+            return None;
+        }
+        Some(prepare(group.clone()).map(|count| {
+            left.start = if count < group.len() { left.end } else { group.end };
+            &pieces[group][..count]
+        }))
     });
-    to.memory.copy_from_chunks(&mut groups)
+    memory.copy_from_chunks(&mut groups)
+}
+
+/// What the user is told.
+pub(crate) fn refusal(why: PeerError) -> PeerRefusal {
+    match why {
+        PeerError::NoDevice => PeerRefusal::NoDevice,
+        PeerError::NoAccess => PeerRefusal::NoAccess,
+        PeerError::Import(_) => PeerRefusal::Import,
+        PeerError::Copy(_) => PeerRefusal::Copy,
+    }
 }
 
 /// How many pieces have so many bytes, or more by a part of the last one; all, if there are fewer.
@@ -119,10 +153,14 @@ mod tests {
             let side = Side::new(device);
             side.1.grant_access(&[0, 1, 2, 3, 4, 5]).unwrap();
             let bytes: Vec<u8> = (0..CHUNKS * CHUNK).map(|n| (n * 7 % 251) as u8).collect();
-            // SAFETY: the bytes live until the device was synchronized.
-            unsafe { side.0.copy_in(StreamId(0), side.1.start(), bytes.as_ptr(), bytes.len()) }.unwrap();
-            side.0.synchronize(StreamId(0), WaitMode::Block).unwrap();
+            side.store(&bytes);
             (side, bytes)
+        }
+
+        fn store(&self, bytes: &[u8]) {
+            // SAFETY: the bytes live until the device was synchronized.
+            unsafe { self.0.copy_in(StreamId(0), self.1.start(), bytes.as_ptr(), bytes.len()) }.unwrap();
+            self.0.synchronize(StreamId(0), WaitMode::Block).unwrap();
         }
 
         fn load(&self, at: usize, len: usize) -> Vec<u8> {
@@ -227,6 +265,34 @@ mod tests {
             from.end();
             to.end();
         }
+    }
+
+    #[test]
+    fn groups_grow_and_the_first_one_that_is_prepared_in_part_is_the_last() {
+        let mut slot = lock(&DEVICES);
+        let [one, other] = devices(&mut slot);
+        let ((from, bytes), to) = (Side::source(one), Side::new(other));
+        to.1.grant_access(&[0, 1, 2, 3, 4, 5]).unwrap();
+        let uuid = from.1.device_uuid().unwrap();
+        other.allow_loads(uuid, from.1.address(0), (CHUNKS * CHUNK) as u64).unwrap();
+        let pieces: Vec<PeerPiece> = pieces(&from, &to, 0).iter().map(|copy| copy.piece).collect();
+        // Six chunks, in groups of at least one and at most two or four.
+        let cases: [(_, _, &[usize]); 4] = [(2, 9, &[0, 1, 3, 5]), (4, 9, &[0, 1, 3]), (4, 1, &[0, 1]), (4, 0, &[0])];
+        for (most, part, wanted) in cases {
+            to.store(&vec![0; CHUNKS * CHUNK]);
+            let mut groups = Vec::new();
+            let copied = copy_prepared(other, &pieces, CHUNK..=most * CHUNK, |group| {
+                let count = group.len().min(part);
+                groups.push(group.start);
+                Ok(count)
+            });
+            assert_eq!((copied, &groups[..]), (Ok(()), wanted));
+            let arrived = if part == 9 { CHUNKS } else { 2 * part } * CHUNK;
+            let now = to.load(0, CHUNKS * CHUNK);
+            assert!(now[..arrived] == bytes[..arrived] && now[arrived..].iter().all(|byte| *byte == 0));
+        }
+        from.end();
+        to.end();
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use spinio_device::{DeviceId, PAGE_BYTES, PeerError, PeerPiece};
+use spinio_device::{DeviceId, PAGE_BYTES, PeerPiece};
 use spinio_host::{lock, try_lock};
 use spinio_pagecache::leased_messages::PeerRefusal;
 use spinio_pagecache::messages::Run;
@@ -127,12 +127,7 @@ impl Source {
             }
         }
         if !pieces.is_empty() {
-            overlapped_copies::copy(&self.memory, to, &pieces).map_err(|e| match e {
-                PeerError::NoDevice => PeerRefusal::NoDevice,
-                PeerError::NoAccess => PeerRefusal::NoAccess,
-                PeerError::Import(_) => PeerRefusal::Import,
-                PeerError::Copy(_) => PeerRefusal::Copy,
-            })?;
+            overlapped_copies::copy(&self.memory, to, &pieces).map_err(overlapped_copies::refusal)?;
         }
         Ok((copied, refused))
     }

@@ -44,10 +44,21 @@ impl<S: 'static> TableThread<S> {
 
     /// Runs a call on the thread and waits for its result.
     pub(crate) fn run<T: Send + 'static>(&self, call: impl FnOnce(&mut S) -> Result<T> + Send + 'static) -> Result<T> {
+        self.run_beside(call, || ())
+    }
+
+    /// The same, and does other work here meanwhile, in any case.
+    pub(crate) fn run_beside<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut S) -> Result<T> + Send + 'static,
+        work: impl FnOnce(),
+    ) -> Result<T> {
         let (answer, result) = mpsc::channel();
         let ended = || Error::new(Errno::IO, "The thread of the map has ended");
         let call: Call<S> = Box::new(move |state| drop(answer.send(call(state))));
-        self.calls.send(call).map_err(|_| ended())?;
+        let sent = self.calls.send(call).map_err(|_| ended());
+        work();
+        sent?;
         result.recv().map_err(|_| ended())?
     }
 

@@ -252,25 +252,27 @@ fn each_device_copies_what_it_lacks() {
 const LONG: usize = 30 * CHUNK;
 
 #[test]
-fn groups_of_chunks_are_copied_while_others_are_handed_over() {
+fn groups_of_chunks_are_copied_and_others_map_them() {
     let bench = Bench::new(0);
     let bytes = file::bytes(0, LONG - 99, 12);
     let path = bench.file("weights", &bytes);
     let first = bench.map(&path, bytes.len(), device(0));
     first.acquire().unwrap();
-    let slow = bench.map(&path, bytes.len(), other_device("size=64M,peer_gbps=0.2"));
+    let target = other_device("size=64M,peer_gbps=0.2");
+    let [filler, other] = [(); 2].map(|()| bench.map(&path, bytes.len(), target));
     std::thread::scope(|scope| {
-        let acquired = scope.spawn(|| slow.acquire());
-        let held = || bench.status().files.iter().map(|file| file.peer_bytes).max().unwrap();
-        let mut seen = 0;
-        while !acquired.is_finished() {
-            let now = held();
-            seen = if now < LONG as u64 { seen.max(now) } else { seen };
+        for acquired in [&filler, &other].map(|map| scope.spawn(|| map.acquire())) {
+            acquired.join().unwrap().unwrap();
         }
-        acquired.join().unwrap().unwrap();
-        assert!(seen > 0 && seen < LONG as u64 && held() == LONG as u64, "{seen} bytes were there before all");
     });
-    assert!(slow.has(&bytes) && slow.bytes() == (0, bytes.len() as u64));
+    assert!(filler.has(&bytes) && other.has(&bytes));
+    let [one, two] = [&filler, &other].map(|map| (map.bytes().1, map.map.info().bytes_shared));
+    assert!(one == (bytes.len() as u64, 0) || two == (bytes.len() as u64, 0), "{one:?}, {two:?}");
+    assert_eq!((one.0 + two.0, one.1 + two.1), (bytes.len() as u64, LONG as u64));
+    let held = bench.status().files.iter().map(|file| file.peer_bytes).max();
+    assert_eq!(held, Some(LONG as u64));
+    // The imports are unmapped, and their handles given back: what is there are the chunks of both maps.
+    assert_eq!(target.resources_in_use().chunks, 2 * (1 + LONG / CHUNK));
 }
 
 #[test]

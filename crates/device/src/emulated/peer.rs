@@ -12,22 +12,13 @@
 
 #![expect(unsafe_code, reason = "driver calls and device memory")]
 
-use std::os::fd::AsRawFd;
-
-use spinio_sys::linux::{self, Fd};
-
 use super::devices;
 use super::engine::Operation;
 use super::memory::Direction;
-use super::shared_memory::{check_chunk, ordinal_of};
+use super::shared_memory::ordinal_of;
 use super::{Emulated, Result};
-use crate::host_memory::{SHARED, system_error};
-use crate::peer_memory::{NextChunks, copy_groups, copy_mapped};
-use crate::{
-    DeviceAddr, DeviceError, ErrorKind, PeerChunk, PeerChunks, PeerError, PeerGroup, PeerMemory, PeerPiece, StreamId,
-};
-
-const READ: u32 = 1;
+use crate::peer_memory::copy_groups;
+use crate::{DeviceAddr, DeviceError, ErrorKind, PeerError, PeerGroup, PeerMemory, StreamId};
 
 impl Emulated {
     /// Whether kernels of this device can access the memory of another one.
@@ -69,30 +60,6 @@ impl Emulated {
     }
 }
 
-/// A chunk of another device, mapped for the engine.
-struct MappedChunk {
-    at: u64,
-    len: usize,
-}
-
-impl MappedChunk {
-    /// Maps it; for a thread with an unshared fd table. The descriptor is one of thread `tid`.
-    fn map(tid: u32, fd: Fd, len: usize) -> Result<MappedChunk> {
-        let own = linux::dup_from_thread(tid, fd).map_err(|e| system_error("pidfd_getfd", e))?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let mapped = unsafe { linux::mmap(core::ptr::null_mut(), len, READ, SHARED, own, 0) };
-        let _ = linux::close(own);
-        mapped.map(|at| MappedChunk { at: at as u64, len }).map_err(|e| system_error("mmap", e))
-    }
-}
-
-impl Drop for MappedChunk {
-    fn drop(&mut self) {
-        // SAFETY: made by `map`; no copy uses it any more.
-        let _ = unsafe { linux::munmap(self.at as *mut u8, self.len) };
-    }
-}
-
 impl Emulated {
     /// The number of another device of this process, which this one can access.
     fn accessible(&self, peer: [u8; 16]) -> core::result::Result<u32, PeerError> {
@@ -103,30 +70,15 @@ impl Emulated {
 }
 
 impl PeerMemory for Emulated {
-    fn copy_from_peer(&self, peer: [u8; 16], next: NextChunks<'_, '_>) -> core::result::Result<(), PeerError> {
-        self.accessible(peer)?;
-        let tid = linux::gettid();
-        let map = |chunk: &PeerChunk<'_>| {
-            let (fd, len) = (chunk.fd.as_raw_fd(), chunk.len);
-            check_chunk(fd, len)?;
-            self.worker.run_blocking(|| MappedChunk::map(tid, fd, len as usize))?
-        };
-        let next = |arrived| {
-            let PeerChunks { chunks, mut to } = next(arrived)?;
-            let mapped = chunks.iter().map(map).collect::<Result<Vec<MappedChunk>>>().map_err(PeerError::Import);
-            Some(mapped.map(|mapped| {
-                let piece = |from: &MappedChunk| {
-                    let piece = PeerPiece { from: DeviceAddr(from.at), to, len: from.len };
-                    to = to.offset(from.len as u64);
-                    piece
-                };
-                let pieces = mapped.iter().map(piece).collect();
-                (mapped, pieces)
-            }))
-        };
-        copy_mapped(self, next, |stream, piece| {
-            let dst = self.memory.engine_addr(piece.to, piece.len, Direction::Store, "copy from another device")?;
-            self.engine.submit(stream.0, Operation::Peer { dst, src: piece.from.0, len: piece.len })
+    fn check_access(&self, peer: [u8; 16]) -> core::result::Result<(), PeerError> {
+        self.accessible(peer).map(|_| ())
+    }
+
+    fn unmap_imports(&self, mut at: DeviceAddr, lens: &[u64]) -> Result<()> {
+        lens.iter().try_for_each(|len| {
+            let unmapped = self.memory.chunks.unmap(at, *len);
+            at = at.offset(*len);
+            unmapped.map(drop)
         })
     }
 
@@ -143,7 +95,8 @@ impl PeerMemory for Emulated {
         copy_groups(self, groups, |stream, piece| {
             let unknown = DeviceError::new(ErrorKind::BadAddress, OPERATION);
             let owner = devices::owner_of(piece.from).ok_or(unknown)?;
-            if !owner.memory.chunks.may_load(piece.from, piece.len as u64, self.ordinal) {
+            let is_imported = owner.ordinal == self.ordinal;
+            if !is_imported && !owner.memory.chunks.may_load(piece.from, piece.len as u64, self.ordinal) {
                 return Err(unknown);
             }
             let src = owner.memory.engine_addr(piece.from, piece.len, Direction::Load, OPERATION)?;

@@ -87,24 +87,25 @@ impl Chunks {
     pub(super) fn import(&mut self, content: Content, chunk: u64, fd: &OwnedFd) -> Result<()> {
         let imported = self.device.import_chunk(fd.as_fd(), content.len_of(chunk));
         let handle = imported.map_err(|e| Error::device(e, "import a chunk of the file"))?;
-        self.map(content, chunk, handle, false)
+        self.map(content, chunk, handle)?;
+        self.protect(content, chunk..chunk + 1, false).inspect_err(|_| self.discard(content, chunk))
     }
 
-    /// Maps a new chunk, writable.
+    /// Maps a new chunk, without access.
     pub(super) fn map_new(&mut self, content: Content, chunk: u64, new: &mut NewChunk) -> Result<()> {
         let handle = new.handle.take().ok_or_else(|| Error::of(Errno::INVAL, "map a chunk of the file"))?;
-        self.map(content, chunk, handle, true)
+        self.map(content, chunk, handle)
     }
 
-    /// Maps a chunk in place of what is there, and gives the handle back.
-    fn map(&mut self, content: Content, chunk: u64, handle: Chunk, writable: bool) -> Result<()> {
+    /// Maps a chunk in place of what is there, without access, and gives the handle back.
+    fn map(&mut self, content: Content, chunk: u64, handle: Chunk) -> Result<()> {
         let at = chunk * content.chunk_bytes();
         let len = content.len_of(chunk);
         let mapped = if at < self.span.start || at + content.chunk_bytes() > self.span.end {
             Err(DeviceError::new(spinio_device::ErrorKind::BadAddress, "mapping outside of the map"))
         } else {
             self.unmap(at..at + content.chunk_bytes());
-            self.device.map_chunk(self.address(at), len, handle, writable)
+            self.device.map_without_access(self.address(at), len, handle)
         };
         let _ = self.device.release_chunk(handle);
         mapped.map_err(|e| Error::device(e, "map a chunk of the file"))?;
@@ -112,12 +113,12 @@ impl Chunks {
         Ok(())
     }
 
-    /// Makes chunks read-only that were filled.
-    pub(super) fn seal(&mut self, content: Content, chunks: Range<u64>) -> Result<()> {
+    /// Makes mapped chunks accessible, for loads or for stores too.
+    pub(super) fn protect(&self, content: Content, chunks: Range<u64>, writable: bool) -> Result<()> {
         let at = chunks.start * content.chunk_bytes();
         let len = chunks.map(|chunk| content.len_of(chunk)).sum();
-        let sealed = self.device.protect_chunks(self.address(at), len, false);
-        sealed.map_err(|e| Error::device(e, "make a chunk read-only"))
+        let protected = self.device.protect_chunks(self.address(at), len, writable);
+        protected.map_err(|e| Error::device(e, "make a chunk of the file accessible"))
     }
 
     /// Unmaps a chunk that is of no use.

@@ -104,13 +104,27 @@ impl Connection {
         }
     }
 
-    /// Hands a chunk over, by its descriptor in the table of thread `tid`. False: it is of no use.
-    pub(super) fn filled(&mut self, content: ContentId, chunk: u64, source: Source, tid: u32, fd: Fd) -> Result<bool> {
-        let fd = dup_from(tid, fd)?;
-        match self.call(Request::Filled { content, chunk, source }, Some(fd.as_fd()))? {
+    /// Hands chunks over, by their descriptors in the table of thread `tid`; for each, false: it is of no use. All are sent before
+    /// the first reply is awaited, so that the two processes wake each other once, and not for each chunk.
+    pub(super) fn filled(
+        &mut self,
+        content: ContentId,
+        chunks: &[(u64, Fd)],
+        source: Source,
+        tid: u32,
+    ) -> Result<Vec<bool>> {
+        let socket = self.socket.as_ref().ok_or_else(Error::disconnected)?;
+        for (chunk, fd) in chunks {
+            let fd = dup_from(tid, *fd)?;
+            send(socket, Request::Filled { content, chunk: *chunk, source }, Some(fd.as_fd()))?;
+        }
+        // Of all, also after a refusal: the next request must not get the reply of this one.
+        let replies: Vec<_> = chunks.iter().map(|_| receive(socket, &mut self.received)).collect();
+        let kept = replies.into_iter().map(|reply| match reply? {
             Reply::Kept { kept } => Ok(kept),
             other => Err(unexpected(other)),
-        }
+        });
+        kept.collect()
     }
 
     /// Gives chunks back that this client was to fill; the bytes that were dropped to make room.
@@ -152,10 +166,19 @@ fn exchange(
     request: Request,
     fd: Option<BorrowedFd<'_>>,
 ) -> Result<Reply<'static>> {
-    received.clear();
+    send(socket, request, fd)?;
+    receive(socket, received)
+}
+
+fn send(socket: &Socket, request: Request, fd: Option<BorrowedFd<'_>>) -> Result<()> {
     let mut message = Vec::with_capacity(MESSAGE);
     request.encode(&mut message);
-    socket.send(&message, fd)?;
+    socket.send(&message, fd)
+}
+
+/// Waits for a reply; what comes with that is put into `received`.
+fn receive(socket: &Socket, received: &mut Vec<OwnedFd>) -> Result<Reply<'static>> {
+    received.clear();
     let mut bytes = [0; MESSAGE + 1];
     let got = socket.receive(&mut bytes, received)?;
     let sent = |words: &dyn std::fmt::Display| Error::new(Errno::PROTO, format!("The GAIA daemon sent {words}"));

@@ -1,15 +1,18 @@
 //! Fill: new chunks get the bytes of the file, and are handed over to the daemon.
 //!
 //! ```text
-//!   from the file             create, map ── read into all of them ── make read-only ── hand over
-//!
-//!   from another device       create 1 │ create 2 │     │ hand over 1, create 3 │ ... │ hand over n │ make all read-only
-//!   its copies                         │ copy 1         │ copy 2                │ ... │             │
+//!   from the file             create, map ── read into all of them ─┐
+//!                                                                   ├─ make all read-only ── hand all over
+//!   from another device       create 1, import 1 │ 2    │ 3    │ ...    │              │ beside: unmap the imports
+//!   its copies                                   │ copy 1 │ copy 2 │ ... ─┘              │
 //! ```
 //!
 //! To make a chunk read-only, CUDA waits for the copies that are under way: 22 ms for 8 GiB chunk by chunk, 1.5 ms after the
-//! last copy (benches/gaia/leased_steps.cu). So chunks that were copied are handed over before that. Until the acquire returns, a
-//! stray store of this program reaches them.
+//! last copy (benches/gaia/leased_steps.cu). And while copies run, the calling thread has to keep ahead of them with calls of the
+//! driver, so it sends no message. Other processes that wait for such chunks get them together.
+//!
+//! While copies run, CUDA also waits for some before it makes other memory accessible. So that is done for groups of chunks, of which all
+//! else is done before, and the copies of a group are queued together.
 //!
 //! Copies are refused where the devices cannot access each other's memory. Then the first chunks that have not arrived are
 //! read from the file, and the others are given back: other processes may read some of them.
@@ -21,21 +24,25 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::AsFd;
 
-use spinio_device::{ErrorKind, PeerChunk, PeerChunks, PeerError};
+use spinio_device::{DeviceAddr, ErrorKind, PeerError, PeerPiece};
 use spinio_pagecache::leased_messages::{Content, PeerRefusal, Source};
 use spinio_sys::{Errno, linux};
 
 use super::chunks::NewChunk;
 use super::connection::Connection;
+use super::imports::Imports;
 use super::map::{Map, State};
+use crate::overlapped_copies::{copy_prepared, refusal};
 use crate::owned_fd::OwnedFd;
 use crate::{Error, Result};
 
-/// Bytes that are copied from another device together, if they are more than a chunk: for small chunks, of which the calls take longer
+/// Bytes that are copied from another device first, if they are more than a chunk: for small chunks, of which the calls take longer
 /// than the copies.
-const GROUP: u64 = 16 << 20;
+const GROUP: usize = 16 << 20;
+/// The later groups have up to so many times as much: CUDA may wait for a copy before it makes memory accessible, and another
+/// one of the same group runs meanwhile.
+const LARGEST_GROUPS: usize = 4;
 
 /// Copies on another device of chunks that are to be filled.
 pub(super) struct Copies {
@@ -61,18 +68,15 @@ pub(super) struct Fill<'a> {
     content: Content,
     /// Those that were not handed over yet.
     chunks: Range<u64>,
-    /// The first of them, mapped for stores.
+    /// The first of them, mapped.
     created: VecDeque<NewChunk>,
-    /// Those that were handed over and are mapped for stores still.
-    unsealed: Range<u64>,
     /// The device has no memory for the one after those.
     full: bool,
 }
 
 impl<'a> Fill<'a> {
     pub(super) fn new(map: &'a Map, state: &'a mut State, content: Content, chunks: Range<u64>) -> Fill<'a> {
-        let unsealed = chunks.start..chunks.start;
-        Fill { map, state, content, chunks, created: VecDeque::new(), unsealed, full: false }
+        Fill { map, state, content, chunks, created: VecDeque::new(), full: false }
     }
 
     /// Fills them, as far as that is possible.
@@ -94,35 +98,55 @@ impl<'a> Fill<'a> {
         })
     }
 
-    /// Copies them from another device, and hands them over. Why not all.
+    /// Copies them from another device, and hands over those that have arrived. Why not all.
     fn copy(&mut self, copies: &Copies) -> Result<Option<PeerRefusal>> {
         let Some(memory) = self.map.device.peer_memory() else { return Ok(Some(PeerRefusal::NoAccess)) };
-        let group = (GROUP / self.content.chunk_bytes()).max(1);
-        let (first, mut failed) = (self.chunks.start, Ok(()));
-        let mut next = |arrived: usize| {
-            let group = self
-                .hand_over(first + arrived as u64 * group - self.chunks.start, Source::Peer)
-                .and_then(|()| self.create(group));
-            let created = group.inspect_err(|e| failed = Err(e.clone())).ok().filter(|created| !created.is_empty())?;
-            let to = self.state.chunks.address(created.start * self.content.chunk_bytes());
-            let descriptors = &copies.descriptors[(created.start - first) as usize..];
-            let lens = created.map(|chunk| self.content.len_of(chunk));
-            let chunks = descriptors.iter().zip(lens).map(|(fd, len)| PeerChunk { fd: fd.as_fd(), len }).collect();
-            Some(PeerChunks { chunks, to })
+        let bytes = self.chunks.clone().map(|chunk| self.content.len_of(chunk)).sum();
+        let reserved = memory.check_access(copies.peer).and_then(|()| Imports::reserve(memory, bytes));
+        let mut imports = match reserved {
+            Ok(imports) => imports,
+            Err(why) => return Ok(Some(refusal(why))),
         };
-        let copied = memory.copy_from_peer(copies.peer, &mut next);
+        let pieces = self.pieces(imports.start());
+        let group_bytes = GROUP.max(self.content.chunk_bytes() as usize);
+        let (mut count, mut failed) = (0, Ok(()));
+        let copied = copy_prepared(memory, &pieces, group_bytes..=LARGEST_GROUPS * group_bytes, |group| {
+            let created = self.create(group.len() as u64).inspect_err(|e| failed = Err(e.clone())).unwrap_or(0..0);
+            // Fewer if the device has no memory for all.
+            let group = group.start..group.start + created.clone().count();
+            if group.is_empty() {
+                return Ok(0);
+            }
+            let mut theirs = copies.descriptors[group.clone()].iter().zip(&pieces[group.clone()]);
+            theirs.try_for_each(|(fd, piece)| imports.map(fd, piece.len as u64)).map_err(PeerError::Import)?;
+            // Last: CUDA may wait for copies, and after that none is under way.
+            if let Err(e) = self.state.chunks.protect(self.content, created, true) {
+                failed = Err(e);
+                return Ok(0);
+            }
+            imports.grant_access().map_err(PeerError::Import)?;
+            count = group.end as u64;
+            Ok(group.len())
+        });
         failed?;
-        if copied.is_ok() {
-            self.hand_over(self.created.len() as u64, Source::Peer)?;
+        let refused = copied.err().map(refusal);
+        if refused == Some(PeerRefusal::Copy) {
+            // Of some chunks, and which is not known.
+            return Ok(refused);
         }
-        self.seal()?;
-        match copied {
-            Ok(()) => Ok(None),
-            Err(PeerError::NoDevice) => Ok(Some(PeerRefusal::NoDevice)),
-            Err(PeerError::NoAccess) => Ok(Some(PeerRefusal::NoAccess)),
-            Err(PeerError::Import(_)) => Ok(Some(PeerRefusal::Import)),
-            Err(PeerError::Copy(_)) => Ok(Some(PeerRefusal::Copy)),
-        }
+        self.hand_over(count, Source::Peer, imports)?;
+        Ok(refused)
+    }
+
+    /// The copies, from an address at which the chunks lie side by side.
+    fn pieces(&self, mut from: DeviceAddr) -> Vec<PeerPiece> {
+        let piece = |chunk| {
+            let (to, len) = (self.state.chunks.address(chunk * self.content.chunk_bytes()), self.content.len_of(chunk));
+            let piece = PeerPiece { from, to, len: len as usize };
+            from = from.offset(len);
+            piece
+        };
+        self.chunks.clone().map(piece).collect()
     }
 
     /// Reads the file into the first of them, and hands those over. False: it ends before its size.
@@ -130,6 +154,9 @@ impl<'a> Fill<'a> {
         self.create(most.saturating_sub(self.created.len() as u64))?;
         let count = most.min(self.created.len() as u64);
         let bytes = self.bytes_of(count);
+        if count > 0 {
+            self.state.chunks.protect(self.content, self.chunks.start..self.chunks.start + count, true)?;
+        }
         let mut at = bytes.start;
         while at < bytes.end {
             match self.map.file.read(at, self.map.device, self.state.chunks.address(at), bytes.end - at)? {
@@ -138,10 +165,10 @@ impl<'a> Fill<'a> {
             }
         }
         self.state.info.bytes_from_file += bytes.end - bytes.start;
-        self.hand_over(count, source).map(|()| true)
+        self.hand_over(count, source, ()).map(|()| true)
     }
 
-    /// Allocates and maps the next ones, until the device has no memory left; which.
+    /// Allocates and maps the next ones, without access, until the device has no memory left; which.
     fn create(&mut self, most: u64) -> Result<Range<u64>> {
         let start = self.chunks.start + self.created.len() as u64;
         let mut created = start..start;
@@ -159,53 +186,27 @@ impl<'a> Fill<'a> {
         Ok(created)
     }
 
-    /// Hands over the first `count`, which have their bytes. Those that were copied stay mapped for stores until [`Fill::seal`].
-    fn hand_over(&mut self, count: u64, source: Source) -> Result<()> {
+    /// Makes the first `count` read-only, which have their bytes, and hands them over. Drops what is not needed any more meanwhile.
+    fn hand_over<T>(&mut self, count: u64, source: Source, unneeded: T) -> Result<()> {
         if count == 0 {
             return Ok(());
         }
         let bytes = self.bytes_of(count);
         let chunks = self.chunks.start..self.chunks.start + count;
+        self.state.chunks.protect(self.content, chunks.clone(), false)?;
         let (tid, id) = (linux::gettid(), self.content.id);
         let fds: Vec<_> = chunks.clone().zip(self.created.iter().map(NewChunk::raw_fd)).collect();
-        let hand_over = move |connection: &mut Connection| {
-            fds.into_iter().map(|(chunk, fd)| connection.filled(id, chunk, source, tid, fd)).collect::<Result<Vec<_>>>()
-        };
-        if source != Source::Peer {
-            self.state.chunks.seal(self.content, chunks.clone())?;
-        }
-        let kept = self.map.link.run(hand_over)?;
+        let filled = move |connection: &mut Connection| connection.filled(id, &fds, source, tid);
+        let kept = self.map.link.run_beside(filled, || drop(unneeded))?;
         self.created.drain(..count as usize);
         self.chunks.start += count;
         if source == Source::Peer {
-            self.unsealed.end = chunks.end;
             self.state.info.bytes_from_peer += bytes.end - bytes.start;
         }
         for (chunk, _) in chunks.zip(kept).filter(|(_, kept)| !kept) {
-            if source == Source::Peer {
-                self.seal_before(chunk)?;
-            }
             self.state.chunks.discard(self.content, chunk);
         }
         Ok(())
-    }
-
-    /// Makes read-only what was handed over.
-    fn seal(&mut self) -> Result<()> {
-        self.seal_before(self.unsealed.end)
-    }
-
-    /// The same, up to a chunk that is unmapped now.
-    fn seal_before(&mut self, chunk: u64) -> Result<()> {
-        let chunks = self.unsealed.start..chunk;
-        self.unsealed.start = (chunk + 1).min(self.unsealed.end);
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        self.state.chunks.seal(self.content, chunks.clone()).inspect_err(|_| {
-            // Other processes use them: this one must not store to them.
-            chunks.for_each(|chunk| self.state.chunks.discard(self.content, chunk));
-        })
     }
 
     /// Gives back those that were not handed over. False: the device had no memory for one, and the daemon has made room.
@@ -241,8 +242,6 @@ impl<'a> Fill<'a> {
 
 impl Drop for Fill<'_> {
     fn drop(&mut self) {
-        // Also after an error, which is reported by now.
-        let _ = self.seal();
         self.discard();
     }
 }

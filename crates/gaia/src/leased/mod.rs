@@ -26,6 +26,7 @@ mod acquire;
 mod chunks;
 mod connection;
 mod fill;
+mod imports;
 mod map;
 
 use std::path::PathBuf;

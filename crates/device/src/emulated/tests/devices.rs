@@ -1,9 +1,10 @@
 //! Several devices in one process: their identities, their streams, copies and kernels across them.
 
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 
 use super::*;
-use crate::emulated;
+use crate::{PeerError, PeerMemory, PeerPiece, emulated};
 
 /// The devices of this process: the same for all tests here, each of which has its own of the first.
 fn devices() -> [&'static Emulated; 3] {
@@ -133,5 +134,61 @@ fn device_without_peers_is_none() {
     for (one, other) in [(with, without), (without, with), (with, with)] {
         assert!(!one.can_access_peer(other));
         assert_eq!(one.enable_peer_access(other).unwrap_err().kind, ErrorKind::Unsupported);
+    }
+}
+
+#[test]
+fn imported_chunks_are_copied_side_by_side_and_leave_nothing() {
+    const G: u64 = 2 << 20;
+    let [_, first, _] = devices();
+    let second = device("size=1M");
+    let lens = [G, 2 * G];
+    let theirs = lens.map(|len| first.create_chunk(len).unwrap());
+    let there = first.reserve(3 * G).unwrap();
+    first.map_chunk(there, G, theirs[0].0, true).unwrap();
+    first.map_chunk(there.offset(G), 2 * G, theirs[1].0, true).unwrap();
+    let bytes = pattern(3 * G as usize, 4);
+    write_device(first, there, &bytes);
+
+    let (imports, to) = (second.reserve(3 * G).unwrap(), second.reserve(3 * G).unwrap());
+    let (own, _) = second.create_chunk(3 * G).unwrap();
+    second.map_chunk(to, 3 * G, own, true).unwrap();
+    assert_eq!(second.check_access(first.uuid().unwrap()), Ok(()));
+    assert_eq!(second.check_access(second.uuid().unwrap()), Err(PeerError::NoAccess));
+    assert_eq!(second.check_access([7; 16]), Err(PeerError::NoDevice));
+    let piece = PeerPiece { from: imports, to, len: 3 * G as usize };
+    let copy = || second.copy_from_chunks(&mut [Ok(&[piece][..])].into_iter());
+    assert!(matches!(copy(), Err(PeerError::Copy(_))), "nothing is imported");
+    for (at, (_, fd)) in [imports, imports.offset(G)].into_iter().zip(&theirs) {
+        let len = if at == imports { G } else { 2 * G };
+        let imported = second.import_chunk(fd.as_fd(), len).unwrap();
+        second.map_without_access(at, len, imported).unwrap();
+        second.release_chunk(imported).unwrap();
+    }
+    assert!(matches!(copy(), Err(PeerError::Copy(_))), "without access");
+    second.protect_chunks(imports, 3 * G, false).unwrap();
+    assert_eq!(copy(), Ok(()));
+    assert!(read_device(second, to, bytes.len()) == bytes);
+    // They are for loads.
+    let into_import = PeerPiece { from: imports, to: imports.offset(G), len: G as usize };
+    let refused = second.copy_from_chunks(&mut [Ok(&[into_import][..])].into_iter());
+    assert!(matches!(refused, Err(PeerError::Copy(_))), "{refused:?}");
+    // What fails before a group does not take back the groups before it.
+    write_device(second, to, &pattern(bytes.len(), 5));
+    let groups = [Ok(&[piece][..]), Err(PeerError::NoDevice)];
+    assert_eq!(second.copy_from_chunks(&mut groups.into_iter()), Err(PeerError::NoDevice));
+    assert!(read_device(second, to, bytes.len()) == bytes);
+
+    second.unmap_imports(imports, &lens).unwrap();
+    second.free_reservation(imports, 3 * G).unwrap();
+    second.unmap_chunk(to, 3 * G).unwrap();
+    second.release_chunk(own).unwrap();
+    second.free_reservation(to, 3 * G).unwrap();
+    assert_eq!(second.resources_in_use(), ResourceCounts::default());
+    first.unmap_chunk(there, G).unwrap();
+    first.unmap_chunk(there.offset(G), 2 * G).unwrap();
+    first.free_reservation(there, 3 * G).unwrap();
+    for (chunk, _) in theirs {
+        first.release_chunk(chunk).unwrap();
     }
 }
