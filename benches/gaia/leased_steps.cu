@@ -5,10 +5,14 @@
 //
 //     group n:  create, export, map, access ── import, map, access ── copy ...   once it has arrived: read-only, unmap the import
 //
+// In groups: all of a group is created, imported and mapped before it gets access, its copies are queued together on one stream, and
+// nothing is waited for, made read-only or unmapped before the last copy.
+//
 // Prints the whole and each call's sum in milliseconds for each order of the calls. Needs two GPUs with a link between them. Exit
 // status: 1 after an error of the driver, 77 without two GPUs.
 #include "driver.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -42,6 +46,25 @@ static CUmemAccessDesc access_of(int device, bool writable)
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     access.flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
     return access;
+}
+
+static void report(size_t chunk, const std::string &name, double ms)
+{
+    std::printf("chunks of %3zu MiB, %-34s %5.1f ms:", chunk >> 20, name.c_str(), ms);
+    for (const auto &[what, sum] : sums)
+        if (sum > 0.3)
+            std::printf(" %s %.1f,", what.c_str(), sum);
+    std::printf("\n");
+}
+
+static void finish(CUdeviceptr to, const std::vector<int> &fds)
+{
+    check(cuMemUnmap(to, total), "cuMemUnmap");
+    check(cuMemAddressFree(to, total), "cuMemAddressFree");
+    for (int fd : fds)
+        close(fd);
+    // The driver clears what was freed.
+    usleep(300'000);
 }
 
 // What is done when.
@@ -123,21 +146,55 @@ static void transfer(const Order &order, size_t chunk, const std::vector<int> &p
             seal(i);
     for (size_t i = 0; i < count; i++)
         unmap(i);
-    const double ms = now_ms() - begun;
-    std::printf("chunks of %3zu MiB, %-34s %5.1f ms:", chunk >> 20, order.name, ms);
-    for (const auto &[what, sum] : sums)
-        if (sum > 0.3)
-            std::printf(" %s %.1f,", what.c_str(), sum);
-    std::printf("\n");
-    check(cuMemUnmap(to, total), "cuMemUnmap");
-    check(cuMemAddressFree(to, total), "cuMemAddressFree");
+    report(chunk, order.name, now_ms() - begun);
     if (imports)
         check(cuMemAddressFree(imports, total), "cuMemAddressFree");
+    std::vector<int> fds;
     for (const Group &group : groups)
-        for (int fd : group.fds)
-            close(fd);
-    // The driver clears what was freed.
-    usleep(300'000);
+        fds.insert(fds.end(), group.fds.begin(), group.fds.end());
+    finish(to, fds);
+}
+
+// The first group is a chunk, each other one twice as large as the one before, up to so many chunks.
+static void transfer_in_groups(size_t largest, size_t chunk, const std::vector<int> &peer, CUstream stream)
+{
+    sums.clear();
+    const double begun = now_ms();
+    const size_t count = total / chunk;
+    const auto own = exportable(1);
+    const auto write = access_of(1, true), read = access_of(1, false);
+    CUdeviceptr to = 0, imports = 0;
+    timed("reserve", [&] { return cuMemAddressReserve(&to, total, 0, 0, 0); });
+    timed("reserve", [&] { return cuMemAddressReserve(&imports, total, 0, 0, 0); });
+    std::vector<int> fds(count);
+    size_t wanted = 1;
+    for (size_t first = 0; first < count; wanted = std::min(2 * wanted, largest)) {
+        const size_t end = std::min(first + wanted, count), at = first * chunk, len = (end - first) * chunk;
+        for (size_t i = first; i < end; i++) {
+            CUmemGenericAllocationHandle made;
+            timed("create", [&] { return cuMemCreate(&made, chunk, &own, 0); });
+            timed("export", [&] { return cuMemExportToShareableHandle(&fds[i], made, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0); });
+            timed("map", [&] { return cuMemMap(to + i * chunk, chunk, 0, made, 0); });
+            timed("release", [&] { return cuMemRelease(made); });
+        }
+        for (size_t i = first; i < end; i++) {
+            CUmemGenericAllocationHandle theirs;
+            timed("import", [&] { return cuMemImportFromShareableHandle(&theirs, reinterpret_cast<void *>(uintptr_t(peer[i])), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); });
+            timed("map import", [&] { return cuMemMap(imports + i * chunk, chunk, 0, theirs, 0); });
+            timed("release import", [&] { return cuMemRelease(theirs); });
+        }
+        timed("access", [&] { return cuMemSetAccess(to + at, len, &write, 1); });
+        timed("access import", [&] { return cuMemSetAccess(imports + at, len, &read, 1); });
+        for (size_t i = first; i < end; i++)
+            timed("copy", [&] { return cuMemcpyDtoDAsync(to + i * chunk, imports + i * chunk, chunk, stream); });
+        first = end;
+    }
+    timed("wait", [&] { return cuStreamSynchronize(stream); });
+    timed("seal", [&] { return cuMemSetAccess(to, total, &read, 1); });
+    timed("unmap import", [&] { return cuMemUnmap(imports, total); });
+    timed("free", [&] { return cuMemAddressFree(imports, total); });
+    report(chunk, "in groups of up to " + std::to_string(largest), now_ms() - begun);
+    finish(to, fds);
 }
 
 int main()
@@ -162,9 +219,11 @@ int main()
         }
         const auto access = access_of(0, true);
         check(cuMemSetAccess(peer_at, total, &access, 1), "cuMemSetAccess");
-        for (int round = 0; round < 3; round++)
+        for (int round = 0; round < 3; round++) {
+            for (size_t largest : {1, 4, 16})
+                transfer_in_groups(largest, bytes, peer, streams[0]);
             for (const Order &order : {
-                     Order{"as it is", false, false, false, true, true},
+                     Order{"one after the other", false, false, false, true, true},
                      Order{"without the copies", false, false, false, true, false},
                      Order{"read-only at the end", true, false, false, true, true},
                      Order{"imports unmapped at the end", false, true, false, true, true},
@@ -173,6 +232,7 @@ int main()
                      Order{"without imports, read-only at the end", true, false, false, false, true},
                  })
                 transfer(order, bytes, peer, peer_at, streams);
+        }
         check(cuMemUnmap(peer_at, total), "cuMemUnmap");
         check(cuMemAddressFree(peer_at, total), "cuMemAddressFree");
         for (int fd : peer)
