@@ -7,7 +7,7 @@
 //!
 //! Fences and internal streams come from bounded pools; the types here return them when dropped.
 
-use crate::{Device, DeviceError, Fence, StreamId, WaitMode};
+use crate::{Device, DeviceError, Fence, StreamId, WaitMode, wait};
 
 type Result<T> = core::result::Result<T, DeviceError>;
 
@@ -62,6 +62,11 @@ impl FenceGuard {
     /// Whether all work before the fence is done; a device that cannot answer has lost its context.
     pub fn is_done(&self) -> bool {
         self.device.query(&self.fence).unwrap_or(true)
+    }
+
+    /// Waits with naps until all work before the fence is done: where other threads keep the device busy.
+    pub fn take_turns(&self) -> Result<()> {
+        wait::take_turns(|| self.device.query(&self.fence))
     }
 
     /// Waits until all work before the fence is done.

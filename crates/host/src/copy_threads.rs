@@ -10,7 +10,8 @@
 //! What one thread copies differs between machines and from hour to hour. On one H200 machine 8 threads fill the link of
 //! 55 GB/s to 50. On others they fill it to 30 to 46, where 12 reach 43 to 50 at 0.25 processor seconds a GB instead of
 //! 0.17 to 0.26, and 16 no more at 0.35. So long requests begin with many threads, and these report: the part of its time
-//! that a thread waits for the device is near 0 while all of them are of use, and grows when the link is full.
+//! that a thread waits for the device is near 0 while all of them are of use, and grows when the link is full. While they wait
+//! they nap (io/src/read/engine/cache.rs): 0.19 processor seconds a GB instead of 0.24 (benches/runs/2026-11-28-h200-naps).
 //!
 //! Known flaws:
 //! - Other programs that use the link make threads wait, and fewer copy.
@@ -48,7 +49,7 @@ const MIN_PROCESSORS: usize = 12;
 const PERIOD: Duration = Duration::from_millis(32);
 
 /// The part of their time that threads wait for the device: below the first, more of them copy; above the second, fewer.
-const WAITING: (f64, f64) = (0.2, 0.45);
+const WAITING: (f64, f64) = (0.1, 0.3);
 
 /// What a thread of a long request did since it reported last.
 #[derive(Clone, Copy, Debug, Default)]
@@ -192,10 +193,10 @@ mod tests {
             assert!(!copy.record(sample(10, 22)));
         }
         assert_eq!(copy.for_request(1 << 30), 8, "at least");
-        assert!(!copy.record(sample(25, 7)) && !copy.record(sample(18, 14)));
+        assert!(!copy.record(sample(25, 7)) && !copy.record(sample(28, 4)));
         assert_eq!(copy.for_request(1 << 30), 8, "waiting for some of the time, neither more nor fewer");
         for more in 9..=12 {
-            assert!(copy.record(sample(27, 5)));
+            assert!(copy.record(sample(30, 2)));
             assert_eq!(copy.for_request(1 << 30), more);
         }
         assert!(!copy.record(sample(32, 0)), "at most");

@@ -31,6 +31,10 @@ const MAX_QUEUED_COPIES: usize = 2;
 /// for each, 1.4 ms (p99) after 12 threads with two each.
 const MAX_QUEUED_IN_ALL: usize = 16;
 
+/// Bytes of a request from which on threads nap while they wait for the device: on an H200, 8 GiB reads at 0.19 processor seconds
+/// a GB instead of 0.24, as fast. A nap may last 100 us, a twentieth of the time of 64 MiB.
+const NAP_MIN: u64 = 256 << 20;
+
 /// How often a piece is read while its descriptor is replaced and restored.
 const TRIES: usize = 4;
 
@@ -152,7 +156,7 @@ impl Engine<'_> {
             let Some(oldest) = self.queued_copies.pop_front() else { return };
             let started = Instant::now();
             // An error is reported when the stream is waited for.
-            let _ = oldest.wait(WaitMode::Context);
+            let _ = if self.request.len < NAP_MIN { oldest.wait(WaitMode::Context) } else { oldest.take_turns() };
             self.request.staging.queued_copies.fetch_sub(1, Relaxed);
             self.sample.waiting += started.elapsed();
         }
