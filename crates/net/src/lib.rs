@@ -3,7 +3,7 @@
 //! ```text
 //!   kernel ── send, recv, accept ...        device/include/spinio/net.h
 //!     │  doorbells, lines, rings (spinio-ring), in pinned host memory and device memory: memory.rs
-//!   proxy ── socket, send, recv ...         proxy/: one thread, with a descriptor table of its own
+//!   proxy ── socket, send, recv ...         proxy/: one thread with a descriptor table of its own, and I/O threads
 //!     │
 //!   Linux ── TCP, UDP, UNIX ── nc, curl, any program
 //! ```
@@ -18,7 +18,7 @@
 //! nothing that waits for a kernel or a disk stops the sockets. Its descriptors are not in the program's table: the program cannot close them,
 //! and a forked child holds none of its ports.
 //!
-//! Known flaws: one proxy thread serves all sockets of a net; rings are of one size; after a pause the first doorbell waits
+//! Known flaws: one thread decides for all sockets of a net, and only system calls of streams are shared out; rings are of one size; after a pause the first doorbell waits
 //! for the proxy's next look, at most 5 ms (`proxy/pace.rs`).
 
 mod address;

@@ -10,6 +10,7 @@ const STREAM: &str = "crates/ring/src/stream.rs";
 const MAILBOX: &str = "crates/ring/src/mailbox.rs";
 const PROXY_DOORBELLS: &str = "crates/net/src/proxy/doorbells.rs";
 const PROXY_STREAM: &str = "crates/net/src/proxy/stream.rs";
+const PROXY_STREAM_IO: &str = "crates/net/src/proxy/stream_io.rs";
 const PROXY_EVENTS: &str = "crates/net/src/proxy/events.rs";
 const SOCKETS: &str = "crates/net/src/proxy/sockets.rs";
 
@@ -258,15 +259,15 @@ pub(super) const RULES: &[Mutant] = &[
         "proxy-credit",
         "the host line is checked before bytes are received into the ring",
         PROXY_STREAM,
-        ["if socket.credit(&memory, index).is_err() {", "if socket.credit(&memory, index).is_err() && now == 0 {"],
+        ["if receives && socket.credit(&self.memory, index).is_err() {", "if false {"],
         &[hostile("wrong_position_resets")],
     ),
     rule(
         "proxy-errno",
         "the errno is there before the flag that refers to it",
-        PROXY_STREAM,
+        PROXY_STREAM_IO,
         [
-            "            // The errno is there before the flag that refers to it.\n            socket.store_sent(&memory, index);\n",
+            "                    // The errno is there before the flag that refers to it.\n                    self.store_sent(memory);\n",
             "",
         ],
         &[Kernels("net")],
