@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, WaitMode, emulated, registry};
+use spinio_device::{DeviceAddr, DeviceError, DeviceKind, ErrorKind, emulated, registry};
 use spinio_io::{Target, runtime};
 
 use super::target_of;
@@ -104,10 +104,7 @@ fn advance(target: Target, bytes: usize) -> Target {
 /// Copies into the device and waits until the bytes have arrived, which a small copy of `io` does not.
 fn write_device(to: Target, bytes: &[u8]) -> Result<(), Failure> {
     runtime().put(to, bytes)?;
-    let device = to.allocation.device;
-    device
-        .synchronize(device.app_stream().id(), WaitMode::Context)
-        .map_err(|e| device_failure(e, "Cannot copy to the device"))
+    Ok(runtime().wait_arrived(to, "copy to the device", 0, bytes.len() as u64)?)
 }
 
 fn device_failure(error: DeviceError, what: &str) -> Failure {

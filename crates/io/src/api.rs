@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU64, Ordering::*};
 
 use spinio_device::emulated::Config;
-use spinio_device::{Allocation, Device, StreamId, Target};
+use spinio_device::{Allocation, Device, StreamId, StreamOrder, Target, WaitMode};
 use spinio_files::shadow_file::FdRouter;
 use spinio_files::{Files, FilesCtx, ShadowFile, sequential};
 use spinio_host::Settings;
@@ -348,6 +348,13 @@ impl Runtime {
     /// Copies host bytes into device memory, in the order of a small read; the bytes may be reused at once.
     pub fn put(&self, to: Target, bytes: &[u8]) -> Result<()> {
         self.writer.copy_to_device(to, bytes)
+    }
+
+    /// Waits until the copies that earlier reads of this thread have queued have arrived, for a caller that promises more
+    /// than a small read does. `operation`, `offset` and `len` are named in the error.
+    pub fn wait_arrived(&self, to: Target, operation: &'static str, offset: u64, len: u64) -> Result<()> {
+        let arrived = StreamOrder::app(to.allocation.device).synchronize(WaitMode::Context);
+        arrived.map_err(|e| Error::device(e, operation, offset, len))
     }
 
     /// Copies device memory into host memory that a stream takes: a write, as [`Runtime::put`] is a read.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spinio_device::{DeviceAddr, StreamId, StreamOrder, WaitMode, registry, set_thread_stream, thread_stream};
+use spinio_device::{DeviceAddr, StreamId, registry, set_thread_stream, thread_stream};
 use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{AsyncResult, ParityArray, Runtime, ShadowFile, Target};
 use spinio_sys::Errno;
@@ -247,9 +247,8 @@ impl Session {
             }
             if len > SMALL_REQUEST_MAX as u64 && piece <= SMALL_REQUEST_MAX as u64 {
                 // Such a read returns when its bytes are queued; a move of this length promises that they have arrived.
-                let arrived = StreamOrder::app(to.allocation.device).synchronize(WaitMode::Context);
-                let late = |e| Error::from_io(&spinio_io::Error::device(e, "upload", offset, len), "upload", path);
-                arrived.map_err(late)?;
+                let arrived = self.runtime.wait_arrived(to, "upload", offset, len);
+                arrived.map_err(|e| Error::from_io(&e, "upload", path))?;
             }
             done += got;
             if done < len && spinio_io::is_cancelled() {

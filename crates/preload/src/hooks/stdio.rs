@@ -16,6 +16,7 @@ use std::ffi::c_void;
 
 use libc::FILE;
 use spinio_device::Allocation;
+use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{AlignedBuf, runtime};
 
 use super::{device_owner, hook, target};
@@ -142,7 +143,12 @@ fn read_locked(buffer: *mut u8, bytes: usize, file: *mut FILE, allocation: Alloc
             // SAFETY: `bounce` has room for a chunk, and the FILE is locked by this thread.
             let got = unsafe { next::FREAD_UNLOCKED.get()(bounce.as_mut_ptr().cast(), 1, piece, file) };
             if got > 0 {
-                runtime().put(target(allocation, buffer.wrapping_add(done)), &bounce[..got])?;
+                let to = target(allocation, buffer.wrapping_add(done));
+                runtime().put(to, &bounce[..got])?;
+                if done > 0 && got <= SMALL_REQUEST_MAX {
+                    // Such a chunk is only queued, but a read of this length promises that all bytes have arrived.
+                    runtime().wait_arrived(to, "copy to the device", 0, got as u64)?;
+                }
             }
             done += got;
             if got < piece {

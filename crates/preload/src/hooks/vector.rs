@@ -24,6 +24,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use spinio_batch::{Batches, ReadOp};
 use spinio_device::{Allocation, registry};
+use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{AlignedBuf, SameFile, program_fd, runtime};
 use spinio_sys::linux;
 
@@ -260,7 +261,8 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
             Err(_) => break,
         }
     }
-    Ok(done)
+    // A single part is one read, which waits itself.
+    if file.is_some() { wait_arrived(parts, done) } else { Ok(done) }
 }
 
 /// Takes `bytes` off the front.
@@ -319,13 +321,29 @@ fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize
                 done += window.got;
                 advance(&mut rest, window.got);
                 if window.got < window.wanted || rest.is_empty() || !fills {
-                    return Ok(done);
+                    break;
                 }
             }
             Err(failure) if done == 0 => return Err(failure),
-            Err(_) => return Ok(done),
+            Err(_) => break,
         }
     }
+    wait_arrived(parts, done)
+}
+
+/// Small parts are only queued, but a call that has moved more than a small read can promises that all its bytes have
+/// arrived. The bytes moved.
+fn wait_arrived(parts: &[Part], moved: usize) -> Result<usize, Failure> {
+    let mut waited: Vec<*const ()> = Vec::new();
+    for part in parts.iter().filter(|_| moved > SMALL_REQUEST_MAX) {
+        let Some(allocation) = part.device else { continue };
+        let device = core::ptr::from_ref(allocation.device).cast();
+        if !waited.contains(&device) {
+            waited.push(device);
+            runtime().wait_arrived(target(allocation, part.at), "read", 0, moved as u64)?;
+        }
+    }
+    Ok(moved)
 }
 
 struct BounceRead {

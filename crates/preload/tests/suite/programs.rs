@@ -15,6 +15,13 @@ fn device_reads_match_host_reads() {
 }
 
 #[test]
+fn reads_in_parts_return_when_bytes_arrived() {
+    let mut run = run_preloaded(&program("arrival"), &[]);
+    run.env("SPINIO_EMULATED", "size=64M,bar=32M,latency_us=300000");
+    assert_passes(run);
+}
+
+#[test]
 fn direct_fd_reads_into_device_match_aligned_host_memory() {
     assert_passes(run_preloaded(&program("direct"), &[build_dir().to_str().expect("UTF-8")]));
 }

@@ -11,7 +11,6 @@ use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{Target, runtime};
 use spinio_nvmmu::{Direction, Error, ErrorKind, Report as Done, Session, Ticket};
 
-use super::transfers::wait_arrival;
 use super::{answer, boxed, count};
 use crate::{DOWNLOAD, Move, Report, SessionReport, UPLOAD, WAIT_ARRIVED};
 
@@ -75,7 +74,7 @@ pub(super) unsafe extern "C" fn session_move(of: *mut c_void, wanted: *const Mov
         if wanted.flags & WAIT_ARRIVED != 0 && len > 0 && len <= SMALL_REQUEST_MAX as u64 {
             let found = registry::find(wanted.address as *const u8, len as usize);
             let to = found.map(|allocation| Target { allocation, addr: spinio_device::DeviceAddr(wanted.address) });
-            let arrived = to.map_or(Ok(()), |to| wait_arrival(to, "upload", offset, len));
+            let arrived = to.map_or(Ok(()), |to| runtime().wait_arrived(to, "upload", offset, len));
             arrived.map_err(|e| {
                 Error::new(ErrorKind::Failed(e.kind.errno()), "upload", e.to_string())
                     .with_path(path)

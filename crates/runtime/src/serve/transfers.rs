@@ -7,9 +7,8 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use spinio_batch::{Arg, Batches, ReadArrays};
-use spinio_device::WaitMode;
 use spinio_io::settings::SMALL_REQUEST_MAX;
-use spinio_io::{CancelPoll, Target, install_cancel_poll, program_fd, runtime};
+use spinio_io::{CancelPoll, install_cancel_poll, program_fd, runtime};
 
 use super::{Failure, boxed, count};
 use crate::{Memory, ReadOps, Report, WAIT_ARRIVED};
@@ -42,13 +41,6 @@ pub(super) unsafe extern "C" fn restore_cancel_poll(installed: *mut c_void) {
     POLL.set(installed.before);
 }
 
-/// Waits until queued copies have arrived.
-pub(super) fn wait_arrival(to: Target, operation: &'static str, offset: u64, len: u64) -> Result<(), spinio_io::Error> {
-    let device = to.allocation.device;
-    let late = |e| spinio_io::Error::device(e, operation, offset, len);
-    device.synchronize(device.app_stream().id(), WaitMode::Context).map_err(late)
-}
-
 pub(super) unsafe extern "C" fn read(
     fd: c_int,
     offset: i64,
@@ -64,7 +56,7 @@ pub(super) unsafe extern "C" fn read(
         let at = u64::try_from(offset).ok();
         let got = runtime().read(program_fd(fd), at, to, len)?;
         if flags & WAIT_ARRIVED != 0 && len <= SMALL_REQUEST_MAX {
-            wait_arrival(to, "read", at.unwrap_or(0), len as u64)?;
+            runtime().wait_arrived(to, "read", at.unwrap_or(0), len as u64)?;
         }
         Ok(got as u64)
     };
@@ -116,7 +108,7 @@ pub(super) unsafe extern "C" fn copy_from_host(
         // SAFETY: `find` has filled in the caller's memory, and it has `len` bytes.
         let (to, bytes) = unsafe { ((*memory).target(address), core::slice::from_raw_parts(from, len)) };
         runtime().put(to, bytes)?;
-        wait_arrival(to, "copy to the device", 0, len as u64)?;
+        runtime().wait_arrived(to, "copy to the device", 0, len as u64)?;
         Ok(0)
     };
     // SAFETY: the report is the caller's.
