@@ -11,7 +11,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use crate::ref_gate::RefGate;
+use crate::ref_gate::{RefGate, UnpinSignal};
 
 struct Pin(UnsafeCell<u32>);
 
@@ -38,13 +38,15 @@ fn use_pin(gate: &RefGate<Pin>) -> bool {
     true
 }
 
-/// Begins to close and, if it is the first to do so, acts as the unpinner and then as the lease watcher.
-fn close_gate(gate: &RefGate<Pin>) -> usize {
-    if !gate.begin_closing() {
-        gate.wait_released();
-        return 0;
-    }
-    let pins = gate.wait_and_take();
+/// Acts as the unpinner of one file, and then as the lease watcher.
+fn unpin(gate: &RefGate<Pin>, signal: &UnpinSignal) {
+    let pins = loop {
+        signal.wait();
+        assert!(gate.is_closing());
+        if let Some(pins) = gate.take_unused() {
+            break pins;
+        }
+    };
     for pin in &pins {
         // SAFETY: loom checks that no thread reads it meanwhile.
         pin.0.with_mut(|value| unsafe { *value += 1 });
@@ -52,25 +54,28 @@ fn close_gate(gate: &RefGate<Pin>) -> usize {
     gate.set_unpinned();
     assert!(gate.is_unpinned() && gate.is_closing());
     gate.set_released();
-    1
 }
 
-fn check(work: impl Fn(Arc<RefGate<Pin>>) + Send + Sync + 'static) {
+fn check(work: impl Fn(Arc<RefGate<Pin>>, &UnpinSignal) + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
-    model.check(move || work(Arc::new(RefGate::new())));
+    model.check(move || {
+        let signal = Shared::new(UnpinSignal::default());
+        work(Arc::new(RefGate::new(Shared::clone(&signal))), &signal);
+    });
 }
 
 #[test]
 fn pins_are_taken_after_last_release() {
-    check(|gate| {
+    check(|gate, signal| {
         let others: Vec<_> = (0..2)
             .map(|_| {
                 let gate = Arc::clone(&gate);
                 thread::spawn(move || use_pin(&gate))
             })
             .collect();
-        assert_eq!(close_gate(&gate), 1);
+        gate.begin_closing();
+        unpin(&gate, signal);
         assert!(!use_pin(&gate), "a use began after the pins were unpinned");
         others.into_iter().for_each(|other| assert!(other.join().is_ok()));
     });
@@ -78,24 +83,28 @@ fn pins_are_taken_after_last_release() {
 
 #[test]
 fn concurrent_closers_unpin_once() {
-    check(|gate| {
+    check(|gate, signal| {
         let reader = {
             let gate = Arc::clone(&gate);
             thread::spawn(move || use_pin(&gate))
         };
         let writer = {
             let gate = Arc::clone(&gate);
-            thread::spawn(move || close_gate(&gate))
+            thread::spawn(move || {
+                gate.begin_closing();
+                gate.wait_released();
+            })
         };
-        let closed = close_gate(&gate);
-        assert_eq!(closed + writer.join().unwrap(), 1);
+        gate.begin_closing();
+        unpin(&gate, signal);
+        writer.join().unwrap();
         reader.join().unwrap();
     });
 }
 
 #[test]
 fn waiter_returns_when_released_or_mapped() {
-    check(|gate| {
+    check(|gate, signal| {
         assert!(gate.acquire());
         let mapper = {
             let gate = Arc::clone(&gate);
@@ -105,12 +114,12 @@ fn waiter_returns_when_released_or_mapped() {
             let gate = Arc::clone(&gate);
             thread::spawn(move || gate.wait_released_unless_mapped())
         };
-        assert!(gate.begin_closing());
+        gate.begin_closing();
+        assert!(gate.take_unused().is_none(), "taken while it is mapped");
         assert!(!waiter.join().unwrap(), "released, though it is mapped");
         mapper.join().unwrap();
         gate.release(true);
-        assert!(gate.wait_and_take().is_empty());
-        gate.set_released();
+        unpin(&gate, signal);
         assert!(gate.wait_released_unless_mapped());
     });
 }

@@ -34,16 +34,15 @@ impl PinnedFile {
         }
     }
 
-    /// Waits until no thread uses the pins, and unpins them; the number of bytes. For a thread that may call the
-    /// device.
-    pub(crate) fn unpin_all(&self) -> u64 {
+    /// Unpins the pages if no thread uses them: the number of bytes. For a thread that may call the device.
+    pub(crate) fn unpin_unused(&self) -> Option<u64> {
         let mut bytes = 0;
-        for pages in self.gate.wait_and_take() {
+        for pages in self.gate.take_unused()? {
             bytes += pages.bytes();
             pages.unpin();
         }
         self.gate.set_unpinned();
-        bytes
+        Some(bytes)
     }
 }
 

@@ -81,7 +81,7 @@ impl PinnedFiles {
         // From here on the pins stay, and a drop releases the gate.
         let release = ReleaseOnDrop(&file);
         if !file.exclusion.still_excluded(&self.files, fd) {
-            self.unpinner.begin_unpin(&file);
+            file.gate.begin_closing();
             return Err(PinError::NotPinned);
         }
         let pages = self.pages_on(&file, device)?;
@@ -161,7 +161,8 @@ impl PinnedFiles {
         let exclusion = WriteExclusion::establish(files, workers, fd, key, watcher_tid)?;
         // The length is constant only from now on.
         let size = files.sys().fstat(fd).map_err(PinError::BadFd)?.size;
-        let (inotify_wd, gate, pin_lock) = (AtomicI32::new(0), RefGate::new(), Mutex::new(()));
+        let (inotify_wd, gate, pin_lock) =
+            (AtomicI32::new(0), RefGate::new(Arc::clone(&self.unpinner.signal)), Mutex::new(()));
         let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
         self.unpinner.files.add(Arc::clone(&pinned));
         // A lease break before the file was in the list was signalled to a watcher that did not find the file.
@@ -169,7 +170,7 @@ impl PinnedFiles {
         self.unpinner.watch_inode(files, &pinned, watcher_tid);
         // Truncated before inotify could report it.
         if files.sys().fstat(fd).map_or(0, |stat| stat.size) != size {
-            self.unpinner.begin_unpin(&pinned);
+            pinned.gate.begin_closing();
             return Err(PinError::OpenForWriting);
         }
         Ok(pinned)
@@ -188,7 +189,7 @@ impl PinnedFiles {
     fn unpin(&self, file: &Arc<PinnedFile>, wait: bool) {
         let (last, mapped) = file.gate.unref();
         if last {
-            self.unpinner.begin_unpin(file);
+            file.gate.begin_closing();
             // A mapping may belong to this very thread, which unmaps it later.
             if wait && !mapped {
                 file.gate.wait_released();
@@ -206,14 +207,14 @@ impl PinnedFiles {
     /// thread holds no lock of SPIN's: it allocates and frees nothing.
     pub fn on_close(&self, fd: Fd, key: FileKey) {
         let files = self.unpinner.files.lock();
-        files.iter().filter(|file| file.key == key && file.fd == fd).for_each(|file| self.unpinner.begin_unpin(file));
+        files.iter().filter(|file| file.key == key && file.fd == fd).for_each(|file| file.gate.begin_closing());
     }
 
     /// The program closes a range of descriptors. For signal handlers too, likewise.
     pub fn on_close_range(&self, first: u32, last: u32) {
         let files = self.unpinner.files.lock();
         let closed = files.iter().filter(|file| u32::try_from(file.fd).is_ok_and(|fd| (first..=last).contains(&fd)));
-        closed.for_each(|file| self.unpinner.begin_unpin(file));
+        closed.for_each(|file| file.gate.begin_closing());
     }
 }
 

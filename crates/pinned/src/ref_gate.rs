@@ -3,7 +3,8 @@
 //! ```text
 //!   a use           acquire ── find or add ── use ── release         any number, until closing begins
 //!   any thread      begin_closing                                    once; from then on acquire fails
-//!   unpinner                wait_and_take ── unpins ── set_unpinned          waits for the active uses
+//!   the last release        wakes the unpinner, if closing has begun
+//!   unpinner                take_unused ── unpins ── set_unpinned            no use is active; it waits for none
 //!   lease watcher                                      └── set_released      the lease is released
 //!   any thread                                                 wait_released
 //! ```
@@ -14,6 +15,35 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, PoisonError};
 
 use spinio_host::sync::{AtomicBool, Condvar, Mutex, lock, yield_now};
+
+/// Wakes the unpinner.
+pub(crate) struct UnpinSignal {
+    /// Gates may be ready that the unpinner has not looked at. No thread allocates or frees with the lock.
+    marked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Default for UnpinSignal {
+    fn default() -> UnpinSignal {
+        UnpinSignal { marked: Mutex::new(false), changed: Condvar::new() }
+    }
+}
+
+impl UnpinSignal {
+    /// A gate may be ready.
+    pub(crate) fn send(&self) {
+        *lock(&self.marked) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next signal.
+    pub(crate) fn wait(&self) {
+        let mut marked = lock(&self.marked);
+        while !std::mem::take(&mut *marked) {
+            marked = self.changed.wait(marked).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
 
 struct State<T> {
     active: usize,
@@ -29,9 +59,10 @@ struct State<T> {
 pub(crate) struct RefGate<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    unpinner: Arc<UnpinSignal>,
     /// Set without the lock, with which threads allocate: `close` sets it, perhaps in a signal handler that has interrupted
-    /// `malloc`. A use that was counted by then is waited for; later ones see it, because the unpinner takes the lock
-    /// after it was set.
+    /// `malloc`. A use that was counted by then keeps the pins, and its release sees this; later ones see it, because the
+    /// unpinner takes the lock after it was set.
     closing: AtomicBool,
     /// Read with the lock of the list of files, for which such a handler may wait.
     unpinned: AtomicBool,
@@ -39,11 +70,12 @@ pub(crate) struct RefGate<T> {
 
 impl<T> RefGate<T> {
     /// With one reference.
-    pub(crate) fn new() -> RefGate<T> {
+    pub(crate) fn new(unpinner: Arc<UnpinSignal>) -> RefGate<T> {
         let state = State { active: 0, mappings: 0, refs: 1, released: false, pins: Vec::new() };
         RefGate {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            unpinner,
             closing: AtomicBool::new(false),
             unpinned: AtomicBool::new(false),
         }
@@ -62,8 +94,10 @@ impl<T> RefGate<T> {
         let mut state = lock(&self.state);
         state.active -= 1;
         state.mappings -= usize::from(is_mapping);
-        if state.active == 0 {
-            self.changed.notify_all();
+        let is_ready = state.active == 0 && self.is_closing();
+        drop(state);
+        if is_ready {
+            self.unpinner.send();
         }
     }
 
@@ -103,21 +137,20 @@ impl<T> RefGate<T> {
         self.closing.load(Acquire)
     }
 
-    /// No use begins any more, at the latest once [`RefGate::wait_and_take`] has begun; false if closing had begun
-    /// already. Takes no lock.
-    pub(crate) fn begin_closing(&self) -> bool {
-        !self.closing.swap(true, AcqRel)
+    /// No use begins any more, at the latest once [`RefGate::take_unused`] has returned the pins; after the last active
+    /// one the unpinner unpins them. Allocates and frees nothing.
+    pub(crate) fn begin_closing(&self) {
+        if !self.closing.swap(true, AcqRel) {
+            self.unpinner.send();
+        }
     }
 
-    /// After [`RefGate::begin_closing`]: waits for the active uses, and takes the pins out.
-    pub(crate) fn wait_and_take(&self) -> Vec<T> {
+    /// After [`RefGate::begin_closing`]: takes the pins out. `None` while a use is active, whose release wakes the unpinner.
+    pub(crate) fn take_unused(&self) -> Option<Vec<T>> {
         let mut state = lock(&self.state);
-        while state.active > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let pins = std::mem::take(&mut state.pins);
+        let pins = (state.active == 0).then(|| std::mem::take(&mut state.pins));
         drop(state);
-        pins.into_iter().map(unwrap_last).collect()
+        Some(pins?.into_iter().map(unwrap_last).collect())
     }
 
     /// The pins that were taken out are unpinned.
@@ -135,6 +168,7 @@ impl<T> RefGate<T> {
         self.changed.notify_all();
     }
 
+    /// Waits until nothing is left.
     pub(crate) fn wait_released(&self) {
         let mut state = lock(&self.state);
         while !state.released {

@@ -16,7 +16,7 @@
 //! finds it in the list.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use spinio_files::{Files, LeaseWatch, LeaseWatcher};
 use spinio_host::lock;
@@ -25,6 +25,7 @@ use spinio_sys::linux::{self, Fd, InotifyEvent};
 
 use crate::pinned_file::PinnedFile;
 use crate::pinned_list::PinnedList;
+use crate::ref_gate::UnpinSignal;
 
 const STACK_SIZE: usize = 1 << 20;
 
@@ -34,9 +35,7 @@ pub(crate) struct Unpinner {
     pub(crate) files: PinnedList<PinnedFile>,
     /// Bytes registered, all devices together.
     pub(crate) bytes: AtomicU64,
-    /// Files were marked that the unpinner has not looked for. No thread allocates or frees with the lock.
-    marked: Mutex<bool>,
-    wake: Condvar,
+    pub(crate) signal: Arc<UnpinSignal>,
     pub(crate) watcher: Arc<LeaseWatcher>,
     /// Keeps the watcher from the first pinned file on.
     watch: Mutex<Option<LeaseWatch>>,
@@ -57,15 +56,6 @@ impl Unpinner {
             *watch = Some(started);
         }
         watch.as_ref().map(|watch| watch.tid)
-    }
-
-    /// Begins to unpin a file of the list: no use begins any more; after the last active one its pages are unpinned, and
-    /// then its lease is released. Allocates and frees nothing.
-    pub(crate) fn begin_unpin(&self, file: &PinnedFile) {
-        if file.gate.begin_closing() {
-            *lock(&self.marked) = true;
-            self.wake.notify_one();
-        }
     }
 
     fn inotify(&self) -> Option<Fd> {
@@ -110,7 +100,7 @@ impl Unpinner {
                 InotifyEvent::Overflow => true,
                 _ => false,
             };
-            files.iter().filter(is_affected).for_each(|file| self.begin_unpin(file));
+            files.iter().filter(is_affected).for_each(|file| file.gate.begin_closing());
         }
     }
 
@@ -128,7 +118,7 @@ impl Unpinner {
                 self.files.remove(file);
                 file.gate.set_released();
             } else if file.lease().is_some_and(|lease| !sys.has_lease(lease)) {
-                self.begin_unpin(file);
+                file.gate.begin_closing();
             }
         }
         if self.files.count() == 0 && self.shutdown.load(Acquire) {
@@ -140,20 +130,16 @@ impl Unpinner {
 
     /// The unpinner's thread.
     fn run_unpinner(&self) {
-        loop {
-            let mut marked = lock(&self.marked);
-            while !std::mem::take(&mut *marked) {
-                if self.shutdown.load(Acquire) && self.files.count() == 0 {
-                    return;
+        while !(self.shutdown.load(Acquire) && self.files.count() == 0) {
+            self.signal.wait();
+            let mut files = self.files.snapshot();
+            // Files that are unpinned already are released meanwhile: a copy of the list must not keep them open.
+            files.retain(|file| file.gate.is_closing() && !file.gate.is_unpinned());
+            for file in files {
+                if let Some(bytes) = file.unpin_unused() {
+                    self.bytes.fetch_sub(bytes, Relaxed);
+                    self.watcher.wake();
                 }
-                marked = self.wake.wait(marked).unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(marked);
-            // One at a time: a copy of the list would keep the files open that are unpinned while one is still used.
-            while let Some(file) = self.files.find(|file| file.gate.is_closing() && !file.gate.is_unpinned()) {
-                let bytes = file.unpin_all();
-                self.bytes.fetch_sub(bytes, Relaxed);
-                self.watcher.wake();
             }
         }
     }
@@ -162,12 +148,11 @@ impl Unpinner {
     pub(crate) fn shut_down(&self) {
         self.shutdown.store(true, Release);
         let files = self.files.snapshot();
-        files.iter().for_each(|file| self.begin_unpin(file));
+        files.iter().for_each(|file| file.gate.begin_closing());
         for file in files {
             file.gate.wait_released();
         }
         self.watcher.wake();
-        drop(lock(&self.marked));
-        self.wake.notify_all();
+        self.signal.send();
     }
 }

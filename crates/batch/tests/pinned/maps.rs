@@ -107,3 +107,19 @@ fn mapping_is_readable_and_delays_writers() {
     assert!(runtime.unmap(address) && !runtime.unmap(address));
     assert_eq!(runtime.revoke_requested(address), None);
 }
+
+#[test]
+fn mapping_of_one_file_delays_no_other() {
+    let (mapped_file, other) = (Subject::new(), Subject::new());
+    let device = emulated("size=64M");
+    let runtime = Runtime::new(settings());
+    if !pin_or_skip(&runtime, &mapped_file, device) || !pin_or_skip(&runtime, &other, device) {
+        return;
+    }
+    let mapped = runtime.map(mapped_file.fd(), 0, 4096, device).unwrap();
+    runtime.unpin_file(mapped_file.fd()).unwrap();
+    with_deadline("unpinning a file while another one is mapped", || runtime.unpin_file(other.fd()).unwrap());
+    assert!(runtime.pinned_bytes() > 0, "pages that are mapped were unpinned");
+    drop(mapped);
+    wait_no_pins(device);
+}
