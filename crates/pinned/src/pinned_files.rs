@@ -187,12 +187,11 @@ impl PinnedFiles {
 
     /// Drops one reference; after the last the pages are unpinned. `wait`: until they are.
     fn unpin(&self, file: &Arc<PinnedFile>, wait: bool) {
-        let (last, mapped) = file.gate.unref();
-        if last {
+        if file.gate.unref() {
             file.gate.begin_closing();
-            // A mapping may belong to this very thread, which unmaps it later.
-            if wait && !mapped {
-                file.gate.wait_released();
+            if wait {
+                // A mapping may belong to this very thread, which unmaps it later.
+                file.gate.wait_released_unless_mapped();
             }
         }
     }

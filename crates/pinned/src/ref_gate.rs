@@ -125,11 +125,11 @@ impl<T> RefGate<T> {
         open
     }
 
-    /// Drops a reference: whether it was the last, and whether the file is mapped.
-    pub(crate) fn unref(&self) -> (bool, bool) {
+    /// Drops a reference: whether it was the last.
+    pub(crate) fn unref(&self) -> bool {
         let mut state = lock(&self.state);
         state.refs = state.refs.saturating_sub(1);
-        (state.refs == 0, state.mappings > 0)
+        state.refs == 0
     }
 
     /// Whether closing has begun.

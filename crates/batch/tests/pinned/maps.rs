@@ -123,3 +123,29 @@ fn mapping_of_one_file_delays_no_other() {
     drop(mapped);
     wait_no_pins(device);
 }
+
+#[test]
+fn unpinning_returns_though_another_thread_maps_meanwhile() {
+    let subject = &Subject::new();
+    // Registering takes long: the mapping begins before the file is unpinned, and exists after that.
+    let device = emulated("size=64M,pin_us=300000");
+    let runtime = &Runtime::new(settings());
+    wait_no_writer(&subject.file);
+    match runtime.pin_file(subject.fd(), None) {
+        Err(PinError::NoLeases) => return eprintln!("skipped: no leases here"),
+        pinned => pinned.unwrap(),
+    }
+    with_deadline("unpinning while a thread maps", || {
+        let (unpinned, wait_unpinned) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mapped = runtime.map(subject.fd(), 0, 4096, device);
+                wait_unpinned.recv().unwrap();
+                drop(mapped);
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            runtime.unpin_file(subject.fd()).unwrap();
+            unpinned.send(()).unwrap();
+        });
+    });
+}
