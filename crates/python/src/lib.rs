@@ -78,7 +78,7 @@ mod _spinio {
     #[pymodule_export]
     use crate::stream::{set_stream, stream};
     #[pymodule_export]
-    use crate::transfer::{describe, read, read_full, write};
+    use crate::transfer::{describe, read, read_full, write, write_full};
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -99,27 +99,46 @@ fn read_part(
 #[pyfunction]
 #[pyo3(signature = (fd, from, offset=None))]
 pub(crate) fn write(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> PyResult<Option<usize>> {
-    let py = from.py();
+    write_part(from.py(), fd, parse_offset(offset)?, &Buffer::from_object(from, Access::Drain)?, 0)
+}
+
+/// Writes all bytes of `from`. Unlike `write`, it fails even after bytes were written. Only a non-blocking descriptor takes
+/// fewer: returns the bytes written, or None for none.
+#[pyfunction]
+#[pyo3(signature = (fd, from, offset=None))]
+pub(crate) fn write_full(fd: i32, from: &Bound<'_, PyAny>, offset: Option<i64>) -> PyResult<Option<usize>> {
     let at = parse_offset(offset)?;
     let buffer = Buffer::from_object(from, Access::Drain)?;
-    match buffer.memory_place {
-        MemoryPlace::Host(address) => {
-            transfer_host(py, buffer.bytes, max_piece(buffer.bytes), "Cannot write", at, |done, len| {
-                let from = (address + done) as *const u8;
-                // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
-                unsafe {
-                    match at {
-                        Some(at) => linux::pwrite(fd, from, len, at + done as u64),
-                        None => linux::write(fd, from, len),
-                    }
-                }
-            })
+    let mut done = 0;
+    while done < buffer.bytes {
+        match write_part(from.py(), fd, at.map(|at| at + done as u64), &buffer, done)? {
+            None | Some(0) => return Ok((done > 0).then_some(done)),
+            Some(wrote) => done += wrote,
         }
-        MemoryPlace::Device(from) => {
+    }
+    Ok(Some(done))
+}
+
+/// Writes a buffer from its byte `skip` on.
+fn write_part(py: Python<'_>, fd: i32, at: Option<u64>, buffer: &Buffer<'_>, skip: usize) -> PyResult<Option<usize>> {
+    let bytes = buffer.bytes - skip;
+    match buffer.memory_place {
+        MemoryPlace::Host(address) => transfer_host(py, bytes, max_piece(bytes), "Cannot write", at, |done, len| {
+            let from = (address + skip + done) as *const u8;
+            // SAFETY: memory of an object that `buffer` keeps; the range ends with it.
+            unsafe {
+                match at {
+                    Some(at) => linux::pwrite(fd, from, len, at + done as u64),
+                    None => linux::write(fd, from, len),
+                }
+            }
+        }),
+        MemoryPlace::Device(mut from) => {
+            from.address += skip as u64;
             let order = buffer.order;
             transfer_device(py, || {
                 let _chosen = StreamScope::new(order);
-                client::write(fd, at, from, buffer.bytes)
+                client::write(fd, at, from, bytes)
             })
         }
     }

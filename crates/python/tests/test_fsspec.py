@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import pickle
+import resource
 
 import pytest
 
@@ -81,3 +83,33 @@ def test_error_after_some_bytes_is_raised(fs, memory, bad_bytes):
     with pytest.raises(OSError) as raised:
         fs.cat_into(bad_bytes.path, memory.full(bad_bytes.size, 0), bad_bytes.start)
     assert raised.value.errno == errno.EIO
+
+
+def test_short_writes_are_completed_or_raised(fs, memory, tmp_path):
+    path, limit = str(tmp_path / "limited"), 100_000
+    array = memory.full(150_000, 7)
+
+    def write_array():
+        with fs.open(path, "wb") as f:
+            f.write(array)
+
+    def write_text():
+        with fs.open(path, "wt") as f:
+            f.write("x" * 150_000)
+
+    def write_gzip():
+        with fs.open(path, "wb") as f, gzip.GzipFile(fileobj=f, mode="wb", compresslevel=0) as packed:
+            packed.write(bytes(150_000))
+
+    # The first system call writes what fits, and the second one fails.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for write in (write_array, write_text, write_gzip, lambda: fs.pipe_file(path, bytes(150_000))):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(OSError) as caught:
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert caught.value.errno == errno.EFBIG and fs.size(path) == limit
+    write_array()
+    assert fs.cat_file(path) == bytes([7]) * 150_000

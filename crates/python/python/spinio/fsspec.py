@@ -20,7 +20,7 @@ from typing import Any
 from fsspec import register_implementation  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from spinio import _file
+from spinio import _file, _spinio
 
 __all__ = ["FileSystem", "OpenFile"]
 
@@ -29,7 +29,7 @@ _BLOCK = 8192
 
 
 class OpenFile(_file.File):
-    """A spinio.File whose reads return all requested bytes, as those of fsspec's files do."""
+    """A spinio.File whose calls move all requested bytes, as those of fsspec's files do."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """The next `size` bytes, fewer only at the end of the file; without a size, all remaining bytes."""
@@ -59,6 +59,12 @@ class OpenFile(_file.File):
             if not block or line.endswith(b"\n"):
                 break
         return b"".join(parts)
+
+    def write(self, buffer: Any, /) -> int | None:  # type: ignore[override]
+        """Writes all of an array's bytes: callers of a buffered file do not look at the count. An error is raised even after
+        bytes were written."""
+        self._must(self.writable(), "writing")
+        return self._named(_spinio.write_full, buffer, None)
 
     @property
     def path(self) -> str:

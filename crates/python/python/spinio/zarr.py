@@ -28,7 +28,7 @@ except ModuleNotFoundError as _missing:
     _why = f"spinio.zarr needs Zarr 3, which needs Python 3.11 or later: {_missing}"
     raise ModuleNotFoundError(_why, name=_missing.name) from None
 
-from spinio import _arrays, _file
+from spinio import _arrays, _file, _spinio
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -89,7 +89,7 @@ def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
     array = value.as_array_like()
     try:
         with _file.open(partial, "w") as f:
-            _write_all(f, array, len(value))
+            f._named(_spinio.write_full, array, 0)
         if exclusive:
             os.link(partial, path)  # fails if the file exists
             os.unlink(partial)
@@ -98,13 +98,6 @@ def _put(path: Path, value: Buffer, exclusive: bool = False) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _write_all(f: _file.File, array: Any, size: int) -> None:
-    done = 0
-    while done < size:
-        # A short write: the next call reports the error.
-        done += f.pwrite(array[done:] if done else array, done) or 0
 
 
 def _get(path: Path, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
