@@ -154,12 +154,13 @@ def test_every_type_of_the_format(tmp_path):
 
 
 def test_unaligned_tensors(memory, tmp_path):
-    header = {"a": one("U8", (3,), (0, 3)), "b": one("F64", (2,), (3, 19))}
+    header = {"a": one("U8", (3,), (0, 3)), "none": one("F64", (2, 0), (3, 3)), "b": one("F64", (2,), (3, 19))}
     values = numpy.array([1.5, -2.5])
     path = write(tmp_path / "odd", header, b"abc" + values.tobytes())
     loaded = load_file(path, memory.device, library=memory.library)
     assert same(host(memory, loaded["b"]), values)
     assert host(memory, loaded["a"]).tobytes() == b"abc"
+    assert host(memory, loaded["none"]).shape == (2, 0)
 
 
 def test_types_missing_in_a_library(tmp_path):

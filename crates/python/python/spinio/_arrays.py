@@ -86,7 +86,11 @@ class Torch:
 
     def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
         kind = self._dtype(dtype)
-        part = raw[begin : begin + _nbytes(dtype, shape)]
+        nbytes = _nbytes(dtype, shape)
+        if not nbytes:
+            # PyTorch checks the offset of an empty part too, which has no address that shows its alignment.
+            return self.torch.empty(tuple(shape), dtype=kind, device=raw.device)
+        part = raw[begin : begin + nbytes]
         if part.data_ptr() % dtype.itemsize:
             part = part.clone()
         return part.view(kind).view(tuple(shape))
