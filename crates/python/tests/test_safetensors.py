@@ -10,6 +10,7 @@ import pickle
 import pytest
 
 import spinio
+from spinio import _arrays
 from spinio.safetensors import SafetensorsError, _fill, load_file, load_sharded, safe_open
 
 numpy = pytest.importorskip("numpy")
@@ -341,7 +342,8 @@ def test_invalid_index_is_rejected(tmp_path):
 def test_error_after_some_bytes_is_raised(memory, bad_bytes):
     """A file with a bad block in its data is not reported as truncated."""
     with spinio.open(bad_bytes.path) as f:
-        _fill(f, memory.full(bad_bytes.good, 0), bad_bytes.start, bad_bytes.good)
+        maker = _arrays.library(memory.device, memory.library)
+        _fill(f, maker, memory.full(bad_bytes.good, 0), bad_bytes.start, bad_bytes.good)
         with pytest.raises(OSError) as raised:
-            _fill(f, memory.full(bad_bytes.size, 0), bad_bytes.start, bad_bytes.size)
+            _fill(f, maker, memory.full(bad_bytes.size, 0), bad_bytes.start, bad_bytes.size)
     assert raised.value.errno == errno.EIO

@@ -23,6 +23,9 @@ class Library(Protocol):
     def require(self, dtype: _dtypes.DType) -> None:
         """Raises a TypeError if the library has no such type."""
 
+    def on_device(self) -> ContextManager[Any]:
+        """A block in which its arrays are made, copied and read into: their device is the library's current one."""
+
     def empty(self, nbytes: int) -> Any:
         """New memory, as an array of bytes."""
 
@@ -70,6 +73,9 @@ class Torch:
 
     def require(self, dtype: _dtypes.DType) -> None:
         self._dtype(dtype)
+
+    def on_device(self) -> ContextManager[Any]:
+        return contextlib.nullcontext()
 
     def empty(self, nbytes: int) -> Any:
         return self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.device)
@@ -149,6 +155,9 @@ class NumPy:
     def require(self, dtype: _dtypes.DType) -> None:
         self._dtype(dtype)
 
+    def on_device(self) -> ContextManager[Any]:
+        return contextlib.nullcontext()
+
     def empty(self, nbytes: int) -> Any:
         return self.module.empty(nbytes, dtype="uint8")
 
@@ -208,32 +217,43 @@ class CuPy(NumPy):
     def __reduce__(self) -> tuple[Any, ...]:
         return CuPy, (self.ordinal,)
 
+    def on_device(self) -> ContextManager[Any]:
+        return self.module.cuda.Device(self.ordinal)  # type: ignore[no-any-return]
+
+    def view(self, raw: Any, begin: int, dtype: _dtypes.DType, shape: Sequence[int]) -> Any:
+        with self.on_device():
+            return super().view(raw, begin, dtype, shape)
+
+    def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
+        with self.on_device():
+            return super().index(array, keys)
+
     def empty(self, nbytes: int) -> Any:
-        with self.module.cuda.Device(self.ordinal):
+        with self.on_device():
             return self.module.empty(nbytes, dtype="uint8")
 
     def mapped(self, file: gaia.File, offset: int, nbytes: int) -> tuple[gaia.Map, Any]:
-        with self.module.cuda.Device(self.ordinal):
+        with self.on_device():
             # A process that has not used the device yet has no context there; this makes it.
             self.module.cuda.runtime.free(0)
             mapped = file.map(offset, nbytes, device=self.ordinal, write=False)
             return mapped, self.module.from_dlpack(mapped)
 
     def current_stream(self) -> Any:
-        with self.module.cuda.Device(self.ordinal):
+        with self.on_device():
             return self.module.cuda.get_current_stream()
 
     def new_stream(self) -> Any:
-        with self.module.cuda.Device(self.ordinal):
+        with self.on_device():
             return self.module.cuda.Stream(non_blocking=True)
 
     @contextlib.contextmanager
     def on_stream(self, stream: Any) -> Iterator[None]:
-        with self.module.cuda.Device(self.ordinal), stream:
+        with self.on_device(), stream:
             yield
 
     def use(self, stream: Any) -> None:
-        with self.module.cuda.Device(self.ordinal):
+        with self.on_device():
             stream.use()
 
     def mark(self, stream: Any) -> Any:
@@ -251,6 +271,9 @@ class Emulated:
 
     def require(self, dtype: _dtypes.DType) -> None:
         """It has all types."""
+
+    def on_device(self) -> ContextManager[Any]:
+        return contextlib.nullcontext()
 
     def empty(self, nbytes: int) -> Any:
         return emulated.empty(nbytes, device=self.device)
@@ -382,6 +405,7 @@ def fromfile(
         there = max(0, size_of(f) - offset) // d.itemsize
         count = there if count == -1 else min(count, there)
         raw = maker.empty(count * d.itemsize)
-        got = f._read_full(raw, offset) if count else 0
+        with maker.on_device():
+            got = f._read_full(raw, offset) if count else 0
         # The file may have been truncated meanwhile.
         return maker.view(raw, 0, d, (got // d.itemsize,))

@@ -75,9 +75,10 @@ def _whole(f: _file.File, size: int, at: int) -> bytes:
     return bytes(into[:got])
 
 
-def _fill(f: _file.File, raw: Any, at: int, size: int) -> None:
-    if size and f._read_full(raw, at) != size:
-        raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
+def _fill(f: _file.File, maker: _arrays.Library, raw: Any, at: int, size: int) -> None:
+    with maker.on_device():
+        if size and f._read_full(raw, at) != size:
+            raise SafetensorsError(f"{_name(f)}: the file was truncated while it was read")
 
 
 def _require(f: _file.File, maker: _arrays.Library, name: str, tensor: _Tensor) -> None:
@@ -114,7 +115,7 @@ def _load(filename: _file.Path, maker: _arrays.Library, shared: bool) -> dict[st
             _require(f, maker, name, t)
         raw, first = _map(f, maker, header) if shared and header.size else (maker.empty(header.size), 0)
         if not shared:
-            _fill(f, raw, header.data, header.size)
+            _fill(f, maker, raw, header.data, header.size)
     return {name: maker.view(raw, first + t.begin, t.dtype, t.shape) for name, t in header.tensors.items()}
 
 
@@ -253,7 +254,7 @@ class safe_open:
         t = self._tensor(name)
         _require(self._file, self._maker, name, t)
         raw = self._maker.empty(t.end - t.begin)
-        _fill(self._file, raw, self._header.data + t.begin, t.end - t.begin)
+        _fill(self._file, self._maker, raw, self._header.data + t.begin, t.end - t.begin)
         return self._maker.view(raw, 0, t.dtype, t.shape)
 
     def get_slice(self, name: str) -> Slice:
@@ -320,7 +321,7 @@ class Slice:
         maker, header = self._of._maker, self._of._header
         size = math.prod(shape) * self._tensor.dtype.itemsize
         raw = maker.empty(size)
-        _fill(self._of._file, raw, header.data + at, size)
+        _fill(self._of._file, maker, raw, header.data + at, size)
         array = maker.view(raw, 0, self._tensor.dtype, shape)
         return array if all(k == slice(None) for k in rest) else maker.index(array, rest)
 
@@ -330,7 +331,8 @@ class Slice:
         size = math.prod(inner) * self._tensor.dtype.itemsize
         raw = maker.empty(rows * size)
         if rows * size:
-            got = self._of._file.read_many(range(first, first + rows * stride, stride), size, raw)
+            with maker.on_device():
+                got = self._of._file.read_many(range(first, first + rows * stride, stride), size, raw)
             if any(n != size for n in got):
                 raise SafetensorsError(f"{_name(self._of._file)}: the file was truncated while it was read")
         return maker.view(raw, 0, self._tensor.dtype, (rows, *inner))
