@@ -6,15 +6,14 @@
 
 #![expect(unsafe_code, reason = "C functions and their arguments")]
 
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 use std::thread;
 
-use spinio_io::{Error, deliver_after};
+use spinio_io::{Error, deliver_after, device_call, has_runtime, is_in_device_call};
 
-use crate::{errno, fork_guard, last_error};
+use crate::{errno, last_error};
 
 unsafe extern "C-unwind" {
     /// Ends the thread here if a cancellation is pending.
@@ -26,11 +25,6 @@ unsafe extern "C" {
 }
 
 const CANCEL_DISABLE: c_int = 1;
-
-thread_local! {
-    /// The thread is inside a device call, so a signal handler that runs now has interrupted one.
-    static IN_DEVICE_CALL: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Why a call fails.
 pub enum Failure {
@@ -65,7 +59,6 @@ pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     let saved = errno::get();
     // Nothing may be printed into the program's output; spinio_last_error() returns the message.
     PANIC_HOOK.call_once(|| panic::set_hook(Box::new(|panic| last_error::set(panic))));
-    fork_guard::record_device_call();
     let failed = match run_inside(body) {
         Ok(Ok(done)) => {
             errno::set(saved);
@@ -94,7 +87,7 @@ pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
 /// handler that has interrupted a device call, whose locks its own thread holds, and in a child that shares the memory
 /// of its parent.
 pub fn run_hint(body: impl FnOnce()) {
-    if IN_DEVICE_CALL.get() || !fork_guard::has_device_calls() {
+    if is_in_device_call() || !has_runtime() {
         return;
     }
     let saved = errno::get();
@@ -103,14 +96,7 @@ pub fn run_hint(body: impl FnOnce()) {
 }
 
 fn run_inside<T>(body: impl FnOnce() -> T) -> thread::Result<T> {
-    deliver_after(|| {
-        let was_inside = IN_DEVICE_CALL.replace(true);
-        with_cancel_disabled(|| {
-            let answer = panic::catch_unwind(AssertUnwindSafe(body));
-            IN_DEVICE_CALL.set(was_inside);
-            answer
-        })
-    })
+    deliver_after(|| with_cancel_disabled(|| device_call(|| panic::catch_unwind(AssertUnwindSafe(body)))))
 }
 
 /// Runs a closure that must not be cancelled half-way, and must not panic.

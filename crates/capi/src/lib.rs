@@ -16,7 +16,7 @@
 //!   deprecated.rs  names of earlier releases
 //!
 //!   ffi_guard.rs   between a C caller and Rust: errno, panics, cancellation; crates/preload's hooks use it too
-//!   errno.rs, last_error.rs, fork_guard.rs              used by it
+//!   errno.rs, last_error.rs   used by it
 //! ```
 //!
 //! The crate is not a library file: `libspinio.so`, which crates/preload builds, exports the functions. None of them
@@ -33,7 +33,6 @@ mod deprecated;
 mod emulated;
 pub mod errno;
 pub mod ffi_guard;
-pub mod fork_guard;
 pub mod gaia;
 mod gaia_reader;
 mod last_error;

@@ -16,6 +16,7 @@
 //!   parallel      one pass over many items, shared among the workers of a pool
 //!   task_scope    counts the threads at work on a task, and waits for them at its end
 //!   panic_relay   delays a panic until all other threads have left
+//!   device_call   whether a signal handler has interrupted a device call
 //!   cancel        long requests poll whether to go on
 //!   sync, lock    locks and pauses, as a model checker sees them
 //! ```
@@ -24,6 +25,7 @@
 
 pub mod cancel;
 pub mod copy_threads;
+mod device_call;
 mod held_signals;
 pub mod io_threads;
 mod lock;
@@ -43,6 +45,7 @@ pub mod task_scope;
 pub mod thread_rings;
 
 pub use cancel::{CancelPoll, has_cancel_poll, install_cancel_poll, is_cancelled};
+pub use device_call::{device_call, is_in_device_call};
 pub use held_signals::{HeldSignals, deliver_after, deliver_now};
 pub use lock::{lock, try_lock};
 pub use settings::Settings;

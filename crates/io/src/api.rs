@@ -42,7 +42,7 @@ pub struct Runtime {
     writer: Arc<Writer>,
     pinned: Arc<PinnedFiles>,
     transfers: StreamTransfers,
-    /// 1 in the process that made it, 0 in its forked children.
+    /// PID of the process that made it; 0 in its forked children.
     alive: Option<&'static AtomicU64>,
 }
 
@@ -55,7 +55,16 @@ fn current() -> Option<&'static Runtime> {
 fn alive(stored: *mut Runtime) -> Option<&'static Runtime> {
     // SAFETY: what is stored there was leaked and is never freed.
     let runtime = unsafe { stored.as_ref() }?;
-    runtime.alive.is_none_or(|word| word.load(Relaxed) == 1).then_some(runtime)
+    runtime.alive.is_none_or(|word| word.load(Relaxed) != 0).then_some(runtime)
+}
+
+/// Whether this very process has made the runtime. A child of `vfork` runs in its parent's memory: it finds every word as
+/// the parent left it, but has its own descriptors. The files that it closes before `exec` are still open in the parent.
+pub fn has_runtime() -> bool {
+    // SAFETY: what is stored there was leaked and is never freed.
+    let runtime = unsafe { CURRENT.load(Acquire).as_ref() };
+    let pid = runtime.and_then(|runtime| runtime.alive).map_or(0, |word| word.load(Relaxed));
+    pid != 0 && pid == u64::from(linux::getpid())
 }
 
 /// The runtime of this process. A forked child makes its own: the parent's threads did not come along, and its locks
@@ -69,7 +78,7 @@ pub fn runtime() -> &'static Runtime {
     let mut created = Runtime::build(Settings::of_process().clone(), &LinuxSyscalls, true);
     created.alive = linux::wipe_on_fork_word().ok();
     if let Some(word) = created.alive {
-        word.store(1, Relaxed);
+        word.store(linux::getpid().into(), Relaxed);
     }
     let created = Box::into_raw(Box::new(created));
     match CURRENT.compare_exchange(old, created, AcqRel, Acquire) {

@@ -26,7 +26,7 @@ mod stream;
 mod trial;
 mod write;
 
-pub use api::{Runtime, apply_advice, check_settings, on_close, on_close_range, record_advice, runtime};
+pub use api::{Runtime, apply_advice, check_settings, has_runtime, on_close, on_close_range, record_advice, runtime};
 pub use decide::Buffer;
 pub use explain::Explanation;
 pub use policy::RoutePolicy;
@@ -36,7 +36,8 @@ pub use spinio_files::stripes::{NoStripeMap, ParityArray, StripeMap};
 pub use spinio_files::{FdChange, SameFile, ShadowFile, WriteLease, program_fd};
 pub use spinio_host::storage_rings::NoRing;
 pub use spinio_host::{
-    CancelPoll, Settings, deliver_after, install_cancel_poll, is_cancelled, settings, syscalls as kernel,
+    CancelPoll, Settings, deliver_after, device_call, install_cancel_poll, is_cancelled, is_in_device_call, settings,
+    syscalls as kernel,
 };
 pub use spinio_pinned::{DeviceMapping, PinError, PinGuard};
 pub use spinio_stats as stats;

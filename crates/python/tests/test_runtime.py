@@ -85,6 +85,24 @@ assert back.raw == expected
     )
 
 
+def test_close_releases_what_the_module_has_read(library, data):
+    # The module calls no function of the C API: the library's hook of close must count it nevertheless.
+    run(
+        """
+array = spinio.emulated.empty(2 << 20)
+with spinio.open(sys.argv[1]) as f:
+    assert f.pread(array, 0) == 2 << 20
+    assert spinio.stats()["gauges"]["file_cache_entries"][0] == 1
+# The next request updates the gauges.
+with spinio.open("/dev/zero") as f:
+    assert f.readinto(array[:100]) == 100
+assert spinio.stats()["gauges"]["file_cache_entries"][0] == 0
+""",
+        data,
+        library,
+    )
+
+
 def test_second_emulated_device_has_its_own_memory_and_streams(data):
     # In a process of its own: the number of devices is fixed once one is used.
     program = """

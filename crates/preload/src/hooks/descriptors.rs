@@ -99,7 +99,7 @@ fn before_change(first: c_uint, last: c_uint, closes: impl FnOnce() -> bool) -> 
     if !registry::any_device() || first > last || disabled::is_disabled() {
         return None;
     }
-    let change = spinio_capi::fork_guard::has_device_calls().then(|| spinio_io::FdChange::begin(first, last));
+    let change = spinio_io::has_runtime().then(|| spinio_io::FdChange::begin(first, last));
     guard::run_hint(|| match closes() {
         true if first == last => spinio_io::on_close(first as c_int),
         true => spinio_io::on_close_range(first, last),

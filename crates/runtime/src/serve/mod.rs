@@ -18,7 +18,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use spinio_device::{Allocation, Device, DeviceAddr, DeviceError, ErrorKind};
-use spinio_io::Target;
+use spinio_io::{Target, device_call};
 
 use crate::{Memory, Report, Table};
 
@@ -173,7 +173,7 @@ impl Report {
 /// # Safety
 /// As of [`Report::send`].
 unsafe fn answer<T>(report: Report, call: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
-    let failed = match catch_unwind(AssertUnwindSafe(call)) {
+    let failed = match device_call(|| catch_unwind(AssertUnwindSafe(call))) {
         Ok(Ok(done)) => return Some(done),
         Ok(Err(failed)) => failed,
         Err(panic) => {
