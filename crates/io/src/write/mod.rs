@@ -246,10 +246,10 @@ impl Writer {
         }
         let status = ctx.files.sys().status_flags(fd).map_err(fail)?;
         if status & linux::O_ACCMODE as i32 == linux::O_RDONLY as i32 || status & linux::O_PATH as i32 != 0 {
-            // A write of one byte, with or without an offset as in the program's call, gets the kernel's error.
-            let byte = 0u8;
-            let vector = [[&raw const byte as usize, 1]];
-            // SAFETY: `byte` is a local that lives across the call.
+            // A write, with or without an offset as in the program's call, gets the kernel's error. Its byte cannot be
+            // loaded: the number may be that of another file by now.
+            let vector = [[0, 1]];
+            // SAFETY: the Linux kernel returns EFAULT for a byte that it cannot load.
             let wrote = unsafe { ctx.files.sys().pwritev(Route::Copy, fd, &vector, at, flags) };
             return wrote.map_err(fail);
         }

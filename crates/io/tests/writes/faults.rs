@@ -344,3 +344,21 @@ fn pool_with_quarantined_buffers_still_works() {
         assert!(buffer.bytes() == file::bytes(0, SIZE, 0));
     }
 }
+
+/// A kernel that says that no descriptor can be written, as one whose number was another file's a moment ago.
+struct ReadOnlyFlags;
+
+impl Syscalls for ReadOnlyFlags {
+    fn status_flags(&self, _: linux::Fd) -> Result<i32, Errno> {
+        Ok(linux::O_RDONLY as i32)
+    }
+}
+
+#[test]
+fn number_that_changes_its_file_gets_no_byte() {
+    let place = mount_fixture::create("tree").unwrap();
+    let subject = file::create_filled(&place.file("subject"), SIZE as u64);
+    let buffer = Buffer::new(emulated("size=64M"), 4096);
+    let runtime = Runtime::with_kernel(Settings::default(), &ReadOnlyFlags);
+    assert_eq!(write(&runtime, buffer.target(0), &subject, &subject, 4096, "a probe"), Err(Errno::FAULT));
+}
