@@ -258,9 +258,14 @@ impl Runtime {
         self.reader.read_async(fd, at, to, len, stream)
     }
 
-    /// Moves the offset of a descriptor forward by `len` for a later read.
+    /// Moves the offset of a descriptor forward by `len` for a later read. EBADF if it cannot be read: others share the
+    /// offset, and must not see it moved by a read that fails.
     pub fn reserve(&self, fd: Fd, len: u64) -> core::result::Result<ReservedOffset, Errno> {
-        ReservedOffset::new(self.sys(), fd, len, &self.sys().fstat(fd)?)
+        let sys = self.sys();
+        if sys.status_flags(fd)? & linux::O_ACCMODE as i32 == linux::O_WRONLY as i32 {
+            return Err(Errno::BADF);
+        }
+        ReservedOffset::new(sys, fd, len, &sys.fstat(fd)?)
     }
 
     /// Moves the offset back by what a reserved read did not use, unless the number is another file's by now.
@@ -268,8 +273,8 @@ impl Runtime {
         reserved.release(self.sys(), fd, unused);
     }
 
-    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says
-    /// nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a device, or a file whose size says nothing (procfs)
+    /// or whose offset cannot be moved. A second call after a full one waits for nothing that one call would not have waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         self.reader.fills_buffers(fd)
     }

@@ -509,3 +509,15 @@ fn kernel_is_asked_once_whether_an_o_direct_descriptor_is_of_a_local_disk() {
         0
     });
 }
+
+#[test]
+fn offset_of_a_descriptor_that_cannot_be_read_is_not_reserved() {
+    let file = file(&contents(8192));
+    let write_only = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    let runtime = Runtime::new(Settings::default());
+    let (read_write, write_only) = (file.as_raw_fd(), write_only.as_raw_fd());
+    assert_eq!(runtime.reserve(write_only, 4096).unwrap_err(), Errno::BADF);
+    assert_eq!(linux::lseek(write_only, 0, 1), Ok(0));
+    assert_eq!(runtime.reserve(read_write, 4096).unwrap().start, 8192);
+    assert_eq!(linux::lseek(read_write, 0, 1), Ok(8192 + 4096));
+}

@@ -115,16 +115,6 @@ impl Reader {
         got
     }
 
-    /// Moves the offset of a descriptor forward by `len` for a later read; returns the old offset.
-    pub fn reserve_offset(&self, fd: Fd, len: u64) -> core::result::Result<u64, Errno> {
-        app_fd_calls::reserve_offset(self.files.sys(), fd, len)
-    }
-
-    /// Moves the offset back by what a reserved read did not use.
-    pub fn release_offset(&self, fd: Fd, unused: u64) {
-        app_fd_calls::release_offset(self.files.sys(), fd, unused);
-    }
-
     /// Whether storage of this file may DMA into this buffer for this request. `captured`: the stream of the program
     /// is, so that nothing can be ordered after what it has queued.
     pub fn p2p(
@@ -138,13 +128,14 @@ impl Reader {
         large::check_p2p(self, file, to, offset, len, captured)
     }
 
-    /// Whether a read fills the whole buffer while the file has bytes: a character device, or a file whose size says
-    /// nothing (procfs). A second call after a full one waits for nothing that one call would not have waited for.
+    /// Whether a read fills the whole buffer while the file has bytes: a device, or a file whose size says nothing (procfs)
+    /// or whose offset cannot be moved. A second call after a full one waits for nothing that one call would not have
+    /// waited for.
     pub fn fills_buffers(&self, fd: Fd) -> core::result::Result<bool, Errno> {
         const KIND: u32 = 0o170_000;
         const CHARACTERS: u32 = 0o020_000;
         let stat = self.files.sys().fstat(fd)?;
-        Ok(stat.kind == FileKind::Regular || stat.mode & KIND == CHARACTERS)
+        Ok(stat.kind != FileKind::Other || stat.mode & KIND == CHARACTERS)
     }
 
     /// Whether what `fd` names can only be read as it comes: it has no offset, or its size says nothing.

@@ -169,15 +169,15 @@ fn read_parts(fd: c_int, vectors: *const iovec, count: c_int, at: FilePosition, 
         let parts = parts(vectors)?;
         let total: usize = parts.iter().map(|p| p.len).sum();
         match at {
-            FilePosition::Offset(offset) if offset < 0 => Err(Failure::Errno(libc::EINVAL)),
             // A stream has no offsets: the kernel returns ESPIPE, or ignores the offset (some devices).
             FilePosition::Offset(offset) if stream => windows(fd, &parts, offset, flags),
             FilePosition::Offset(offset) => read_at(fd, &parts, offset as u64, flags),
             FilePosition::FileOffset if stream => windows(fd, &parts, FILE_OFFSET, flags),
             FilePosition::FileOffset => {
-                // The offset cannot be moved that far, near the largest one: the kernel returns the error.
+                // The offset cannot be moved that far (the end of a block device, the largest offset of a file system), or
+                // the descriptor cannot be read: the kernel returns the error.
                 let Ok(reserved) = runtime().reserve(fd, total as u64) else {
-                    return window(fd, &parts, FILE_OFFSET, flags).map(|w| w.got);
+                    return windows(fd, &parts, FILE_OFFSET, flags);
                 };
                 let result = read_at(fd, &parts, reserved.start, flags);
                 runtime().unreserve(fd, &reserved, (total - result.as_ref().copied().unwrap_or(0)) as u64);

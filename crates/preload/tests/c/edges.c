@@ -82,6 +82,21 @@ static void out_of_range(int fd)
     SAME(fd, pread(f, m, half, 0));
 }
 
+/* Makes a file as long as its file system allows, of holes; its length. */
+static off_t make_longest(int fd)
+{
+    off_t fits = 0, too_long = INT64_MAX;
+    while (fits < too_long - 1) {
+        off_t middle = fits + (too_long - fits) / 2;
+        if (ftruncate(fd, middle) == 0)
+            fits = middle;
+        else
+            too_long = middle;
+    }
+    CHECK(ftruncate(fd, fits) == 0);
+    return fits;
+}
+
 int main(void)
 {
     host = malloc(SPAN), seen = malloc(SPAN), device = device_alloc(SPAN);
@@ -127,6 +142,16 @@ int main(void)
     SAME(map, pread(f, m, SPAN, 0));
     SAME(map, one(f, m, SPAN, 0));
     SAME(map, two(0, f, m, 3 << 20, m + (3 << 20), 2 << 20, -1));
+    /* The end of the file is the largest offset, past which no call may move the file offset. */
+    off_t end = make_longest(both);
+    if (end <= INT64_MAX - SPAN) {
+        CHECK(lseek(both, end - (3 << 20), SEEK_SET) > 0);
+        SAME(both, two(0, f, m, 3 << 20, m + (3 << 20), 2 << 20, -1));
+        CHECK(lseek(both, end - (3 << 20), SEEK_SET) > 0);
+        SAME(both, two(0, f, m, 2 << 20, m + (3 << 20), 2 << 20, -1));
+    } else {
+        puts("skipped: files of this file system can have any length");
+    }
     unlink(path);
     device_free(device);
     return 0;
