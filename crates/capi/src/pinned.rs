@@ -12,7 +12,7 @@ use crate::ffi_guard::{self as guard, Failure};
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_pin_file(fd: c_int) -> c_int {
     let done = guard::run(|| runtime().pin_file(program_fd(fd), registry::current_device()).map_err(pin_failure));
-    done.map_or(-1, |()| 0)
+    done.map_or(-1, |_| 0)
 }
 
 #[unsafe(no_mangle)]

@@ -392,8 +392,8 @@ impl Runtime {
 impl Runtime {
     /// Pins the file of a descriptor: its pages are registered with `device` now (with any other at its first read),
     /// and stay so until [`Runtime::unpin_file`], or until a process opens it for writing. A file may be pinned more
-    /// than once.
-    pub fn pin_file(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<(), PinError> {
+    /// than once. Returns the generation of its pins, for [`Runtime::unpin_generation`].
+    pub fn pin_file(&self, fd: Fd, device: Option<&'static dyn Device>) -> core::result::Result<u64, PinError> {
         let done = self.pinned.pin(fd, device);
         self.update_gauges();
         done
@@ -403,6 +403,13 @@ impl Runtime {
     /// when this returns, unless it is mapped: then when it is unmapped.
     pub fn unpin_file(&self, fd: Fd) -> core::result::Result<(), PinError> {
         let done = self.pinned.unpin_file(fd);
+        self.update_gauges();
+        done
+    }
+
+    /// The same, unless the file was unpinned since, whether or not it was pinned again.
+    pub fn unpin_generation(&self, fd: Fd, generation: u64) -> core::result::Result<(), PinError> {
+        let done = self.pinned.unpin_generation(fd, generation);
         self.update_gauges();
         done
     }

@@ -85,7 +85,7 @@ fn new_file(dir: &tempfile::TempDir, name: &str) -> File {
 /// Pins, or prints why that cannot be tested here.
 fn pin_or_skip(fd: Fd, device: &'static Emulated) -> bool {
     match runtime().pin_file(fd, Some(device)) {
-        Ok(()) => true,
+        Ok(_) => true,
         Err(PinError::NoLeases) => {
             eprintln!("skipped: no leases here");
             false

@@ -125,7 +125,7 @@ fn special_descriptors_do_what_explain_reported() {
     let read_only = File::open(&path).unwrap();
     drop(source);
     match runtime.pin_file(read_only.as_raw_fd(), Some(device)) {
-        Ok(()) => check(&runtime, &read_only, &to, 777, 4 * MIB, "a pinned file"),
+        Ok(_) => check(&runtime, &read_only, &to, 777, 4 * MIB, "a pinned file"),
         Err(e) => println!("skipped: files cannot be pinned here: {e}"),
     }
 }

@@ -13,6 +13,8 @@ use crate::write_exclusion::WriteExclusion;
 /// A pinned file.
 pub(crate) struct PinnedFile {
     pub(crate) key: FileKey,
+    /// A number of its own: the same file may be pinned again later.
+    pub(crate) generation: u64,
     /// The descriptor that it was pinned with.
     pub(crate) fd: Fd,
     pub(crate) file: Arc<FileState>,

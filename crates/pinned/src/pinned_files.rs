@@ -28,12 +28,15 @@ pub struct PinnedFiles {
     files: Arc<Files>,
     /// Bytes that may be registered.
     limit: u64,
+    /// The generation of the file that was pinned last.
+    generation: AtomicU64,
 }
 
 impl PinnedFiles {
     /// None yet; up to `limit` bytes may be registered.
     pub fn new(files: Arc<Files>, limit: u64) -> PinnedFiles {
-        PinnedFiles { unpinner: Arc::default(), mappings: DeviceMappings::default(), files, limit }
+        let (unpinner, mappings, generation) = (Arc::default(), DeviceMappings::default(), AtomicU64::new(0));
+        PinnedFiles { unpinner, mappings, files, limit, generation }
     }
 
     /// Whether there is none: one load.
@@ -115,8 +118,8 @@ impl PinnedFiles {
 impl PinnedFiles {
     /// Pins the file of a descriptor: its pages are registered with `device` now (with any other device at its first
     /// read), and stay registered until [`PinnedFiles::unpin_file`], or until a process opens the file for writing. May
-    /// be called more than once for a file.
-    pub fn pin(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<(), PinError> {
+    /// be called more than once for a file. Returns the generation of the pins, for [`PinnedFiles::unpin_generation`].
+    pub fn pin(&self, fd: Fd, device: Option<&'static dyn Device>) -> Result<u64, PinError> {
         let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
         if stat.kind != FileKind::Regular || stat.size == 0 {
             return Err(PinError::NotRegularFile);
@@ -141,7 +144,7 @@ impl PinnedFiles {
             // It was pinned a moment ago: a process has opened it for writing since.
             return Err(if refused == PinError::NotPinned { PinError::OpenForWriting } else { refused });
         }
-        Ok(())
+        Ok(file.generation)
     }
 
     fn pin_new(&self, workers: &WorkerPool, fd: Fd, stat: Stat, watcher_tid: u32) -> Result<Arc<PinnedFile>, PinError> {
@@ -161,9 +164,10 @@ impl PinnedFiles {
         let exclusion = WriteExclusion::establish(files, workers, fd, key, watcher_tid)?;
         // The length is constant only from now on.
         let size = files.sys().fstat(fd).map_err(PinError::BadFd)?.size;
+        let generation = 1 + self.generation.fetch_add(1, Relaxed);
         let (inotify_wd, gate, pin_lock) =
             (AtomicI32::new(0), RefGate::new(Arc::clone(&self.unpinner.signal)), Mutex::new(()));
-        let pinned = Arc::new(PinnedFile { key, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
+        let pinned = Arc::new(PinnedFile { key, generation, fd, file, size, exclusion, inotify_wd, gate, pin_lock });
         self.unpinner.files.add(Arc::clone(&pinned));
         // A lease break before the file was in the list was signalled to a watcher that did not find the file.
         self.unpinner.watcher.wake();
@@ -179,8 +183,17 @@ impl PinnedFiles {
     /// Unpins the file, once for each time that it was pinned. After the last its pages are unpinned when this returns,
     /// or when it is unmapped, if it is mapped.
     pub fn unpin_file(&self, fd: Fd) -> Result<(), PinError> {
-        let stat = self.files.sys().fstat(fd).map_err(PinError::BadFd)?;
-        let file = self.find(stat.key()).ok_or(PinError::NotPinned)?;
+        self.unpin_if(fd, |_| true)
+    }
+
+    /// The same, unless the file was unpinned since, whether or not it was pinned again.
+    pub fn unpin_generation(&self, fd: Fd, generation: u64) -> Result<(), PinError> {
+        self.unpin_if(fd, |file| file.generation == generation)
+    }
+
+    fn unpin_if(&self, fd: Fd, may: impl Fn(&PinnedFile) -> bool) -> Result<(), PinError> {
+        let key = self.files.sys().fstat(fd).map_err(PinError::BadFd)?.key();
+        let file = self.unpinner.files.find(|file| file.key == key && may(file)).ok_or(PinError::NotPinned)?;
         self.unpin(&file, true);
         Ok(())
     }

@@ -9,18 +9,18 @@ use spinio_runtime::client::{self, Map, Target};
 use crate::buffer::{Access, Buffer, MemoryPlace};
 use crate::failure;
 
-/// Pins the file of a descriptor for the device of `like`, or for the device in use.
+/// Pins the file of a descriptor for the device of `like`, or for the device in use. Returns the generation of its pins.
 #[pyfunction]
 #[pyo3(signature = (fd, like=None))]
-pub(crate) fn pin_file(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+pub(crate) fn pin_file(py: Python<'_>, fd: i32, like: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
     let device = device_of(like)?;
     py.detach(|| client::pin_file(fd, device)).map_err(|e| failure::request_error(&e))
 }
 
-/// Undoes one `pin_file`.
+/// Undoes one `pin_file` of a generation; ESTALE if its pins are gone.
 #[pyfunction]
-pub(crate) fn unpin_file(py: Python<'_>, fd: i32) -> PyResult<()> {
-    py.detach(|| client::unpin_file(fd)).map_err(|e| failure::request_error(&e))
+pub(crate) fn unpin_file(py: Python<'_>, fd: i32, generation: u64) -> PyResult<()> {
+    py.detach(|| client::unpin_file(fd, generation)).map_err(|e| failure::request_error(&e))
 }
 
 /// Whether the file is pinned, and no process waits to write it.

@@ -95,6 +95,18 @@ def test_close_unpins(path):
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
 
+def test_unpin_leaves_later_pins_alone(path):
+    array = spinio.emulated.empty(1 << 20)
+    with spinio.open(path) as f:
+        first = pinned(f, array)
+        subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'r+b').write(b'X')"], check=True, timeout=600)
+        assert not first.is_pinned
+        with spinio.open(path) as other, pinned(other, array) as second:
+            first.unpin()
+            assert second.is_pinned
+        assert not second.is_pinned
+
+
 def test_close_after_writer_came(path, monkeypatch):
     """A writer may come after the question whether the file is pinned; whatever unpinning raises, the file is closed."""
     array = spinio.emulated.empty(100)
@@ -103,8 +115,8 @@ def test_close_after_writer_came(path, monkeypatch):
         pinned(f, array)
         descriptor = f.fileno()
 
-        def unpin_file(fd, number=number, unpin=_spinio.unpin_file):
-            unpin(fd)
+        def unpin_file(fd, generation, number=number, unpin=_spinio.unpin_file):
+            unpin(fd, generation)
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:

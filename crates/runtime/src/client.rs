@@ -268,16 +268,16 @@ fn memory(like: Option<&Target>) -> *const Memory {
     like.map_or(null(), |target| &raw const target.memory)
 }
 
-/// Pins a file for the device of some memory, or for the device in use.
-pub fn pin_file(fd: c_int, like: Option<Target>) -> Result<(), Error> {
+/// Pins a file for the device of some memory, or for the device in use. Returns the generation of its pins.
+pub fn pin_file(fd: c_int, like: Option<Target>) -> Result<u64, Error> {
     // SAFETY: null, or filled in by `find`.
-    call_for_count(|report| unsafe { (table().pin_file)(fd, memory(like.as_ref()), report) }).map(drop)
+    call_for_count(|report| unsafe { (table().pin_file)(fd, memory(like.as_ref()), report) })
 }
 
-/// Unpins a file, once for each time that it was pinned.
-pub fn unpin_file(fd: c_int) -> Result<(), Error> {
+/// Unpins a file, once for each time that it was pinned in this generation; ESTALE if it was unpinned since.
+pub fn unpin_file(fd: c_int, generation: u64) -> Result<(), Error> {
     // SAFETY: takes numbers only.
-    call_for_count(|report| unsafe { (table().unpin_file)(fd, report) }).map(drop)
+    call_for_count(|report| unsafe { (table().unpin_generation)(fd, generation, report) }).map(drop)
 }
 
 /// Whether a file is pinned, and no process waits to write it.

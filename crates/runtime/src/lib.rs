@@ -175,6 +175,7 @@ pub struct Table {
     read_many: unsafe extern "C" fn(ops: *const ReadOps, report: Report) -> i64,
 
     // Pinned files, for the device of some memory, or (null) the one in use.
+    // `pin_file` returns the generation of the pins.
     pin_file: unsafe extern "C" fn(fd: c_int, like: *const Memory, report: Report) -> i64,
     unpin_file: unsafe extern "C" fn(fd: c_int, report: Report) -> i64,
     is_pinned: extern "C" fn(fd: c_int) -> c_int,
@@ -265,6 +266,9 @@ pub struct Table {
     net_stop: unsafe extern "C" fn(net: *const c_void, report: Report) -> i64,
     // The net is gone then, after an error too.
     net_close: unsafe extern "C" fn(net: *mut c_void, report: Report) -> i64,
+
+    // `unpin_file`, unless the file was unpinned since it was pinned in this generation.
+    unpin_generation: unsafe extern "C" fn(fd: c_int, generation: u64, report: Report) -> i64,
 }
 
 /// Lengths of the structs that functions are passed or fill.

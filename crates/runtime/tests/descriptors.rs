@@ -26,7 +26,7 @@ fn descriptors_of_the_library_are_refused() {
         is_refused(client::read(number, Some(0), to(), SIZE, true));
         is_refused(client::read(number, Some(0), to(), 10, true));
         is_refused(client::write(number, Some(0), to(), 10));
-        is_refused(client::pin_file(number, Some(to())).map(|()| 0));
+        is_refused(client::pin_file(number, Some(to())).map(|_| 0));
         is_refused(client::Map::new(number, 0, 4096, Some(to())).map(|_| 0));
         assert!(!client::is_pinned(number));
         let mut results = [0; 2];

@@ -93,7 +93,7 @@ impl Worker<'_> {
         let subject = self.open(which)?;
         let fd = subject.as_raw_fd();
         let held = match runtime.pin_file(fd, Some(device)) {
-            Ok(()) => true,
+            Ok(_) => true,
             // Empty files are being rewritten; the emulated device registers 64 MiB at most.
             Err(PinError::OpenForWriting | PinError::NotPinned | PinError::NotRegularFile | PinError::PinRefused) => {
                 false

@@ -60,7 +60,7 @@ fn settings() -> Settings {
 fn pin_or_skip(runtime: &Runtime, subject: &Subject, device: &'static Emulated) -> bool {
     wait_no_writer(&subject.file);
     match runtime.pin_file(subject.fd(), Some(device)) {
-        Ok(()) => true,
+        Ok(_) => true,
         Err(PinError::NoLeases) => {
             eprintln!("skipped: no leases here");
             false

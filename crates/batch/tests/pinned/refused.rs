@@ -39,8 +39,8 @@ fn concurrent_pins_share_the_limit() {
             return;
         }
         assert!(runtime.pinned_bytes() <= limit, "{} bytes, {results:?}", runtime.pinned_bytes());
-        assert!(results.iter().all(|held| matches!(held, Ok(()) | Err(PinError::LimitExceeded))), "{results:?}");
-        assert!(results.contains(&Ok(())), "{results:?}");
+        assert!(results.iter().all(|held| matches!(held, Ok(_) | Err(PinError::LimitExceeded))), "{results:?}");
+        assert!(results.iter().any(Result::is_ok), "{results:?}");
         drop(runtime);
         wait_no_pins(device);
     }
@@ -214,7 +214,7 @@ fn read_only_mount_must_cover_file_system() {
     remount("remount,ro");
     match runtime.pin_file(fd, Some(device)) {
         Err(PinError::NotOwner) => return eprintln!("skipped: not known before Linux 6.8"),
-        held => held.unwrap(),
+        held => drop(held.unwrap()),
     }
     let buffer = Buffer::new(device, SIZE);
     let read = || runtime.read(fd, Some(0), buffer.target(0), SIZE).unwrap();

@@ -19,7 +19,7 @@ class PinnedFile:
 
     def __init__(self, file: File, like: Any) -> None:
         self._file: File | None = None  # there is nothing to unpin yet
-        file._named(_spinio.pin_file, like)
+        self._generation = file._named(_spinio.pin_file, like)
         self._file, self._like = file, like
         file._pins.append(self)
 
@@ -45,14 +45,12 @@ class PinnedFile:
         file, self._file = self._file, None
         if file is not None and not file.closed:
             file._pins.remove(self)
-            # A file that was written meanwhile is no longer pinned, and need not be unpinned. A writer may come between
-            # these two calls as well.
-            if _spinio.is_pinned(file.fileno()):
-                try:
-                    _spinio.unpin_file(file.fileno())
-                except OSError as error:
-                    if error.errno != errno.ESTALE:
-                        raise
+            try:
+                _spinio.unpin_file(file.fileno(), self._generation)
+            except OSError as error:
+                # A file that was written meanwhile is no longer pinned. If it is pinned again, that is another object's.
+                if error.errno != errno.ESTALE:
+                    raise
 
     @property
     @renamed("Hold.is_held", "PinnedFile.is_pinned")

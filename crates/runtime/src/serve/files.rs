@@ -25,12 +25,17 @@ unsafe fn device(like: *const Memory) -> Option<&'static dyn Device> {
 
 pub(super) unsafe extern "C" fn pin_file(fd: c_int, like: *const Memory, report: Report) -> i64 {
     // SAFETY: `like` is null or was filled in by `find`; the report is the caller's.
-    unsafe { count(report, || Ok(runtime().pin_file(program_fd(fd), device(like)).map(|()| 0)?)) }
+    unsafe { count(report, || Ok(runtime().pin_file(program_fd(fd), device(like))?)) }
 }
 
 pub(super) unsafe extern "C" fn unpin_file(fd: c_int, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
     unsafe { count(report, || Ok(runtime().unpin_file(program_fd(fd)).map(|()| 0)?)) }
+}
+
+pub(super) unsafe extern "C" fn unpin_generation(fd: c_int, generation: u64, report: Report) -> i64 {
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, || Ok(runtime().unpin_generation(program_fd(fd), generation).map(|()| 0)?)) }
 }
 
 pub(super) extern "C" fn is_pinned(fd: c_int) -> c_int {

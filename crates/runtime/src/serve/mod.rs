@@ -95,6 +95,7 @@ pub const TABLE: Table = Table {
     net_stats: net::stats,
     net_stop: net::stop,
     net_close: net::close,
+    unpin_generation: files::unpin_generation,
 };
 
 extern "C" fn version() -> *const c_char {
