@@ -12,9 +12,6 @@ use spinio_sys::linux;
 use super::{for_each_part, target_of};
 use crate::ffi_guard::{self as guard, Failure};
 
-/// The most bytes of one call: as many as Linux moves in one.
-const MAX_RW_COUNT: usize = 0x7fff_f000;
-
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64) -> isize {
     guard::cancellation_point();
@@ -24,7 +21,7 @@ unsafe extern "C-unwind" fn spinio_pwrite(fd: c_int, buffer: *const c_void, size
             buffer,
             size,
             offset,
-            |left| left.min(MAX_RW_COUNT),
+            |left| left.min(linux::MAX_RW_COUNT),
             |part| match part.device {
                 Some(from) => runtime().write(program_fd(fd), Some(part.offset), from, part.len).map_err(Failure::Io),
                 None => {

@@ -15,8 +15,7 @@ use crate::signals::CHECK_INTERVAL;
 use crate::stream::StreamScope;
 use crate::{failure, signals};
 
-/// The most that the kernel moves in one call; longer transfers of host memory are made in pieces.
-const MAX_RW_COUNT: usize = 0x7fff_f000;
+/// Transfers of host memory that are longer than one call can be are made in pieces of this size.
 const PIECE: usize = 1 << 30;
 
 /// A read of host memory at an offset is made in pieces of this size, so that signal handlers run in between. At the
@@ -25,7 +24,7 @@ const HOST_PIECE: usize = 64 << 20;
 
 /// The longest piece of a transfer that should be one system call.
 fn max_piece(bytes: usize) -> usize {
-    if bytes <= MAX_RW_COUNT { MAX_RW_COUNT } else { PIECE }
+    if bytes <= linux::MAX_RW_COUNT { linux::MAX_RW_COUNT } else { PIECE }
 }
 
 /// Fills `into` from the file, at `offset` or, with None, at the descriptor's offset. Returns the bytes read, or None

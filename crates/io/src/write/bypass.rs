@@ -53,9 +53,6 @@ use spinio_transfer::AlignedBuf;
 use spinio_transfer::Error;
 use spinio_transfer::bounce::BUFFER_SIZE;
 
-/// Largest P2P call in bytes.
-const MAX_P2P_CALL: usize = 0x7fff_f000;
-
 /// How long to wait for the close of the shadow descriptor.
 const CLOSE_WAIT: Duration = Duration::from_millis(20);
 
@@ -232,7 +229,7 @@ impl WriteRequest<'_> {
         let mut done = range.start;
         while done < range.end {
             let started = Instant::now();
-            let len = (range.end - done).min(MAX_P2P_CALL);
+            let len = (range.end - done).min(linux::MAX_RW_COUNT);
             let at = self.at.map(|at| at + done as u64);
             let source = from.addr.offset(done as u64);
             let wrote = self.write_vectors(via, &[[source.0 as usize, len]], at);

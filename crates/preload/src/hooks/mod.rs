@@ -43,6 +43,7 @@ mod advice;
 mod descriptors;
 mod mappings;
 mod read;
+mod single;
 mod stdio;
 mod vector;
 mod write;

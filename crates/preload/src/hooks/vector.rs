@@ -26,9 +26,9 @@ use spinio_batch::{Batches, ReadOp};
 use spinio_device::{Allocation, registry};
 use spinio_io::settings::SMALL_REQUEST_MAX;
 use spinio_io::{AlignedBuf, SameFile, program_fd, runtime};
-use spinio_sys::linux;
+use spinio_sys::linux::{self, MAX_RW_COUNT};
 
-use super::read::{MAX_RW_COUNT, is_in_address_space, is_in_file};
+use super::single::{is_in_address_space, is_in_file};
 use super::{device_owner, device_owner_after_fault, hook, target};
 use crate::ffi_guard::{self as guard, Failure};
 use crate::{caller, disabled, errno, next_symbol as next};

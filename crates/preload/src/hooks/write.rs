@@ -7,12 +7,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use spinio_device::Allocation;
-use spinio_io::{program_fd, runtime};
+use spinio_io::Runtime;
 
-use super::read::{MAX_RW_COUNT, is_servable};
-use super::{device_owner_after_fault, hook, source_owner, target};
-use crate::{errno, ffi_guard as guard, next_symbol as next};
+use super::{hook, single, source_owner};
+use crate::next_symbol as next;
 
 hook! {
     fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize, caller in "rcx" =>
@@ -27,9 +25,9 @@ hook! {
         serve(fd, buffer, len, Some(offset), caller, || next::PWRITE64_UNDERSCORED.get()(fd, buffer, len, offset));
 }
 
-/// One write, out of host or device memory. `next` does the host's, with the arguments as the program gave them.
+/// One write, out of host or device memory.
 #[inline(always)]
-unsafe fn serve(
+fn serve(
     fd: c_int,
     buffer: *const c_void,
     len: usize,
@@ -37,36 +35,5 @@ unsafe fn serve(
     caller: usize,
     next: impl Fn() -> isize,
 ) -> isize {
-    let buffer = buffer.cast::<u8>();
-    let entry = errno::Saved::now();
-    let allocation = source_owner(buffer, len, caller);
-    // A query of the driver may have changed errno.
-    entry.restore();
-    if let Some(allocation) = allocation
-        && is_servable(buffer, len, at)
-    {
-        return write_from_device(fd, buffer, len, at, allocation);
-    }
-    let wrote = next();
-    if wrote == -1
-        && is_servable(buffer, len, at)
-        && let Some(allocation) = device_owner_after_fault(buffer, len, caller)
-    {
-        entry.restore();
-        return write_from_device(fd, buffer, len, at, allocation);
-    }
-    wrote
-}
-
-#[cold]
-#[inline(never)]
-fn write_from_device(fd: c_int, buffer: *const u8, len: usize, at: Option<i64>, allocation: Allocation) -> isize {
-    guard::cancellation_point();
-    guard::call(|| {
-        let at = match at {
-            Some(offset) => Some(u64::try_from(offset).map_err(|_| guard::Failure::Errno(libc::EINVAL))?),
-            None => None,
-        };
-        Ok(runtime().write(program_fd(fd), at, target(allocation, buffer), len.min(MAX_RW_COUNT))?)
-    })
+    single::serve(fd, buffer.cast(), len, at, caller, source_owner, Runtime::write, next)
 }

@@ -21,6 +21,9 @@ pub type Fd = i32;
 
 pub use k::{O_ACCMODE, O_APPEND, O_CREAT, O_DIRECT, O_DSYNC, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, O_SYNC, O_WRONLY};
 
+/// The most bytes that Linux moves in one call.
+pub const MAX_RW_COUNT: usize = 0x7fff_f000;
+
 const CLOSE_RANGE_UNSHARE: usize = 2;
 
 /// `pread64`.
