@@ -10,6 +10,7 @@ use spinio_gaia::{Access, Advice, Error, Info, StreamRelease};
 use spinio_io::program_fd;
 
 use crate::ffi_guard::{self as guard, Failure};
+use crate::fill_struct;
 
 /// `SPINIO_GAIA_READ`, `SPINIO_GAIA_WRITE`
 const READ: c_uint = 1;
@@ -256,12 +257,8 @@ unsafe extern "C" fn spinio_gaia_info(address: *const c_void, out: *mut c_void, 
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the result: out is NULL".into()));
         }
         let info: Info = spinio_gaia::with_map(address as u64, |map, _| Ok(map.info()))?;
-        let known = size.min(size_of_val(&info));
         // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
-        unsafe {
-            core::ptr::copy_nonoverlapping((&raw const info).cast::<u8>(), out.cast::<u8>(), known);
-            core::ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
-        }
+        unsafe { fill_struct(out.cast(), size, &info) };
         Ok(())
     });
     done.map_or(-1, |()| 0)

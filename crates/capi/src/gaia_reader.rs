@@ -10,6 +10,7 @@ use spinio_gaia::reader::{self, Handle};
 use spinio_io::program_fd;
 
 use crate::ffi_guard::{self as guard, Failure};
+use crate::fill_struct;
 
 /// `SPINIO_GAIA_RANDOM`: nothing is requested ahead.
 const RANDOM: c_uint = 1;
@@ -65,12 +66,8 @@ unsafe extern "C" fn spinio_gaia_reader_stats(reader: *const Handle, out: *mut c
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the result: out is NULL".into()));
         }
         let stats = reader::stats(id(reader)?)?;
-        let known = size.min(size_of_val(&stats));
         // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
-        unsafe {
-            core::ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out.cast::<u8>(), known);
-            core::ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
-        }
+        unsafe { fill_struct(out.cast(), size, &stats) };
         Ok(())
     });
     done.map_or(-1, |()| 0)

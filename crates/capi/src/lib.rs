@@ -60,6 +60,20 @@ fn target_of(address: *const u8, wanted: usize) -> Option<Target> {
     registry::find_or_query(address, wanted).map(target)
 }
 
+/// Fills a struct of a caller, who says its size: one with an older header gets the part that it knows, one with a newer
+/// header zeros for fields that this library does not have.
+///
+/// # Safety
+/// `out` must have `size` bytes, and `value` no padding.
+unsafe fn fill_struct<T>(out: *mut u8, size: usize, value: &T) {
+    let known = size.min(size_of::<T>());
+    // SAFETY: the caller's promise.
+    unsafe {
+        core::ptr::copy_nonoverlapping(core::ptr::from_ref(value).cast(), out, known);
+        out.add(known).write_bytes(0, size - known);
+    }
+}
+
 /// A part of a call, moved in one step.
 struct Part {
     /// Its start in the buffer.

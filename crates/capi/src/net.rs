@@ -8,6 +8,7 @@ use spinio_device::{Device, registry};
 use spinio_net::{Error, FileOptions, Handle, Net, NetAddress, Options, default_device};
 
 use crate::ffi_guard::{self as guard, Failure};
+use crate::fill_struct;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
@@ -248,12 +249,8 @@ unsafe extern "C" fn spinio_net_stats(this: *const Net, out: *mut u8, size: usiz
         }
         // SAFETY: the header asks for an open net.
         let stats = unsafe { net(this) }?.stats();
-        let known = size.min(size_of_val(&stats));
         // SAFETY: the header asks for `size` bytes at `out`; the struct has no padding.
-        unsafe {
-            core::ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out, known);
-            out.add(known).write_bytes(0, size - known);
-        }
+        unsafe { fill_struct(out, size, &stats) };
         Ok(())
     });
     done.map_or(-1, |()| 0)

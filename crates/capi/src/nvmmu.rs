@@ -10,6 +10,7 @@ use spinio_device::StreamId;
 use spinio_nvmmu::{Direction, Error, ErrorKind, OutputMode, PipelineSpec, Report, Slot, Step, Ticket};
 
 use crate::ffi_guard::{self as guard, Failure};
+use crate::fill_struct;
 
 /// `H2D`, `D2H`
 const H2D: c_int = 1;
@@ -145,13 +146,8 @@ unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: 
     let done = guard::run(|| {
         let ended = spinio_nvmmu::end(thread)?;
         if !report.is_null() {
-            let ours = CReport::from(&ended);
-            let known = size.min(size_of::<CReport>());
-            // SAFETY: the header requires `size` bytes at `report`; `ours` has `known` of them.
-            unsafe {
-                core::ptr::write_bytes(report.cast::<u8>(), 0, size);
-                core::ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), report.cast::<u8>(), known);
-            }
+            // SAFETY: the header requires `size` bytes at `report`; the struct has no padding.
+            unsafe { fill_struct(report.cast(), size, &CReport::from(&ended)) };
         }
         Ok(())
     });

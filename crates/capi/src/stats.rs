@@ -8,6 +8,7 @@ use spinio_io::runtime;
 use spinio_plan::Route;
 
 use crate::ffi_guard::{self as guard, Failure};
+use crate::fill_struct;
 use crate::last_error;
 
 /// `struct spinio_route_counters`
@@ -60,13 +61,8 @@ unsafe extern "C" fn spinio_stats(out: *mut Counters, size: usize) -> c_int {
             route.bytes += line.bytes;
             route.nanoseconds += line.nanos;
         }
-        let known = size.min(size_of::<Counters>());
-        // SAFETY: the header requires `size` bytes at `out`. A caller with an older header gets the part it knows; one
-        // with a newer header gets zeros for fields that this library does not count.
-        unsafe {
-            core::ptr::copy_nonoverlapping((&raw const counters).cast::<u8>(), out.cast::<u8>(), known);
-            core::ptr::write_bytes(out.cast::<u8>().add(known), 0, size - known);
-        }
+        // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
+        unsafe { fill_struct(out.cast(), size, &counters) };
         Ok(())
     });
     done.map_or(-1, |()| 0)
