@@ -174,22 +174,10 @@ class NumPy:
     def index(self, array: Any, keys: tuple[Any, ...]) -> Any:
         return array[keys].copy()
 
-    def current_stream(self) -> Any:
+    def current_stream(self, *_arguments: Any) -> Any:
         raise _no_stream()
 
-    new_stream = current_stream
-
-    def on_stream(self, stream: Any) -> ContextManager[Any]:
-        raise _no_stream()
-
-    def use(self, stream: Any) -> None:
-        raise _no_stream()
-
-    def mark(self, stream: Any) -> Any:
-        raise _no_stream()
-
-    def follow(self, stream: Any, mark: Any) -> None:
-        raise _no_stream()
+    new_stream = on_stream = use = mark = follow = current_stream
 
     def _dtype(self, dtype: _dtypes.DType) -> Any:
         numpy = importlib.import_module("numpy")
