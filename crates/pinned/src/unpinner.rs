@@ -4,7 +4,7 @@
 //!   lease watcher   shadow table: has the leases    signal: a lease is being broken ──> closing begins
 //!                       ▲                                                                          │
 //!                       │ unpinned: the lease is released, and the writer's open returns           ▼
-//!   unpinner        the program's table, for calls of the driver    waits for uses, unregisters
+//!   unpinner        the program's table, for calls of the driver    unregisters once no use is active
 //! ```
 //!
 //! Both start with the first pinned file, and end with the runtime.
