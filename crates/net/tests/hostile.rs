@@ -522,9 +522,13 @@ fn random_words(mut seed: u64) {
     }
     until("no word was refused", || net.stats().violations > 0);
     assert_eq!(other.stats().violations, 0);
-    // The proxy still answers, and ends.
-    let listened = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 1);
-    assert!(listened.as_ref().is_ok_and(|&listener| net.address(listener).is_ok()) || is_shut_down(listened));
+    // The proxy still answers, and ends. A doorbell that closes the new socket may be among those that wait.
+    until("the proxy does not answer", || {
+        let listened = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 1);
+        let named = listened.and_then(|listener| net.address(listener));
+        let _ = named.as_ref().inspect_err(|error| println!("{error}"));
+        named.is_ok() || is_shut_down(named.map(|_| 0))
+    });
     net.stop().unwrap();
     net.close().unwrap();
     other.close().unwrap();
