@@ -106,6 +106,12 @@ impl LinkState {
         self.sync_size_with(below as u64)
     }
 
+    /// The same before a release. If it fails, nothing was asked of the server: the epoch goes on.
+    pub(crate) fn sync_size_first(&mut self) -> Result<()> {
+        self.attached()?;
+        self.sync_size().map(drop).map_err(Error::into_refusal)
+    }
+
     /// The same; `below` is the size of the file below the mount.
     pub(crate) fn sync_size_with(&mut self, below: u64) -> Result<u64> {
         let seen = self.file.size()?;
@@ -173,7 +179,7 @@ impl LinkState {
         let own: Vec<OwnedFd> = own.collect::<Result<_>>()?;
         let borrowed: Vec<_> = own.iter().map(AsFd::as_fd).collect();
         // It may flush what CPU programs have written.
-        self.sync_size()?;
+        self.sync_size_first()?;
         let connection = &mut self.attached()?.connection;
         match connection.call_with(|out| messages::hand_over(out, part, runs), &borrowed)? {
             Reply::Committed { pages, merged, bytes } => {

@@ -57,7 +57,7 @@ impl Map {
                 self.link.run(move |link| {
                     if number == 0 {
                         // It may flush what CPU programs have written.
-                        link.sync_size()?;
+                        link.sync_size_first()?;
                     }
                     let head = ReleasePart { id, first: range.first, pages: range.count, last: is_last, at, total };
                     match head.last {

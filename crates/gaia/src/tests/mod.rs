@@ -186,6 +186,26 @@ fn refused_release_leaves_the_epoch_open() {
 }
 
 #[test]
+fn release_before_which_cpu_pages_cannot_be_flushed_leaves_all_epochs_open() {
+    let bench = bench(2 * PAGE);
+    let map = bench.map(0, 4 * P, Access::Write).unwrap();
+    map.acquire(0, 2 * P, Access::Write).unwrap();
+    bench.store(&map, 0, &[200]);
+    bench.store(&map, P, &[201]);
+    let fails = |errno| bench.server.state.lock().unwrap().flush_fails = errno;
+    bench.server.state.lock().unwrap().unflushed = P;
+    fails(Some(Errno::NOSPC));
+    for _ in 0..2 {
+        assert_eq!(errno(map.release(0, P)), Errno::NOSPC);
+    }
+    fails(None);
+    assert_eq!(map.release(0, P).unwrap(), P);
+    assert_eq!(map.release(P, P).unwrap(), P, "an epoch that the failed release did not name");
+    assert_eq!((bench.snapshot(0).unwrap()[0], bench.snapshot(1).unwrap()[0]), (200, 201));
+    assert_eq!(map.info().reattached, 0);
+}
+
+#[test]
 fn discarded_stores_are_gone() {
     let bench = bench(3 * PAGE);
     let map = bench.map(0, 3 * P, Access::Write).unwrap();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::*;
 use spinio_pagecache::messages::*;
+use spinio_sys::Errno;
 use spinio_sys::linux::packets::{self, Wait};
 
 use crate::mounted_file::MountedFile;
@@ -45,6 +46,8 @@ pub(crate) struct State {
     pub(crate) syncs: u32,
     /// Bytes by which the size that programs see is larger than the server's.
     pub(crate) unflushed: u64,
+    /// What flushes fail with.
+    pub(crate) flush_fails: Option<Errno>,
     /// No program has the file open for writing.
     pub(crate) no_writers: bool,
 }
@@ -256,8 +259,9 @@ impl MountedFile for PlainFile {
     }
 
     fn flush(&self, offset: u64, len: u64) -> Result<()> {
-        self.0.state.lock().unwrap().flushed.push((offset, len));
-        Ok(())
+        let mut state = self.0.state.lock().unwrap();
+        state.flushed.push((offset, len));
+        state.flush_fails.map_or(Ok(()), |errno| Err(Error::of(errno, "flush the file")))
     }
 
     fn sync(&self) -> Result<()> {
