@@ -196,10 +196,60 @@ impl Fillers {
                 Ok(0) => break,
                 Ok(got) => done += got,
                 Err(Errno::INTR) => {}
-                Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             }
         }
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use rustix::mm::{MapFlags, ProtFlags};
+    use spinio_device::emulated::{Config, Emulated};
+
+    use super::super::words;
+    use super::*;
+
+    struct NoFile;
+
+    impl OpenFile for NoFile {
+        fn read(
+            &self,
+            _: u64,
+            _: &'static dyn spinio_device::Device,
+            _: spinio_device::DeviceAddr,
+            _: u64,
+        ) -> Result<u64> {
+            unreachable!("read by fillers")
+        }
+
+        fn spawn(&self, _: &str, _: Box<dyn FnOnce(Fd) + Send>) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn error_in_the_middle_of_a_page_is_no_end_of_the_file() {
+        const PAGE: u64 = 8192;
+        let device = Emulated::start(Config::parse("size=1M").unwrap()).unwrap();
+        let fillers = Fillers::new(Box::new(NoFile), PAGE, 8, words::Words::new(device, 8, PAGE).unwrap());
+        // This process's own memory as the file: what is mapped past the end of a file cannot be read (EIO).
+        let below = tempfile::tempfile().unwrap();
+        // SAFETY: new memory at an address of the kernel's choice.
+        let at =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), 4 * 4096, ProtFlags::READ, MapFlags::SHARED, &below, 0) };
+        let at = at.unwrap() as u64;
+        let first = at.next_multiple_of(PAGE);
+        below.set_len(first - at + 4096).unwrap();
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let fill = Fill { ticket: 0, request: Request { frame: 0, page: first / PAGE }, slot: 0 };
+        assert_eq!(fillers.read(memory.as_raw_fd(), &fill), Err(Errno::IO));
+        below.set_len(first - at + PAGE).unwrap();
+        assert_eq!(fillers.read(memory.as_raw_fd(), &fill), Ok(PAGE as usize));
+        // SAFETY: nothing refers to it.
+        unsafe { rustix::mm::munmap(at as *mut _, 4 * 4096) }.unwrap();
     }
 }
