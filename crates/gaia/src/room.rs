@@ -19,6 +19,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 
 use spinio_device::{Device, ReplicaMemory, SharedMemory};
 use spinio_host::{Settings, lock, try_lock};
@@ -32,6 +33,11 @@ use crate::{Error, Result};
 
 static ROOMS: Mutex<Vec<&'static Room>> = Mutex::new(Vec::new());
 const NO_LIMIT: u64 = u64::MAX;
+/// How long eviction waits for calls on other maps. One may wait for a server that never comes, and who waits for it has the
+/// room locked, which all maps of the device need.
+const BUSY: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// The memory of a device. It lives as long as the process.
 pub(crate) struct Room {
@@ -42,10 +48,11 @@ pub(crate) struct Room {
     used: Mutex<Used>,
 }
 
-#[derive(Default)]
 struct Used {
     bytes: u64,
     maps: Vec<Member>,
+    /// [`BUSY`].
+    busy: Duration,
 }
 
 struct Member {
@@ -61,7 +68,8 @@ impl Room {
             return room;
         }
         let limit = Settings::of_process().gaia_memory.unwrap_or(NO_LIMIT);
-        let (limit, clock, used) = (AtomicU64::new(limit), AtomicU64::new(0), Mutex::default());
+        let used = Mutex::new(Used { bytes: 0, maps: Vec::new(), busy: BUSY });
+        let (limit, clock) = (AtomicU64::new(limit), AtomicU64::new(0));
         let room: &Room = Box::leak(Box::new(Room { device, limit, clock, used }));
         rooms.push(room);
         room
@@ -70,6 +78,12 @@ impl Room {
     /// Bytes that chunks may have.
     pub(crate) fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Relaxed)).filter(|limit| *limit != NO_LIMIT)
+    }
+
+    /// How long eviction waits for calls that run, in tests.
+    #[cfg(test)]
+    pub(crate) fn wait_for_calls(&self, limit: Duration) {
+        lock(&self.used).busy = limit;
     }
 
     /// For chunks that are created from now on.
@@ -173,11 +187,13 @@ impl Room {
 
     /// Evicts chunks of so many bytes; fewer, but one at least, if there are no more.
     fn evict(&self, used: &mut Used, bytes: u64, why: &str) -> Result<()> {
-        let mut taken = Room::take_oldest(used, bytes);
+        let deadline = Instant::now() + used.busy;
+        let (mut taken, mut is_busy) = Room::take_oldest(used, bytes, deadline);
         let freed: u64 = between_stops(self.device, || {
             if taken.is_empty() {
-                // The calls that were queued have ended.
-                taken = Room::take_oldest(used, bytes);
+                // The calls that were queued have ended, which may have taken longer.
+                let deadline = if is_busy { deadline } else { Instant::now() + used.busy };
+                (taken, is_busy) = Room::take_oldest(used, bytes, deadline);
             }
             injection_point!("client: chunks chosen for eviction");
             taken.iter().map(|(memory, chunk)| memory.unmap(*chunk, true)).sum()
@@ -187,6 +203,14 @@ impl Room {
         if freed > 0 {
             return Ok(());
         }
+        if is_busy {
+            let sentence = format!(
+                "{why}, and other chunks are of maps whose calls have not ended for {} s, as if their GAIA mount does not \
+                 answer",
+                used.busy.as_secs()
+            );
+            return Err(Error::new(Errno::NOMEM, sentence));
+        }
         let sentence = format!(
             "{why}, and all chunks of maps are in use: release ranges that kernels no longer use, also those that were \
              acquired for reading, or acquire a smaller one"
@@ -194,20 +218,21 @@ impl Room {
         Err(Error::new(Errno::NOMEM, sentence))
     }
 
-    /// Takes the chunks out of use that were acquired least recently, and of which no page is in use.
-    fn take_oldest(used: &Used, bytes: u64) -> Vec<(Arc<Chunks>, usize)> {
+    /// Takes the chunks out of use that were acquired least recently, and of which no page is in use; and whether there
+    /// may be more, of maps with calls that run until the deadline.
+    fn take_oldest(used: &Used, bytes: u64, deadline: Instant) -> (Vec<(Arc<Chunks>, usize)>, bool) {
         let idle = used.maps.iter().flat_map(|map| map.memory.idle().into_iter().map(move |(at, n)| (at, n, map)));
         let mut idle: Vec<_> = idle.collect();
         idle.sort_unstable_by_key(|(at, number, _)| (*at, *number));
         let (mut taken, mut found) = (Vec::new(), 0);
         // A map whose state is locked has a call that runs: its chunks are asked for last.
-        for wait in [false, true] {
+        for until in [None, Some(deadline)] {
             idle.retain(|(_, number, map)| {
                 if found >= bytes {
                     return false;
                 }
                 let Some(state) = map.state.upgrade() else { return false };
-                let Some(mut state) = lock_state(&state, wait) else { return true };
+                let Some(mut state) = lock_state(&state, until) else { return true };
                 if take(&map.memory, *number, &mut state) {
                     found += map.memory.len(*number);
                     taken.push((Arc::clone(&map.memory), *number));
@@ -215,7 +240,7 @@ impl Room {
                 false
             });
         }
-        taken
+        (taken, !idle.is_empty() && found < bytes)
     }
 
     /// Gives memory back: chunks of which no page is in use.
@@ -225,7 +250,7 @@ impl Room {
             return;
         };
         let Some(state) = state.upgrade() else { return };
-        let mut state = lock(&state);
+        let Some(mut state) = lock_state(&state, Some(Instant::now() + used.busy)) else { return };
         let taken: Vec<_> = chunks.filter(|chunk| take(memory, *chunk, &mut state)).collect();
         drop(state);
         if !taken.is_empty() {
@@ -242,8 +267,15 @@ pub fn limit_memory(device: &'static dyn Device, limit: Option<u64>) {
     }
 }
 
-fn lock_state(state: &Mutex<State>, wait: bool) -> Option<MutexGuard<'_, State>> {
-    if wait { Some(lock(state)) } else { try_lock(state) }
+/// Locks a state now, or once that is possible before a deadline.
+fn lock_state(state: &Mutex<State>, until: Option<Instant>) -> Option<MutexGuard<'_, State>> {
+    loop {
+        let locked = try_lock(state);
+        if locked.is_some() || until.is_none_or(|until| Instant::now() >= until) {
+            return locked;
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Takes a chunk out of use, of which no page is.

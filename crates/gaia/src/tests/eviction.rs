@@ -1,6 +1,7 @@
 //! Memory in chunks: what is evicted, and what is not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::limit_memory;
@@ -179,6 +180,22 @@ fn eviction_forgets_what_was_current_without_a_message() {
     assert_eq!((map.info().chunks_evicted, bench.chunks(&map)), (1, 0));
     bench.check(&map, 0, Access::Read);
     assert_eq!((map.info().acquires_unchanged, map.info().bytes_from_file), (2, 2 * P));
+}
+
+#[test]
+fn map_whose_call_does_not_end_keeps_its_chunks_and_stops_no_other_map() {
+    let bench = two_chunks(3 * CHUNK);
+    let [stopped, map] = [0, 1].map(|_| bench.map(0, 3 * CHUNK, Access::Read).unwrap());
+    bench.check(&stopped, 0, Access::Read);
+    stopped.release(3 * P, P).unwrap();
+    bench.check(&map, 1, Access::Read);
+    crate::room::Room::of(bench.device.replica_memory().unwrap()).wait_for_calls(Duration::ZERO);
+    let call = spinio_host::lock(&stopped.state);
+    let error = map.acquire(2 * CHUNK, P, Access::Read).unwrap_err();
+    assert!(error.errno == Errno::NOMEM && error.to_string().contains("have not ended"), "{error}");
+    drop(call);
+    bench.check(&map, 2, Access::Read);
+    assert_eq!(stopped.info().chunks_evicted, 1);
 }
 
 #[test]
