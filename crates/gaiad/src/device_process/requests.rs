@@ -209,7 +209,7 @@ impl DeviceProcess {
         Ok(())
     }
 
-    /// Asks the process; again if it dies.
+    /// Asks the process; again if it dies. EAGAIN: so did some after it, which may pass.
     fn repeat(self: &Arc<DeviceProcess>, ask: impl Fn(&Running) -> Result<(), Errno>) -> Result<(), Errno> {
         for _ in 0..ATTEMPTS {
             let done = self.started().and_then(|running| ask(&running));
@@ -217,7 +217,7 @@ impl DeviceProcess {
                 return done;
             }
         }
-        Err(Errno::IO)
+        Err(Errno::AGAIN)
     }
 
     /// The process, started now if there is none.

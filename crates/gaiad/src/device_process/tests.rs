@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -144,6 +144,17 @@ fn process_that_closes_its_socket_and_ends_later_is_one_attempt() {
     std::thread::sleep(Duration::from_millis(100));
     process.import(&chunk).unwrap();
     assert_eq!(process.starts(), 2);
+}
+
+#[test]
+fn processes_that_die_one_after_the_other_are_an_error_that_may_pass() {
+    let deaths = AtomicU32::new(0);
+    let command = move || if deaths.fetch_add(1, Relaxed) < 4 { Command::new("false") } else { child() };
+    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60));
+    let (uuid, fd) = chunk_with(&bytes());
+    let chunk = process.chunk(uuid, fd, CHUNK);
+    assert_eq!(process.import(&chunk), Err(Errno::AGAIN));
+    process.import(&chunk).unwrap();
 }
 
 #[test]
