@@ -314,9 +314,18 @@ impl Files {
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
         let nonce = u64::from_ne_bytes(nonce);
         let files = Files { slots, backing, shards, owners: 1.into(), nonce, times: Times::default() };
+        // All leases are broken at the same time: each takes up to 45 s.
+        for recovered in &recovered {
+            let _ = files.backing.open(recovered.file(), Access::Write);
+        }
         for recovered in recovered {
             let node = recovered.file();
-            let fd = match files.backing.open_waiting(node, Access::Write) {
+            let opened = files.backing.open_waiting(node, Access::Write).or_else(|error| match error {
+                Errno::STALE | Errno::NOENT => Err(error),
+                // One file that cannot be written now (EROFS, ETXTBSY) must not end the mount. Its pages wait.
+                _ => files.backing.open_waiting(node, Access::Read),
+            });
+            let fd = match opened {
                 Ok(fd) => fd,
                 // It does not exist any more.
                 Err(Errno::STALE | Errno::NOENT) => {
@@ -608,8 +617,12 @@ mod tests {
 
     /// The files below a directory; `flags` opens it.
     fn backing(dir: &Path, state: &Arc<StateMemory>, flags: OFlags) -> Arc<Backing> {
+        backing_in(open(dir, flags), state)
+    }
+
+    fn backing_in(directory: OwnedFd, state: &Arc<StateMemory>) -> Arc<Backing> {
         let (supervisor, _) = Link::pair().unwrap();
-        Arc::new(Backing::new(open(dir, flags), Arc::new(Nodes::attach(state.clone())), supervisor, 16, 4))
+        Arc::new(Backing::new(directory, Arc::new(Nodes::attach(state.clone())), supervisor, 16, 4))
     }
 
     /// A file with one released page, as during a write-out by another thread: it is not marked dirty.
@@ -658,6 +671,30 @@ mod tests {
         // A descriptor that handles cannot be opened with.
         assert_eq!(attach(OFlags::PATH).map(drop), Err(Errno::BADF));
         attach(OFlags::RDONLY).unwrap().finish();
+        assert!(std::fs::read(dir.path().join("file")).unwrap() == NEW);
+    }
+
+    #[test]
+    fn file_that_cannot_be_written_for_a_while_keeps_its_released_pages() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some((state, first)) = with_released_page(dir.path()) else { return };
+        drop(first);
+        let clone = rustix::mount::OpenTreeFlags::OPEN_TREE_CLONE;
+        let Ok(tree) = rustix::mount::open_tree(rustix::fs::CWD, dir.path(), clone) else {
+            return eprintln!("skipped: no mounts");
+        };
+        linux::make_mount_read_only(tree.as_fd()).unwrap();
+        let read_only = rustix::fs::openat(&tree, c".", OFlags::RDONLY, Mode::empty()).unwrap();
+        let attach = |directory| {
+            let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state.clone()));
+            let (slots, recovered) = Slots::recover(memory).unwrap();
+            Files::new(slots, recovered, backing_in(directory, &state)).unwrap()
+        };
+        let files = attach(read_only);
+        let file = files.all().pop().unwrap();
+        assert_eq!(files.write_out(&file), Err(Errno::ROFS));
+        drop((file, files));
+        attach(open(dir.path(), OFlags::RDONLY)).finish();
         assert!(std::fs::read(dir.path().join("file")).unwrap() == NEW);
     }
 }
