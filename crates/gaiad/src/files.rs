@@ -425,6 +425,7 @@ impl Files {
         }
         let empty = FilePages::new(self.slots.clone(), node, KernelPages::None, 0);
         std::mem::replace(&mut *file.pages(), empty).discard();
+        self.times.forget(node);
     }
 
     /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.

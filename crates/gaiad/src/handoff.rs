@@ -137,6 +137,7 @@ impl Client<'_> {
         };
         let commit = commit.map_err(|e| self.refusal(&e))?.ok_or(Failure::Refused(Errno::AGAIN))?;
         injection_point!("server: chunks committed");
+        self.all.content.files().times().release(self.file.node);
         self.file.mark_dirty();
         self.all.arrivals.start(kept, self.file.share());
         self.all.count_release(commit.published, 0);

@@ -127,6 +127,9 @@ impl<'a> Client<'a> {
         injection_point!("server: release committed");
         let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         self.all.count_release(commit.published, merged);
+        if commit.published > 0 {
+            files.times().release(self.file.node);
+        }
         self.file.mark_dirty();
         files::invalidate(&self.file, &self.all.kernel, commit.release, commit.invalidate);
         injection_point!("server: release invalidated");

@@ -9,6 +9,7 @@
 //!   WRITE, FALLOCATE, released pages:  first of a file: time? ── write ── last of it: set that time
 //!                                                        others: write
 //!   SETATTR(times):                    set the kernel's time, which is then the one that the last sets
+//!   release:                           until SETATTR, the next last of it sets no time
 //! ```
 //!
 //! Set-user-ID and set-group-ID bits likewise: a write by a process without CAP_FSETID, as the server of a user's own
@@ -20,12 +21,15 @@
 //! threads write without a pause; without CAP_FSETID it may leave the file without these bits.
 
 use std::array;
+use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use spinio_sys::linux::chmod_fd;
+
+use crate::lock::lock;
 
 /// Set-user-ID and set-group-ID.
 const BITS: u32 = 0o6000;
@@ -35,7 +39,12 @@ const SHARDS: usize = 1024;
 
 /// The files that are written now.
 #[derive(Debug)]
-pub(crate) struct Times([Mutex<Vec<Written>>; SHARDS]);
+pub(crate) struct Times {
+    shards: [Mutex<Vec<Written>>; SHARDS],
+    /// Files with a release after which no program has set the time. The client does so once it has the answer, unless it is
+    /// killed or may not.
+    released: Mutex<HashSet<u64>>,
+}
 
 /// A file that is written now.
 #[derive(Debug)]
@@ -56,13 +65,13 @@ struct Writing<'a> {
 
 impl Default for Times {
     fn default() -> Times {
-        Times(array::from_fn(|_| Mutex::default()))
+        Times { shards: array::from_fn(|_| Mutex::default()), released: Mutex::default() }
     }
 }
 
 impl Times {
     fn shard(&self, node: u64) -> MutexGuard<'_, Vec<Written>> {
-        self.0[node as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[node as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs a call that writes to the file, and sets its modification time back, and its mode. The lock of its pages may
@@ -106,6 +115,16 @@ impl Times {
         call()
     }
 
+    /// A release was committed: if no program sets the time of the file, it is that of the next write to it.
+    pub(crate) fn release(&self, node: u64) {
+        lock(&self.released).insert(node);
+    }
+
+    /// The node is gone.
+    pub(crate) fn forget(&self, node: u64) {
+        lock(&self.released).remove(&node);
+    }
+
     /// Runs a call that sets times of the file.
     pub(crate) fn set(
         &self,
@@ -115,6 +134,7 @@ impl Times {
     ) -> Result<(), Errno> {
         let mut shard = self.shard(node);
         call()?;
+        lock(&self.released).remove(&node);
         if let Some(written) = shard.iter_mut().find(|written| written.node == node) {
             written.modified = modified(&rustix::fs::fstat(file)?);
         }
@@ -146,8 +166,10 @@ impl Drop for Writing<'_> {
             let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
             let Written { modified, bits, .. } = shard.swap_remove(at);
             let times = Timestamps { last_access: omit, last_modification: modified };
-            // A file whose time cannot be set is written all the same.
-            let _ = rustix::fs::futimens(self.file, &times);
+            if !lock(&self.times.released).remove(&self.node) {
+                // A file whose time cannot be set is written all the same.
+                let _ = rustix::fs::futimens(self.file, &times);
+            }
             if bits != 0
                 && let Ok(now) = rustix::fs::fstat(self.file)
                 && now.st_mode & bits != bits
@@ -191,7 +213,30 @@ mod tests {
         two(&|| times.set(1, file.as_fd(), set).unwrap()).unwrap();
         assert_eq!(modified(), new);
         assert_eq!(times.keep(1, file.as_fd(), || Err::<(), _>(Errno::IO)), Err(Errno::IO));
-        assert!(times.0.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is left");
+        assert!(times.shards.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is left");
+    }
+
+    #[test]
+    fn released_pages_change_the_time_where_the_client_does_not() {
+        let file = tempfile::tempfile().unwrap();
+        let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let set = || file.set_modified(old).map_err(|e| Errno::from_io_error(&e).unwrap());
+        let times = Times::default();
+        let write = |node| times.keep(node, file.as_fd(), || rustix::io::pwrite(&file, b"bytes", 0).map(drop)).unwrap();
+        let modified = || file.metadata().unwrap().modified().unwrap();
+        set().unwrap();
+        times.release(1);
+        times.set(1, file.as_fd(), set).unwrap();
+        write(1);
+        assert_eq!(modified(), old, "the client has set it");
+        times.release(1);
+        write(2);
+        assert_eq!(modified(), old, "another file's release");
+        write(1);
+        let new = modified();
+        assert!(new > old, "the client has died");
+        write(1);
+        assert_eq!(modified(), new);
     }
 
     #[test]

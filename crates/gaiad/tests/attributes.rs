@@ -6,11 +6,13 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use common::both::{Block, direct};
+use common::raw::Raw;
 use common::{TestMount, is_root};
 use rustix::fs::{Gid, Mode, OFlags, SeekFrom, Uid};
+use spinio_pagecache::messages::{Access, Run};
 
 const USER: u32 = 65534;
 
@@ -79,6 +81,27 @@ fn every_kind_of_write_changes_the_modification_time() {
     let expected = modified(&path);
     let (below, _root) = mount.unmount();
     assert_eq!(modified(&below.join("file")), expected);
+}
+
+/// As of a client that is killed right after its release.
+#[test]
+fn release_whose_client_sets_no_time_changes_it() {
+    let fill = |dir: &Path| {
+        let file = File::create(dir.join("file")).unwrap();
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)).unwrap();
+    };
+    let Some(mount) = TestMount::new(fill) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(mount.dir.join("file")).unwrap();
+    let mut client = Raw::map(&file, Access::Write, 0, 2).unwrap();
+    client.acquire(0, 2, Access::Write);
+    client.stage(0, &[7; 4096]);
+    let run = |count| Run { first: 0, count };
+    assert_eq!(client.release(1, run(2), &[run(1)]), Ok(1));
+    drop((client, file));
+    let (below, _root) = mount.unmount();
+    assert_eq!(std::fs::read(below.join("file")).unwrap()[4095..4097], [7, 1]);
+    assert!(modified(&below.join("file")) > (1000, 0));
 }
 
 /// Runs a function with the rights of an ordinary user, who has `groups` besides its own.
