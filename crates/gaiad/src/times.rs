@@ -25,9 +25,8 @@ use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
-use spinio_sys::linux::chmod_fd;
 
 use crate::lock::lock;
 
@@ -174,7 +173,7 @@ impl Drop for Writing<'_> {
                 && let Ok(now) = rustix::fs::fstat(self.file)
                 && now.st_mode & bits != bits
             {
-                let _ = chmod_fd(self.file, (now.st_mode | bits) & 0o7777);
+                let _ = rustix::fs::fchmod(self.file, Mode::from_raw_mode((now.st_mode | bits) & 0o7777));
             }
         }
     }
@@ -244,7 +243,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let times = Times::default();
         let mode = || file.metadata().unwrap().permissions().mode() & 0o7777;
-        let chmod = |mode| chmod_fd(file.as_fd(), mode);
+        let chmod = |mode| rustix::fs::fchmod(&file, Mode::from_raw_mode(mode));
         // What a write does below, whatever this process may do.
         let write = || chmod(mode() & !BITS);
         chmod(0o4755).unwrap();
