@@ -1,4 +1,4 @@
-//! Requests that wait for a lease, without a worker of the server.
+//! Requests that wait for a lease, or for descriptors and memory, without a worker of the server.
 //!
 //! ```text
 //!   worker ── handler ── open: EAGAIN, a client holds a lease on the file (up to 45 s) ──> Late::wait, next request
@@ -34,13 +34,19 @@ pub(crate) struct Late {
     nodes: mpsc::Sender<Option<u64>>,
 }
 
-/// Whether a request that fails with EAGAIN waits. One that is not of the page cache is a program's, which is told.
-pub(crate) fn may_wait(operation: &Operation<'_>) -> bool {
+/// Whether a request that fails so waits. One that is not of the page cache is a program's, which is told.
+pub(crate) fn may_wait(operation: &Operation<'_>, error: Errno) -> bool {
     match operation {
-        Operation::Write { args, .. } => args.write_flags & WRITE_CACHE != 0,
-        Operation::Fsync(_) | Operation::Lseek(_) => true,
+        Operation::Write { args, .. } => args.write_flags & WRITE_CACHE != 0 && may_pass(error),
+        Operation::Fsync(_) | Operation::Lseek(_) => error == Errno::AGAIN,
         _ => false,
     }
+}
+
+/// Whether bytes of the page cache that cannot be written now may be written later. The Linux kernel drops those whose
+/// WRITE has failed.
+pub(crate) fn may_pass(error: Errno) -> bool {
+    matches!(error, Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }
 
 impl Late {
@@ -96,7 +102,22 @@ impl Late {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+    use spinio_fuse::abi::WriteIn;
+
     use super::*;
+
+    #[test]
+    fn what_the_page_cache_writes_waits_for_descriptors_and_memory() {
+        let write = |write_flags| {
+            let args = WriteIn { write_flags, ..WriteIn::default() };
+            move |error| may_wait(&Operation::Write { args, data: &[] }, error)
+        };
+        let [cached, of_program] = [WRITE_CACHE, 0].map(write);
+        for error in [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(cached(error) && !of_program(error), "{error}");
+        }
+        assert!(!cached(Errno::NOSPC) && !cached(Errno::STALE));
+    }
 
     #[test]
     fn requests_of_a_file_wait_together_and_others_do_not_wait_for_them() {

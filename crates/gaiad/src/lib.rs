@@ -35,7 +35,7 @@
 //! | `client.rs`, `draft.rs`, `release.rs`, `release_memory.rs` | one map: acquire, release |
 //! | `handoff.rs`, `arrivals.rs` | releases that hand device memory over, and the bytes that are on their way from there |
 //! | `seek.rs` | holes of files that have dirty pages |
-//! | `late.rs` | requests that wait for a lease |
+//! | `late.rs` | requests that wait for a lease, descriptors or memory |
 //! | `writers.rs` | which files a program may have open for writing |
 //! | `shared_counters.rs` | memory by which clients know that nothing has changed |
 //! | `times.rs` | why writes leave modification times as they were |

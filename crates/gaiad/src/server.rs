@@ -238,7 +238,7 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
     let (unique, node) = (request.header.unique, request.header.node);
     let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
-        if matches!(result, Err(Errno::AGAIN)) && late::may_wait(&request.operation) {
+        if result.is_err_and(|error| late::may_wait(&request.operation, error)) {
             return late.wait(node, bytes);
         }
         let sent = match result {

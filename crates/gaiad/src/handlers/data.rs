@@ -14,6 +14,7 @@ use spinio_sys::injection_point;
 
 use super::{Handlers, Reply, Result};
 use crate::backing::Access;
+use crate::late;
 use crate::report::report;
 
 const ACCESS_MODE: u32 = 0o3;
@@ -65,7 +66,8 @@ impl Handlers {
 
     pub(super) fn write(&self, node: u64, args: &WriteIn, data: &[u8], reply: &mut Reply) -> Result<()> {
         let cached = args.write_flags & WRITE_CACHE != 0;
-        // EAGAIN of a write to the page cache: the program that wrote is not there any more to be told. It waits (late.rs).
+        // A write of the page cache that may succeed later waits (late.rs): the program that wrote is not there any more to be
+        // told.
         let file = self.backing.open(node, Access::Write)?;
         if args.write_flags & WRITE_KILL_SUIDGID != 0 {
             self.drop_suidgid(node, &file)?;
@@ -75,6 +77,7 @@ impl Handlers {
         injection_point!("server: write executed");
         if let Err(error) = written
             && cached
+            && !late::may_pass(error)
         {
             // The Linux kernel tells programs of it only at their next fsync, and drops the bytes.
             report!("cannot write {} bytes at {} of node {node}: {error}", data.len(), args.offset);
