@@ -47,7 +47,8 @@ const MOST_FDS: u64 = 1 << 20;
 const CLIENTS: u64 = 4096;
 /// Descriptors of a connection, with two more during a release.
 const CLIENT_FDS: u64 = 5;
-const WORKERS_MIN: usize = 4;
+/// Each has a buffer in memory, and the Linux kernel has 64 writes on their way at most.
+const WORKERS: (usize, usize) = (4, 64);
 
 /// Serves until the file system is unmounted. `link` is the socket that the supervisor gave, and `fds` came
 /// with its first message.
@@ -65,7 +66,7 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
     let first = resend(&connection, &handlers)?;
     injection_point!("server: journal cleared");
     let first = Mutex::new(first);
-    let workers = std::thread::available_parallelism().map_or(1, |n| n.get() * 2).max(WORKERS_MIN);
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get() * 2).clamp(WORKERS.0, WORKERS.1);
     accept::start(&clients, listener)?;
     let (late, nodes) = Late::new();
     let (connection, handlers, first, late) = (&*connection, &handlers, &first, &late);
