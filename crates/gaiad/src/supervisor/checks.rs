@@ -177,7 +177,27 @@ fn no_mount(point: &Path, failure: &MountFailure) -> MountError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn files_of_clients_can_be_neither_written_nor_executed() {
+        if !mount::is_privileged() {
+            return eprintln!("skipped: not root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        std::fs::copy("/bin/true", &path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let view = private_view(&File::open(dir.path()).unwrap(), true).unwrap();
+        let file = rustix::fs::openat(&view, c"program", OFlags::RDONLY, Mode::empty()).unwrap();
+        let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let refused = |result: std::io::Result<()>| Errno::from_io_error(&result.unwrap_err());
+        assert_eq!(refused(File::options().write(true).open(&own).map(drop)), Some(Errno::ROFS));
+        assert_eq!(refused(std::process::Command::new(&own).status().map(drop)), Some(Errno::ACCESS));
+    }
 
     #[test]
     fn mount_lands_on_the_directory_that_was_checked_or_nowhere() {

@@ -79,10 +79,11 @@ pub fn open_by_handle(mount: BorrowedFd<'_>, handle: &FileHandle, flags: u32) ->
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// `mount_setattr` (Linux 5.12): no file can be opened for writing through the mount that this descriptor is on. Takes
-/// CAP_SYS_ADMIN; EINVAL: the descriptor is not of the root of a mount.
+/// `mount_setattr` (Linux 5.12): no file can be opened for writing through the mount that this descriptor is on, nor
+/// executed, which would keep others from writing it. Takes CAP_SYS_ADMIN; EINVAL: the descriptor is not of the root of a mount.
 pub fn make_mount_read_only(mount: BorrowedFd<'_>) -> Result<()> {
-    let attributes = k::mount_attr { attr_set: k::MOUNT_ATTR_RDONLY.into(), attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let attr_set = (k::MOUNT_ATTR_RDONLY | k::MOUNT_ATTR_NOEXEC).into();
+    let attributes = k::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     let (name, flags) = (c"".as_ptr() as usize, k::AT_EMPTY_PATH as usize);
     let (at, len) = ((&raw const attributes) as usize, size_of::<k::mount_attr>());
     // SAFETY: the name and the attributes, of the length that is stated, live across the call.
