@@ -11,8 +11,8 @@
 //!
 //! Who made a mount is in the table of mounts, so that other processes find its files.
 
-use std::fs::{DirBuilder, File, Permissions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -158,7 +158,8 @@ fn lock_path(directory: &Path, connection: u32) -> PathBuf {
 fn lock(path: &Path) -> std::io::Result<File> {
     let begun = Instant::now();
     loop {
-        let lock = File::create(path)?;
+        // No other user may open it: who has it locked holds up mounts with this number, and the end of this one.
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             // Else that supervisor has removed it.
             Ok(()) if is_at(&lock, path)? => return Ok(lock),
@@ -229,6 +230,7 @@ mod tests {
         ends.join().unwrap();
         let (socket, lock) = (second.socket_path().to_owned(), second.lock_path.clone());
         assert!(socket.exists() && lock.exists());
+        assert_eq!(lock.metadata().unwrap().mode() & 0o777, 0o600);
         assert_eq!(socket_of(&entry(NUMBER)), socket, "another process finds it");
         assert!(await_end(&running, Duration::ZERO), "the first has ended");
         assert!(!await_end(&Running::of(&entry(NUMBER)), Duration::ZERO), "the second has not");
