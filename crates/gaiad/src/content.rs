@@ -292,6 +292,15 @@ fn allocate_pages(
             if end > size && !keeps_size {
                 pages.truncate(&backing, end).map_err(|e| errno(&e))?;
             }
+            if mode.contains(FallocateFlags::ZERO_RANGE) {
+                // The range keeps its space, or gets it, as with the file system itself.
+                let keep = || rustix::fs::fallocate(backing.0, FallocateFlags::KEEP_SIZE, offset, length);
+                match rustix::io::retry_on_intr(keep) {
+                    // There zeros were written.
+                    Err(Errno::OPNOTSUPP) => {}
+                    kept => kept?,
+                }
+            }
             Ok(())
         }
         // A larger file has zeros at its end, as after a truncation.
@@ -364,6 +373,34 @@ mod tests {
     use spinio_pagecache::{FilePages, KernelPages};
 
     use super::*;
+
+    #[test]
+    fn range_of_zeros_keeps_its_space_and_gets_what_it_lacks() {
+        use FallocateFlags as Mode;
+        let memory = PageSlots::new(Arc::new(StateMemory::small()));
+        let slots = Slots::format(Arc::new(memory)).unwrap();
+        let (size, page) = (64 * PAGE as u64, PAGE as u64);
+        let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, size));
+        let below = tempfile::tempfile().unwrap();
+        rustix::io::pwrite(&below, &vec![1; size as usize], 0).unwrap();
+        let space = || rustix::fs::fstat(&below).unwrap().st_blocks as u64 * 512;
+        let zero = |mode, offset, length| {
+            let unused = || unreachable!("the table does it");
+            allocate_pages(&file, FileBacking(below.as_fd()), mode, offset, length, unused).unwrap();
+        };
+        zero(Mode::ZERO_RANGE | Mode::KEEP_SIZE, page, 32 * page);
+        assert!(space() >= size, "{}", space());
+        zero(Mode::ZERO_RANGE, size, 64 * page);
+        assert!(space() >= 2 * size, "{}", space());
+        zero(Mode::PUNCH_HOLE | Mode::KEEP_SIZE, page, 32 * page);
+        assert!(space() < 2 * size, "a hole has none");
+        assert_eq!(rustix::fs::fstat(&below).unwrap().st_size as u64, 2 * size);
+        let mut bytes = vec![7; 2 * size as usize];
+        assert_eq!(rustix::io::pread(&below, &mut bytes, 0).unwrap(), bytes.len());
+        let ones =
+            |pages: Range<usize>| bytes[pages.start * PAGE..pages.end * PAGE].iter().filter(|b| **b == 1).count();
+        assert_eq!((ones(0..1), ones(1..33), ones(33..64), ones(64..128)), (PAGE, 0, 31 * PAGE, 0));
+    }
 
     #[test]
     fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
