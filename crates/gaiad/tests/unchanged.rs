@@ -84,6 +84,18 @@ fn acquires_without_a_writer_need_no_server() {
 }
 
 #[test]
+fn acquire_on_a_mount_that_has_ended_fails() {
+    // The mount of another user ends with the last descriptor, and the map has one.
+    let Some((mut mount, path)) = common::is_root().then(mounted).flatten() else { return };
+    let reader = Reader::new(&path);
+    reader.settle();
+    // As `umount -f` does.
+    spinio_fuse::mount::abort(&mount.dir).unwrap();
+    mount.await_supervisor();
+    assert!(reader.map.acquire(0, LEN as u64, Access::Read).is_err());
+}
+
+#[test]
 fn writer_is_asked_for_until_it_closes_the_file() {
     let Some((_mount, path)) = mounted() else { return };
     let reader = Reader::new(&path);

@@ -113,6 +113,13 @@ impl Drop for Mounted {
     }
 }
 
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // Clients whose pages are as they were ask from now on, and are told that there is no server any more.
+        change_counters::count_server(self.servers.words());
+    }
+}
+
 impl Supervisor {
     /// Mounts over a directory. `pages_bytes`: state memory for the page table.
     ///

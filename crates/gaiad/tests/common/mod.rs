@@ -285,6 +285,11 @@ impl TestMount {
         }
     }
 
+    /// Waits for the end of the supervisor, whatever its mount has come to.
+    pub fn await_supervisor(&mut self) {
+        self.supervisor.wait().unwrap();
+    }
+
     /// Waits for the end of the supervisor after an unmount.
     pub fn ended(&mut self) {
         assert!(self.supervisor.wait().unwrap().success());
