@@ -47,6 +47,9 @@ pub(crate) use runtime_dir::{Running, await_end, socket_of};
 const SHORT: Duration = Duration::from_secs(1);
 /// Servers in a row that lived shortly, after which the mount ends.
 const SHORT_LIVES: u32 = 20;
+/// Between looks at a server that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// The longest wait before the next server.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -226,14 +229,23 @@ impl Supervisor {
                 Ok((mut child, link)) => {
                     any_lived = true;
                     spawned(child.id());
-                    // A failure here means that the server is dead already, which is dealt with below.
-                    let _ = self.hand_over(&link);
+                    let failed = match self.hand_over(&link) {
+                        // The server is dead already, which is dealt with below.
+                        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => false,
+                        Err(error) => {
+                            report!("cannot hand the mount over to a server: {error}");
+                            // It waits for the rest.
+                            let _ = child.kill();
+                            true
+                        }
+                    };
                     let status = self.attend(&mut child, &link, stop, &mut stopping)?;
                     if status.success() {
                         return Ok(Ended::Unmounted);
                     }
                     // SIGKILL comes from outside: the next server is not worse for it.
-                    if born.elapsed() >= SHORT || status.signal() == Some(Signal::KILL.as_raw()) {
+                    let is_killed = status.signal() == Some(Signal::KILL.as_raw()) && !failed;
+                    if born.elapsed() >= SHORT || is_killed {
                         short_lives = 0;
                         continue;
                     }
@@ -316,18 +328,23 @@ impl Supervisor {
         stopping: &mut bool,
     ) -> std::io::Result<ExitStatus> {
         let pid = Pid::from_child(child);
-        let process = pidfd_open(pid, PidfdFlags::empty())?;
-        let mut link_open = true;
+        let (mut process, mut link_open) = (None, true);
         loop {
-            let mut waited = vec![PollFd::new(&process, PollFlags::IN)];
+            process = process.or_else(|| pidfd_open(pid, PidfdFlags::empty()).ok());
+            let mut waited: Vec<_> = process.iter().map(|process| PollFd::new(process, PollFlags::IN)).collect();
             if link_open {
                 waited.push(PollFd::new(link, PollFlags::IN));
             }
             if !*stopping {
                 waited.push(PollFd::new(stop, PollFlags::IN));
             }
-            rustix::io::retry_on_intr(|| poll(&mut waited, None))?;
-            let dead = !waited[0].revents().is_empty();
+            // For want of descriptors or memory the server is looked at now and then: as long as it lives, the mount does.
+            let limit = process.is_none().then_some(LOOK_EVERY);
+            if rustix::io::retry_on_intr(|| poll(&mut waited, limit.as_ref())).is_err() {
+                std::thread::sleep(PAUSE);
+            }
+            // Its status is kept for `wait`.
+            let dead = child.try_wait()?.is_some();
             let stop_now = !*stopping && waited.last().is_some_and(|w| !w.revents().is_empty());
             // Also what a dead server has sent.
             while link_open {
