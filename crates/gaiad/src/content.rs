@@ -7,7 +7,7 @@
 //!   read  write    truncate      allocate  fsync    forget     finish         here: which bytes a page has now
 //!     │     │         │             │        │         │          │
 //!     ├─────┴─────────┴── no table? ┴────────┴──> backing file    │
-//!     └─────────────── files.rs: page table ──────────────────────┘  <── clients.rs: acquire, release
+//!     └─────────────── files/: page table ───────────────────────┘  <── clients.rs: acquire, release
 //! ```
 //!
 //! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.

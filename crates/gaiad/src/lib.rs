@@ -27,7 +27,7 @@
 //! | `backing.rs` | descriptors of the backing file system |
 //! | `content.rs` | reads and writes of file content: from the page table, or the file below the mount |
 //! | `copiers.rs` | threads that copy the pages of large releases |
-//! | `files.rs` | files with a page table, and the invalidation of the kernel's pages |
+//! | `files/` | files with a page table, what writes their released pages out, and the invalidation of the kernel's pages |
 //! | `slot_memory.rs`, `file_backing.rs` | what `spinio-pagecache` needs: state memory, the file below |
 //! | `invalidator.rs` | the process that waits for the kernel to drop pages |
 //! | `device_process/` | the process that uses devices for the server: copies from memory of GPU programs |

@@ -7,18 +7,20 @@
 //! Locks, in this order: shard > release of a file > pages of a file. The last is never held across an invalidation, nor
 //! while a client is waited for. A handler takes all but the second. That of times.rs is held for its own calls only.
 
+mod write_out;
+
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut, Range};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use spinio_pagecache::change_counters::{self, FILE_WORDS};
 use spinio_pagecache::messages::MapKind;
-use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots, offset_of};
-use spinio_sys::{injection_point, linux};
+use spinio_pagecache::{FilePages, KernelPages, OwnerId, Recovered, Release, Slots};
+use spinio_sys::injection_point;
 
 use crate::admission::Peer;
 use crate::arriving::Arriving;
@@ -30,17 +32,13 @@ use crate::lock::lock;
 use crate::overwrites::Overwrites;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
-use crate::small_writes::{self, SmallWrites};
+use crate::small_writes::SmallWrites;
 use crate::times::Times;
 
 /// Files of one shard wait for each other only while a table is made.
 const SHARDS: usize = 64;
 /// All pages of a file.
 const ALL: Range<u64> = 0..u64::MAX;
-/// Pages written out while the lock of a file is held.
-const WRITE_OUT: usize = 128;
-/// Pages that storage gets in one go: 8 MiB.
-const TO_STORAGE: u64 = 2048;
 
 type Shard = HashMap<u64, Arc<File>>;
 
@@ -258,14 +256,6 @@ pub(crate) struct Files {
     times: Times,
 }
 
-/// What happens where a client holds a lease on the file below, so that it cannot be opened for writing for up to 45 s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lease {
-    Wait,
-    /// With EAGAIN.
-    Fail,
-}
-
 /// A file during a request, with or without a table.
 pub(crate) struct Held<'a> {
     shard: RwLockReadGuard<'a, Shard>,
@@ -428,130 +418,6 @@ impl Files {
         self.times.forget(node);
     }
 
-    /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.
-    /// Waits for a lease on that file.
-    pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
-        self.write_out_then(file, Lease::Wait, |_, _| ())
-    }
-
-    /// The same without that.
-    ///
-    /// # Errors
-    /// EAGAIN: there is a lease.
-    pub(crate) fn write_out_now(&self, file: &File) -> Result<(), Errno> {
-        self.write_out_then(file, Lease::Fail, |_, _| ())
-    }
-
-    /// That for a caller that will wait until they are on storage: of many pages, storage gets the first ones while the
-    /// others are written to the file.
-    pub(crate) fn write_out_to_storage(&self, file: &File) -> Result<(), Errno> {
-        let mut waiting: Option<Range<u64>> = None;
-        self.write_out_then(file, Lease::Fail, |fd, pages| {
-            let from = waiting.take().map_or(pages.start, |waiting| waiting.start);
-            if pages.end - from < TO_STORAGE {
-                waiting = Some(from..pages.end);
-                return;
-            }
-            // A failure is the caller's, whose fsync finds it again.
-            let _ = linux::start_write_back(fd.as_raw_fd(), offset_of(from), offset_of(pages.end - from));
-        })
-    }
-
-    /// `written` is told of pages that are written to the file, and others between them.
-    fn write_out_then(
-        &self,
-        file: &File,
-        lease: Lease,
-        mut written: impl FnMut(BorrowedFd<'_>, Range<u64>),
-    ) -> Result<(), Errno> {
-        *lock(&file.dirty_since) = None;
-        // Also those whose bytes are on their way: the first ones are written while the others arrive.
-        let dirty: Vec<u64> = file.pages_now().dirty().collect();
-        if dirty.is_empty() {
-            file.stuck.store(false, SeqCst);
-            return Ok(());
-        }
-        let opened = match lease {
-            Lease::Wait => self.backing.open_waiting(file.node, Access::Write),
-            Lease::Fail => self.backing.open(file.node, Access::Write),
-        };
-        if opened.as_ref().err() == Some(&Errno::AGAIN) {
-            // It is broken by now, and will end.
-            file.mark_dirty();
-            return Err(Errno::AGAIN);
-        }
-        let result = opened.and_then(|fd| {
-            let backing = FileBacking(fd.as_fd());
-            self.times.keep(file.node, fd.as_fd(), || {
-                let chunks = dirty.chunks(WRITE_OUT);
-                let write = |chunk: &[u64]| {
-                    let all = chunk.first().map_or(0..0, |first| *first..chunk.last().map_or(*first, |last| last + 1));
-                    let done = file.pages_to_change(&all).write_out(&backing, chunk).map_err(|e| errno(&e));
-                    injection_point!("server: released pages written");
-                    if let [first, .., last] = chunk {
-                        written(fd.as_fd(), *first..*last + 1);
-                    }
-                    done
-                };
-                chunks.map(write).fold(Ok(()), Result::and)
-            })
-        });
-        file.stuck.store(result.is_err(), SeqCst);
-        if result.is_err() {
-            file.mark_dirty();
-        }
-        result
-    }
-
-    /// Writes out files with pages that were released before this age, or all; drops tables that no client needs.
-    pub(crate) fn write_out_older(&self, age: Duration) {
-        let is_old = |file: &File| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age);
-        // A file whose bytes are on their way is written out the next time: other files do not wait for it.
-        // Nor do they wait for a lease.
-        for file in self.all() {
-            if is_old(&file)
-                && !file.is_arriving()
-                && let Err(error) = self.write_out_now(&file)
-                && error != Errno::AGAIN
-            {
-                report_not_written(file.node, error);
-            }
-        }
-        // A loss that no fsync has reported keeps the table.
-        let is_idle =
-            |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle() && !file.lost.load(SeqCst);
-        for file in self.all() {
-            if is_idle(&file) {
-                let mut shard = write(self.shard(file.node));
-                // No thread can enter while the shard is locked, and no request can make it busy: only releases do.
-                if is_idle(&file) {
-                    shard.remove(&file.node);
-                }
-            }
-        }
-    }
-
-    /// Splits large folios of files below the mount to which few pages at a time are written.
-    pub(crate) fn split_folios(&self) {
-        for file in self.all() {
-            let due = file.small_writes().take_due();
-            if !due.is_empty()
-                && let Ok(fd) = self.backing.open(file.node, Access::Read)
-            {
-                small_writes::split(&fd, &due);
-            }
-        }
-    }
-
-    /// Writes out everything, also what another thread has begun to write out.
-    pub(crate) fn finish(&self) {
-        for file in self.all() {
-            if let Err(error) = self.write_out(&file) {
-                report_not_written(file.node, error);
-            }
-        }
-    }
-
     /// Invalidates what releases of an earlier server have left, so that no program sees older bytes.
     pub(crate) fn settle_all(&self, kernel: &Invalidator) {
         for file in self.all() {
@@ -560,10 +426,6 @@ impl Files {
             injection_point!("server: file settled");
         }
     }
-}
-
-fn report_not_written(node: u64, error: Errno) {
-    report!("cannot write released pages of node {node}: {error}");
 }
 
 /// Completes releases of an earlier server. With the release lock of the file.
@@ -602,6 +464,7 @@ mod tests {
 
     use rustix::fs::{Mode, OFlags};
     use spinio_pagecache::{Access as Want, PAGE, SlotMemory};
+    use spinio_sys::linux;
 
     use super::*;
     use crate::handlers::{identity, stat};
