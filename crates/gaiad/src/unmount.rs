@@ -22,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use spinio_fuse::mount;
 use spinio_pagecache::messages::{Reply, Request};
@@ -164,18 +164,28 @@ impl Daemon<'_> {
             Err(Errno::AGAIN) => return Err(self.is_silent()),
             Err(_) => return Ok(()),
         };
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(point) = rustix::fs::open(self.point, directory, Mode::empty()) else { return Ok(()) };
         for file in status.files.iter().filter(|file| file.dirty > 0) {
-            let path = path_below(self.point, file.path.as_bytes());
+            let name = OsStr::from_bytes(below(file.path.as_bytes()));
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
-            rustix::fs::fsync(&opened).map_err(|error| not_written(&path, file.dirty, error))?;
+            // Users may have put links on the way, or mounts: root opens nothing that is not of this mount.
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+            let Ok(opened) = rustix::fs::openat2(&point, name, flags, Mode::empty(), resolve) else { continue };
+            let failed = |error| not_written(&self.point.join(name), file.dirty, error);
+            rustix::fs::fsync(&opened).map_err(failed)?;
         }
         Ok(())
     }
 }
 
 fn path_below(point: &Path, path: &[u8]) -> PathBuf {
-    point.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path)))
+    point.join(OsStr::from_bytes(below(path)))
+}
+
+/// The path without its first slash.
+fn below(path: &[u8]) -> &[u8] {
+    path.strip_prefix(b"/").unwrap_or(path)
 }
 
 fn not_written(path: &Path, pages: u64, error: Errno) -> MountError {
@@ -293,6 +303,31 @@ mod tests {
         });
         let error = write_out(directory.path(), &path, SHORT).unwrap_err();
         assert!(error.contains("silent"), "{error}");
+    }
+
+    #[test]
+    fn nothing_outside_of_the_mount_is_opened() {
+        let root = tempfile::tempdir().unwrap();
+        let [mount, outside] = ["mount", "outside"].map(|name| root.path().join(name));
+        // What is opened fails in fsync.
+        for dir in [&mount, &outside] {
+            std::fs::create_dir(dir).unwrap();
+            let (kind, mode) = (rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600));
+            rustix::fs::mknodat(rustix::fs::CWD, dir.join("pipe"), kind, mode, 0).unwrap();
+        }
+        std::os::unix::fs::symlink(&outside, mount.join("link")).unwrap();
+        let paths = [&b"/link/pipe"[..], b"/../outside/pipe", b"/pipe"];
+        let opened = paths.map(|name| {
+            let directory = tempfile::tempdir().unwrap();
+            let socket = listen(directory.path(), move |socket, _| {
+                send(socket, |out| Reply::ServerStatus(ServerStatus::default()).encode(out)).unwrap();
+                let file = FileStatus { dirty: 1, path: name, ..FileStatus::default() };
+                send(socket, |out| Reply::FileStatus(file).encode(out)).unwrap();
+                false
+            });
+            Daemon { point: &mount, socket: &socket, within: LONG }.sync_files().is_err()
+        });
+        assert_eq!(opened, [false, false, true]);
     }
 
     #[test]
