@@ -7,7 +7,7 @@
 //!   read  write    truncate      allocate  fsync    forget     finish         here: which bytes a page has now
 //!     │     │         │             │        │         │          │
 //!     ├─────┴─────────┴── no table? ┴────────┴──> backing file    │
-//!     └─────────────── files/: page table ───────────────────────┘  <── clients.rs: acquire, release
+//!     └─────────────── files/: page table ────────────────────────┘  <── clients.rs: acquire, release
 //! ```
 //!
 //! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.
@@ -133,12 +133,12 @@ impl Content {
         direct: bool,
     ) -> Result<usize, Errno> {
         let into = if direct { ReadInto::Unknown } else { ReadInto::PageCache };
-        match self.files.hold(node, &pages_of(offset, buffer.len() as u64)).file() {
+        self.files.with(node, &pages_of(offset, buffer.len() as u64), |found| match found {
             Some(found) => {
                 read_pages(&self.lent, found, FileBacking(file), offset, buffer, into).map_err(|e| errno(&e))
             }
-            None => file_backing::read(file, offset, buffer),
-        }
+            None => file_backing::read(file, offset, buffer).map(Some),
+        })
     }
 
     /// Writes all bytes. `cached`: whole pages of the page cache (short at the end of the file), of which a program may
@@ -156,15 +156,18 @@ impl Content {
     ) -> Result<usize, Errno> {
         let from = if cached { WriteFrom::PageCache } else { WriteFrom::Program };
         let changed = pages_of(offset, bytes.len() as u64);
-        let held = self.files.hold(node, &changed);
-        self.files.times().keep(node, file, || match held.file() {
-            Some(found) => write_pages(found, FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e)),
-            None => file_backing::write(file, offset, bytes),
-        })?;
-        if let Some(found) = held.file().filter(|_| cached) {
-            found.small_writes().count(offset, bytes.len());
-        }
-        Ok(bytes.len())
+        self.files.with(node, &changed, |found| {
+            let written = self.files.times().keep(node, file, || match found {
+                Some(found) => {
+                    write_pages(found, FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e))
+                }
+                None => file_backing::write(file, offset, bytes).map(Some),
+            })?;
+            if let Some(found) = found.filter(|_| cached && written.is_some()) {
+                found.small_writes().count(offset, bytes.len());
+            }
+            Ok(written.map(|()| bytes.len()))
+        })
     }
 
     /// Sets the size; bytes past it are gone.
@@ -173,10 +176,13 @@ impl Content {
     /// Of the backing file.
     pub fn truncate(&self, node: u64, file: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
         let changed = size / PAGE as u64..u64::MAX;
-        match self.files.hold(node, &changed).file() {
-            Some(found) => found.pages_to_change(&changed).truncate(&FileBacking(file), size).map_err(|e| errno(&e)),
-            None => rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, size)),
-        }
+        self.files.with(node, &changed, |found| match found {
+            Some(found) => {
+                let Some(mut pages) = found.pages_to_change_if_there(&changed) else { return Ok(None) };
+                pages.truncate(&FileBacking(file), size).map(Some).map_err(|e| errno(&e))
+            }
+            None => rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, size)).map(Some),
+        })
     }
 
     /// `fallocate`. With PUNCH_HOLE or ZERO_RANGE the bytes of the range become zeros; the kernel has written back its
@@ -193,10 +199,11 @@ impl Content {
         length: u64,
     ) -> Result<(), Errno> {
         let allocate = || rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, length));
-        let held = self.files.hold(node, &(offset / PAGE as u64..u64::MAX));
-        self.files.times().keep_time(node, file, || match held.file() {
-            Some(found) => allocate_pages(found, FileBacking(file), mode, offset, length, allocate),
-            None => allocate(),
+        self.files.with(node, &(offset / PAGE as u64..u64::MAX), |found| {
+            self.files.times().keep_time(node, file, || match found {
+                Some(found) => allocate_pages(found, FileBacking(file), mode, offset, length, allocate),
+                None => allocate().map(Some),
+            })
         })
     }
 
@@ -270,7 +277,8 @@ impl Content {
     }
 }
 
-/// `fallocate` of a file with a page table; `allocate` is the call on the backing file.
+/// `fallocate` of a file with a page table; `allocate` is the call on the backing file. As all that follow, `None` if bytes
+/// are on their way.
 fn allocate_pages(
     file: &File,
     backing: FileBacking<'_>,
@@ -278,11 +286,11 @@ fn allocate_pages(
     offset: u64,
     length: u64,
     allocate: impl FnOnce() -> Result<(), Errno>,
-) -> Result<(), Errno> {
+) -> Result<Option<()>, Errno> {
     let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
     let keeps_size = mode.contains(FallocateFlags::KEEP_SIZE);
-    let mut pages = file.pages_to_change(&(offset / PAGE as u64..u64::MAX));
-    match mode - FallocateFlags::KEEP_SIZE {
+    let Some(mut pages) = file.pages_to_change_if_there(&(offset / PAGE as u64..u64::MAX)) else { return Ok(None) };
+    let done = match mode - FallocateFlags::KEEP_SIZE {
         FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE => {
             let size = backing.size().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
             let inside = offset..end.min(size);
@@ -306,7 +314,8 @@ fn allocate_pages(
         // A larger file has zeros at its end, as after a truncation.
         mode if mode.is_empty() => pages.allocate(allocate),
         _ => Err(Errno::OPNOTSUPP),
-    }
+    };
+    done.map(Some)
 }
 
 /// A READ of a file with a page table. The bytes are copied without a lock, and again if a page has a new version.
@@ -317,11 +326,13 @@ fn read_pages(
     offset: u64,
     buffer: &mut [u8],
     into: ReadInto,
-) -> spinio_pagecache::Result<usize> {
+) -> spinio_pagecache::Result<Option<usize>> {
     let end = offset + buffer.len() as u64;
     let wanted = pages_of(offset, buffer.len() as u64);
     for _ in 0..READS_WITHOUT_LOCK {
-        let plan = file.pages_of(&wanted).read_plan(wanted.clone());
+        let Some(mut pages) = file.pages_if_there(&wanted) else { return Ok(None) };
+        let plan = pages.read_plan(wanted.clone());
+        drop(pages);
         let inside = backing.size()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
         for (pages, source) in &plan.runs {
             let first = offset_of(pages.start).max(offset);
@@ -337,10 +348,11 @@ fn read_pages(
         }
         // It looks at no bytes.
         if file.pages_now().read_done(&plan, into) {
-            return Ok(inside);
+            return Ok(Some(inside));
         }
     }
-    file.pages_of(&wanted).read(&backing, offset, buffer, into)
+    let Some(mut pages) = file.pages_if_there(&wanted) else { return Ok(None) };
+    pages.read(&backing, offset, buffer, into).map(Some)
 }
 
 /// A WRITE of a file with a page table: of whole pages that need no look without the lock ([`crate::overwrites`]).
@@ -351,14 +363,15 @@ fn write_pages(
     offset: u64,
     bytes: &[u8],
     from: WriteFrom,
-) -> spinio_pagecache::Result<()> {
-    let mut table = file.pages_to_change(pages);
+) -> spinio_pagecache::Result<Option<()>> {
+    let Some(mut table) = file.pages_to_change_if_there(pages) else { return Ok(None) };
     if file.overwrites().is_waited_for() || !table.begin_overwrite(&backing, offset, bytes.len())? {
-        return table.write(&backing, offset, bytes, from);
+        return table.write(&backing, offset, bytes, from).map(Some);
     }
     let _overwrite = file.overwrites().begin(pages);
     drop(table);
-    Ok(backing.write(offset, bytes)?)
+    backing.write(offset, bytes)?;
+    Ok(Some(()))
 }
 
 /// The pages of a range of bytes.
@@ -386,7 +399,7 @@ mod tests {
         let space = || rustix::fs::fstat(&below).unwrap().st_blocks as u64 * 512;
         let zero = |mode, offset, length| {
             let unused = || unreachable!("the table does it");
-            allocate_pages(&file, FileBacking(below.as_fd()), mode, offset, length, unused).unwrap();
+            allocate_pages(&file, FileBacking(below.as_fd()), mode, offset, length, unused).unwrap().unwrap();
         };
         zero(Mode::ZERO_RANGE | Mode::KEEP_SIZE, page, 32 * page);
         assert!(space() >= size, "{}", space());
@@ -403,6 +416,37 @@ mod tests {
     }
 
     #[test]
+    fn nothing_that_has_a_file_held_waits_for_bytes_on_their_way() {
+        let memory = PageSlots::new(Arc::new(StateMemory::small()));
+        let slots = Slots::format(Arc::new(memory)).unwrap();
+        let file = File::new(1, FilePages::new(slots, 1, KernelPages::None, 8 * PAGE as u64));
+        let below = tempfile::tempfile().unwrap();
+        below.set_len(8 * PAGE as u64).unwrap();
+        let backing = FileBacking(below.as_fd());
+        let lent = LentReads::new().unwrap();
+        file.begin_arrival(1, 2..4);
+        let read = |page: u64| {
+            let (at, mut bytes) = (page * PAGE as u64, [0; PAGE]);
+            read_pages(&lent, &file, backing, at, &mut bytes, ReadInto::PageCache).unwrap()
+        };
+        let write = |page: u64| {
+            let at = page * PAGE as u64;
+            write_pages(&file, backing, &(page..page + 1), at, &[1; PAGE], WriteFrom::PageCache).unwrap()
+        };
+        let allocate = |page: u64| {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            allocate_pages(&file, backing, punch, page * PAGE as u64, PAGE as u64, || Ok(())).unwrap()
+        };
+        assert_eq!((read(1), write(1), allocate(5)), (Some(PAGE), Some(()), Some(())));
+        spinio_testkit::deadline::with_deadline("a call that waits", || {
+            assert_eq!((read(3), write(3), allocate(1)), (None, None, None));
+            assert!(file.pages_to_change_if_there(&(0..u64::MAX)).is_none());
+        });
+        file.end_arrival(1, false);
+        assert_eq!((read(3), write(3), allocate(1)), (Some(PAGE), Some(()), Some(())));
+    }
+
+    #[test]
     fn overwritten_pages_are_waited_for_and_while_something_waits_the_lock_is_kept() {
         let memory = PageSlots::new(Arc::new(StateMemory::small()));
         let slots = Slots::format(Arc::new(memory)).unwrap();
@@ -411,7 +455,8 @@ mod tests {
         let write = |page: u64, byte| {
             let (at, bytes) = (page * PAGE as u64, [byte; PAGE]);
             let pages = page..page + 1;
-            write_pages(&file, FileBacking(below.as_fd()), &pages, at, &bytes, WriteFrom::PageCache).unwrap();
+            let from = WriteFrom::PageCache;
+            write_pages(&file, FileBacking(below.as_fd()), &pages, at, &bytes, from).unwrap().unwrap();
         };
         let without_lock = || file.overwrites().count();
         write(1, 1);

@@ -132,18 +132,37 @@ impl File {
 
     /// The page table, once the bytes of those pages are there that it names itself.
     pub(crate) fn pages_for(&self, which: impl Fn(&FilePages) -> Range<u64>) -> (Pages<'_>, Range<u64>) {
+        loop {
+            match self.try_pages_for(&which) {
+                Ok(found) => return found,
+                Err(arriving) => self.arriving.wait(&arriving),
+            }
+        }
+    }
+
+    /// The page table, for what has the file held: `None` if bytes of these pages are on their way ([`Files::with`]).
+    pub(crate) fn pages_if_there(&self, pages: &Range<u64>) -> Option<Pages<'_>> {
+        self.try_pages_for(|_| pages.clone()).ok().map(|(table, _)| table)
+    }
+
+    /// Those pages, if bytes of them are on their way.
+    fn try_pages_for(
+        &self,
+        which: impl Fn(&FilePages) -> Range<u64>,
+    ) -> std::result::Result<(Pages<'_>, Range<u64>), Range<u64>> {
         // Until this has the lock: WRITEs that began without it meanwhile could go on for ever.
         let mut waits = None;
         loop {
             let table = self.pages_now();
             let pages = which(&table);
-            let (arriving, overwritten) = (self.arriving.has(&pages), self.overwrites.has(&pages));
-            if !arriving && !overwritten {
-                return (table, pages);
+            if self.arriving.has(&pages) {
+                return Err(pages);
+            }
+            if !self.overwrites.has(&pages) {
+                return Ok((table, pages));
             }
             drop(table);
             waits.get_or_insert_with(|| self.overwrites.keep_the_lock());
-            self.arriving.wait(&pages);
             self.overwrites.wait(&pages);
         }
     }
@@ -190,6 +209,13 @@ impl File {
         let locked = self.pages_of(pages);
         self.lent.change(pages);
         locked
+    }
+
+    /// The same for what has the file held, as [`File::pages_if_there`].
+    pub(crate) fn pages_to_change_if_there(&self, pages: &Range<u64>) -> Option<Pages<'_>> {
+        let locked = self.pages_if_there(pages)?;
+        self.lent.change(pages);
+        Some(locked)
     }
 
     /// Chunks that clients have lent.
@@ -367,7 +393,7 @@ impl Files {
     /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it.
     ///
     /// The bytes of these pages are there, unless a release has just begun to hand some over.
-    pub(crate) fn hold(&self, node: u64, pages: &Range<u64>) -> Held<'_> {
+    fn hold(&self, node: u64, pages: &Range<u64>) -> Held<'_> {
         loop {
             let held = self.hold_now(node);
             match held.file().filter(|file| file.arriving.has(pages)).cloned() {
@@ -377,6 +403,21 @@ impl Files {
                     file.arriving.wait(pages);
                 }
                 None => return held,
+            }
+        }
+    }
+
+    /// Runs a call on a file that is held. If the call returns `None`, a release has begun to hand over pages meanwhile, and
+    /// it is repeated when their bytes are there. It must not wait for them itself: other files of the shard would, too.
+    pub(crate) fn with<T>(
+        &self,
+        node: u64,
+        pages: &Range<u64>,
+        mut call: impl FnMut(Option<&Arc<File>>) -> Result<Option<T>, Errno>,
+    ) -> Result<T, Errno> {
+        loop {
+            if let Some(done) = call(self.hold(node, pages).file())? {
+                return Ok(done);
             }
         }
     }
