@@ -22,6 +22,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -82,6 +83,10 @@ pub(crate) struct Arrivals {
     slots: Target,
     state: OwnedFd,
     supervisor: Link,
+    /// Descriptors that the supervisor keeps of them, and how many may be: a list or a chunk that it could not receive
+    /// would be lost with this server.
+    kept: AtomicUsize,
+    most: usize,
 }
 
 impl Part {
@@ -134,19 +139,22 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.arrivals.forget(self.number);
+        self.arrivals.kept.fetch_sub(KEPT as usize, SeqCst);
     }
 }
 
 impl Arrivals {
-    /// None yet. `supervisor`: the link to it.
+    /// None yet. `supervisor`: the link to it. `fds`: descriptors that it may have, as this process.
     pub(crate) fn new(
         state: &StateMemory,
         supervisor: Link,
+        fds: usize,
         devices: Arc<DeviceProcess>,
     ) -> Result<Arc<Arrivals>, Errno> {
         let clone = || state.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE);
         let slots = devices.target(clone()?);
-        Ok(Arc::new(Arrivals { devices, slots, state: clone()?, supervisor }))
+        let (kept, most) = (AtomicUsize::new(0), fds / 8);
+        Ok(Arc::new(Arrivals { devices, slots, state: clone()?, supervisor, kept, most }))
     }
 
     /// A release of this device will be handed over soon.
@@ -166,6 +174,9 @@ impl Arrivals {
     }
 
     /// Has the supervisor keep it. What it has got it keeps also if this server dies now.
+    ///
+    /// # Errors
+    /// ENFILE: it keeps as many as it may.
     pub(crate) fn keep(self: &Arc<Arrivals>, arrival: Arrival) -> Result<Kept, Errno> {
         let mut number = [0; 8];
         getrandom(&mut number, GetRandomFlags::empty())?;
@@ -176,11 +187,19 @@ impl Arrivals {
         while !rest.is_empty() {
             rest = &rest[rustix::io::retry_on_intr(|| rustix::io::write(&list, rest))?..];
         }
-        let kept = Kept { arrival, number, arrivals: Arc::clone(self) };
+        let kept = self.kept(arrival, number);
+        if self.kept.load(SeqCst) > self.most {
+            return Err(Errno::NFILE);
+        }
         self.supervisor.send(Message::Keep(Use::Handed, number + 1), &[kept.arrival.part.chunk.fd()])?;
         // The last: it makes the chunk count.
         self.supervisor.send(Message::Keep(Use::Handed, number), &[list.as_fd()])?;
         Ok(kept)
+    }
+
+    fn kept(self: &Arc<Arrivals>, arrival: Arrival, number: u64) -> Kept {
+        self.kept.fetch_add(KEPT as usize, SeqCst);
+        Kept { arrival, number, arrivals: Arc::clone(self) }
     }
 
     /// The list first, without which the chunk does not count.
@@ -224,7 +243,7 @@ impl Arrivals {
                 self.forget(number);
                 continue;
             };
-            let kept = Kept { arrival, number, arrivals: Arc::clone(self) };
+            let kept = self.kept(arrival, number);
             file.begin_arrival(number, kept.pages());
             of_files.entry(file.node).or_insert_with(|| (file, Vec::new())).1.push(kept);
         }
@@ -324,4 +343,34 @@ fn arrive(kept: Kept, file: &File, give_up: &OnceLock<Instant>) {
     // Before the slots can become other pages'.
     drop(kept);
     file.end_arrival(number, copied.is_err());
+}
+
+#[cfg(test)]
+mod tests {
+    use spinio_sys::linux::packets::Wait;
+
+    use super::*;
+
+    #[test]
+    fn supervisor_keeps_no_more_than_its_share_of_descriptors() {
+        let (ours, supervisor) = Link::pair().unwrap();
+        let arrivals = Arrivals::new(&StateMemory::small(), ours, 8 * 4, DeviceProcess::new()).unwrap();
+        let fd = std::fs::File::open("/dev/null").unwrap();
+        let keep = || {
+            let chunk = arrivals.devices.chunk([0; 16], fd.try_clone().unwrap().into(), PAGE as u64);
+            arrivals.keep(Arrival::new(1, [0; 16], Part::new(chunk))).map_err(|error| (error, count(&supervisor)))
+        };
+        fn count(supervisor: &Link) -> usize {
+            std::iter::from_fn(|| supervisor.receive(Wait::No).ok().flatten()).map(|got| got.fds.len()).sum()
+        }
+        let first = keep().ok().unwrap();
+        let second = keep().ok().unwrap();
+        assert_eq!(keep().err(), Some((Errno::NFILE, 4)));
+        assert_eq!(keep().err(), Some((Errno::NFILE, 0)));
+        drop(first);
+        let third = keep().ok().unwrap();
+        assert_eq!(keep().err(), Some((Errno::NFILE, 2)));
+        drop((second, third));
+        assert!(keep().is_ok());
+    }
 }

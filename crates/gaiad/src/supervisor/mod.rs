@@ -368,6 +368,9 @@ impl Supervisor {
     fn keep(&mut self, message: Message, fds: Vec<OwnedFd>) {
         match message {
             Message::Keep(what, node) => {
+                if fds.is_empty() {
+                    report!("a descriptor of the server is lost, since this process may have no more: {what:?} {node}");
+                }
                 drop(fds.into_iter().next().and_then(|fd| self.kept.insert((what, node), fd)));
                 injection_point!("supervisor: descriptor kept");
             }
