@@ -102,10 +102,7 @@ impl Connection {
     /// # Errors
     /// The kernel's. ENOENT, if the request was aborted, counts as success.
     pub fn reply(&self, unique: u64, parts: &[&[u8]]) -> Result<(), Errno> {
-        match self.send(0, unique, parts) {
-            Err(Errno::NOENT) => Ok(()),
-            result => result,
-        }
+        self.answer(0, unique, parts)
     }
 
     /// Answers a request with an error.
@@ -113,7 +110,11 @@ impl Connection {
     /// # Errors
     /// As [`Connection::reply`].
     pub fn reply_error(&self, unique: u64, error: Errno) -> Result<(), Errno> {
-        match self.send(-error.raw_os_error(), unique, &[]) {
+        self.answer(-error.raw_os_error(), unique, &[])
+    }
+
+    fn answer(&self, error: i32, unique: u64, parts: &[&[u8]]) -> Result<(), Errno> {
+        match self.send(error, unique, parts) {
             Err(Errno::NOENT) => Ok(()),
             result => result,
         }
