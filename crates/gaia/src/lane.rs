@@ -160,6 +160,14 @@ impl Lane {
         gate
     }
 
+    /// Runs work that was counted, so that no stop begins.
+    fn free<T>(&self, work: impl FnOnce() -> T) -> T {
+        let done = work();
+        lock(&self.gate).freeing -= 1;
+        self.changed.notify_all();
+        done
+    }
+
     /// For a thread that must not wait: runs a job on the lane's thread.
     pub(crate) fn send(&self, job: Job) {
         let _ = self.jobs.send(job);
@@ -270,31 +278,27 @@ fn copy_of(buffer: &PinnedBuffer, into_device: bool, device: DeviceAddr, len: us
 
 /// Maps or frees memory of a device when no stream of it is stopped; meanwhile no stop begins.
 pub(crate) fn between_stops<T>(device: &'static dyn ReplicaMemory, work: impl FnOnce() -> T) -> T {
-    let lane = lock(&LANES).iter().copied().find(|lane| core::ptr::addr_eq(lane.device, device));
-    let Some(lane) = lane else { return work() };
+    let Some(lane) = lane_of(device) else { return work() };
     let mut gate = lock(&lane.gate);
     gate.freeing += 1;
     drop(lane.wait_while(gate, |gate| gate.pending > 0));
-    let done = work();
-    lock(&lane.gate).freeing -= 1;
-    lane.changed.notify_all();
-    done
+    lane.free(work)
 }
 
 /// As [`between_stops`], if no stream is stopped now; else nothing is done.
 pub(crate) fn unless_stopped<T>(device: &'static dyn ReplicaMemory, work: impl FnOnce() -> T) -> Option<T> {
-    let lane = lock(&LANES).iter().copied().find(|lane| core::ptr::addr_eq(lane.device, device));
-    let Some(lane) = lane else { return Some(work()) };
+    let Some(lane) = lane_of(device) else { return Some(work()) };
     let mut gate = lock(&lane.gate);
     if gate.pending > 0 {
         return None;
     }
     gate.freeing += 1;
     drop(gate);
-    let done = work();
-    lock(&lane.gate).freeing -= 1;
-    lane.changed.notify_all();
-    Some(done)
+    Some(lane.free(work))
+}
+
+fn lane_of(device: &'static dyn ReplicaMemory) -> Option<&'static Lane> {
+    lock(&LANES).iter().copied().find(|lane| core::ptr::addr_eq(lane.device, device))
 }
 
 /// Copies memory that another process may change meanwhile.
