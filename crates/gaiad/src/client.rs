@@ -156,7 +156,7 @@ pub(crate) struct Client<'a> {
     pub(crate) window: Arc<OwnedFd>,
     /// What the acquire has not planned yet.
     rest: Range<u64>,
-    writing: pagecache::Access,
+    writing: Access,
     /// False: the client overwrites what it has not.
     fetch: bool,
     /// The client takes pages from the mount, as the Linux kernel has them.
@@ -201,7 +201,7 @@ impl<'a> Client<'a> {
         all.writers.tell(&file);
         file.holders().insert(owner, holder);
         file.pages_now().add_owner(owner, pages.clone());
-        let (rest, writing) = (0..0, pagecache::Access::Read);
+        let (rest, writing) = (0..0, Access::Read);
         let (fetch, release, expired) = (true, None, None);
         let (queue, told, peers) = (VecDeque::new(), Vec::new(), Vec::new());
         Ok(Client {
@@ -324,10 +324,7 @@ impl<'a> Client<'a> {
         if access == Access::Write && self.access == Access::Read {
             return Err(Failure::Refused(Errno::ACCESS));
         }
-        self.writing = match access {
-            Access::Read => pagecache::Access::Read,
-            Access::Write => pagecache::Access::Write,
-        };
+        self.writing = access;
         self.in_place = access == Access::Read && !fetch;
         if let (Access::Write, false, Some(device)) = (access, fetch, self.handed_from) {
             // While the program computes: a context takes longer than to copy a GiB.

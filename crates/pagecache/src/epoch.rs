@@ -6,20 +6,12 @@ use crate::entry_run::EntryRun;
 use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
+use crate::messages::Access;
 use crate::owner::{Owner, Replica};
 use crate::peer_copy::{PeerCopy, Peers};
 use crate::rules::{Rule, keep};
 use crate::runs::union;
 use crate::source::{Copied, Source};
-
-/// What an epoch does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Kernels load only.
-    Read,
-    /// Kernels load and store.
-    Write,
-}
 
 /// Pages that the client must fetch.
 #[derive(Clone, Debug)]

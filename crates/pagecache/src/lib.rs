@@ -111,12 +111,13 @@ mod source;
 mod staged_pages;
 
 pub use commit::Commit;
-pub use epoch::{Access, Ended, Fill};
+pub use epoch::{Ended, Fill};
 pub use error::{Error, Result};
 pub use explain::{CopyState, PageInfo};
 pub use file::{Backing, Counters, FilePages, KernelPages, OwnerId};
 pub use kernel::{ReadInto, ReadPlan, WriteFrom};
 pub use layout::{SlotMemory, words};
+pub use messages::Access;
 pub use page::{PAGE, PageBytes, ZEROS, bytes_inside, merge, offset_of, page_of};
 pub use peer_copy::{PeerCopy, Peers};
 pub use recover::Recovered;
