@@ -1,6 +1,6 @@
 //! Messages on the socket of a client, and questions to a server.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -73,26 +73,37 @@ pub(crate) fn ask_while(
     path: &Path,
     question: Request<'_>,
     within: Duration,
-    mut on_silence: impl FnMut() -> Result<(), Errno>,
+    on_silence: impl FnMut() -> Result<(), Errno>,
     mut each: impl FnMut(Reply<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut message = Vec::new();
+    question.encode(&mut message);
+    converse(path, &message, &[], within, on_silence, |bytes| match messages::parse_reply(bytes) {
+        Ok(Reply::Failed { errno }) => Err(Errno::from_raw_os_error(errno as i32)),
+        Ok(reply) => each(reply),
+        Err(_) => Err(Errno::PROTO),
+    })
+}
+
+/// The same with messages of any kind.
+pub(crate) fn converse(
+    path: &Path,
+    question: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    within: Duration,
+    mut on_silence: impl FnMut() -> Result<(), Errno>,
+    mut each: impl FnMut(&[u8]) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let socket: OwnedFd = packets::connect_within(path, Some(within))?;
     set_socket_timeout(&socket, Timeout::Recv, Some(within))?;
-    send(&socket, |out| question.encode(out))?;
+    packets::send(&socket, question, descriptors, Wait::Yes)?;
     let mut buffer = vec![0; MAX_MESSAGE + 1];
     loop {
-        let got = match rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer)) {
-            Err(Errno::AGAIN) => {
-                on_silence()?;
-                continue;
-            }
-            got => got?,
-        };
-        match messages::parse_reply(&buffer[..got.min(MAX_MESSAGE)]) {
-            _ if got == 0 => return Ok(()),
-            Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),
-            Ok(reply) => each(reply)?,
-            Err(_) => return Err(Errno::PROTO),
+        match rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer)) {
+            Ok(0) => return Ok(()),
+            Ok(got) => each(&buffer[..got.min(MAX_MESSAGE)])?,
+            Err(Errno::AGAIN) => on_silence()?,
+            Err(error) => return Err(error),
         }
     }
 }

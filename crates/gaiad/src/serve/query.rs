@@ -7,19 +7,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::Uid;
-use spinio_pagecache::leased_messages::{FileStatus, MAX_MESSAGE, PeerRefusal, Reply, Request, parse_reply};
+use spinio_pagecache::leased_messages::{FileStatus, PeerRefusal, Reply, Request, parse_reply};
 use spinio_sys::injection_point;
 use spinio_sys::linux;
-use spinio_sys::linux::packets::{self, Wait};
+use spinio_sys::linux::packets;
 
 use super::channel::{failed, send};
 use super::store::Store;
 use crate::MountError;
-
-/// The daemon answers at once.
-const WITHIN: Duration = Duration::from_secs(10);
+use crate::channel::{WITHIN, converse};
 
 /// What a daemon holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,30 +132,27 @@ fn ask_with(
     mut each: impl FnMut(Reply<'_>) -> bool,
 ) -> Result<bool, MountError> {
     let error = |words: String| MountError::new(format!("{}: {words}", path.display()));
-    let mut connected = false;
-    let mut conversation = || -> Result<(), Errno> {
-        let socket: OwnedFd = packets::connect_within(path, Some(WITHIN))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(WITHIN))?;
-        connected = true;
-        let mut message = Vec::new();
-        request.encode(&mut message);
-        packets::send(&socket, &message, file.map(AsFd::as_fd).as_slice(), Wait::Yes)?;
-        let mut buffer = vec![0; MAX_MESSAGE + 1];
-        loop {
-            let got = rustix::io::retry_on_intr(|| rustix::io::read(&socket, &mut buffer))?;
-            if got == 0 {
-                return Ok(());
+    let (mut message, mut answered) = (Vec::new(), false);
+    request.encode(&mut message);
+    let descriptors = file.map(AsFd::as_fd);
+    let asked = converse(
+        path,
+        &message,
+        descriptors.as_slice(),
+        WITHIN,
+        || Err(Errno::AGAIN),
+        |bytes| {
+            answered = true;
+            match parse_reply(bytes) {
+                Ok(Reply::Failed { errno }) => Err(Errno::from_raw_os_error(errno as i32)),
+                Ok(reply) if each(reply) => Ok(()),
+                _ => Err(Errno::PROTO),
             }
-            match parse_reply(&buffer[..got]) {
-                Ok(Reply::Failed { errno }) => return Err(Errno::from_raw_os_error(errno as i32)),
-                Ok(reply) if each(reply) => {}
-                _ => return Err(Errno::PROTO),
-            }
-        }
-    };
-    match conversation() {
+        },
+    );
+    match asked {
         Ok(()) => Ok(true),
-        Err(Errno::NOENT | Errno::CONNREFUSED) if !connected => Ok(false),
+        Err(Errno::NOENT | Errno::CONNREFUSED) if !answered => Ok(false),
         Err(Errno::ACCESS | Errno::PERM) => Err(error("the daemon belongs to another user".into())),
         Err(Errno::AGAIN) => Err(error(format!("the daemon has not answered for {} s", WITHIN.as_secs()))),
         Err(e) => Err(error(format!("cannot ask the daemon: {e}"))),
