@@ -73,33 +73,35 @@ static int io_threads()
 static void streams_are_right(unsigned threads, const char *where, unsigned fault_seed)
 {
     uint64_t helped = 0;
-    // How many sockets have bytes to move at a time depends on the machine's other work.
+    // Whether another thread comes in time to help depends on the machine's other work.
     for (int round = 0; round < 20; round++) {
-        Net net({.connections = 2 * clients, .sockets = 128, .fault_seed = fault_seed, .no_upgrade = true, .threads = threads});
-        std::string address;
-        const int s = listener(net, where, address);
-        spinio::launch_resident_on(net.stream, answer, clients / 2, 32, net.handle, s, 2, net.words);
-        std::vector<std::thread> all;
-        std::vector<char> right(clients);
-        for (int i = 0; i < clients; i++)
-            all.emplace_back([&, i] { right[size_t(i)] = use_stream(address, i); });
-        for (std::thread &one : all)
-            one.join();
-        net.wait();
-        CHECK(std::count(right.begin(), right.end(), 1) == clients && net.words[0] == clients);
-        CHECK(net.stats().violations == 0 && net.stats().bytes_received == clients * stream_bytes);
-        CHECK(io_threads() < int(threads));
-        helped = net.stats().helped;
-        if (helped > 0)
-            CHECK(io_threads() > 0);
+        {
+            Net net({.connections = 2 * clients, .sockets = 128, .fault_seed = fault_seed, .no_upgrade = true, .threads = threads});
+            std::string address;
+            const int s = listener(net, where, address);
+            spinio::launch_resident_on(net.stream, answer, clients / 2, 32, net.handle, s, 2, net.words);
+            std::vector<std::thread> all;
+            std::vector<char> right(clients);
+            for (int i = 0; i < clients; i++)
+                all.emplace_back([&, i] { right[size_t(i)] = use_stream(address, i); });
+            for (std::thread &one : all)
+                one.join();
+            net.wait();
+            CHECK(std::count(right.begin(), right.end(), 1) == clients && net.words[0] == clients);
+            CHECK(net.stats().violations == 0 && net.stats().bytes_received == clients * stream_bytes);
+            helped = net.stats().helped;
+            CHECK(io_threads() < int(threads) && (!helped || io_threads() > 0));
+        }
+        // Its threads have ended, or are about to.
+        for (int i = 0; i < 10000 && io_threads() > 0; i++)
+            usleep(1000);
+        CHECK(io_threads() == 0);
         if (helped > 0 || threads == 1 || failures)
             break;
     }
-    CHECK((helped > 0) == (threads > 1));
-    // The last net is closed: its threads have ended, or are about to.
-    for (int i = 0; i < 10000 && io_threads() > 0; i++)
-        usleep(1000);
-    CHECK(io_threads() == 0);
+    CHECK(!helped || threads > 1);
+    if (!helped && threads > 1)
+        std::printf("skipped: with %u threads the net's own was always the first\n", threads);
 }
 
 int main()

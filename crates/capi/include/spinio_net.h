@@ -55,6 +55,7 @@ struct spinio_net_options {
                                     not go through Linux: two rings of pinned memory and six descriptors each, and between kernels
                                     2 MiB of device memory on either side, from the first use until the net is closed; at most
                                     512; default a quarter of connections, at most 32, or 16 MiB */
+    uint32_t reserved;       /* 0 */
     uint32_t threads;        /* that make the system calls of streams, at most 64; default SPINIO_NET_THREADS, or by processors */
 };
 

@@ -32,6 +32,8 @@ struct RawOptions {
     files_write: u32,
     files: u32,
     shared_connections: u32,
+    /// Padding of the struct before `threads` was there: its bits are those of any memory.
+    reserved: u32,
     threads: u32,
 }
 

@@ -34,8 +34,9 @@ use crate::{Error, Result};
 static ROOMS: Mutex<Vec<&'static Room>> = Mutex::new(Vec::new());
 const NO_LIMIT: u64 = u64::MAX;
 /// How long eviction waits for calls on other maps. One may wait for a server that never comes, and who waits for it has the
-/// room locked, which all maps of the device need.
-const BUSY: Duration = Duration::from_secs(30);
+/// room locked, which all maps of the device need. Longer than a release may take that waits for another program's lease on
+/// its file (45 s), and then for a server (30 s).
+const BUSY: Duration = Duration::from_secs(90);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(100);
 

@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// Descriptors in one message at most.
 const MAX_DESCRIPTORS: usize = spinio_pagecache::leased_messages::MAX_DESCRIPTORS;
 
-/// A server takes a connection and answers its first message without waiting for storage: else it is stopped. What it is
-/// asked later takes as long as storage does.
+/// A server takes a connection and answers its first message after it has opened the file at most. Where it does not, it is
+/// stopped, or the storage does not answer. What it is asked later takes as long as storage does.
 const FIRST_ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// A connected socket, and the name of its other end in errors.
@@ -98,7 +98,10 @@ impl Socket {
 /// The other end does nothing.
 pub(crate) fn silent(peer: &str) -> Error {
     let seconds = FIRST_ANSWER_WITHIN.as_secs();
-    Error::new(Errno::TIMEDOUT, format!("No answer from {peer} for {seconds} s: its process may be stopped"))
+    Error::new(
+        Errno::TIMEDOUT,
+        format!("No answer from {peer} for {seconds} s: its process may be stopped, or its storage does not answer"),
+    )
 }
 
 #[cfg(test)]

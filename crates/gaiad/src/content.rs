@@ -157,7 +157,7 @@ impl Content {
         let from = if cached { WriteFrom::PageCache } else { WriteFrom::Program };
         let changed = pages_of(offset, bytes.len() as u64);
         self.files.with(node, &changed, |found| {
-            let written = self.files.times().keep(node, file, || match found {
+            let written = self.files.times().keep_if_written(node, file, || match found {
                 Some(found) => {
                     write_pages(found, FileBacking(file), &changed, offset, bytes, from).map_err(|e| errno(&e))
                 }
@@ -207,7 +207,7 @@ impl Content {
         })
     }
 
-    /// Sets times of a file, by `call`.
+    /// Sets times of a file, that of its modification among them or not, by `call`.
     ///
     /// # Errors
     /// Of the call.
@@ -215,9 +215,10 @@ impl Content {
         &self,
         node: u64,
         file: BorrowedFd<'_>,
+        sets_modified: bool,
         call: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        self.files.times().set(node, file, call)
+        self.files.times().set(node, file, sets_modified, call)
     }
 
     /// Changes the mode of a file, by `call`: to this one, or if it is `None`, to one that the call decides.
@@ -294,20 +295,28 @@ fn allocate_pages(
         FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE => {
             let size = backing.size().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
             let inside = offset..end.min(size);
+            // The range keeps its space, or gets it, as with the file system itself.
+            let keep_space = || {
+                let keep = || rustix::fs::fallocate(backing.0, FallocateFlags::KEEP_SIZE, offset, length);
+                match rustix::io::retry_on_intr(keep) {
+                    // There zeros are written.
+                    Err(Errno::OPNOTSUPP) => Ok(()),
+                    kept => kept,
+                }
+            };
+            let zeros = mode.contains(FallocateFlags::ZERO_RANGE);
+            if zeros {
+                // Where there is no space nothing has changed.
+                keep_space()?;
+            }
             if !inside.is_empty() {
                 pages.punch(&backing, inside).map_err(|e| errno(&e))?;
             }
+            if zeros {
+                keep_space()?;
+            }
             if end > size && !keeps_size {
                 pages.truncate(&backing, end).map_err(|e| errno(&e))?;
-            }
-            if mode.contains(FallocateFlags::ZERO_RANGE) {
-                // The range keeps its space, or gets it, as with the file system itself.
-                let keep = || rustix::fs::fallocate(backing.0, FallocateFlags::KEEP_SIZE, offset, length);
-                match rustix::io::retry_on_intr(keep) {
-                    // There zeros were written.
-                    Err(Errno::OPNOTSUPP) => {}
-                    kept => kept?,
-                }
             }
             Ok(())
         }

@@ -23,15 +23,23 @@ use spinio_fuse::abi::WRITE_CACHE;
 
 use crate::lock::lock;
 
-/// Before a request is tried again whose file could not be opened.
+/// Before a request is tried again whose file could not be opened, or that lacked descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The requests, by their nodes.
 #[derive(Debug)]
 pub(crate) struct Late {
-    waiting: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
     /// Nodes that need a thread; `None`: there will be no more.
     nodes: mpsc::Sender<Option<u64>>,
+}
+
+/// Those of a node.
+#[derive(Debug, Default)]
+struct Waiting {
+    requests: Vec<Vec<u8>>,
+    /// One of them lacked descriptors or memory, which opening the file does not wait for.
+    pauses: bool,
 }
 
 /// Whether a request that fails so waits. One that is not of the page cache is a program's, which is told.
@@ -57,11 +65,12 @@ impl Late {
     }
 
     /// The request is answered later.
-    pub(crate) fn wait(&self, node: u64, request: &[u8]) {
+    pub(crate) fn wait(&self, node: u64, request: &[u8], cause: Errno) {
         let mut waiting = lock(&self.waiting);
         let of_node = waiting.entry(node).or_default();
-        of_node.push(request.to_vec());
-        if of_node.len() == 1 {
+        of_node.requests.push(request.to_vec());
+        of_node.pauses |= cause != Errno::AGAIN;
+        if of_node.requests.len() == 1 {
             // After the end there is no request.
             let _ = self.nodes.send(Some(node));
         }
@@ -80,11 +89,12 @@ impl Late {
         answer: impl Fn(&[Vec<u8>]) + Sync,
     ) {
         let serve = |node: u64| {
-            if open(node).is_err() {
+            let pauses = lock(&self.waiting).get(&node).is_some_and(|waiting| waiting.pauses);
+            if open(node).is_err() || pauses {
                 std::thread::sleep(PAUSE);
             }
-            let requests = lock(&self.waiting).remove(&node).unwrap_or_default();
-            answer(&requests);
+            let waiting = lock(&self.waiting).remove(&node).unwrap_or_default();
+            answer(&waiting.requests);
         };
         let serve = &serve;
         std::thread::scope(|scope| {
@@ -127,9 +137,9 @@ mod tests {
         let opened = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let held = lock(&may_go_on);
-            late.wait(1, b"a");
-            late.wait(1, b"b");
-            late.wait(2, b"c");
+            late.wait(1, b"a", Errno::AGAIN);
+            late.wait(1, b"b", Errno::AGAIN);
+            late.wait(2, b"c", Errno::AGAIN);
             let open = |node| {
                 opened.fetch_add(1, SeqCst);
                 if node == 1 {
@@ -141,10 +151,10 @@ mod tests {
             let late = &late;
             scope.spawn(move || late.run(nodes, open, answer));
             assert_eq!(answers.recv().unwrap(), b"c");
-            late.wait(1, b"d");
+            late.wait(1, b"d", Errno::AGAIN);
             drop(held);
             assert_eq!([(); 3].map(|()| answers.recv().unwrap()), [b"a", b"b", b"d"]);
-            late.wait(1, b"e");
+            late.wait(1, b"e", Errno::AGAIN);
             assert_eq!(answers.recv().unwrap(), b"e");
             late.end();
         });

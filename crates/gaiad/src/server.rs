@@ -75,7 +75,12 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let served_late = || {
             let open = |node| {
                 let opened = clients.backing.open_waiting(node, Access::Write);
-                opened.or_else(|_| clients.backing.open_waiting(node, Access::Read)).map(drop)
+                // A descriptor for reading that is kept would hide that there are none.
+                let read = |error| match late::may_pass(error) {
+                    true => Err(error),
+                    false => clients.backing.open_waiting(node, Access::Read),
+                };
+                opened.or_else(read).map(drop)
             };
             late.run(nodes, open, |requests| answer_late(connection, handlers, late, requests));
         };
@@ -239,8 +244,10 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
     let (unique, node) = (request.header.unique, request.header.node);
     let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
-        if result.is_err_and(|error| late::may_wait(&request.operation, error)) {
-            return late.wait(node, bytes);
+        if let Err(error) = result
+            && late::may_wait(&request.operation, error)
+        {
+            return late.wait(node, bytes, error);
         }
         let sent = match result {
             Ok(reply) => connection.reply(unique, &reply.parts()),

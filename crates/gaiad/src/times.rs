@@ -53,6 +53,8 @@ struct Written {
     modified: Timespec,
     /// Of [`BITS`].
     bits: u32,
+    /// One of the calls has written.
+    wrote: bool,
 }
 
 /// A call that writes to a file.
@@ -60,6 +62,7 @@ struct Writing<'a> {
     times: &'a Times,
     node: u64,
     file: BorrowedFd<'a>,
+    wrote: bool,
 }
 
 impl Default for Times {
@@ -81,7 +84,17 @@ impl Times {
         file: BorrowedFd<'_>,
         call: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        self.keep_with(node, file, BITS, call)
+        self.keep_with(node, file, BITS, |_| true, call)
+    }
+
+    /// The same of a call that may return without having written.
+    pub(crate) fn keep_if_written<T>(
+        &self,
+        node: u64,
+        file: BorrowedFd<'_>,
+        call: impl FnOnce() -> Result<Option<T>, Errno>,
+    ) -> Result<Option<T>, Errno> {
+        self.keep_with(node, file, BITS, Option::is_some, call)
     }
 
     /// The same, but the mode is as the call leaves it: a program has asked for it now.
@@ -89,9 +102,9 @@ impl Times {
         &self,
         node: u64,
         file: BorrowedFd<'_>,
-        call: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        self.keep_with(node, file, 0, call)
+        call: impl FnOnce() -> Result<Option<T>, Errno>,
+    ) -> Result<Option<T>, Errno> {
+        self.keep_with(node, file, 0, Option::is_some, call)
     }
 
     fn keep_with<T>(
@@ -99,6 +112,7 @@ impl Times {
         node: u64,
         file: BorrowedFd<'_>,
         bits: u32,
+        wrote: impl FnOnce(&T) -> bool,
         call: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let mut shard = self.shard(node);
@@ -106,12 +120,15 @@ impl Times {
             Some(written) => written.writers += 1,
             None => {
                 let stat = rustix::fs::fstat(file)?;
-                shard.push(Written { node, writers: 1, modified: modified(&stat), bits: stat.st_mode & bits });
+                let bits = stat.st_mode & bits;
+                shard.push(Written { node, writers: 1, modified: modified(&stat), bits, wrote: false });
             }
         }
         drop(shard);
-        let _writing = Writing { times: self, node, file };
-        call()
+        let mut writing = Writing { times: self, node, file, wrote: false };
+        let done = call();
+        writing.wrote = done.as_ref().is_ok_and(wrote);
+        done
     }
 
     /// A release was committed: if no program sets the time of the file, it is that of the next write to it.
@@ -124,16 +141,19 @@ impl Times {
         lock(&self.released).remove(&node);
     }
 
-    /// Runs a call that sets times of the file.
+    /// Runs a call that sets times of the file, that of its modification among them or not.
     pub(crate) fn set(
         &self,
         node: u64,
         file: BorrowedFd<'_>,
+        sets_modified: bool,
         call: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut shard = self.shard(node);
         call()?;
-        lock(&self.released).remove(&node);
+        if sets_modified {
+            lock(&self.released).remove(&node);
+        }
         if let Some(written) = shard.iter_mut().find(|written| written.node == node) {
             written.modified = modified(&rustix::fs::fstat(file)?);
         }
@@ -161,11 +181,15 @@ impl Drop for Writing<'_> {
         let mut shard = self.times.shard(self.node);
         let Some(at) = shard.iter().position(|written| written.node == self.node) else { return };
         shard[at].writers -= 1;
+        shard[at].wrote |= self.wrote;
         if shard[at].writers == 0 {
             let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-            let Written { modified, bits, .. } = shard.swap_remove(at);
+            let Written { modified, bits, wrote, .. } = shard.swap_remove(at);
             let times = Timestamps { last_access: omit, last_modification: modified };
-            if !lock(&self.times.released).remove(&self.node) {
+            let mut released = lock(&self.times.released);
+            let is_released = if wrote { released.remove(&self.node) } else { released.contains(&self.node) };
+            drop(released);
+            if !is_released {
                 // A file whose time cannot be set is written all the same.
                 let _ = rustix::fs::futimens(self.file, &times);
             }
@@ -209,7 +233,7 @@ mod tests {
         two(&|| {}).unwrap();
         assert_eq!(modified(), old);
         let set = || file.set_modified(new).map_err(|e| Errno::from_io_error(&e).unwrap());
-        two(&|| times.set(1, file.as_fd(), set).unwrap()).unwrap();
+        two(&|| times.set(1, file.as_fd(), true, set).unwrap()).unwrap();
         assert_eq!(modified(), new);
         assert_eq!(times.keep(1, file.as_fd(), || Err::<(), _>(Errno::IO)), Err(Errno::IO));
         assert!(times.shards.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is left");
@@ -225,7 +249,7 @@ mod tests {
         let modified = || file.metadata().unwrap().modified().unwrap();
         set().unwrap();
         times.release(1);
-        times.set(1, file.as_fd(), set).unwrap();
+        times.set(1, file.as_fd(), true, set).unwrap();
         write(1);
         assert_eq!(modified(), old, "the client has set it");
         times.release(1);

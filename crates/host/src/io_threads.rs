@@ -180,8 +180,10 @@ impl Helper {
     fn wake(&self) {
         // One that is about to sleep is not woken: the others do its part.
         if self.asleep.load(Relaxed) {
-            lock(&self.state).asleep = false;
+            let mut state = lock(&self.state);
+            state.asleep = false;
             self.asleep.store(false, Relaxed);
+            drop(state);
             self.changed.notify_all();
         }
     }

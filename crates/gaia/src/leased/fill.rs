@@ -128,13 +128,12 @@ impl<'a> Fill<'a> {
             count = group.end as u64;
             Ok(group.len())
         });
-        failed?;
         let refused = copied.err().map(refusal);
-        if refused == Some(PeerRefusal::Copy) {
-            // Of some chunks, and which is not known.
-            return Ok(refused);
+        // Else some chunks have not arrived, and which is not known.
+        if refused != Some(PeerRefusal::Copy) {
+            self.hand_over(count, Source::Peer, imports)?;
         }
-        self.hand_over(count, Source::Peer, imports)?;
+        failed?;
         Ok(refused)
     }
 

@@ -445,7 +445,7 @@ impl Files {
     /// The kernel has forgotten a node: it has none of its pages.
     pub(crate) fn forget(&self, node: u64) {
         if self.hold(node, &ALL).file().is_none() {
-            return;
+            return self.times.forget(node);
         }
         // The kernel has no open descriptor of it, so no client can come, and those that are still there have died.
         let Some(file) = write(self.shard(node)).remove(&node) else { return };

@@ -74,7 +74,9 @@ impl Handlers {
                 last_modification: time(setattr::MTIME, setattr::MTIME_NOW, args.mtime, args.mtime_nsec),
             };
             let set = || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH);
-            self.content.set_times(node, fd.as_fd(), || set().or_else(|error| times_of_another(&fd, args, error)))?;
+            let modified = sets(setattr::MTIME);
+            self.content
+                .set_times(node, fd.as_fd(), modified, || set().or_else(|error| times_of_another(&fd, args, error)))?;
             injection_point!("server: times set");
         }
         reply.push(&AttrOut { valid: VALID_SECONDS, attr: attr(&stat(&fd)?), ..AttrOut::default() });

@@ -244,8 +244,8 @@ impl Supervisor {
                         return Ok(Ended::Unmounted);
                     }
                     // SIGKILL comes from outside: the next server is not worse for it.
-                    let is_killed = status.signal() == Some(Signal::KILL.as_raw()) && !failed;
-                    if born.elapsed() >= SHORT || is_killed {
+                    let is_killed = status.signal() == Some(Signal::KILL.as_raw());
+                    if !failed && (born.elapsed() >= SHORT || is_killed) {
                         short_lives = 0;
                         continue;
                     }

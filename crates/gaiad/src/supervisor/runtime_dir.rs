@@ -17,7 +17,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use spinio_fuse::mount::MountEntry;
@@ -162,7 +162,11 @@ fn lock(path: &Path) -> std::io::Result<File> {
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             // Else that supervisor has removed it.
-            Ok(()) if is_at(&lock, path)? => return Ok(lock),
+            Ok(()) if is_at(&lock, path)? => {
+                // One that an earlier version left is open to others.
+                rustix::fs::fchmod(&lock, Mode::from_raw_mode(0o600))?;
+                return Ok(lock);
+            }
             Err(error) if error != Errno::WOULDBLOCK || begun.elapsed() > LOCK_WITHIN => return Err(error.into()),
             _ => std::thread::sleep(PAUSE),
         }

@@ -262,7 +262,7 @@ fn read_at(fd: c_int, parts: &[Part], start: u64, flags: c_int) -> Result<usize,
         }
     }
     // A single part is one read, which waits itself.
-    if file.is_some() { wait_arrived(parts, done) } else { Ok(done) }
+    if file.is_some() { wait_arrived(parts, done, |part| part.len <= SMALL_REQUEST_MAX) } else { Ok(done) }
 }
 
 /// Takes `bytes` off the front.
@@ -328,15 +328,21 @@ fn windows(fd: c_int, parts: &[Part], offset: i64, flags: c_int) -> Result<usize
             Err(_) => break,
         }
     }
-    wait_arrived(parts, done)
+    // The end of a window is the end of a bounce buffer, anywhere in a part.
+    wait_arrived(parts, done, |_| true)
 }
 
 /// Small parts are only queued, but a call that has moved more than a small read can promises that all its bytes have
-/// arrived. The bytes moved.
-fn wait_arrived(parts: &[Part], moved: usize) -> Result<usize, Failure> {
+/// arrived. `is_queued`: of parts that got bytes, not all of which were waited for. The bytes moved.
+fn wait_arrived(parts: &[Part], moved: usize, is_queued: impl Fn(&Part) -> bool) -> Result<usize, Failure> {
     let mut waited: Vec<*const ()> = Vec::new();
-    for part in parts.iter().filter(|_| moved > SMALL_REQUEST_MAX) {
-        let Some(allocation) = part.device else { continue };
+    let mut left = if moved > SMALL_REQUEST_MAX { moved } else { 0 };
+    for part in parts {
+        if left == 0 {
+            break;
+        }
+        left -= left.min(part.len);
+        let Some(allocation) = part.device.filter(|_| is_queued(part)) else { continue };
         let device = core::ptr::from_ref(allocation.device).cast();
         if !waited.contains(&device) {
             waited.push(device);

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 
 use spinio_device::emulated::{self, Emulated};
 use spinio_device::{Device, DeviceAddr, StreamId, WaitMode, registry};
-use spinio_io::runtime;
+use spinio_io::{device_call, runtime};
 
 use super::{Failure, answer, count};
 use crate::{Memory, Report};
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn emulated_alloc_on(device: u32, len: usize, host_
 }
 
 pub(super) extern "C" fn emulated_free(address: u64) {
-    let _ = registry::free(DeviceAddr(address));
+    let _ = device_call(|| registry::free(DeviceAddr(address)));
 }
 
 pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report) -> i64 {

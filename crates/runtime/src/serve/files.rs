@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use spinio_device::{Device, registry};
-use spinio_io::{DeviceMapping, PinError, program_fd, runtime};
+use spinio_io::{DeviceMapping, PinError, device_call, program_fd, runtime};
 
 use super::{answer, boxed, count};
 use crate::{Memory, Report};
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn unpin_generation(fd: c_int, generation: u64, rep
 }
 
 pub(super) extern "C" fn is_pinned(fd: c_int) -> c_int {
-    runtime().is_pinned(program_fd(fd)).into()
+    device_call(|| runtime().is_pinned(program_fd(fd))).into()
 }
 
 pub(super) unsafe extern "C" fn map(
@@ -87,5 +87,5 @@ pub(super) unsafe extern "C" fn map_revoke_requested(map: *const c_void) -> c_in
 
 pub(super) unsafe extern "C" fn unmap(map: *mut c_void) {
     // SAFETY: the caller has a map, and unmaps it once.
-    drop(unsafe { Box::from_raw(map.cast::<DeviceMapping>()) });
+    device_call(|| drop(unsafe { Box::from_raw(map.cast::<DeviceMapping>()) }));
 }

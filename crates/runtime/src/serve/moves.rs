@@ -8,7 +8,7 @@ use std::path::Path;
 
 use spinio_device::{StreamId, registry};
 use spinio_io::settings::SMALL_REQUEST_MAX;
-use spinio_io::{Target, runtime};
+use spinio_io::{Target, device_call, runtime};
 use spinio_nvmmu::{Direction, Error, ErrorKind, Report as Done, Session, Ticket};
 
 use super::{answer, boxed, count};
@@ -159,7 +159,7 @@ pub(super) unsafe extern "C" fn session_end(of: *mut c_void, out: *mut SessionRe
 
 pub(super) unsafe extern "C" fn session_drop(of: *mut c_void) {
     // SAFETY: the caller's session, which ends here.
-    drop(unsafe { Box::from_raw(of.cast::<Session>()) });
+    device_call(|| drop(unsafe { Box::from_raw(of.cast::<Session>()) }));
 }
 
 /// # Safety
@@ -186,5 +186,5 @@ pub(super) unsafe extern "C" fn ticket_clone(of: *const c_void) -> *mut c_void {
 
 pub(super) unsafe extern "C" fn ticket_drop(of: *mut c_void) {
     // SAFETY: the caller has a ticket, and releases it once.
-    drop(unsafe { Box::from_raw(of.cast::<Ticket>()) });
+    device_call(|| drop(unsafe { Box::from_raw(of.cast::<Ticket>()) }));
 }

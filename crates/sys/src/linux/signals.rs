@@ -36,16 +36,19 @@ pub fn holds_signals() -> bool {
 }
 
 /// The same, for the beginning of a call. A handler of SIGSEGV runs although signals are held: if it has jumped out of the call
-/// that held them, they are held no more, and the guard is of no use.
+/// that held them, the mask is what it was before, and the guard is of no use. Another mask is that of a handler that may
+/// still return into that call.
 pub fn holds_signals_still() -> bool {
-    if !holds_signals() {
-        return false;
-    }
-    let guard = SignalGuard::block_asynchronous();
-    if !guard.changed_nothing() {
+    let Some(held) = HELD.get() else { return false };
+    if is_same(&SignalGuard::block_asynchronous().0, &held.mask) {
         hold_signals_by(None);
     }
     holds_signals()
+}
+
+fn is_same(a: &libc::sigset_t, b: &libc::sigset_t) -> bool {
+    // SAFETY: both are initialised; a number that is no signal is a member of neither.
+    (1..=libc::SIGRTMAX()).all(|signal| unsafe { libc::sigismember(a, signal) == libc::sigismember(b, signal) })
 }
 
 /// For a thread that waits or has more to do, while it holds signals: lets those pending ones through whose action is the
