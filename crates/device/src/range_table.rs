@@ -5,7 +5,7 @@
 //!   find   version, fields, version again: the same and even, or retry
 //! ```
 //!
-//! A few dozen ranges in a fixed table. Most look-ups are for host memory and end at the two bounds that enclose
+//! Seldom more than a few ranges in a fixed table. Most look-ups are for host memory and end at the two bounds that enclose
 //! every range ever added. Writers are rare and serialised.
 //!
 //! Known flaw: a child forked while another thread was writing a slot never finds that slot stable, so it treats the
@@ -14,8 +14,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
 use std::sync::{Mutex, PoisonError};
 
-/// The limit of ranges.
-const SLOTS: usize = 64;
+/// The limit of ranges. A look-up goes through those that have been in use at a time.
+const SLOTS: usize = 256;
 /// The number of retries while a slot is being written.
 const MAX_RETRIES: usize = 1000;
 

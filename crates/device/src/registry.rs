@@ -28,8 +28,11 @@ static ANY_DEVICE: AtomicBool = AtomicBool::new(false);
 /// The ranges of devices other than CUDA.
 static RANGES: RangeTable = RangeTable::new();
 
+/// Devices in a process, with those that have ended. A test program starts one for each of its tests.
+const MAX_OWNERS: usize = 256;
+
 /// The owners, by number.
-static OWNERS: [OnceLock<&'static dyn Device>; 64] = [const { OnceLock::new() }; 64];
+static OWNERS: [OnceLock<&'static dyn Device>; MAX_OWNERS] = [const { OnceLock::new() }; MAX_OWNERS];
 static OWNERS_USED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether any device could own any address now. One relaxed load.
