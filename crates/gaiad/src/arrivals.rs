@@ -36,6 +36,7 @@ use spinio_sys::injection_point;
 use crate::content::Content;
 use crate::device_process::{CopyRange, DeviceChunk, DeviceProcess, Target};
 use crate::files::File;
+use crate::late;
 use crate::link::{Link, Message, Use};
 use crate::lock::lock;
 use crate::report::report;
@@ -311,8 +312,7 @@ impl Arrivals {
 
 /// Whether a copy that fails so may succeed later. ENODEV: the device cannot be opened, which it could when the chunk came.
 fn may_pass(error: Errno) -> bool {
-    let passing = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NODEV, Errno::TOOMANYREFS];
-    passing.contains(&error)
+    late::may_pass(error) || matches!(error, Errno::NODEV | Errno::TOOMANYREFS)
 }
 
 /// By as many threads as work at the same time: one after the other, the first ones first.
