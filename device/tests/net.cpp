@@ -371,7 +371,7 @@ __global__ void copies(const unsigned char *from, unsigned char *to, size_t byte
 
 static void copies_are_whole_at_every_place()
 {
-    constexpr size_t room = 2048, edge = 32;
+    constexpr size_t room = 2304, edge = 32; // more than 4 units of 16 bytes for each of 32 threads
     std::vector<unsigned char> from(room), want(room), to(room);
     // Kernels of a GPU read and write pinned memory.
     unsigned char *pinned;

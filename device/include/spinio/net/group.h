@@ -145,31 +145,24 @@ __device__ int64_t share(Group group, int64_t value)
     return group.share({value, 0, 0}).value;
 }
 
-// Copies bytes, each thread its part; not finished before the next sync(). In units of 16 bytes where both places
-// allow that. Elsewhere each thread makes words of the destination out of two words of the source; only words that lie
-// wholly inside the source are read.
+// Copies bytes, each thread its part; not finished before the next sync(). In units of 16 bytes of the destination; only units that lie
+// wholly inside the source are read. Positions of a stream are of any alignment: loopback TCP delivers 65483 bytes at a time.
 template <typename Group>
 __device__ SPINIO_OUTLINE void copy(Group group, unsigned char *to, const unsigned char *from, size_t bytes)
 {
     size_t head = 0, inner = 0; // bytes
-    const unsigned apart = unsigned(uintptr_t(to) ^ uintptr_t(from)) & 15;
     if (bytes >= 64) {
-        if (apart == 0) {
-            head = (16 - uintptr_t(to) % 16) % 16;
-            inner = (bytes - head) & ~size_t(15);
-            auto quads = reinterpret_cast<Quad *>(to + head);
-            auto source = reinterpret_cast<const Quad *>(from + head);
-            copy_quads(group, quads, source, inner / 16);
+        head = (16 - uintptr_t(to) % 16) % 16;
+        const unsigned within = unsigned(uintptr_t(from + head) % 8); // a word of the source
+        if (within > head)
+            head += 16;
+        inner = (bytes - head) & ~size_t(15);
+        auto quads = reinterpret_cast<Quad *>(to + head);
+        if (uintptr_t(from + head) % 16 == 0) {
+            copy_quads(group, quads, reinterpret_cast<const Quad *>(from + head), inner / 16);
         } else {
-            head = (8 - uintptr_t(to) % 8) % 8;
-            const unsigned shift = unsigned(uintptr_t(from + head) % 8) * 8;
-            if (shift / 8 > head)
-                head += 8;
-            auto words = reinterpret_cast<AliasedWord *>(to + head);
-            auto source = reinterpret_cast<const AliasedWord *>(from + head - shift / 8);
-            inner = (bytes - head - 8) & ~size_t(7);
-            for (unsigned i = group.rank(); i < inner / 8; i += group.size())
-                words[i] = shift ? source[i] >> shift | source[i + 1] << (64 - shift) : source[i];
+            inner -= 16;
+            copy_shifted_quads(group, quads, reinterpret_cast<const AliasedWord *>(from + head - within), inner / 16, within * 8);
         }
     }
     for (size_t i = group.rank(); i < head; i += group.size())
