@@ -146,7 +146,7 @@ def par16(b):
 
 
 def small(b):
-    for block, goal, total in ((4096, 2.2, b.most(400 * MIB)), (65536, 1.4, b.most(2 * GIB))):
+    for block, goal, total in ((4096, 2.2, b.most(400 * MIB)), (65536, 1.5, b.most(2 * GIB))):
         plain, us = [], []
         for _ in range(b.args.reps):  # by turns, so that drift of the machine affects both
             plain += b.run("seq", "plain", block=block, total=total)
