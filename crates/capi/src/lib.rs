@@ -52,7 +52,7 @@ use crate::ffi_guard::Failure;
 
 /// Other libraries of this process find the runtime by this symbol.
 #[unsafe(no_mangle)]
-static spinio_runtime_v2: spinio_runtime::Table = spinio_runtime::TABLE;
+static spinio_runtime_v3: spinio_runtime::Table = spinio_runtime::TABLE;
 
 /// The device memory at `address`; the devices themselves are queried before it counts as host memory.
 fn target_of(address: *const u8, wanted: usize) -> Option<Target> {

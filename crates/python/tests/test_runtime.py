@@ -189,7 +189,7 @@ def test_older_table_is_ignored(tmp_path, data, words):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     source, older = tmp_path / "older.c", tmp_path / "older.so"
-    source.write_text(f"const unsigned long spinio_runtime_v2[4] = {words};\n")
+    source.write_text(f"const unsigned long spinio_runtime_v3[4] = {words};\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", older, source], check=True)
     run(
         """

@@ -23,7 +23,7 @@ static OWN: Table = TABLE;
 pub fn table() -> &'static Table {
     FOUND.get_or_init(|| {
         // SAFETY: the name is NUL-terminated.
-        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"spinio_runtime_v2".as_ptr()) }.cast::<Table>();
+        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"spinio_runtime_v3".as_ptr()) }.cast::<Table>();
         if at.is_null() || !at.is_aligned() {
             return &OWN;
         }
@@ -46,11 +46,6 @@ unsafe fn usable(table: *const Table) -> Option<&'static Table> {
     // meaning.
     let table = unsafe { &*table };
     (table.structs == STRUCTS).then_some(table)
-}
-
-/// Whether the runtime is that of `libspinio.so`, which was loaded first.
-pub fn is_shared() -> bool {
-    !std::ptr::eq(table(), &OWN)
 }
 
 /// Version of the library that owns the runtime.
@@ -277,7 +272,7 @@ pub fn pin_file(fd: c_int, like: Option<Target>) -> Result<u64, Error> {
 /// Unpins a file, once for each time that it was pinned in this generation; ESTALE if it was unpinned since.
 pub fn unpin_file(fd: c_int, generation: u64) -> Result<(), Error> {
     // SAFETY: takes numbers only.
-    call_for_count(|report| unsafe { (table().unpin_generation)(fd, generation, report) }).map(drop)
+    call_for_count(|report| unsafe { (table().unpin_file)(fd, generation, report) }).map(drop)
 }
 
 /// Whether a file is pinned, and no process waits to write it.
@@ -519,7 +514,7 @@ pub mod emulated {
     pub fn alloc(device: u32, len: usize, host_mapped: bool) -> Result<u64, Error> {
         // SAFETY: takes numbers only.
         let (address, report) =
-            with_report(|report| unsafe { (table().emulated_alloc_on)(device, len, c_int::from(host_mapped), report) });
+            with_report(|report| unsafe { (table().emulated_alloc)(device, len, c_int::from(host_mapped), report) });
         if address == 0 { Err(report.unwrap_or_else(missing_report)) } else { Ok(address) }
     }
 
@@ -532,7 +527,7 @@ pub mod emulated {
     pub fn stream(device: u32) -> Result<Stream, Error> {
         let mut stream = 0;
         // SAFETY: there is room for it.
-        call_for_count(|report| unsafe { (table().emulated_stream_on)(device, &mut stream, report) })?;
+        call_for_count(|report| unsafe { (table().emulated_stream)(device, &mut stream, report) })?;
         Ok(Stream(stream))
     }
 

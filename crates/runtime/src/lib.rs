@@ -1,7 +1,7 @@
 //! One runtime per process: the functions of SPIN that the Python module uses, as a table of C functions.
 //!
 //! ```text
-//!   libspinio.so ── exports ──> spinio_runtime_v2: Table ──┐ found by dlsym, when the module is imported
+//!   libspinio.so ── exports ──> spinio_runtime_v3: Table ──┐ found by dlsym, when the module is imported
 //!        │ hooks, spinio.h                                 │
 //!        ▼                                                 ▼
 //!   its registry, pools, pins, counters <──────────── client.rs <── the Python module
@@ -138,11 +138,11 @@ pub struct Table {
     thread_stream: extern "C" fn() -> u64,
     set_thread_stream: extern "C" fn(stream: u64),
 
-    // The emulated device. ENOMEM: it has no more. EINVAL: SPINIO_EMULATED cannot be parsed.
+    // The emulated device; `emulated_alloc` and `emulated_stream`: that of a number. ENOMEM: it has no more. EINVAL: SPINIO_EMULATED cannot be parsed.
     emulated_configure: unsafe extern "C" fn(text: *const u8, len: usize, report: Report) -> i64,
-    emulated_alloc: unsafe extern "C" fn(len: usize, host_mapped: c_int, report: Report) -> u64,
+    emulated_alloc: unsafe extern "C" fn(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64,
     emulated_free: extern "C" fn(address: u64),
-    emulated_stream: unsafe extern "C" fn(stream: *mut u64, report: Report) -> i64,
+    emulated_stream: unsafe extern "C" fn(device: u32, stream: *mut u64, report: Report) -> i64,
     emulated_release_stream: extern "C" fn(stream: u64),
     emulated_wait: unsafe extern "C" fn(stream: u64, report: Report) -> i64,
     emulated_pause: unsafe extern "C" fn(report: Report) -> i64,
@@ -175,9 +175,9 @@ pub struct Table {
     read_many: unsafe extern "C" fn(ops: *const ReadOps, report: Report) -> i64,
 
     // Pinned files, for the device of some memory, or (null) the one in use.
-    // `pin_file` returns the generation of the pins.
+    // `pin_file` returns the generation of the pins; `unpin_file` fails if the file was unpinned since that one.
     pin_file: unsafe extern "C" fn(fd: c_int, like: *const Memory, report: Report) -> i64,
-    unpin_file: unsafe extern "C" fn(fd: c_int, report: Report) -> i64,
+    unpin_file: unsafe extern "C" fn(fd: c_int, generation: u64, report: Report) -> i64,
     is_pinned: extern "C" fn(fd: c_int) -> c_int,
     map: unsafe extern "C" fn(fd: c_int, offset: u64, len: u64, like: *const Memory, report: Report) -> *mut c_void,
     map_address: unsafe extern "C" fn(map: *const c_void) -> u64,
@@ -229,10 +229,6 @@ pub struct Table {
     gaia_release_async: unsafe extern "C" fn(address: u64, len: u64, stream: u64, report: Report) -> i64,
     gaia_end_reading: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 
-    // `emulated_alloc` and `emulated_stream` on the emulated device of a number.
-    emulated_alloc_on: unsafe extern "C" fn(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64,
-    emulated_stream_on: unsafe extern "C" fn(device: u32, stream: *mut u64, report: Report) -> i64,
-
     // `gaia_release` that may hand device memory over.
     gaia_release_handing_over: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 
@@ -266,9 +262,6 @@ pub struct Table {
     net_stop: unsafe extern "C" fn(net: *const c_void, report: Report) -> i64,
     // The net is gone then, after an error too.
     net_close: unsafe extern "C" fn(net: *mut c_void, report: Report) -> i64,
-
-    // `unpin_file`, unless the file was unpinned since it was pinned in this generation.
-    unpin_generation: unsafe extern "C" fn(fd: c_int, generation: u64, report: Report) -> i64,
 }
 
 /// Lengths of the structs that functions are passed or fill.

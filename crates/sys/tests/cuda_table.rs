@@ -41,7 +41,6 @@ fn every_symbol_resolves_and_is_callable() {
     assert_eq!((info.start, info.len, info.managed), (at, 10_000, false));
     assert_eq!(driver.buffer_id(at), Ok(info.buffer_id));
     assert_eq!(driver.address_range(at + 1), Ok((at, 10_000)));
-    assert_eq!(driver.mempool_of(at), Ok(0));
     assert_eq!(driver.pointer_info(at + 10_000), Err(CuError::INVALID_VALUE));
 
     let mut host = vec![7u8; 8192];
@@ -64,7 +63,6 @@ fn every_symbol_resolves_and_is_callable() {
         fake.capture(1);
         assert_eq!(driver.stream_is_capturing(Stream(0)), Err(CuError::STREAM_CAPTURE_IMPLICIT));
         fake.capture(0);
-        assert_eq!(driver.stream_context(own), Ok(context));
         driver.event_destroy(marker_event).unwrap();
         driver.stream_destroy(own).unwrap();
         driver.host_unregister(host.as_mut_ptr()).unwrap();

@@ -81,12 +81,7 @@ pub(super) unsafe extern "C" fn emulated_configure(text: *const u8, len: usize, 
     unsafe { count(report, configure) }
 }
 
-pub(super) unsafe extern "C" fn emulated_alloc(len: usize, host_mapped: c_int, report: Report) -> u64 {
-    // SAFETY: the report is the caller's.
-    unsafe { emulated_alloc_on(0, len, host_mapped, report) }
-}
-
-pub(super) unsafe extern "C" fn emulated_alloc_on(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64 {
+pub(super) unsafe extern "C" fn emulated_alloc(device: u32, len: usize, host_mapped: c_int, report: Report) -> u64 {
     let alloc = || Ok(emulated_device(device)?.alloc(len, host_mapped != 0)?.0);
     // SAFETY: the report is the caller's.
     unsafe { answer(report, alloc) }.unwrap_or(0)
@@ -96,12 +91,7 @@ pub(super) extern "C" fn emulated_free(address: u64) {
     let _ = device_call(|| registry::free(DeviceAddr(address)));
 }
 
-pub(super) unsafe extern "C" fn emulated_stream(stream: *mut u64, report: Report) -> i64 {
-    // SAFETY: the place and the report are the caller's.
-    unsafe { emulated_stream_on(0, stream, report) }
-}
-
-pub(super) unsafe extern "C" fn emulated_stream_on(device: u32, stream: *mut u64, report: Report) -> i64 {
+pub(super) unsafe extern "C" fn emulated_stream(device: u32, stream: *mut u64, report: Report) -> i64 {
     let make = || {
         let queue = emulated_device(device)?.new_stream()?;
         // SAFETY: the caller passes a place for it.

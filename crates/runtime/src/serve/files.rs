@@ -28,12 +28,7 @@ pub(super) unsafe extern "C" fn pin_file(fd: c_int, like: *const Memory, report:
     unsafe { count(report, || Ok(runtime().pin_file(program_fd(fd), device(like))?)) }
 }
 
-pub(super) unsafe extern "C" fn unpin_file(fd: c_int, report: Report) -> i64 {
-    // SAFETY: the report is the caller's.
-    unsafe { count(report, || Ok(runtime().unpin_file(program_fd(fd)).map(|()| 0)?)) }
-}
-
-pub(super) unsafe extern "C" fn unpin_generation(fd: c_int, generation: u64, report: Report) -> i64 {
+pub(super) unsafe extern "C" fn unpin_file(fd: c_int, generation: u64, report: Report) -> i64 {
     // SAFETY: the report is the caller's.
     unsafe { count(report, || Ok(runtime().unpin_generation(program_fd(fd), generation).map(|()| 0)?)) }
 }

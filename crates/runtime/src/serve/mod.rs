@@ -80,8 +80,6 @@ pub const TABLE: Table = Table {
     gaia_acquire_async: gaia::acquire_async,
     gaia_release_async: gaia::release_async,
     gaia_end_reading: gaia::end_reading,
-    emulated_alloc_on: devices::emulated_alloc_on,
-    emulated_stream_on: devices::emulated_stream_on,
     gaia_release_handing_over: gaia::release_handing_over,
     net_open: net::open,
     net_handle: net::handle,
@@ -95,7 +93,6 @@ pub const TABLE: Table = Table {
     net_stats: net::stats,
     net_stop: net::stop,
     net_close: net::close,
-    unpin_generation: files::unpin_generation,
 };
 
 extern "C" fn version() -> *const c_char {

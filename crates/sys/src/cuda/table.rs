@@ -203,7 +203,6 @@ table! {
     newer {
         fn primary_release_v2(c_int) = "cuDevicePrimaryCtxRelease_v2";
         fn primary_release(c_int) = "cuDevicePrimaryCtxRelease";
-        fn stream_ctx(usize, *mut usize) = "cuStreamGetCtx";
         fn stream_is_capturing(usize, *mut c_int) = "cuStreamIsCapturing";
         fn exchange_capture_mode(*mut u32) = "cuThreadExchangeStreamCaptureMode";
         fn host_device_pointer(*mut u64, *mut c_void, u32) = "cuMemHostGetDevicePointer_v2";

@@ -61,13 +61,11 @@ pub mod pointer {
     pub const RANGE_START_ADDR: i32 = 11;
     pub const RANGE_SIZE: i32 = 12;
     pub const MAPPED: i32 = 13;
-    pub const MEMPOOL_HANDLE: i32 = 17;
 }
 
 /// `CU_DEVICE_ATTRIBUTE_*`.
 pub mod attribute {
     #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names")]
-    pub const ASYNC_ENGINE_COUNT: i32 = 40;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
     pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
@@ -76,8 +74,6 @@ pub mod attribute {
     pub const HOST_REGISTER_SUPPORTED: i32 = 99;
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: i32 = 100;
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
-    pub const GPU_DIRECT_RDMA_SUPPORTED: i32 = 116;
-    pub const DMA_BUF_SUPPORTED: i32 = 124;
 }
 
 /// `CU_CTX_SCHED_*`: how a thread waits in a context.

@@ -189,7 +189,6 @@ static int answer(void *to, int which, range *r, pinned *p, uint64_t a) {
     case 9: *(int *)to = r ? r->device : 0; return OK;
     case 11: *(uint64_t *)to = r ? r->whole : p->start; return OK;
     case 12: *(size_t *)to = r ? r->whole_len : p->len; return OK;
-    case 17: *(size_t *)to = r && r->pool ? 0x9001 : 0; return OK;
     }
     (void)a;
     return INVALID;
@@ -280,7 +279,6 @@ int cuStreamSynchronize(handle *s) { at_home(); NEED(); touch(s, 's'); if (unsaf
 int cuStreamQuery(handle *s) { NEED(); touch(s, 's'); if (unsafe_in_capture()) return CAPTURE; return spoils(s) ? IMPLICIT : OK; }
 int cuStreamWaitEvent(handle *s, handle *e, unsigned f) { (void)f; at_home(); NEED(); touch(s, 's'); touch(e, 'e'); return spoils(s) ? IMPLICIT : OK; }
 int cuStreamIsCapturing(handle *s, int *status) { NEED(); touch(s, 's'); if (capturing && legacy(s)) return IMPLICIT; *status = s && s == captured; return OK; }
-int cuStreamGetCtx(handle *s, context **c) { NEED(); touch(s, 's'); if (spoils(s)) return IMPLICIT; *c = s && (uintptr_t)s > 2 ? s->ctx : current(); return OK; }
 int cuThreadExchangeStreamCaptureMode(unsigned *m) { unsigned old = capture_mode; capture_mode = *m; *m = old; return OK; }
 int cuEventCreate(handle **e, unsigned f) { at_home(); NEED(); *e = new_handle('e', f); live_events++; return OK; }
 int cuEventDestroy_v2(handle *e) { touch(e, 'e'); live_events--; free(e); return OK; }

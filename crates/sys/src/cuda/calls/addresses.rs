@@ -19,13 +19,6 @@ impl Driver {
         unsafe { cu!(self.pointer_attribute((&raw mut id).cast(), pointer::BUFFER_ID, addr)) }.map(|()| id)
     }
 
-    /// The pool that an address was allocated from; 0 for none.
-    pub fn mempool_of(&self, addr: u64) -> Result<usize> {
-        let mut pool = 0usize;
-        // SAFETY: as above.
-        unsafe { cu!(self.pointer_attribute((&raw mut pool).cast(), pointer::MEMPOOL_HANDLE, addr)) }.map(|()| pool)
-    }
-
     /// The attributes that decide the owner of an address. [`CuError::INVALID_VALUE`] where CUDA does not know it.
     pub fn pointer_info(&self, addr: u64) -> Result<PointerInfo> {
         const WHICH: [i32; 7] = [

@@ -5,7 +5,7 @@
 use super::{Result, check};
 use crate::cuda::CuError;
 use crate::cuda::table::Driver;
-use crate::cuda::types::{CaptureMode, Context, Event, Stream};
+use crate::cuda::types::{CaptureMode, Event, Stream};
 
 impl Driver {
     /// A new stream; flags are [`crate::cuda::stream`].
@@ -85,16 +85,6 @@ impl Driver {
             Err(CuError::NO_SUCH_FUNCTION) => Ok(false),
             Err(e) => Err(e),
         }
-    }
-
-    /// The context of a stream.
-    ///
-    /// # Safety
-    /// The stream must be alive.
-    pub unsafe fn stream_context(&self, stream: Stream) -> Result<Context> {
-        let mut context = 0;
-        // SAFETY: `context` lives across the call; the caller guarantees the stream.
-        unsafe { cu!(self.stream_ctx?(stream.0, &mut context)) }.map(|()| Context(context))
     }
 
     /// Sets how this thread's calls are checked against captures in progress; returns the previous mode.
