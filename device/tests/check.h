@@ -1,51 +1,22 @@
-// check.h: for the test programs: a kernel without a device, and a count of failures.
+// check.h: for the test programs: a count of failures.
 #ifndef CHECK_H
 #define CHECK_H
 
-#include <spinio/emulation/atomics.h>
-#include <spinio/emulation/grid.h>
-#include <spinio/emulation/resident.h>
-#include <spinio/emulation/shuffles.h>
-#include <spinio/emulation/words.h>
-
 #include <cstdio>
-#include <tuple>
 
 static int failures;
+
+// A program that has the library defines this first, as spinio_last_error(): a failure then has its text.
+#ifndef CHECK_CAUSE
+#define CHECK_CAUSE "no text"
+#endif
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);                                  \
+            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, CHECK_CAUSE);                \
             failures++;                                                                                                \
         }                                                                                                              \
     } while (0)
-
-template <typename... Parameters, typename... Arguments>
-void run_by(void (*how)(const spinio::emulation::Body &, dim3, dim3), void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
-{
-    struct Call {
-        void (*kernel)(Parameters...);
-        std::tuple<Parameters...> arguments;
-        static void call(const void *self)
-        {
-            std::apply(static_cast<const Call *>(self)->kernel, static_cast<const Call *>(self)->arguments);
-        }
-    } call{kernel, {static_cast<Parameters>(arguments)...}};
-    how({Call::call, &call}, grid, block);
-}
-
-// Runs a kernel immediately, without a device.
-template <typename... Parameters, typename... Arguments>
-void run(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
-{
-    run_by(spinio::emulation::run_grid, kernel, grid, block, arguments...);
-}
-
-template <typename... Parameters, typename... Arguments>
-void run_resident(void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments... arguments)
-{
-    run_by(spinio::emulation::run_resident, kernel, grid, block, arguments...);
-}
 
 #endif

@@ -1,6 +1,6 @@
 // The emulation without a device, on host memory: barriers, threads that return early, shared memory, atomics, many blocks.
 // Prints each failure and exits with 1.
-#include "check.h"
+#include "run.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

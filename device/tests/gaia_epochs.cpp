@@ -10,15 +10,8 @@
 
 #include <spinio/gaia.h>
 
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());        \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
+#define CHECK_CAUSE spinio_last_error()
+#include "check.h"
 
 constexpr size_t page = 4096, pages = 3;
 

@@ -363,13 +363,8 @@ struct RawClient {
     RawClient(const std::string &address, uint64_t of, bool maps = true)
     {
         channel = door_socket(address, false);
-        sockaddr_in name = {}, to = {};
-        name.sin_family = to.sin_family = AF_INET;
-        name.sin_addr.s_addr = to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        to.sin_port = htons(uint16_t(std::atoi(address.c_str() + address.rfind(':') + 1)));
-        socklen_t length = sizeof name;
-        anchor = socket(AF_INET, SOCK_STREAM, 0);
-        CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&name), length) && !getsockname(anchor, reinterpret_cast<sockaddr *>(&name), &length));
+        sockaddr_in to;
+        anchor = bound_anchor(address, to);
         give_packet(channel, packet(1, 1, 1 << 16), anchor);
         CHECK(take_packet(channel) == packet(2) && !connect(anchor, reinterpret_cast<sockaddr *>(&to), sizeof to));
         std::string offer = take_packet(channel), memory = take_packet(channel);

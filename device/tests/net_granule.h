@@ -78,6 +78,29 @@
     CHECK(sendmsg(channel, &message, MSG_NOSIGNAL) > 0);
 }
 
+// The TCP socket of a program that says that it is a net: bound, since the door reads its name. `to`: what it connects to.
+[[maybe_unused]] static int bound_anchor(const std::string &address, sockaddr_in &to)
+{
+    sockaddr_in own = {};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to = own;
+    to.sin_port = htons(port_of(address));
+    const int anchor = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&own), sizeof own));
+    return anchor;
+}
+
+// What a program's socket goes through, and why.
+[[maybe_unused]] static std::string transport_of(spinio_socket *s)
+{
+    char text[128] = "";
+    CHECK(spinio_socket_transport(s, text, sizeof text) >= 0);
+    return text;
+}
+
+[[maybe_unused]] static bool is_shared(spinio_socket *s) { return transport_of(s).rfind("shared: ", 0) == 0; }
+
 [[maybe_unused]] static int open_descriptors()
 {
     int count = 0;

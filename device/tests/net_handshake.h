@@ -196,15 +196,6 @@ static Result exchange_of_kernel(Net &net, const std::string &address, int signa
     return result;
 }
 
-static std::string transport_of(spinio_socket *s)
-{
-    char text[128] = "";
-    CHECK(spinio_socket_transport(s, text, sizeof text) >= 0);
-    return text;
-}
-
-static bool is_shared(spinio_socket *s) { return transport_of(s).rfind("shared: ", 0) == 0; }
-
 static Result exchange_of_program(const std::string &address, int signal = 0)
 {
     Result result;

@@ -301,7 +301,7 @@ static void call_from_two_nets(Net (&nets)[2], const std::string &first, const s
 {
     const std::string *address[] = {&first, &second};
     for (int i = 0; i < 2; i++) {
-        unsigned port = unsigned(std::atoi(address[i]->c_str() + address[i]->rfind(':') + 1));
+        unsigned port = port_of(*address[i]);
         spinio::launch_resident_on(nets[i].stream, ask_often, 1, 32, nets[i].handle, net::Address::inet(127, 0, 0, 1, port), 20, nets[i].words);
     }
     for (Net &net : nets) {

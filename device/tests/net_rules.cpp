@@ -6,7 +6,7 @@
 //   net_rules SECTION    one of them: sink source echo shared whole events room rearm calls words claims close lines datagrams
 //
 // Known limit: of words that are relaxed atomics (copies of events) ThreadSanitizer sees no race; what they refer to shows it.
-#include "check.h"
+#include "run.h"
 #include "net_tile.h"
 
 #include <algorithm>

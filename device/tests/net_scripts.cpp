@@ -476,7 +476,7 @@ static void two_kernels_get_the_same_results(const char *where, unsigned first, 
         Net net({.connections = two_nets ? 64u : 16u, .no_upgrade = no_upgrade});
         std::string address;
         int s = listener(net, where, address);
-        net::Address to = where[0] == 't' ? net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(address.c_str() + address.rfind(':') + 1)))
+        net::Address to = where[0] == 't' ? net::Address::inet(127, 0, 0, 1, port_of(address))
                                           : net::Address::path(address.c_str() + 7);
         std::memset(results, 0, sizeof(int64_t) * words);
         const uint64_t upgraded = no_upgrade ? 0 : uint64_t(count);

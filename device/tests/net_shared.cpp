@@ -37,15 +37,6 @@ static spinio_socket *open_socket(const std::string &address, bool no_upgrade = 
     return s;
 }
 
-static std::string transport(spinio_socket *s)
-{
-    char text[128] = "";
-    CHECK(spinio_socket_transport(s, text, sizeof text) >= 0);
-    return text;
-}
-
-static bool is_shared(spinio_socket *s) { return transport(s).rfind("shared: ", 0) == 0; }
-
 // --- event sets ---
 
 static void event_sets_hear_of_programs(const char *where, unsigned clients, int rounds)
@@ -231,13 +222,13 @@ static void reasons_are_told()
         works(sockets.back());
         CHECK(is_shared(sockets.back()) == (i < 4));
     }
-    CHECK(transport(sockets[4]) == "kernel: the net has no memory left for programs" && net.stats().kept_by_granules == 1);
+    CHECK(transport_of(sockets[4]) == "kernel: the net has no memory left for programs" && net.stats().kept_by_granules == 1);
     for (auto socket : sockets)
         CHECK(!spinio_socket_close(socket));
     waits_for_open(net, 1);
     // The same process may have them again; another one may not.
     sockets = {open_socket(address), open_socket(address, true)};
-    CHECK(is_shared(sockets[0]) && transport(sockets[1]) == "kernel: no_upgrade of the options");
+    CHECK(is_shared(sockets[0]) && transport_of(sockets[1]) == "kernel: no_upgrade of the options");
     for (auto socket : sockets) {
         works(socket);
         CHECK(!spinio_socket_close(socket));
@@ -257,7 +248,7 @@ static int ask(const std::string &address, const std::string &expected)
 {
     spinio_socket *s = open_socket(address);
     char back;
-    CHECK(transport(s) == expected && spinio_socket_send(s, "x", 1, 0) == 1 && spinio_socket_recv(s, &back, 1, 0) == 1);
+    CHECK(transport_of(s) == expected && spinio_socket_send(s, "x", 1, 0) == 1 && spinio_socket_recv(s, &back, 1, 0) == 1);
     CHECK(!spinio_socket_close(s));
     return failures != 0;
 }
@@ -273,13 +264,8 @@ struct RawPeer {
     RawPeer(const std::string &address, int steps)
     {
         channel = door_socket(address, false);
-        sockaddr_in own = {}, to = {};
-        own.sin_family = to.sin_family = AF_INET;
-        own.sin_addr.s_addr = to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        to.sin_port = htons(uint16_t(std::atoi(address.c_str() + address.rfind(':') + 1)));
-        socklen_t length = sizeof own;
-        anchor = socket(AF_INET, SOCK_STREAM, 0);
-        CHECK(!bind(anchor, reinterpret_cast<sockaddr *>(&own), length) && !getsockname(anchor, reinterpret_cast<sockaddr *>(&own), &length));
+        sockaddr_in to;
+        anchor = bound_anchor(address, to);
         if (steps > 0) {
             give_packet(channel, packet(1), anchor);
             CHECK(take_packet(channel) == packet(2));

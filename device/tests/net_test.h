@@ -26,6 +26,9 @@
 #include <spinio/net.h>
 #include <spinio_net.h>
 
+#define CHECK_CAUSE spinio_last_error()
+#include "check.h"
+
 namespace net = spinio::net;
 
 // The device of the nets: most of these programs are also compiled by nvcc, and run on a GPU.
@@ -37,16 +40,6 @@ namespace net = spinio::net;
 #else
 #define CALLED_BY_BOTH
 #endif
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: check failed: %s (%s)\n", __FILE__, __LINE__, #condition, spinio_last_error());        \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
 
 // The program's turn after the kernel's, by a block: turn[0] is what the kernel has reached, turn[1] the program.
 __device__ inline void pass_and_wait(uint64_t *turn, uint64_t mine)
@@ -147,6 +140,9 @@ struct Net {
     return sent;
 }
 
+// Of a TCP address.
+[[maybe_unused]] static uint16_t port_of(const std::string &address) { return uint16_t(std::atoi(address.c_str() + address.rfind(':') + 1)); }
+
 // A connected socket of this program; address as of spinio_net_address().
 [[maybe_unused]] static int connect_to(const std::string &address)
 {
@@ -157,14 +153,14 @@ struct Net {
     if (address.rfind("tcp://[", 0) == 0) {
         size_t end = address.rfind("]:");
         inet6.sin6_family = AF_INET6;
-        inet6.sin6_port = htons(uint16_t(std::atoi(address.c_str() + end + 2)));
+        inet6.sin6_port = htons(port_of(address));
         inet_pton(AF_INET6, address.substr(7, end - 7).c_str(), &inet6.sin6_addr);
         s = socket(AF_INET6, SOCK_STREAM, 0);
         failed = connect(s, reinterpret_cast<sockaddr *>(&inet6), sizeof inet6);
     } else if (address.rfind("tcp://", 0) == 0) {
         size_t colon = address.rfind(':');
         inet.sin_family = AF_INET;
-        inet.sin_port = htons(uint16_t(std::atoi(address.c_str() + colon + 1)));
+        inet.sin_port = htons(port_of(address));
         inet_pton(AF_INET, address.substr(6, colon - 6).c_str(), &inet.sin_addr);
         s = socket(AF_INET, SOCK_STREAM, 0);
         failed = connect(s, reinterpret_cast<sockaddr *>(&inet), sizeof inet);
@@ -187,7 +183,7 @@ struct Net {
 [[maybe_unused]] static net::Address address_of(const std::string &text)
 {
     if (text.rfind("tcp://", 0) == 0)
-        return net::Address::inet(127, 0, 0, 1, unsigned(std::atoi(text.c_str() + text.rfind(':') + 1)));
+        return net::Address::inet(127, 0, 0, 1, port_of(text));
     return text[5] == '@' ? net::Address::abstract(text.c_str() + 6) : net::Address::path(text.c_str() + 7);
 }
 

@@ -87,8 +87,6 @@ static uint64_t upgraded(const Net &net)
     return stats.upgraded + stats.shared + stats.peer;
 }
 
-static unsigned port_of(const std::string &address) { return unsigned(std::atoi(address.c_str() + address.rfind(':') + 1)); }
-
 // --- a relay ---
 
 // Carries the bytes of one connection both ways until both sides have ended.

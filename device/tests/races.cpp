@@ -4,7 +4,7 @@
 //   races barrier      a kernel that lacks a __syncthreads(): a report
 //   races warp         a kernel that lacks a __syncwarp()
 //   races release      resident blocks, of which one publishes without a release
-#include "check.h"
+#include "run.h"
 
 #include <cstring>
 #include <vector>

@@ -1,5 +1,5 @@
 // Grids whose blocks wait for each other, without a device. Prints each failure and exits with 1.
-#include "check.h"
+#include "run.h"
 
 #include <thread>
 #include <vector>

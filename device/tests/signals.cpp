@@ -15,15 +15,7 @@
 #include <unistd.h>
 #include <vector>
 
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            std::printf("%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);                                  \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 constexpr size_t KiB = 1024, MiB = 1024 * KiB, file_bytes = 80 * MiB;
 

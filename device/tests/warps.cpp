@@ -3,7 +3,7 @@
 //
 //   warps         all tests
 //   warps WHICH   a kernel that must be reported
-#include "check.h"
+#include "run.h"
 
 #include <cstring>
 #include <vector>
