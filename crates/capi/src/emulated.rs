@@ -22,11 +22,10 @@ extern "C" fn spinio_emulated_device_count() -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_set_device(device: c_int) -> c_int {
-    let chosen = guard::run(|| {
+    guard::status(|| {
         super::memory::configure_emulated()?;
         emulated::set_current(number(device)?).map_err(|e| device_failure(e, "use the emulated GPU"))
-    });
-    chosen.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -42,14 +41,13 @@ extern "C" fn spinio_emulated_can_access_peer(device: c_int, peer: c_int) -> c_i
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_enable_peer_access(peer: c_int) -> c_int {
-    let enabled = guard::run(|| {
+    guard::status(|| {
         let enabled = current()?.enable_peer_access(device_of(peer)?);
         match enabled.map_err(|e| device_failure(e, "access the memory of the other emulated GPU"))? {
             true => Ok(()),
             false => Err(Failure::Message(libc::EEXIST, "The access was enabled before".into())),
         }
-    });
-    enabled.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -59,13 +57,12 @@ unsafe extern "C" fn spinio_emulated_copy(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    let copied = guard::run(|| {
+    guard::status(|| {
         let stream = StreamId(stream as u64);
         // SAFETY: the header requires the memory to stay allocated until the copy is done.
         unsafe { of_stream(stream)?.copy_between(stream, DeviceAddr(to as u64), DeviceAddr(from as u64), size) }
             .map_err(|e| device_failure(e, "copy"))
-    });
-    copied.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -74,13 +71,12 @@ unsafe extern "C" fn spinio_emulated_launch(
     argument: *mut c_void,
     stream: *mut c_void,
 ) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         let kernel = kernel.ok_or(Failure::Errno(libc::EINVAL))?;
         let stream = StreamId(stream as u64);
         // SAFETY: the header requires a function and an argument that are valid until the stream has called it.
         unsafe { of_stream(stream)?.launch(stream, kernel, argument) }.map_err(|e| device_failure(e, "launch a kernel"))
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -97,11 +93,10 @@ extern "C" fn spinio_emulated_stream_nonblocking() -> *mut c_void {
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_emulated_wait(stream: *mut c_void) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         let stream = StreamId(stream as u64);
         of_stream(stream)?.wait_stream(stream).map_err(|e| device_failure(e, "wait for a stream"))
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 fn number(device: c_int) -> Result<u32, Failure> {

@@ -83,6 +83,11 @@ pub fn run<T>(body: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     None
 }
 
+/// As [`call`], for calls whose only result is that they have succeeded: 0.
+pub fn status(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    run(body).map_or(-1, |()| 0)
+}
+
 /// Reports an event that saves work later. Nothing depends on it, so it must not wait: it is dropped in a signal
 /// handler that has interrupted a device call, whose locks its own thread holds, and in a child that shares the memory
 /// of its parent.

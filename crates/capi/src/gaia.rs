@@ -112,17 +112,18 @@ pub fn unmap_on_gpu(address: *mut c_void, size: usize) -> Option<c_int> {
 
 fn map(fd: c_int, offset: i64, size: usize, access: Access) -> Result<u64, Failure> {
     let (fd, offset) = (program_fd(fd), u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?);
-    Ok(spinio_gaia::map(fd, offset, size as u64, access, current_device()?, &spinio_runtime::Routes)?)
+    Ok(spinio_gaia::map(fd, offset, size as u64, access, current_device("map into")?, &spinio_runtime::Routes)?)
 }
 
 fn map_in_place(fd: c_int, offset: i64, size: usize, access: c_uint) -> Result<u64, Failure> {
     let access = parse_access(access & !IN_PLACE)?;
     let (fd, offset) = (program_fd(fd), u64::try_from(offset).map_err(|_| invalid("The offset of a map is negative"))?);
-    Ok(spinio_gaia::map_in_place(fd, offset, size as u64, access, current_device()?)?)
+    Ok(spinio_gaia::map_in_place(fd, offset, size as u64, access, current_device("map into")?)?)
 }
 
-fn current_device() -> Result<&'static dyn Device, Failure> {
-    let none = || Failure::Message(libc::ENODEV, "No device is in use, so there is none to map into".into());
+/// The device in use; `purpose` is what a caller without one cannot do.
+pub(crate) fn current_device(purpose: &str) -> Result<&'static dyn Device, Failure> {
+    let none = || Failure::Message(libc::ENODEV, format!("No device is in use, so there is none to {purpose}"));
     registry::current_device().ok_or_else(none)
 }
 
@@ -142,7 +143,7 @@ extern "C-unwind" fn spinio_gaia_map(fd: c_int, offset: i64, size: usize, access
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_unmap(address: *mut c_void) -> c_int {
-    guard::run(|| Ok(spinio_gaia::unmap(address as u64)?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(spinio_gaia::unmap(address as u64)?))
 }
 
 #[unsafe(no_mangle)]
@@ -179,15 +180,14 @@ extern "C" fn spinio_gaia_acquire_async(
     access: c_uint,
     stream: *mut c_void,
 ) -> c_int {
-    let queued = guard::run(|| {
+    guard::status(|| {
         let (purpose, stream) = (parse_purpose(access)?, StreamId(stream as u64));
         let acquire = |map: &spinio_gaia::FileMap, offset| match purpose {
             Some(access) => map.acquire_async(offset, size as u64, access, stream),
             None => map.overwrite_async(offset, size as u64, stream),
         };
         Ok(spinio_gaia::with_map(address as u64, acquire)?)
-    });
-    queued.map_or(-1, |()| 0)
+    })
 }
 
 /// Where to store the result of a release: bytes published, or a negative errno.
@@ -215,7 +215,7 @@ unsafe extern "C" fn spinio_gaia_release_async(
     published: *mut isize,
 ) -> c_int {
     let published = Published(published.cast::<AtomicIsize>().cast_const());
-    let queued = guard::run(|| {
+    guard::status(|| {
         // Nothing is handed over in stream order.
         let (discard, stream) = (parse_release_flags(flags)? == ReleaseKind::Discard, StreamId(stream as u64));
         let release = |map: &spinio_gaia::FileMap, offset| {
@@ -223,20 +223,19 @@ unsafe extern "C" fn spinio_gaia_release_async(
             map.release_async(offset, size as u64, if discard { release.discarding() } else { release })
         };
         Ok(spinio_gaia::with_map(address as u64, release)?)
-    });
-    queued.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_sync(address: *mut c_void, size: usize) -> c_int {
     guard::cancellation_point();
     let sync = |map: &spinio_gaia::FileMap, offset| map.sync(offset, size as u64);
-    guard::run(|| Ok(spinio_gaia::with_map(address as u64, sync)?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(spinio_gaia::with_map(address as u64, sync)?))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn spinio_gaia_advise(address: *mut c_void, size: usize, advice: c_int) -> c_int {
-    let advised = guard::run(|| {
+    guard::status(|| {
         let advice = match advice {
             RANDOM => Advice::Random,
             SEQUENTIAL => Advice::Sequential,
@@ -246,13 +245,12 @@ extern "C-unwind" fn spinio_gaia_advise(address: *mut c_void, size: usize, advic
             _ => return Err(invalid(&format!("{advice} is no advice for maps"))),
         };
         Ok(spinio_gaia::with_map(address as u64, |map, offset| map.advise(offset, size as u64, advice))?)
-    });
-    advised.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_gaia_info(address: *const c_void, out: *mut c_void, size: usize) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         if out.is_null() {
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the result: out is NULL".into()));
         }
@@ -260,6 +258,5 @@ unsafe extern "C" fn spinio_gaia_info(address: *const c_void, out: *mut c_void, 
         // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
         unsafe { fill_struct(out.cast(), size, &info) };
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }

@@ -5,12 +5,12 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Once;
 
-use spinio_device::registry;
 use spinio_gaia::reader::{self, Handle};
 use spinio_io::program_fd;
 
 use crate::ffi_guard::{self as guard, Failure};
 use crate::fill_struct;
+use crate::gaia::current_device;
 
 /// `SPINIO_GAIA_RANDOM`: nothing is requested ahead.
 const RANDOM: c_uint = 1;
@@ -30,15 +30,14 @@ unsafe extern "C-unwind" fn spinio_gaia_reader_open(
     out: *mut Handle,
 ) -> c_int {
     guard::cancellation_point();
-    let opened = guard::run(|| {
+    guard::status(|| {
         if out.is_null() {
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the reader: out is NULL".into()));
         }
         if advice & !RANDOM != 0 {
             return Err(Failure::Message(libc::EINVAL, format!("{advice} is no advice for readers")));
         }
-        let none = || Failure::Message(libc::ENODEV, "No device is in use, so there is none to read into".into());
-        let device = registry::current_device().ok_or_else(none)?;
+        let device = current_device("read into")?;
         let (fd, routes) = (program_fd(fd), &spinio_runtime::Routes);
         let handle = reader::open(fd, cache as u64, u64::from(page), advice & RANDOM == 0, device, routes)?;
         // After the driver's own handlers, and so called before them.
@@ -49,19 +48,17 @@ unsafe extern "C-unwind" fn spinio_gaia_reader_open(
         // SAFETY: not null, and the header requires a struct there.
         unsafe { out.write(handle) };
         Ok(())
-    });
-    opened.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_gaia_reader_close(reader: *const Handle) -> c_int {
-    let closed = guard::run(|| Ok(reader::close(id(reader)?)?));
-    closed.map_or(-1, |()| 0)
+    guard::status(|| Ok(reader::close(id(reader)?)?))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_gaia_reader_stats(reader: *const Handle, out: *mut c_void, size: usize) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         if out.is_null() {
             return Err(Failure::Message(libc::EFAULT, "There is no memory for the result: out is NULL".into()));
         }
@@ -69,8 +66,7 @@ unsafe extern "C" fn spinio_gaia_reader_stats(reader: *const Handle, out: *mut c
         // SAFETY: the header requires `size` bytes at `out`; the struct has no padding.
         unsafe { fill_struct(out.cast(), size, &stats) };
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 fn id(reader: *const Handle) -> Result<u64, Failure> {

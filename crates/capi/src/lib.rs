@@ -45,6 +45,8 @@ mod socket;
 mod stats;
 mod write;
 
+use std::ffi::c_char;
+
 use spinio_device::{Allocation, DeviceAddr, registry};
 use spinio_io::Target;
 
@@ -72,6 +74,47 @@ unsafe fn fill_struct<T>(out: *mut u8, size: usize, value: &T) {
         core::ptr::copy_nonoverlapping(core::ptr::from_ref(value).cast(), out, known);
         out.add(known).write_bytes(0, size - known);
     }
+}
+
+/// A struct of a caller that begins with its own size: fields that an older header does not have are zeros, and those of a
+/// newer one are ignored. `of`: what the struct is for.
+///
+/// # Safety
+/// `from` must be null, for zeros, or have as many bytes as it says. Any bits must be valid for a `T`.
+unsafe fn read_struct<T: Copy>(from: *const T, of: &str) -> Result<T, Failure> {
+    // SAFETY: the caller's promise: zeros are valid.
+    let mut read: T = unsafe { core::mem::zeroed() };
+    if !from.is_null() {
+        // SAFETY: the struct begins with its size.
+        let size = unsafe { from.cast::<usize>().read_unaligned() };
+        if size < size_of::<usize>() {
+            let sentence = format!("The options of a {of} say that they have {size} bytes: set their size");
+            return Err(Failure::Message(libc::EINVAL, sentence));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { core::ptr::copy_nonoverlapping(from.cast(), (&raw mut read).cast::<u8>(), size.min(size_of::<T>())) };
+    }
+    Ok(read)
+}
+
+/// Stores a text and its zero.
+///
+/// # Safety
+/// `to` is null, or has `size` bytes.
+unsafe fn write_text(to: *mut c_char, size: usize, text: &str, what: &str) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::Message(libc::EFAULT, format!("There is no memory for the {what}: the pointer is NULL")));
+    }
+    if text.len() >= size {
+        let sentence = format!("The {what} {text} has no room in {size} bytes");
+        return Err(Failure::Message(libc::ENAMETOOLONG, sentence));
+    }
+    // SAFETY: guaranteed by the caller; the text and its zero are no longer.
+    unsafe {
+        core::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
+        to.add(text.len()).write(0);
+    }
+    Ok(())
 }
 
 /// A part of a call, moved in one step.

@@ -39,15 +39,14 @@ unsafe extern "C" fn spinio_mem_free(memory: *mut c_void) -> c_int {
     if memory.is_null() {
         return 0;
     }
-    let done = guard::run(|| {
+    guard::status(|| {
         registry::free(DeviceAddr(memory as u64)).map_err(|e| device_failure(e, "Cannot free device memory"))
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size: usize) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         if size == 0 {
             return Ok(());
         }
@@ -69,8 +68,7 @@ unsafe extern "C" fn spinio_mem_copy(to: *mut c_void, from: *const c_void, size:
             }
         }
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 /// Configures the emulated GPU; without effect once it is created.

@@ -8,7 +8,7 @@ use spinio_device::{Device, registry};
 use spinio_net::{Error, FileOptions, Handle, Net, NetAddress, Options, default_device};
 
 use crate::ffi_guard::{self as guard, Failure};
-use crate::fill_struct;
+use crate::{fill_struct, read_struct, write_text};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
@@ -82,19 +82,8 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
     let opened = guard::run(|| {
         // SAFETY: the header asks for a string or NULL.
         let name = (!device.is_null()).then(|| unsafe { CStr::from_ptr(device) }.to_string_lossy());
-        // SAFETY: zeros are valid for its integers and its pointer.
-        let mut given: RawOptions = unsafe { core::mem::zeroed() };
-        if !options.is_null() {
-            // SAFETY: the header asks for a struct that begins with its own size.
-            let size = unsafe { options.cast::<usize>().read_unaligned() };
-            if size < size_of::<usize>() {
-                let sentence = format!("The options of a net say that they have {size} bytes: set their size");
-                return Err(Failure::Message(libc::EINVAL, sentence));
-            }
-            let known = size.min(size_of::<RawOptions>());
-            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers and its pointer.
-            unsafe { core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), known) };
-        }
+        // SAFETY: the header asks for NULL or a struct that begins with its own size; it has integers and a pointer.
+        let given = unsafe { read_struct(options, "net") }?;
         let options = Options {
             sockets: given.sockets,
             connections: given.connections,
@@ -119,15 +108,14 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_net_handle(this: *const Net, out: *mut Handle) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         if out.is_null() {
             return Err(null("memory for the handle"));
         }
         // SAFETY: the header asks for an open net, and for memory of the handle's size.
         unsafe { out.write_unaligned(net(this)?.handle()) };
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -186,13 +174,12 @@ unsafe extern "C-unwind" fn spinio_net_set(this: *const Net) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_net_add(this: *const Net, set: c_int, socket: c_int, events: c_int) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
+    guard::status(|| {
         let events = u16::try_from(events)
             .map_err(|_| Failure::Message(libc::EINVAL, format!("{events:#x} are no events of a socket")))?;
         // SAFETY: the header asks for an open net.
         Ok(unsafe { net(this) }?.add(set, socket, events)?)
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -203,49 +190,36 @@ unsafe extern "C-unwind" fn spinio_net_address(
     size: usize,
 ) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
-        if text.is_null() {
-            return Err(null("memory for the address"));
-        }
+    guard::status(|| {
         // SAFETY: the header asks for an open net.
-        let address = unsafe { net(this) }?.address(socket)?.to_string();
-        if address.len() >= size {
-            let sentence = format!("The address {address} has no room in {size} bytes");
-            return Err(Failure::Message(libc::ENAMETOOLONG, sentence));
-        }
-        // SAFETY: the header asks for `size` bytes at `text`, which are more than the address has.
-        unsafe {
-            core::ptr::copy_nonoverlapping(address.as_ptr().cast(), text, address.len());
-            text.add(address.len()).write(0);
-        }
-        Ok(())
-    });
-    done.map_or(-1, |()| 0)
+        let address = unsafe { net(this) }?.address(socket)?;
+        // SAFETY: the header asks for `size` bytes at `text`.
+        unsafe { write_text(text, size, &address.to_string(), "address") }
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_net_stop(this: *const Net) -> c_int {
     guard::cancellation_point();
     // SAFETY: the header asks for an open net.
-    guard::run(|| Ok(unsafe { net(this) }?.stop()?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(unsafe { net(this) }?.stop()?))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn spinio_net_close(this: *mut Net) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
+    guard::status(|| {
         if this.is_null() {
             return Err(null("net"));
         }
         // SAFETY: made by `spinio_net_open`, and the header forbids its use from now on.
         Ok(unsafe { Box::from_raw(this) }.close()?)
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_net_stats(this: *const Net, out: *mut u8, size: usize) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         if out.is_null() {
             return Err(null("memory for the result"));
         }
@@ -254,8 +228,7 @@ unsafe extern "C" fn spinio_net_stats(this: *const Net, out: *mut u8, size: usiz
         // SAFETY: the header asks for `size` bytes at `out`; the struct has no padding.
         unsafe { fill_struct(out, size, &stats) };
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[cfg(test)]

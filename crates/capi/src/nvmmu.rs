@@ -65,8 +65,7 @@ fn parse_direction(direction: c_int) -> Result<Direction, Error> {
 unsafe extern "C-unwind" fn nvmmu_begin(thread: c_int, download: *const c_char) -> c_int {
     guard::cancellation_point();
     // SAFETY: the header requires a string or NULL.
-    let done = guard::run(|| Ok(spinio_nvmmu::begin(thread, unsafe { path(download) })?));
-    done.map_or(-1, |()| 0)
+    guard::status(|| Ok(spinio_nvmmu::begin(thread, unsafe { path(download) })?))
 }
 
 #[unsafe(no_mangle)]
@@ -90,23 +89,21 @@ unsafe extern "C-unwind" fn nvmmu_move(
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C-unwind" fn nvmmu_hint_range(offset: i64, length: i64) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         let (offset, length) = parse_range(offset, length)?;
         Ok(spinio_nvmmu::current("announce a range", |session| {
             session.hint_range(offset, length);
             Ok(())
         })?)
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn nvmmu_flush(sync: c_int) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
+    guard::status(|| {
         Ok(spinio_nvmmu::current("flush", |session| if sync == 0 { session.flush() } else { session.sync() })?)
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 /// `struct nvmmu_report`
@@ -143,15 +140,14 @@ impl From<&Report> for CReport {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn nvmmu_end(thread: c_int, report: *mut c_void, size: usize) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
+    guard::status(|| {
         let ended = spinio_nvmmu::end(thread)?;
         if !report.is_null() {
             // SAFETY: the header requires `size` bytes at `report`; the struct has no padding.
             unsafe { fill_struct(report.cast(), size, &CReport::from(&ended)) };
         }
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 // ---- stream-ordered moves -------------------------------------------------------------------------------------------
@@ -167,7 +163,7 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
     ticket: *mut *mut Ticket,
 ) -> c_int {
     guard::cancellation_point();
-    let done = guard::run(|| {
+    guard::status(|| {
         // SAFETY: the header requires a string.
         let file = unsafe { require_path(file, "move") }?;
         let direction = parse_direction(direction)?;
@@ -181,8 +177,7 @@ unsafe extern "C-unwind" fn nvmmu_move_async(
             unsafe { ticket.write(Box::into_raw(Box::new(made))) };
         }
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -17,8 +17,7 @@ pub(crate) extern "C" fn spinio_pin_file(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn spinio_unpin_file(fd: c_int) -> c_int {
-    let done = guard::run(|| runtime().unpin_file(program_fd(fd)).map_err(pin_failure));
-    done.map_or(-1, |()| 0)
+    guard::status(|| runtime().unpin_file(program_fd(fd)).map_err(pin_failure))
 }
 
 #[unsafe(no_mangle)]
@@ -41,11 +40,10 @@ extern "C" fn spinio_map(fd: c_int, offset: i64, size: usize, flags: c_uint) -> 
 
 #[unsafe(no_mangle)]
 extern "C" fn spinio_unmap(address: *const c_void) -> c_int {
-    let done = guard::run(|| match runtime().unmap(address as u64) {
+    guard::status(|| match runtime().unmap(address as u64) {
         true => Ok(()),
         false => Err(Failure::Errno(libc::EINVAL)),
-    });
-    done.map_or(-1, |()| 0)
+    })
 }
 
 #[unsafe(no_mangle)]

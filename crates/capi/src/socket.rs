@@ -8,6 +8,7 @@ use spinio_net::{Poll, PollSource, Socket, SocketOptions};
 
 use crate::ffi_guard::{self as guard, Failure};
 use crate::net::{null, parse_address};
+use crate::{read_struct, write_text};
 
 /// `struct spinio_socket_options`
 #[derive(Clone, Copy)]
@@ -39,19 +40,8 @@ unsafe fn socket<'a>(this: *const Socket) -> Result<&'a Socket, Failure> {
 unsafe extern "C-unwind" fn spinio_socket_connect(address: *const c_char, options: *const RawOptions) -> *mut Socket {
     guard::cancellation_point();
     let connected = guard::run(|| {
-        // SAFETY: zeros are valid for its integers.
-        let mut given: RawOptions = unsafe { core::mem::zeroed() };
-        if !options.is_null() {
-            // SAFETY: the header asks for a struct that begins with its own size.
-            let size = unsafe { options.cast::<usize>().read_unaligned() };
-            if size < size_of::<usize>() {
-                let sentence = format!("The options of a socket say that they have {size} bytes: set their size");
-                return Err(Failure::Message(libc::EINVAL, sentence));
-            }
-            let known = size.min(size_of::<RawOptions>());
-            // SAFETY: the struct has `size` bytes, and any bits are valid for its integers.
-            unsafe { core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), known) };
-        }
+        // SAFETY: the header asks for NULL or a struct that begins with its own size; it has integers.
+        let given = unsafe { read_struct(options, "socket") }?;
         let options = SocketOptions {
             no_upgrade: given.no_upgrade != 0,
             receive_timeout_ms: given.receive_timeout_ms,
@@ -104,7 +94,7 @@ unsafe extern "C-unwind" fn spinio_socket_reserve(
 unsafe extern "C-unwind" fn spinio_socket_commit(this: *const Socket, bytes: usize) -> c_int {
     guard::cancellation_point();
     // SAFETY: the header asks for an open socket.
-    guard::run(|| Ok(unsafe { socket(this) }?.commit(bytes)?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(unsafe { socket(this) }?.commit(bytes)?))
 }
 
 #[unsafe(no_mangle)]
@@ -122,7 +112,7 @@ unsafe extern "C-unwind" fn spinio_socket_borrow(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_socket_give_back(this: *const Socket, bytes: usize) -> c_int {
     // SAFETY: the header asks for an open socket.
-    guard::run(|| Ok(unsafe { socket(this) }?.give_back(bytes)?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(unsafe { socket(this) }?.give_back(bytes)?))
 }
 
 /// Takes a span; stores where it is, and returns its length.
@@ -145,7 +135,7 @@ unsafe fn span(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_socket_shutdown(this: *const Socket, how: c_int) -> c_int {
     // SAFETY: the header asks for an open socket.
-    guard::run(|| Ok(unsafe { socket(this) }?.shutdown(how as u32)?)).map_or(-1, |()| 0)
+    guard::status(|| Ok(unsafe { socket(this) }?.shutdown(how as u32)?))
 }
 
 #[unsafe(no_mangle)]
@@ -184,18 +174,8 @@ unsafe extern "C" fn spinio_socket_transport(this: *const Socket, text: *mut c_c
     let done = guard::run(|| {
         // SAFETY: the header asks for an open socket.
         let (transport, reason) = unsafe { socket(this) }?.transport();
-        let sentence = format!("{transport}: {reason}");
-        if text.is_null() {
-            return Err(null("memory for the transport"));
-        }
-        if sentence.len() >= size {
-            return Err(Failure::Errno(libc::ENAMETOOLONG));
-        }
-        // SAFETY: the header asks for `size` bytes, which are more.
-        unsafe {
-            core::ptr::copy_nonoverlapping(sentence.as_ptr(), text.cast(), sentence.len());
-            text.add(sentence.len()).write(0);
-        }
+        // SAFETY: the header asks for `size` bytes at `text`.
+        unsafe { write_text(text, size, &format!("{transport}: {reason}"), "transport") }?;
         Ok(c_int::from(transport == "shared"))
     });
     done.unwrap_or(-1)
@@ -203,13 +183,12 @@ unsafe extern "C" fn spinio_socket_transport(this: *const Socket, text: *mut c_c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn spinio_socket_close(this: *mut Socket) -> c_int {
-    let done = guard::run(|| {
+    guard::status(|| {
         // SAFETY: the header asks for an open socket, of `spinio_socket_connect`.
         unsafe {
             socket(this)?;
             drop(Box::from_raw(this));
         }
         Ok(())
-    });
-    done.map_or(-1, |()| 0)
+    })
 }

@@ -44,7 +44,7 @@ unsafe extern "C-unwind" fn spinio_pwrite_async(
     written: *mut isize,
 ) -> c_int {
     guard::cancellation_point();
-    let queued = guard::run(|| {
+    guard::status(|| {
         let at = u64::try_from(offset).map_err(|_| Failure::Errno(libc::EINVAL))?;
         if size == 0 || size > isize::MAX as usize {
             return Err(Failure::Errno(libc::EINVAL));
@@ -54,6 +54,5 @@ unsafe extern "C-unwind" fn spinio_pwrite_async(
         let result = written.cast::<AtomicIsize>();
         // SAFETY: the header asks for a word that stays until it is set.
         Ok(unsafe { runtime().write_async(program_fd(fd), at, from, size, StreamId(stream as u64), result) }?)
-    });
-    queued.map_or(-1, |()| 0)
+    })
 }

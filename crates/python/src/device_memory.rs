@@ -8,9 +8,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use spinio_runtime::client::{self, gaia::Map};
+
+use crate::failure;
 
 /// One allocation.
 pub(crate) struct Allocation(u64);
@@ -86,10 +87,8 @@ impl MapSlot {
     pub(crate) fn get(&self) -> PyResult<Arc<OwnedMemory>> {
         let owned = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match owned {
-            None => Err(PyValueError::new_err("The range is no longer mapped")),
-            Some(owned) if owned.map().is_some_and(|map| !map.is_own_process()) => {
-                Err(PyValueError::new_err("The range is mapped in the process that this one was forked from"))
-            }
+            None => Err(failure::not_mapped(false)),
+            Some(owned) if owned.map().is_some_and(|map| !map.is_own_process()) => Err(failure::not_mapped(true)),
             Some(owned) => Ok(owned),
         }
     }

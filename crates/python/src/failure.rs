@@ -1,7 +1,7 @@
 //! Errors of the kernel and of the runtime as Python's OSError, which picks the subclass by errno.
 
 use pyo3::PyErr;
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use spinio_runtime::client::Error;
 use spinio_sys::Errno;
 
@@ -9,6 +9,14 @@ use spinio_sys::Errno;
 pub(crate) fn errno_error(errno: Errno, operation: &str) -> PyErr {
     let number = errno.raw_os_error();
     PyOSError::new_err((number, format!("{operation}: {}", std::io::Error::from_raw_os_error(number))))
+}
+
+/// A range of a file in device memory was unmapped; or, `in_fork`, belongs to the process that this one was forked from.
+pub(crate) fn not_mapped(in_fork: bool) -> PyErr {
+    PyValueError::new_err(match in_fork {
+        false => "The range is no longer mapped",
+        true => "The range is mapped in the process that this one was forked from",
+    })
 }
 
 /// An error of a request.

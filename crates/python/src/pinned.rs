@@ -74,10 +74,8 @@ impl DeviceMapping {
     fn with_mapping<T>(&self, query: impl FnOnce(&Map) -> T) -> PyResult<T> {
         let range = self.range.lock().unwrap_or_else(PoisonError::into_inner);
         match range.as_ref() {
-            None => Err(PyValueError::new_err("The range is no longer mapped")),
-            Some(range) if !range.is_own_process() => {
-                Err(PyValueError::new_err("The range is mapped in the process that this one was forked from"))
-            }
+            None => Err(failure::not_mapped(false)),
+            Some(range) if !range.is_own_process() => Err(failure::not_mapped(true)),
             Some(range) => Ok(query(range)),
         }
     }

@@ -168,6 +168,17 @@ def is_number(value: Any) -> bool:
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
+def device_name(device: Any, kind_of_device: str) -> str | None:
+    """Its name in the library; None for the device in use."""
+    if device is None:
+        return None
+    text = f"cuda:{device}" if is_number(device) else str(device)
+    kind, _, number = text.partition(":")
+    if kind not in ("cuda", "emulated") or (number and not number.isdigit()):
+        raise ValueError(f'{text!r} is no {kind_of_device}: those are "emulated", "emulated:1", "cuda" and "cuda:1"')
+    return f"{kind}:{number or 0}"
+
+
 def _offset(value: Any) -> int:
     if value is None:
         raise TypeError("an offset is an integer, not None: readinto() and write() go by the file's own")

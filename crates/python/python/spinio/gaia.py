@@ -68,7 +68,7 @@ class File(_file.File):
             nbytes = max(0, os.fstat(self.fileno()).st_size - offset)
         writable = not in_place and self.readable() and self.writable() if write is None else bool(write)
         nbytes = _number("nbytes", nbytes)
-        mapped = self._named(_spinio.GaiaMap, offset, nbytes, writable, bool(in_place), _device(device))
+        mapped = self._named(_spinio.GaiaMap, offset, nbytes, writable, bool(in_place), _file.device_name(device, "device that files are mapped on"))
         return Map(mapped, self.name, writable)
 
 
@@ -351,13 +351,3 @@ def _number(name: str, value: Any) -> int:
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{name} {number} is invalid")
     return number
-
-
-def _device(device: Any) -> str | None:
-    if device is None:
-        return None
-    text = f"cuda:{device}" if _file.is_number(device) else str(device)
-    kind, _, number = text.partition(":")
-    if kind not in ("cuda", "emulated") or (number and not number.isdigit()):
-        raise ValueError(f'{text!r} is no device that files are mapped on: those are "emulated", "emulated:1", "cuda" and "cuda:1"')
-    return f"{kind}:{number or 0}"

@@ -109,7 +109,7 @@ def open(
     """
     return Net(
         _spinio.Net(
-            _device(device),
+            _file.device_name(device, "device with sockets"),
             operator.index(sockets),
             operator.index(connections),
             operator.index(ring_bytes),
@@ -263,13 +263,3 @@ class Net:
 def _stop(net: _spinio.Net) -> None:
     with contextlib.suppress(ValueError, OSError):
         net.stop()
-
-
-def _device(device: Any) -> str | None:
-    if device is None:
-        return None
-    text = f"cuda:{device}" if _file.is_number(device) else str(device)
-    kind, _, number = text.partition(":")
-    if kind not in ("cuda", "emulated") or (number and not number.isdigit()):
-        raise ValueError(f'{text!r} is no device with sockets: those are "emulated", "emulated:1", "cuda" and "cuda:1"')
-    return f"{kind}:{number or 0}"
