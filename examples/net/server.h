@@ -27,7 +27,8 @@ Type *zeros(size_t count)
     return memory;
 }
 
-// Before anything starts threads: the signals are blocked in all of them, those of the library too, and read from a descriptor.
+// Before anything starts threads: the signals are blocked in all of them, those of the library too, and read from a descriptor. So the
+// library is not called in a signal handler.
 inline sigset_t block_signals_of_the_end()
 {
     sigset_t signals;

@@ -3,16 +3,14 @@
 //   nc ── TCP or UNIX ── proxy (a thread of libspinio.so) ── pinned memory ── block
 //
 // One source for nvcc and g++ (the emulated GPU). README.md has the line that starts it.
-#include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <unistd.h>
 
 #include <spinio.h>
 #include <spinio/net.h>
 #include <spinio_net.h>
+
+#include "../server.h"
 
 using namespace spinio;
 
@@ -42,6 +40,8 @@ int main(int count, char **arguments)
 {
     const char *address = count > 1 ? arguments[1] : "tcp://127.0.0.1:7007";
     unsigned blocks = count > 2 ? unsigned(std::atoi(arguments[2])) : 4;
+    const sigset_t signals = block_signals_of_the_end();
+
     cudaStream_t stream;
     if (auto failed = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) {
         std::fprintf(stderr, "echo: no CUDA device (error %d); a C++ compiler builds this for the emulated GPU\n", int(failed));
@@ -54,13 +54,6 @@ int main(int count, char **arguments)
     if (listener < 0 || spinio_net_handle(net, reinterpret_cast<struct spinio_net_handle *>(&handle)) || spinio_net_address(net, listener, name, sizeof name))
         return fail(address);
 
-    // Blocked in all threads, and waited for: the library is not called in a signal handler.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals, nullptr);
-
     launch_resident_on(stream, echo, blocks, 128, handle, listener);
     if (cudaError_t error = cudaGetLastError()) {
         std::fprintf(stderr, "echo: %u blocks: %s (at most %u)\n", blocks, cudaGetErrorString(error), largest_resident_grid(echo, 128));
@@ -68,9 +61,8 @@ int main(int count, char **arguments)
     }
     std::printf("listening on %s, %s; Ctrl-C ends it\n", name, emulated ? "emulated GPU" : "GPU");
     std::fflush(stdout);
-    int signal;
-    sigwait(&signals, &signal);
 
+    wait_for_the_end(signals, false);
     if (spinio_net_stop(net) || cudaStreamSynchronize(stream) != cudaSuccess)
         return fail("cannot stop");
     struct spinio_net_stats stats;

@@ -2,14 +2,14 @@
 // character. Each block accepts a connection, serves it once, and accepts the next one.
 //
 // One source for nvcc and g++ (the emulated GPU). README.md has the line that starts it.
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <unistd.h>
 
 #include <spinio.h>
 #include <spinio/gpunet.h>
 #include <spinio_net.h>
+
+#include "../server.h"
 
 using namespace spinio;
 
@@ -56,6 +56,8 @@ int main(int count, char **arguments)
 {
     const char *address = count > 1 ? arguments[1] : "tcp://127.0.0.1:7005";
     unsigned blocks = count > 2 ? unsigned(std::atoi(arguments[2])) : 4;
+    const sigset_t signals = block_signals_of_the_end();
+
     cudaStream_t stream;
     if (auto failed = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) {
         std::fprintf(stderr, "figure5: no CUDA device (error %d); a C++ compiler builds this for the emulated GPU\n", int(failed));
@@ -72,13 +74,6 @@ int main(int count, char **arguments)
         return 1;
     }
 
-    // Blocked in all threads, and waited for: the library is not called in a signal handler.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals, nullptr);
-
     launch_resident_on(stream, server, blocks, THREADS_IN_TB, listener);
     if (cudaError_t error = cudaGetLastError()) {
         std::fprintf(stderr, "figure5: %u blocks: %s (at most %u)\n", blocks, cudaGetErrorString(error), largest_resident_grid(server, THREADS_IN_TB));
@@ -86,9 +81,8 @@ int main(int count, char **arguments)
     }
     std::printf("listening on %s, %s; Ctrl-C ends it\n", name, emulated ? "emulated GPU" : "GPU");
     std::fflush(stdout);
-    int signal;
-    sigwait(&signals, &signal);
 
+    wait_for_the_end(signals, false);
     if (spinio_net_stop(net) || cudaStreamSynchronize(stream) != cudaSuccess)
         return fail("cannot stop");
     struct spinio_net_stats stats;

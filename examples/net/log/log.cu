@@ -6,7 +6,6 @@
 //   block 2 ─┘
 //
 // One source for nvcc and g++ (the emulated GPU). README.md has the line that starts it.
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -15,6 +14,7 @@
 #include <spinio/text.h>
 #include <spinio_net.h>
 
+#include "../server.h"
 #include "viewer.h"
 
 using namespace spinio;
@@ -93,17 +93,11 @@ int main(int count, char **arguments)
     const char *address = count > 1 ? arguments[1] : "tcp://127.0.0.1:7009";
     unsigned blocks = count > 2 ? unsigned(std::atoi(arguments[2])) : 4;
     unsigned pause_ms = count > 3 ? unsigned(std::atoi(arguments[3])) : 500;
-    // Blocked in all threads, and waited for: the library is not called in a signal handler.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    const sigset_t signals = block_signals_of_the_end();
 
     cudaStream_t stream;
-    uint64_t *word, none = 0;
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || cudaMalloc(&word, sizeof *word) != cudaSuccess ||
-        cudaMemcpy(word, &none, sizeof none, cudaMemcpyHostToDevice) != cudaSuccess)
+    uint64_t *word = zeros<uint64_t>(1);
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || !word)
         return fail("no device");
     spinio_net *net = spinio_net_open(emulated ? "emulated" : nullptr, nullptr);
     net::Handle handle;
@@ -122,9 +116,8 @@ int main(int count, char **arguments)
     }
     std::printf("listening on %s, %u blocks on the %s; Ctrl-C ends it\n", name, blocks, emulated ? "emulated GPU" : "GPU");
     std::fflush(stdout);
-    int signal;
-    sigwait(&signals, &signal);
 
+    wait_for_the_end(signals, false);
     if (spinio_net_stop(net) || cudaStreamSynchronize(stream) != cudaSuccess)
         return fail("cannot stop");
     struct spinio_net_stats stats;
