@@ -46,6 +46,7 @@ type Run<J> = dyn Fn(&mut J) + Send + Sync;
 
 /// The owner's end. The threads are started as batches need them, and have ended when it is dropped.
 pub struct IoThreads<J: Send + 'static> {
+    name: &'static str,
     batch: Arc<Batch<J>>,
     run: Arc<Run<J>>,
     /// Threads that there may be.
@@ -57,9 +58,10 @@ pub struct IoThreads<J: Send + 'static> {
 }
 
 impl<J: Send + 'static> IoThreads<J> {
-    /// Up to `most` threads, which share the descriptor table of the thread that calls [`IoThreads::run`].
-    pub fn new(most: usize, run: impl Fn(&mut J) + Send + Sync + 'static) -> IoThreads<J> {
+    /// Up to `most` threads of a name, which share the descriptor table of the thread that calls [`IoThreads::run`].
+    pub fn new(name: &'static str, most: usize, run: impl Fn(&mut J) + Send + Sync + 'static) -> IoThreads<J> {
         IoThreads {
+            name,
             batch: Arc::new(Batch::new()),
             run: Arc::new(run),
             most,
@@ -126,7 +128,7 @@ impl<J: Send + 'static> IoThreads<J> {
             let number = self.helpers.len() as u64 + 1;
             let helper = Arc::new(Helper::default());
             let (batch, run, own) = (Arc::clone(&self.batch), Arc::clone(&self.run), Arc::clone(&helper));
-            let started = linux::spawn_signals_blocked("spinio-net-io", STACK, move || {
+            let started = linux::spawn_signals_blocked(self.name, STACK, move || {
                 let leaves = Leaves(&own);
                 // All that it refers to is given back before the owner goes on.
                 serve(&own, &*batch, number, &*run);
@@ -358,7 +360,7 @@ mod tests {
 
     #[test]
     fn jobs_come_back_in_order_also_if_they_are_more_than_slots() {
-        let mut threads = IoThreads::new(3, |job: &mut (u64, u64)| job.1 = job.0 * job.0);
+        let mut threads = IoThreads::new("jobs", 3, |job: &mut (u64, u64)| job.1 = job.0 * job.0);
         for count in [0, 1, 2, 20, SLOTS, SLOTS + 1, 3 * SLOTS] {
             for _ in 0..20 {
                 let mut jobs: Vec<_> = (0..count as u64).map(|n| (n, 0)).collect();
@@ -373,7 +375,7 @@ mod tests {
     fn threads_run_jobs_at_the_same_time() {
         let begun = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&begun);
-        let mut threads = IoThreads::new(1, move |both: &mut bool| {
+        let mut threads = IoThreads::new("jobs", 1, move |both: &mut bool| {
             let begun = Instant::now();
             seen.fetch_add(1, AcqRel);
             while seen.load(Acquire) < 2 && begun.elapsed() < Duration::from_secs(60) {
@@ -391,7 +393,7 @@ mod tests {
     fn job_that_panics_on_another_thread_does_not_hold_up_the_batch() {
         let owner = linux::gettid();
         let (mut jobs, mut panics) = (vec![false; 32], 0);
-        let mut threads = IoThreads::new(1, move |ran: &mut bool| {
+        let mut threads = IoThreads::new("jobs", 1, move |ran: &mut bool| {
             if linux::gettid() != owner {
                 std::panic::resume_unwind(Box::new("planned"));
             }
@@ -413,7 +415,7 @@ mod tests {
         let same = move |same: &mut bool| *same = linux::gettid() == owner;
         for (most, jobs) in [(0, 1000), (4, 1), (4, 2)] {
             let mut jobs = vec![false; jobs];
-            assert_eq!(IoThreads::new(most, same).run(&mut jobs), 0);
+            assert_eq!(IoThreads::new("jobs", most, same).run(&mut jobs), 0);
             assert!(jobs.iter().all(|same| *same));
         }
     }

@@ -3,6 +3,8 @@
 //! Each system call that moves bytes may move one byte only, be interrupted, or come later. The results of calls stay the same:
 //! the seed changes only how many steps they take.
 
+use spinio_sys::Errno;
+
 /// What happens to a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -35,6 +37,20 @@ impl Faults {
         }
         // Never 0: that would be no faults.
         Faults { state: if self.state == 0 { 0 } else { self.state.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 } }
+    }
+
+    /// Makes the next call, which moves up to `len` bytes; `None` if it is not made in this pass.
+    pub(crate) fn apply(
+        &mut self,
+        len: usize,
+        call: impl FnOnce(usize) -> Result<usize, Errno>,
+    ) -> Option<Result<usize, Errno>> {
+        match self.next() {
+            Fault::None => Some(call(len)),
+            Fault::Short => Some(call(1)),
+            Fault::Interrupted => Some(Err(Errno::INTR)),
+            Fault::Late => None,
+        }
     }
 
     /// What happens to the next call: three of four are hit.

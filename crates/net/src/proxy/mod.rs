@@ -222,7 +222,7 @@ impl Proxy {
             publisher: Publisher::new(setup.device),
             waiting: vec![false; sizes.mailboxes as usize],
             hot: IndexQueue::default(),
-            io_threads: IoThreads::new(setup.threads.saturating_sub(1), {
+            io_threads: IoThreads::new("spinio-net-io", setup.threads.saturating_sub(1), {
                 let memory = Arc::clone(&setup.memory);
                 move |io: &mut StreamIo| io.run(&memory)
             }),

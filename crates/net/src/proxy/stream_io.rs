@@ -16,7 +16,7 @@ use spinio_ring::stream::{ReceiveRing, SendRing};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
 
-use super::fault::{Fault, Faults};
+use super::fault::Faults;
 use super::sockets::RingPair;
 use crate::memory::Memory;
 
@@ -62,12 +62,8 @@ impl StreamIo {
         while self.writable && self.sent < turn {
             let (at, len) = self.send_ring.next();
             let len = len.min(turn - self.sent);
-            let done = match self.faults.next() {
-                Fault::None => memory.send(self.fd, self.rings.send + at as u64, len),
-                Fault::Short => memory.send(self.fd, self.rings.send + at as u64, 1),
-                Fault::Interrupted => Err(Errno::INTR),
-                Fault::Late => break,
-            };
+            let send = |len| memory.send(self.fd, self.rings.send + at as u64, len);
+            let Some(done) = self.faults.apply(len, send) else { break };
             match done {
                 Ok(sent) => {
                     self.send_ring.advance(sent);
@@ -97,12 +93,8 @@ impl StreamIo {
                 break;
             }
             let room = room.min(BYTES_A_PASS - self.received);
-            let done = match self.faults.next() {
-                Fault::None => memory.recv(self.fd, self.rings.receive + at as u64, room),
-                Fault::Short => memory.recv(self.fd, self.rings.receive + at as u64, 1),
-                Fault::Interrupted => Err(Errno::INTR),
-                Fault::Late => break,
-            };
+            let receive = |len| memory.recv(self.fd, self.rings.receive + at as u64, len);
+            let Some(done) = self.faults.apply(room, receive) else { break };
             match done {
                 Ok(0) => {
                     self.flags |= EOF;
