@@ -115,28 +115,7 @@ impl Net {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with_net(py, |net| Ok(net.stats()))?;
         let dict = PyDict::new(py);
-        for (name, value) in [
-            ("open", stats.open),
-            ("accepted", stats.accepted),
-            ("connected", stats.connected),
-            ("bytes_received", stats.bytes_received),
-            ("bytes_sent", stats.bytes_sent),
-            ("doorbells", stats.doorbells),
-            ("calls", stats.calls),
-            ("violations", stats.violations),
-            ("proxy_ns", stats.proxy_ns),
-            ("upgraded", stats.upgraded),
-            ("kept_by_setting", stats.kept_by_setting),
-            ("kept_by_memory", stats.kept_by_memory),
-            ("kept_by_backlog", stats.kept_by_backlog),
-            ("kept_by_name", stats.kept_by_name),
-            ("shared", stats.shared),
-            ("kept_by_granules", stats.kept_by_granules),
-            ("kept_by_user", stats.kept_by_user),
-            ("kept_by_time", stats.kept_by_time),
-            ("peer", stats.peer),
-            ("helped", stats.helped),
-        ] {
+        for (name, value) in stats.fields() {
             dict.set_item(name, value)?;
         }
         Ok(dict)
