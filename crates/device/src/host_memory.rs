@@ -5,14 +5,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, PAGE};
+use spinio_sys::linux::{self, MAP_ANONYMOUS, MAP_PRIVATE, PAGE};
 
 use crate::{DeviceError, ErrorKind, PinnedBuffer};
 
-pub(crate) const NONE: u32 = 0;
-pub(crate) const RW: u32 = 3;
-pub(crate) const SHARED: u32 = 1;
-pub(crate) const ANON: u32 = 0x22;
+pub(crate) const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
 /// Bounce buffers: memory that is reused, but never unmapped, so that a late copy cannot fault.
 #[derive(Debug, Default)]
@@ -36,10 +33,12 @@ impl HostMemoryPool {
             Some(at) => blocks.idle.swap_remove(at),
             None => {
                 // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-                let ptr = unsafe { linux::mmap(core::ptr::null_mut(), len, RW, ANON, -1, 0) }.map_err(|_| refused)?;
+                let ptr =
+                    unsafe { linux::mmap(core::ptr::null_mut(), len, READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) }
+                        .map_err(|_| refused)?;
                 // As CUDA's: storage writes contiguous memory with fewer, larger requests.
                 // SAFETY: advice on a new mapping of this function.
-                let _ = unsafe { linux::madvise(ptr, len, libc::MADV_HUGEPAGE as u32) };
+                let _ = unsafe { linux::madvise(ptr, len, linux::MADV_HUGEPAGE) };
                 PinnedBuffer { ptr, len }
             }
         };
@@ -49,9 +48,8 @@ impl HostMemoryPool {
 
     /// Releases a buffer; it stays mapped, but has no pages until it is acquired again.
     pub(crate) fn release(&self, block: PinnedBuffer) {
-        const MADV_DONTNEED: u32 = 4;
         // SAFETY: the block is idle; a late reader finds zeros.
-        let _ = unsafe { linux::madvise(block.ptr, block.len, MADV_DONTNEED) };
+        let _ = unsafe { linux::madvise(block.ptr, block.len, linux::MADV_DONTNEED) };
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         blocks.in_use -= 1;
         blocks.idle.push(block);

@@ -14,12 +14,9 @@ use std::sync::atomic::AtomicU64;
 
 use spinio_device::SharedMemory;
 use spinio_ring::granule;
-use spinio_sys::linux::{self, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
+use spinio_sys::linux::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
 
 use crate::socket_fd::SocketFd;
-
-/// `MAP_FIXED`
-const MAP_FIXED: u32 = 0x10;
 
 /// The memory of all.
 pub(crate) struct Granules {

@@ -22,8 +22,6 @@ use crate::error::PinError;
 /// Bytes that are registered at once.
 const CHUNK: u64 = 128 << 20;
 
-const MADV_DONTFORK: u32 = 10;
-
 /// A pinned file's pages, registered with one device.
 pub struct PinnedPages {
     /// The device.
@@ -58,7 +56,7 @@ impl PinnedPages {
         let ptr = mapped.ok_or(PinError::NoWorkers)?.map_err(PinError::NotMapped)? as *mut u8;
         let mapping = Arc::new(Mapping { ptr, len });
         // SAFETY: advice on a new mapping of this function, which a forked child does not use.
-        let _ = unsafe { linux::madvise(ptr, len, MADV_DONTFORK) };
+        let _ = unsafe { linux::madvise(ptr, len, linux::MADV_DONTFORK) };
         let chunk = 1u64 << CHUNK.min(device.capabilities().max_pin).max(linux::PAGE as u64).ilog2();
         let mut pages = PinnedPages { device, mapping, pins: Vec::new(), device_ptrs: Vec::new(), chunk };
         match pages.pin_all(size) {

@@ -16,11 +16,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{
+    self, Fd, MADV_DONTDUMP, MADV_DONTFORK, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED,
+    PROT_NONE, PROT_READ,
+};
 
 use super::first_fit::FirstFit;
 use super::memory::{Direction, POISON};
-use crate::host_memory::{ANON, NONE, RW, SHARED, system_error};
+use crate::host_memory::{READ_WRITE, system_error};
 use crate::{Chunk, DeviceAddr, DeviceError, ErrorKind};
 
 type Result<T> = core::result::Result<T, DeviceError>;
@@ -31,11 +34,8 @@ pub(super) const GRANULARITY: u64 = 2 << 20;
 /// Addresses for reservations.
 const WINDOW: u64 = 1 << 38;
 
-const READ: u32 = 1;
-const FIXED: u32 = 0x10;
-const NORESERVE: u32 = 0x4000;
-const MADV_DONTFORK: u32 = 10;
-const MADV_DONTDUMP: u32 = 16;
+/// Addresses without memory.
+const RESERVED: u32 = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 /// The window's two views, once they are reserved.
 #[derive(Clone, Copy, Debug)]
@@ -298,7 +298,7 @@ impl Chunks {
         state.cpu_access = false;
         if let Some(window) = self.window.get() {
             for (&at, chunk) in &state.mapped {
-                let _ = window.protect(at, chunk.len, NONE);
+                let _ = window.protect(at, chunk.len, PROT_NONE);
             }
         }
     }
@@ -336,9 +336,9 @@ impl State {
     /// What the CPU may do, now, with a chunk under its device address.
     fn kernel_protection(&self, access: Access) -> u32 {
         match access {
-            Access::Loads if self.cpu_access => READ,
-            Access::Stores if self.cpu_access => RW,
-            _ => NONE,
+            Access::Loads if self.cpu_access => PROT_READ,
+            Access::Stores if self.cpu_access => READ_WRITE,
+            _ => PROT_NONE,
         }
     }
 }
@@ -357,8 +357,9 @@ impl Window {
         let size = len as usize;
         // SAFETY: both ranges are of the window and have no chunk, so nothing uses them; the file cannot shrink.
         let mapped = unsafe {
-            linux::mmap((self.base + at) as *mut u8, size, access, SHARED | FIXED, fd, 0)
-                .and_then(|_| linux::mmap((self.alias + at) as *mut u8, size, RW, SHARED | FIXED, fd, 0))
+            linux::mmap((self.base + at) as *mut u8, size, access, MAP_SHARED | MAP_FIXED, fd, 0).and_then(|_| {
+                linux::mmap((self.alias + at) as *mut u8, size, READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+            })
         };
         if let Err(e) = mapped {
             self.clear(at, len);
@@ -379,7 +380,8 @@ impl Window {
     fn clear(&self, at: u64, len: u64) {
         for view in [self.base, self.alias] {
             // SAFETY: a range of the window whose chunk no work uses any more, as `unmap_chunk` demands.
-            let _ = unsafe { linux::mmap((view + at) as *mut u8, len as usize, NONE, ANON | NORESERVE | FIXED, -1, 0) };
+            let _ =
+                unsafe { linux::mmap((view + at) as *mut u8, len as usize, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) };
         }
         self.exclude_from_children(at, len);
     }
@@ -398,7 +400,7 @@ fn reserve_window() -> Result<Window> {
     let reserve = || {
         let len = (WINDOW + GRANULARITY) as usize;
         // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let at = unsafe { linux::mmap(core::ptr::null_mut(), len, NONE, ANON | NORESERVE, -1, 0) };
+        let at = unsafe { linux::mmap(core::ptr::null_mut(), len, PROT_NONE, RESERVED, -1, 0) };
         at.map(|at| (at as u64).next_multiple_of(GRANULARITY)).map_err(|e| system_error("mmap", e))
     };
     let window = Window { base: reserve()?, alias: reserve()? };

@@ -18,19 +18,15 @@
 use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spinio_sys::linux;
+use spinio_sys::linux::{self, MADV_DONTDUMP, MADV_DONTFORK, MADV_REMOVE, MAP_SHARED, PROT_NONE};
 
 use super::chunks::{Chunks, GRANULARITY};
 use super::first_fit::{FirstFit, round_up_to_pages};
-use crate::host_memory::{NONE, RW, SHARED, system_error};
+use crate::host_memory::{READ_WRITE, system_error};
 use crate::{DeviceAddr, DeviceError, ErrorKind};
 
 /// The contents of fresh device memory.
 pub const POISON: u8 = 0xA5;
-
-const MADV_REMOVE: u32 = 9;
-const MADV_DONTFORK: u32 = 10;
-const MADV_DONTDUMP: u32 = 16;
 
 /// Both ranges, and their allocations.
 #[derive(Debug)]
@@ -74,7 +70,7 @@ impl Drop for CpuAccess<'_> {
         let mut accesses = self.memory.lock_accesses();
         accesses.all -= 1;
         if accesses.all == 0 {
-            let _ = self.memory.protect(NONE);
+            let _ = self.memory.protect(PROT_NONE);
         }
         if self.chunks {
             accesses.own -= 1;
@@ -101,8 +97,8 @@ impl Memory {
         // SAFETY: fresh mappings at addresses of the kernel's choice replace nothing.
         let mapped = linux::ftruncate(fd, size).map_err(|e| system_error("ftruncate", e)).and_then(|()| unsafe {
             let null = core::ptr::null_mut();
-            let view = linux::mmap(null, len, RW, SHARED, fd, 0).map_err(|e| system_error("mmap", e))?;
-            match linux::mmap(null, len, NONE, SHARED, fd, 0) {
+            let view = linux::mmap(null, len, READ_WRITE, MAP_SHARED, fd, 0).map_err(|e| system_error("mmap", e))?;
+            match linux::mmap(null, len, PROT_NONE, MAP_SHARED, fd, 0) {
                 Ok(base) => Ok((base as u64, view as u64)),
                 Err(e) => {
                     let _ = linux::munmap(view, len);
@@ -154,7 +150,7 @@ impl Memory {
         unsafe { core::ptr::write_bytes((self.alias + at) as *mut u8, POISON, room) };
         if host_mapped {
             // SAFETY: as above; more is permitted, nothing less.
-            let access_result = unsafe { linux::mprotect((self.base + at) as *mut u8, room, RW) };
+            let access_result = unsafe { linux::mprotect((self.base + at) as *mut u8, room, READ_WRITE) };
             if let Err(e) = access_result {
                 self.lock_allocator().free(at);
                 return Err(system_error("mprotect", e));
@@ -192,7 +188,7 @@ impl Memory {
         // SAFETY: the pages belonged to the allocation just freed.
         unsafe {
             if at < self.bar {
-                let _ = linux::mprotect(addr.0 as *mut u8, room, NONE);
+                let _ = linux::mprotect(addr.0 as *mut u8, room, PROT_NONE);
             }
             let _ = linux::madvise((self.alias + at) as *mut u8, room, MADV_REMOVE);
         }
@@ -253,7 +249,7 @@ impl Memory {
     pub(super) fn grant_peer_access(&self) -> Result<CpuAccess<'_>, DeviceError> {
         let mut accesses = self.lock_accesses();
         if accesses.all == 0 {
-            self.protect(RW)?;
+            self.protect(READ_WRITE)?;
         }
         accesses.all += 1;
         Ok(CpuAccess { memory: self, chunks: false })

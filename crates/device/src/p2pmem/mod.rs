@@ -33,7 +33,7 @@ use spinio_sys::linux::{self, FdTableRoot, PAGE};
 use self::nontemporal::nontemporal_copy;
 pub use self::providers::Provider;
 use self::providers::{provider_at, providers_under};
-use crate::host_memory::{HostMemoryPool, RW, SHARED, system_error};
+use crate::host_memory::{HostMemoryPool, READ_WRITE, system_error};
 use crate::{
     Allocation, AppStream, Capabilities, Device, DeviceAddr, DeviceError, DeviceId, DeviceKind, ErrorKind, Fence, Pin,
     PinnedBuffer, StreamId, WaitMode, registry,
@@ -154,7 +154,7 @@ fn map(path: &str, len: usize) -> Result<DeviceAddr> {
     let fd = linux::open(&path, O_RDWR, 0).map_err(|e| system_error("open of p2pmem/allocate", e))?;
     let len = len.next_multiple_of(PAGE);
     // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-    let mapped = unsafe { linux::mmap(core::ptr::null_mut(), len, RW, SHARED, fd, 0) };
+    let mapped = unsafe { linux::mmap(core::ptr::null_mut(), len, READ_WRITE, linux::MAP_SHARED, fd, 0) };
     let _ = linux::close(fd);
     mapped.map(|at| DeviceAddr(at as u64)).map_err(|e| system_error("mmap of p2pmem/allocate", e))
 }

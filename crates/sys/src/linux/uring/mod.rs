@@ -25,7 +25,7 @@ use core::sync::atomic::{
 use rustix::io::Errno;
 
 use super::files::Fd;
-use super::memory::{MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
+use super::memory::{MADV_DONTFORK, MAP_POPULATE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, madvise, mmap, munmap};
 use super::raw::syscall;
 
 pub use self::own::{NewOwnRing, OwnRing, RingFile};
@@ -43,8 +43,6 @@ const FEAT_SINGLE_MMAP: u32 = 1;
 const OFF_SQES: u64 = 0x1000_0000;
 const OP_NOP: u64 = 0;
 const OP_READ: u64 = 22;
-const MAP_POPULATE: u32 = 0x8000;
-const MADV_DONTFORK: u32 = 10;
 
 /// Words of a submission entry and bytes of a completion.
 const SQE_WORDS: usize = 8;
