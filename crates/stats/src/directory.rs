@@ -20,11 +20,10 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, SharedWords};
 
-use super::layout::{MAGIC, TABLE_WORDS, header};
-use super::shared_words::SharedWords;
-use super::table_file::{allocate_table, write_header};
+use super::layout::{MAGIC, header};
+use super::table_file::{allocate_table, map_table, write_header};
 
 /// The limit of files that one process removes.
 const MAX_CLEANED: usize = 256;
@@ -110,7 +109,7 @@ fn create(dir: Fd, path: &CStr, trace: bool) -> Result<StatsFile, Errno> {
 /// A table in an empty file, and a descriptor with its lock. Other processes see no table before the file is locked.
 fn init_table(fd: Fd, trace: bool) -> Result<(SharedWords, Fd), Errno> {
     allocate_table(fd, trace)?;
-    let words = SharedWords::from_file(TABLE_WORDS, fd)?;
+    let words = map_table(fd)?;
     let path = CString::new(format!("/proc/thread-self/fd/{fd}")).map_err(|_| Errno::INVAL)?;
     let lock = linux::open(&path, linux::O_RDONLY as i32, 0)?;
     match linux::try_lock_exclusive(lock) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   small call ──────────> slot of the thread: 2 plain additions  ┐
-//!   large call, batch ───> calls[direction]                       │  shared_words.rs: one table of 64-bit words, in
+//!   large call, batch ───> calls[direction]                       │  one table of 64-bit words (SharedWords), in
 //!   piece ───────────────> cell[direction, route, reason]         │  process memory or in a file that other processes
 //!   survey, plan ────────> pages[residency], refused[reason]      │  read at the same time (layout.rs: the offset of
 //!   pins, buffers, files ─> gauges: now, maximum                  ┘  each number)
@@ -36,7 +36,6 @@ mod layout;
 mod published;
 mod region;
 mod ring;
-mod shared_words;
 mod small_calls;
 mod snapshot;
 mod table_file;
@@ -48,7 +47,7 @@ use std::time::Instant;
 use spinio_device::Device;
 use spinio_plan::{Reason, Residency, Route};
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, SharedWords};
 
 pub use directory::default_dirs;
 pub use histogram::Histogram;
@@ -58,7 +57,6 @@ pub use snapshot::{Calls, Process, Refusal, RouteRow, Snapshot, SnapshotError};
 
 use layout::{CALL_WORDS, CALLS, CELL_COUNT, CELL_WORDS, CELLS, GAUGES, PAGES, REFUSALS};
 use layout::{header, key};
-use shared_words::SharedWords;
 use trace::TracedRequest;
 
 /// The direction of a request.

@@ -19,12 +19,11 @@ use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, SharedWords};
 
 use super::directory::{self, StatsFile};
 use super::layout::{FINGERPRINT, MAGIC, TABLE_WORDS};
-use super::shared_words::SharedWords;
-use super::table_file::{allocate_table, write_header};
+use super::table_file::{allocate_table, map_table, write_header};
 use super::{Gauge, Stats};
 use spinio_host::Settings;
 use spinio_host::pool::WorkerPool;
@@ -155,7 +154,7 @@ impl Drop for StatsRegion {
 fn open_named(path: &CStr, trace: bool) -> Result<SharedWords, Errno> {
     let flags = (linux::O_RDWR | linux::O_CREAT) as i32;
     let fd = linux::open(path, flags, 0o600)?;
-    let words = check_or_prepare(fd, trace).and_then(|()| SharedWords::from_file(TABLE_WORDS, fd));
+    let words = check_or_prepare(fd, trace).and_then(|()| map_table(fd));
     let _ = linux::close(fd);
     words.inspect(write_header)
 }

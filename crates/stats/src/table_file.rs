@@ -2,18 +2,24 @@
 
 #![expect(unsafe_code, reason = "counters in shared memory")]
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_sys::Errno;
-use spinio_sys::linux::{self, Fd};
+use spinio_sys::linux::{self, Fd, SharedWords};
 
 use super::layout::{FINGERPRINT, MAGIC, RING, TABLE_WORDS, header};
-use super::shared_words::SharedWords;
 
 /// Sets the length of an empty file and allocates the disk space of what will be written: a write must not fail later.
 pub(super) fn allocate_table(fd: Fd, trace: bool) -> Result<(), Errno> {
     linux::fallocate(fd, if trace { TABLE_WORDS } else { RING } as u64 * 8)?;
     linux::ftruncate(fd, TABLE_WORDS as u64 * 8)
+}
+
+/// The words of a table in a file of its length, with disk space for the pages that will be touched.
+pub(super) fn map_table(fd: Fd) -> Result<SharedWords, Errno> {
+    // SAFETY: the caller has the descriptor open. The file has this length, and programs that know it do not cut it.
+    unsafe { SharedWords::map(BorrowedFd::borrow_raw(fd), TABLE_WORDS) }
 }
 
 /// Writes the header: magic, fingerprint, and this process as the owner unless the table already has one.

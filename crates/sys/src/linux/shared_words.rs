@@ -1,4 +1,4 @@
-//! Memory of a file that several processes map, as atomic words.
+//! Memory as atomic words: of a file that several processes map, or of this process.
 
 #![expect(unsafe_code, reason = "system calls and driver entry points")]
 
@@ -8,9 +8,10 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 
-use super::memory::{MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap};
+use super::files::Fd;
+use super::memory::{MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap};
 
-/// A shared mapping of a memory file. Other processes may change the words at any time, which atomics allow.
+/// A shared mapping of a file. Other processes may change the words at any time, which atomics allow.
 #[derive(Debug)]
 pub struct SharedWords {
     address: *const AtomicU64,
@@ -23,13 +24,19 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `words` words from the beginning of a memory file.
+    /// Words of zeros that are private to this process. Untouched pages cost nothing.
+    pub fn anonymous(words: usize) -> Result<SharedWords, Errno> {
+        // SAFETY: no file.
+        unsafe { map_words(-1, words, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS) }
+    }
+
+    /// Maps `words` words from the beginning of a file.
     ///
     /// # Safety
     /// The file must have that length, and must never shrink while it is mapped (for a memfd: F_SEAL_SHRINK).
     pub unsafe fn map(file: BorrowedFd<'_>, words: usize) -> Result<SharedWords, Errno> {
         // SAFETY: the caller's promise.
-        unsafe { map_words(file, words, PROT_READ | PROT_WRITE) }
+        unsafe { map_words(file.as_raw_fd(), words, PROT_READ | PROT_WRITE, MAP_SHARED) }
     }
 }
 
@@ -44,7 +51,7 @@ impl ReadOnlyWords {
     /// As of [`SharedWords::map`]. Words are only loaded: a store to one of them ends the process by SIGSEGV.
     pub unsafe fn map(file: BorrowedFd<'_>, words: usize) -> Result<ReadOnlyWords, Errno> {
         // SAFETY: the caller's promise.
-        unsafe { map_words(file, words, PROT_READ) }.map(ReadOnlyWords)
+        unsafe { map_words(file.as_raw_fd(), words, PROT_READ, MAP_SHARED) }.map(ReadOnlyWords)
     }
 }
 
@@ -57,11 +64,11 @@ impl Deref for ReadOnlyWords {
 }
 
 /// # Safety
-/// The file has that length, and never shrinks.
-unsafe fn map_words(file: BorrowedFd<'_>, words: usize, protection: u32) -> Result<SharedWords, Errno> {
+/// A file has that length, and never shrinks.
+unsafe fn map_words(file: Fd, words: usize, protection: u32, flags: u32) -> Result<SharedWords, Errno> {
     let len = words.checked_mul(8).filter(|l| *l > 0).ok_or(Errno::INVAL)?;
     // SAFETY: the Linux kernel chooses the address.
-    let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MAP_SHARED, file.as_raw_fd(), 0) }?;
+    let at = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, file, 0) }?;
     Ok(SharedWords { address: at.cast_const().cast(), words })
 }
 
