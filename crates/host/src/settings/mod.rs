@@ -5,6 +5,8 @@
 
 mod table;
 
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::sync::OnceLock;
 
 use spinio_plan::Route;
@@ -185,166 +187,59 @@ impl Settings {
                 warnings.push(format!("{name}={value} is not understood: the default stays"));
             }
         };
-        parse_setting("SPINIO_DISABLE", &mut |v| match v {
-            "1" => {
-                s.disable = true;
-                true
-            }
-            "" | "0" => true,
-            _ => false,
+        parse_setting("SPINIO_DISABLE", &mut |v| store(&mut s.disable, flag(v)));
+        parse_setting("SPINIO_ORDERING", &mut |v| {
+            store(&mut s.ordering, choice(v, &[("relaxed", Ordering::Relaxed), ("strict", Ordering::Strict)]))
         });
-        parse_setting("SPINIO_ORDERING", &mut |v| match v {
-            "relaxed" => true,
-            "strict" => {
-                s.ordering = Ordering::Strict;
-                true
-            }
-            _ => false,
-        });
-        parse_setting("SPINIO_THREADS", &mut |v| match v.parse() {
-            Ok(n @ 1..=64) => {
-                s.threads = n;
-                true
-            }
-            _ => false,
-        });
+        parse_setting("SPINIO_THREADS", &mut |v| store(&mut s.threads, count(v, 1..=64)));
         parse_setting("SPINIO_CPU", &mut |v| {
-            s.cpu = match v {
-                "auto" => CpuUse::Auto,
-                "low" => CpuUse::Low,
-                _ => return false,
-            };
-            true
+            store(&mut s.cpu, choice(v, &[("auto", CpuUse::Auto), ("low", CpuUse::Low)]))
         });
-        parse_setting("SPINIO_BOUNCE_LIMIT", &mut |v| match parse_bytes(v) {
-            Some(n) if n >= 2 << 20 => {
-                s.bounce_limit = n;
-                true
-            }
-            _ => false,
+        parse_setting("SPINIO_BOUNCE_LIMIT", &mut |v| {
+            store(&mut s.bounce_limit, parse_bytes(v).filter(|bytes| *bytes >= 2 << 20))
         });
         parse_setting("SPINIO_ROUTES", &mut |v| {
-            let mut routes = vec![Route::Copy, Route::Store];
-            for name in v.split(',').map(str::trim).filter(|n| !n.is_empty()) {
-                match Route::ALL.into_iter().find(|r| r.name() == name) {
-                    Some(route) => routes.push(route),
-                    None => return false,
-                }
-            }
-            s.routes = routes;
-            true
+            let named = |name| Route::ALL.into_iter().find(|route| route.name() == name);
+            let allowed = v.split(',').map(str::trim).filter(|name| !name.is_empty()).map(named);
+            store(&mut s.routes, [Route::Copy, Route::Store].map(Some).into_iter().chain(allowed).collect())
         });
         parse_setting("SPINIO_STORAGE_ENGINE", &mut |v| {
-            s.storage_engine = match v {
-                "auto" => StorageEngine::Auto,
-                "ring" => StorageEngine::Ring,
-                "workers" => StorageEngine::Workers,
-                _ => return false,
-            };
-            true
+            use StorageEngine::{Auto, Ring, Workers};
+            store(&mut s.storage_engine, choice(v, &[("auto", Auto), ("ring", Ring), ("workers", Workers)]))
         });
-        parse_setting("SPINIO_DMA_MIN", &mut |v| match parse_bytes(v) {
-            Some(n) => {
-                s.dma_min = n;
-                true
-            }
-            None => false,
-        });
-        parse_setting("SPINIO_PIN_LIMIT", &mut |v| match parse_bytes(v) {
-            Some(n) if n > 0 => {
-                s.pin_limit = n;
-                true
-            }
-            _ => false,
-        });
-        parse_setting("SPINIO_BATCH_THREADS", &mut |v| match v.parse() {
-            Ok(n @ 1..=64) => {
-                s.batch_threads = n;
-                true
-            }
-            _ => false,
-        });
+        parse_setting("SPINIO_DMA_MIN", &mut |v| store(&mut s.dma_min, parse_bytes(v)));
+        parse_setting("SPINIO_PIN_LIMIT", &mut |v| store(&mut s.pin_limit, parse_bytes(v).filter(|bytes| *bytes > 0)));
+        parse_setting("SPINIO_BATCH_THREADS", &mut |v| store(&mut s.batch_threads, count(v, 1..=64)));
         parse_setting("SPINIO_READAHEAD_KEEP", &mut |v| {
-            s.readahead_keep = match v {
-                "keep" => CachePolicy::Keep,
-                "auto" => CachePolicy::Auto,
-                "drop" => CachePolicy::Drop,
-                _ => return false,
-            };
-            true
+            use CachePolicy::{Auto, Drop, Keep};
+            store(&mut s.readahead_keep, choice(v, &[("keep", Keep), ("auto", Auto), ("drop", Drop)]))
         });
-        parse_setting("SPINIO_READAHEAD_PAGES", &mut |v| match v.parse() {
-            Ok(n @ 0..=0x1_0000_0000) => {
-                s.readahead_pages = n;
-                true
-            }
-            _ => false,
-        });
+        parse_setting("SPINIO_READAHEAD_PAGES", &mut |v| store(&mut s.readahead_pages, count(v, 0..=0x1_0000_0000)));
         s.kernel_cache_dir = kernel_folder(&get);
-        parse_setting("SPINIO_KERNEL_CACHE_DIR", &mut |v| {
-            match v {
-                "off" => s.kernel_cache_dir = None,
-                path if path.starts_with('/') => s.kernel_cache_dir = Some(path.to_owned()),
-                _ => return false,
-            }
-            true
-        });
-        parse_setting("SPINIO_EMULATED", &mut |v| {
-            // The device parses it; see `check_settings` of spinio-io.
-            s.emulated = Some(v.to_owned());
-            true
-        });
+        parse_setting("SPINIO_KERNEL_CACHE_DIR", &mut |v| store(&mut s.kernel_cache_dir, path_or("off", v)));
+        // The device parses it; see `check_settings` of spinio-io.
+        parse_setting("SPINIO_EMULATED", &mut |v| store(&mut s.emulated, Some(Some(v.to_owned()))));
         parse_setting("SPINIO_NVMMU_STRIPES", &mut |v| {
-            s.nvmmu_stripes = match v {
-                "passthrough" | "plain" => NvmmuStripes::Passthrough,
-                "aligned" | "shaped" => NvmmuStripes::Aligned,
-                "preread" | "prepared" => NvmmuStripes::Preread,
-                _ => return false,
-            };
-            true
+            use NvmmuStripes::{Aligned, Passthrough, Preread};
+            let old = [("plain", Passthrough), ("shaped", Aligned), ("prepared", Preread)];
+            let names = [("passthrough", Passthrough), ("aligned", Aligned), ("preread", Preread)];
+            store(&mut s.nvmmu_stripes, choice(v, &names).or_else(|| choice(v, &old)))
         });
-        parse_setting("SPINIO_STATS", &mut |v| {
-            s.stats = (!v.is_empty()).then(|| v.to_owned());
-            !v.is_empty()
-        });
+        parse_setting("SPINIO_STATS", &mut |v| store(&mut s.stats, (!v.is_empty()).then(|| Some(v.to_owned()))));
         s.cost_model_dir = model_folder(&get);
-        parse_setting("SPINIO_COST_MODEL_DIR", &mut |v| {
-            match v {
-                "default" => s.cost_model_dir = None,
-                path if path.starts_with('/') => s.cost_model_dir = Some(path.to_owned()),
-                _ => return false,
-            }
-            true
-        });
+        parse_setting("SPINIO_COST_MODEL_DIR", &mut |v| store(&mut s.cost_model_dir, path_or("default", v)));
         // Without effect, for one release.
-        parse_setting("SPINIO_CORRECTION", &mut |v| matches!(v, "on" | "off"));
-        parse_setting("SPINIO_TRACE", &mut |v| match v {
-            "1" => {
-                s.trace = true;
-                true
-            }
-            "" | "0" => true,
-            _ => false,
-        });
+        parse_setting("SPINIO_CORRECTION", &mut |v| on_or_off(v).is_some());
+        parse_setting("SPINIO_TRACE", &mut |v| store(&mut s.trace, flag(v)));
         parse_setting("SPINIO_GAIA_MEMORY", &mut |v| {
-            s.gaia_memory = parse_bytes(v).filter(|bytes| *bytes >= 2 << 20);
-            s.gaia_memory.is_some()
+            store(&mut s.gaia_memory, parse_bytes(v).filter(|bytes| *bytes >= 2 << 20).map(Some))
         });
         parse_setting("SPINIO_GAIA_SOCKET", &mut |v| {
-            s.gaia_socket = Some(v.to_owned()).filter(|path| path.starts_with('/') && path.len() <= 107);
-            s.gaia_socket.is_some()
+            let fits = v.starts_with('/') && v.len() <= 107;
+            store(&mut s.gaia_socket, fits.then(|| Some(v.to_owned())))
         });
-        parse_setting("SPINIO_NET_UPGRADE", &mut |v| {
-            s.net_upgrade = v != "off";
-            matches!(v, "on" | "off")
-        });
-        parse_setting("SPINIO_NET_THREADS", &mut |v| match v.parse() {
-            Ok(n @ 1..=64) => {
-                s.net_threads = n;
-                true
-            }
-            _ => false,
-        });
+        parse_setting("SPINIO_NET_UPGRADE", &mut |v| store(&mut s.net_upgrade, on_or_off(v)));
+        parse_setting("SPINIO_NET_THREADS", &mut |v| store(&mut s.net_threads, count(v, 1..=64)));
         s.runtime_dir = get("XDG_RUNTIME_DIR");
         (s, warnings)
     }
@@ -375,6 +270,34 @@ impl Settings {
     pub fn allows(&self, route: Route) -> bool {
         self.routes.contains(&route)
     }
+}
+
+/// Stores what a text was parsed to; whether it could be parsed.
+fn store<T>(setting: &mut T, parsed: Option<T>) -> bool {
+    parsed.map(|value| *setting = value).is_some()
+}
+
+/// One of some names.
+fn choice<T: Copy>(text: &str, names: &[(&str, T)]) -> Option<T> {
+    names.iter().find(|(name, _)| *name == text).map(|(_, value)| *value)
+}
+
+/// A number in a range.
+fn count<T: FromStr + PartialOrd>(text: &str, range: RangeInclusive<T>) -> Option<T> {
+    text.parse().ok().filter(|number| range.contains(number))
+}
+
+fn flag(text: &str) -> Option<bool> {
+    choice(text, &[("1", true), ("0", false), ("", false)])
+}
+
+fn on_or_off(text: &str) -> Option<bool> {
+    choice(text, &[("on", true), ("off", false)])
+}
+
+/// An absolute path, or the word for none.
+fn path_or(none: &str, text: &str) -> Option<Option<String>> {
+    if text == none { Some(None) } else { text.starts_with('/').then(|| Some(text.to_owned())) }
 }
 
 /// The directory of calibrations without a setting: `$XDG_STATE_HOME/spinio/models`, or below `$HOME/.local/state`.
