@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::path::Path;
+
+use common::mount::Mount;
 use common::{spinio, stdout};
 use serde_json::Value;
 
@@ -130,4 +133,63 @@ fn disks_under_a_file_are_drawn() {
     }
     let failed = spinio().args(["doctor", "/no/such/file"]).assert().code(1);
     assert!(common::stderr(&failed).contains("/no/such/file"));
+}
+
+/// What `doctor` says of the engine that reads the storage of a file, and of its file system.
+fn storage_engine(path: &Path, setting: &str) -> (Value, String) {
+    let asked = spinio().args(["doctor", "--json"]).arg(path).env("SPINIO_STORAGE_ENGINE", setting).assert().success();
+    let facts = facts(&stdout(&asked));
+    let engines: Vec<_> = facts.iter().filter(|f| f["name"] == "storage engine").collect();
+    assert_eq!(engines.len(), 1, "{}: {facts:?}", path.display());
+    let disks = facts.iter().find(|f| f["name"] == "disks").expect("a fact");
+    (engines[0].clone(), disks["stack"]["file_system"].as_str().unwrap().to_owned())
+}
+
+fn assert_workers_since(engine: &Value, cause: &str, cure: &str) {
+    assert_eq!(engine["state"], "limited", "{engine}");
+    assert!(engine["detail"].as_str().unwrap().starts_with("worker threads, up to 8 for one file system"), "{engine}");
+    assert!(engine["cause"].as_str().unwrap().contains(cause), "{engine}");
+    assert!(engine["cure"].as_str().unwrap().contains(cure), "{engine}");
+}
+
+#[test]
+fn storage_engine_follows_the_setting() {
+    let dir = common::folder();
+    let path = common::file(dir.path(), "f", 100_000);
+    let (engine, file_system) = storage_engine(&path, "workers");
+    if !["ext4", "xfs"].contains(&file_system.as_str()) {
+        eprintln!("not seen: a disk; {} is on {file_system}", path.display());
+        return assert_workers_since(&engine, "not ext4, XFS or a block device", "ext4 or XFS");
+    }
+    assert_workers_since(&engine, "SPINIO_STORAGE_ENGINE=workers", "unset SPINIO_STORAGE_ENGINE");
+    let (engine, _) = storage_engine(&path, "ring");
+    // Containers refuse io_uring.
+    if engine["state"] == "limited" {
+        return assert_workers_since(&engine, "the kernel refuses io_uring with SQPOLL", "io_uring");
+    }
+    assert_eq!((&engine["state"], &engine["cause"]), (&"found".into(), &Value::Null), "{engine}");
+    assert!(engine["detail"].as_str().unwrap().starts_with("io_uring with SQPOLL"), "{engine}");
+}
+
+#[test]
+fn storage_engine_is_named_without_a_block_device() {
+    if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
+        let path = common::file(dir.path(), "f", 100_000);
+        for setting in ["ring", "workers"] {
+            let (engine, file_system) = storage_engine(&path, setting);
+            if file_system != "tmpfs" {
+                eprintln!("skipped: /dev/shm is {file_system}");
+                break;
+            }
+            assert_eq!(engine["state"], "absent", "{engine}");
+            assert_eq!(engine["detail"], "none: nothing is read around the page cache");
+            assert_eq!(engine["cause"], "this file system keeps its files in memory");
+        }
+    }
+    if let Some(mount) = Mount::new() {
+        let path = common::file(&mount.dir(), "f", 100_000);
+        let (engine, file_system) = storage_engine(&path, "ring");
+        assert!(file_system.contains("fuse"), "{file_system}");
+        assert_workers_since(&engine, "not ext4, XFS or a block device", "ext4 or XFS");
+    }
 }

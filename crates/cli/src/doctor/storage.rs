@@ -14,6 +14,9 @@ use crate::{block_stack, format, input};
 
 const GROUP: &str = "Storage";
 
+/// File systems that have no storage. Their files take the routes of cached ones.
+const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
+
 /// Collects the facts.
 pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
     let file = input::open(path)?;
@@ -21,15 +24,17 @@ pub fn collect(path: &Path) -> anyhow::Result<Vec<Fact>> {
         .storage(file.as_raw_fd())
         .with_context(|| format!("Cannot find out what is under {}", path.display()))?;
     let mut facts = facts(path, &stack);
-    if stack.top.is_some() {
-        facts.push(engine(file.as_raw_fd()));
-    }
+    facts.push(engine(file.as_raw_fd(), &stack));
     Ok(facts)
 }
 
-/// What reads around the page cache: the ring, or shadow workers and why.
-fn engine(fd: Fd) -> Fact {
+/// What reads around the page cache: the ring, shadow workers, or nothing, and why.
+fn engine(fd: Fd, under: &BlockStack) -> Fact {
     let name = "storage engine";
+    if IN_MEMORY.contains(&under.file_system.as_str()) {
+        return Fact::new(GROUP, name, State::Absent, "none: nothing is read around the page cache")
+            .because("this file system keeps its files in memory");
+    }
     let refusal = match runtime().ring_refusal_of(fd) {
         Err(e) => return Fact::new(GROUP, name, State::Limited, "unknown").because(e.to_string()),
         // Tried, because only the kernel knows.
@@ -43,8 +48,13 @@ fn engine(fd: Fd) -> Fact {
         let detail = "io_uring with SQPOLL: absent data is read without another thread of the process";
         return Fact::new(GROUP, name, State::Found, detail);
     };
-    let fact = Fact::new(GROUP, name, State::Limited, "worker threads, up to 8, each waiting for one command")
-        .because(refusal.to_string());
+    let fact = Fact::new(
+        GROUP,
+        name,
+        State::Limited,
+        "worker threads, up to 8 for one file system, each waiting for one command",
+    )
+    .because(refusal.to_string());
     match refusal {
         NoRing::BySetting => fact.cure("unset SPINIO_STORAGE_ENGINE"),
         NoRing::FileSystem => fact.cure("keep large files on ext4 or XFS"),
