@@ -1,7 +1,7 @@
 //! The `spinio-lab` command: measurements of SPIN and of the ideas that it is based on. Users of SPIN do not need it.
 //!
 //! ```text
-//!   bench     the paper's figures, on this machine's devices
+//!   bench     the SPIN paper's figures, on this machine's devices
 //!   gaia      the evaluation of the GAIA paper, and uses of today
 //!   simulate  the distance of each planner from the best schedule, on random residency
 //!   chart     points and fit of `spinio calibrate --json`, as SVG
@@ -27,7 +27,7 @@ use spinio_cli::{
     calibrate, cleanup, color, device, exit, format, output, progress, quantile, random, scratch, table, test_file,
 };
 
-/// The laboratory of SPIN: the paper's figures, the planners' study, charts
+/// The laboratory of SPIN: the figures of the SPIN and GAIA papers, uses of today, the planners' study, charts
 #[derive(Debug, Parser)]
 #[command(name = "spinio-lab", version, after_help = exit::CODES)]
 struct Lab {

@@ -8,7 +8,7 @@
 //!   ~/.local/state/spinio/models/<storage>-<file system>-<device>      read by every program under SPIN
 //! ```
 //!
-//! `--check` measures a few offsets only and reports whether the stored model still fits.
+//! `--check` measures a few sizes only and reports whether the stored model still fits.
 //!
 //! Known flaws: other work of the machine during the measurement is included in it; reads are measured, writes are
 //! assumed to cost the same.
@@ -46,7 +46,7 @@ pub struct Calibrate {
     /// The device: cuda:0, p2pmem:0, emulated [default: a CUDA GPU if there is one]
     #[arg(long)]
     device: Option<DeviceName>,
-    /// Measure a few offsets only, and report whether the stored model still fits
+    /// Measure a few sizes only, and report whether the stored model still fits
     #[arg(long)]
     check: bool,
     /// Runs of each measurement that count

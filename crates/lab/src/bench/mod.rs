@@ -81,7 +81,7 @@ pub struct Bench {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = limit::parse)]
     limit: Duration,
     /// Write EXPERIMENT.json and EXPERIMENT.svg into this directory
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
