@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use spinio_io::Runtime;
 use spinio_io::ctx::Reader;
-use spinio_transfer::Kept;
+use spinio_transfer::KernelCache;
 
 /// Handles for one batch.
 pub(crate) struct BatchCtx {
@@ -24,7 +24,7 @@ impl BatchCtx {
     }
 
     /// Compiled GPU kernels, stored between processes.
-    pub(crate) fn kernel_cache(&self) -> Kept<'_> {
-        Kept { workers: self.reader.files.workers(), folder: self.kernels.as_deref() }
+    pub(crate) fn kernel_cache(&self) -> KernelCache<'_> {
+        KernelCache { workers: self.reader.files.workers(), directory: self.kernels.as_deref() }
     }
 }

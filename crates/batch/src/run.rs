@@ -297,7 +297,7 @@ impl ResolvedBatch {
         }
         let stats = work.ctx.reader.files.stats();
         stats.end(&work.span, &Ok(done.bytes as usize));
-        work.ctx.reader.files.ctx.home.update_gauges();
+        work.ctx.reader.files.ctx.stats_region.update_gauges();
         done
     }
 }

@@ -59,7 +59,7 @@ fn nvcc(dir: &Path, args: &[&str]) -> Option<anyhow::Result<()>> {
     let name = named.or_else(|| {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let usual = std::iter::once(PathBuf::from("/usr/local/cuda/bin"));
-        std::env::split_paths(&path).chain(usual).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+        std::env::split_paths(&path).chain(usual).map(|directory| directory.join("nvcc")).find(|nvcc| nvcc.is_file())
     })?;
     let args = [&["-O2", "-std=c++17"], args].concat();
     Some(run("CUDA compiler", "NVCC=/usr/local/cuda/bin/nvcc", "nvidia-cuda-toolkit", dir, name.as_os_str(), &args))

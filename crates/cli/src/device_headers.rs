@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Context;
 
 macro_rules! headers {
-    ($folder:literal: $($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../../", $folder, "/", $name)))),*]
+    ($directory:literal: $($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../", $directory, "/", $name)))),*]
     };
 }
 
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn every_header_is_here() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../device/include");
         for part in ["spinio", "spinio/emulation", "spinio/http", "spinio/net"] {
-            let entries = std::fs::read_dir(folder.join(part)).unwrap().map(Result::unwrap);
+            let entries = std::fs::read_dir(directory.join(part)).unwrap().map(Result::unwrap);
             for entry in entries.filter(|entry| entry.file_type().unwrap().is_file()) {
                 let name = format!("{part}/{}", entry.file_name().to_str().unwrap());
                 assert!(DEVICE.iter().any(|(have, _)| *have == name), "{name} is missing");

@@ -183,22 +183,22 @@ impl std::error::Error for ReadError {}
 mod tests {
     use super::*;
 
-    fn table(folder: &Path, name: &str) -> PathBuf {
-        let path = folder.join(name);
+    fn table(directory: &Path, name: &str) -> PathBuf {
+        let path = directory.join(name);
         std::fs::write(&path, vec![0u8; file::COUNTERS_BYTES]).unwrap();
         path
     }
 
     #[test]
     fn only_locked_files_are_live_processes() {
-        let folder = table_dirs::private_dir();
-        let (living, _dead) = (table(folder.path(), "1"), table(folder.path(), "2"));
-        std::fs::write(folder.path().join("3"), "short").unwrap();
-        std::os::unix::fs::symlink(&living, folder.path().join("4")).unwrap();
-        std::fs::create_dir(folder.path().join("5")).unwrap();
+        let directory = table_dirs::private_dir();
+        let (living, _dead) = (table(directory.path(), "1"), table(directory.path(), "2"));
+        std::fs::write(directory.path().join("3"), "short").unwrap();
+        std::os::unix::fs::symlink(&living, directory.path().join("4")).unwrap();
+        std::fs::create_dir(directory.path().join("5")).unwrap();
         let holder = File::open(&living).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
-        let places = [folder.path().to_owned(), folder.path().to_owned(), "/no/such".into()];
+        let places = [directory.path().to_owned(), directory.path().to_owned(), "/no/such".into()];
         let list_in = |places: &[PathBuf]| {
             let mut found = ProcessList::default();
             table_dirs::visit_in(places, |_| true, |table| add(&mut found, table));
@@ -212,8 +212,8 @@ mod tests {
 
     #[test]
     fn named_file_is_read_through_a_link_and_reopened_without_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, link) = (table(folder.path(), "1"), folder.path().join("link"));
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (table(directory.path(), "1"), directory.path().join("link"));
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let counters = CounterFile::open(&link).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -228,8 +228,8 @@ mod tests {
 
     #[test]
     fn truncated_file_is_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = table(folder.path(), "1");
+        let directory = tempfile::tempdir().unwrap();
+        let path = table(directory.path(), "1");
         let mut counters = CounterFile::open(&path).unwrap();
         std::fs::write(&path, "short").unwrap();
         assert!(matches!(counters.refresh(), Err(ReadError::NoCounters)));

@@ -92,8 +92,8 @@ fn search_dirs() -> Vec<PathBuf> {
         default_dirs(runtime.as_deref(), user.as_raw()).into_iter().map(PathBuf::from).collect();
     places.push(format!("/run/user/{}/spinio", user.as_raw()).into());
     if user.is_root() {
-        for (folder, below) in [("/run/user", Some("spinio")), ("/dev/shm", None)] {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        for (directory, below) in [("/run/user", Some("spinio")), ("/dev/shm", None)] {
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 match below {
                     Some(name) => places.push(entry.path().join(name)),
                     None if entry.file_name().to_string_lossy().starts_with("spinio-") => places.push(entry.path()),
@@ -128,26 +128,26 @@ mod tests {
 
     #[test]
     fn file_is_listed_once_however_its_directory_is_spelled() {
-        let folder = private_dir();
-        let spelled = folder.path().join("../").join(folder.path().file_name().unwrap());
-        std::fs::write(folder.path().join("1"), "").unwrap();
-        assert_eq!(names(&[folder.path().to_owned(), spelled]), [folder.path().join("1")]);
+        let directory = private_dir();
+        let spelled = directory.path().join("../").join(directory.path().file_name().unwrap());
+        std::fs::write(directory.path().join("1"), "").unwrap();
+        assert_eq!(names(&[directory.path().to_owned(), spelled]), [directory.path().join("1")]);
     }
 
     #[test]
     fn only_files_of_a_private_directorys_owner_are_believed() {
-        let folder = tempfile::tempdir().unwrap();
-        let dir = folder.path().join("spinio-zz");
+        let directory = tempfile::tempdir().unwrap();
+        let dir = directory.path().join("spinio-zz");
         std::fs::create_dir(&dir).unwrap();
         std::fs::write(dir.join("1"), "").unwrap();
         symlink(dir.join("1"), dir.join("2")).unwrap();
-        symlink(&dir, folder.path().join("link")).unwrap();
+        symlink(&dir, directory.path().join("link")).unwrap();
         let here = || names(std::slice::from_ref(&dir));
         std::fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
         assert!(here().is_empty(), "others can use the directory");
         std::fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
         assert_eq!(here(), [dir.join("1")], "neither a link nor `.` is a table");
-        assert!(names(&[folder.path().join("link")]).is_empty(), "the directory is a link");
+        assert!(names(&[directory.path().join("link")]).is_empty(), "the directory is a link");
         if !geteuid().is_root() {
             eprintln!("skipped: not root, who can give files away");
             return;

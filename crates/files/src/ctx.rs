@@ -20,7 +20,7 @@ pub struct FilesCtx {
     /// The worker pools.
     pub workers: Arc<Workers>,
     /// The counters, and where they are stored.
-    pub home: Arc<StatsRegion>,
+    pub stats_region: Arc<StatsRegion>,
     /// Pages that wait to be unpinned.
     pub unpin: Arc<DeferredUnpin>,
 }
@@ -28,7 +28,7 @@ pub struct FilesCtx {
 impl FilesCtx {
     /// The counters.
     pub fn stats(&self) -> &Stats {
-        self.home.stats()
+        self.stats_region.stats()
     }
 
     /// Called after a file was forgotten: workers drop it, close its shadow descriptors and unpin its pages at once; waits

@@ -156,12 +156,17 @@ impl Runtime {
         let workers = Arc::new(Workers::new(sys, &settings));
         sys.attach(&workers);
         // On the program's thread, before anything is counted: a worker opens the file, and must not wait for itself.
-        let home =
+        let stats_region =
             Arc::new(StatsRegion::new(StatsLocation::from_settings(&settings, process_wide), settings.trace, || {
                 workers.shadow()
             }));
         let unpin = DeferredUnpin::new(Arc::clone(&workers));
-        let ctx = FilesCtx { sys, workers: Arc::clone(&workers), home: Arc::clone(&home), unpin: Arc::clone(&unpin) };
+        let ctx = FilesCtx {
+            sys,
+            workers: Arc::clone(&workers),
+            stats_region: Arc::clone(&stats_region),
+            unpin: Arc::clone(&unpin),
+        };
         let files = Arc::new(Files::new(Arc::new(ctx), &settings));
         let bounce = Arc::new(BouncePools::new(settings.bounce_limit));
         let pinned = Arc::new(PinnedFiles::new(Arc::clone(&files), settings.effective_pin_limit()));
@@ -169,7 +174,7 @@ impl Runtime {
         let weak = Arc::downgrade(&files);
         let (held, registered) = (Arc::downgrade(&pinned), Arc::downgrade(&pinned));
         let staging = Arc::clone(&bounce);
-        home.set_gauges(vec![
+        stats_region.set_gauges(vec![
             (Gauge::Pinned, Box::new(move || unpin.bytes())),
             (Gauge::BounceBytes, Box::new(move || staging.bytes())),
             (Gauge::CachedFileStates, Box::new(move || weak.upgrade().map_or(0, |files| files.table.count()))),
@@ -201,7 +206,7 @@ impl Runtime {
     }
 
     fn update_gauges(&self) {
-        self.files().ctx.home.update_gauges();
+        self.files().ctx.stats_region.update_gauges();
     }
 
     /// Its settings.
@@ -466,7 +471,7 @@ impl Runtime {
         self.files().shadow.open(path, flags, mode)
     }
 
-    /// The block devices under what `fd` names: a file, a folder or a device.
+    /// The block devices under what `fd` names: a file, a directory or a device.
     pub fn storage(&self, fd: Fd) -> Result<Arc<BlockStack>> {
         self.files().storage(fd).map_err(|e| Error::kernel(e, "ask the storage of", 0, 0))
     }

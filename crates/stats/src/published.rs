@@ -162,8 +162,8 @@ mod tests {
 
     #[test]
     fn text_is_read_as_it_was_written_and_a_torn_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let dir = format!("{}/private", folder.path().display());
+        let directory = tempfile::tempdir().unwrap();
+        let dir = format!("{}/private", directory.path().display());
         let dirs = ["/proc/no-such-folder".to_owned(), dir.clone()];
         let (mut one, two) =
             (PublishedText::create(&dirs, "net").unwrap(), PublishedText::create(&dirs, "net").unwrap());
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn text_that_finds_no_space_is_empty() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut text = PublishedText::create(&[format!("{}/private", folder.path().display())], "net").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut text = PublishedText::create(&[format!("{}/private", directory.path().display())], "net").unwrap();
         let (path, fd) = (text.path.to_str().unwrap().to_owned(), text.fd);
         // A disk of 100 bytes, of which each write fills 30 at most.
         let pwrite = |bytes: &[u8], at: u64| {

@@ -30,9 +30,9 @@ pub fn rerun_as_nobody(caller: &str) {
         return;
     }
     // A copy, where an ordinary user can reach it.
-    let folder = tempfile::tempdir().expect("a directory");
-    make_world_readable(folder.path());
-    let copy = folder.path().join("tests");
+    let directory = tempfile::tempdir().expect("a directory");
+    make_world_readable(directory.path());
+    let copy = directory.path().join("tests");
     // Not copied by this process: a child that another test forks meanwhile would have the copy open for writing, and
     // a file open for writing cannot be executed.
     let copied = Command::new("cp").arg(std::env::current_exe().expect("own path")).arg(&copy).status();

@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn wait_exclusive_waits_for_child() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         let file = File::create(&path).unwrap();
         // SAFETY: the child only waits to be ended.
         let child = unsafe { libc::fork() };

@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn load_pages_sets_residency() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         let file = create_filled(&path, 64 * PAGE);
         evict(&file);
         if cached_pages(&file) != Some(0) {
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn detector_reports_eviction() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         let detector = EvictionDetector::new(&path);
         evict(&detector.0);
         let left = cached_pages(&detector.0);
@@ -217,10 +217,10 @@ mod tests {
 
     #[test]
     fn random_layout_has_expected_bytes() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut rng = Rng::new(1);
         for len in [1, 4096, 100_000] {
-            let file = create_random_layout(&folder.path().join("file"), len, &mut rng);
+            let file = create_random_layout(&directory.path().join("file"), len, &mut rng);
             let mut seen = vec![1; len as usize + 1];
             assert_eq!(file.read_at(&mut seen, 0).unwrap() as u64, len);
             let expected = seen[..len as usize].iter().enumerate().all(|(at, &b)| b == 0 || b == byte(at as u64, 0));

@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn descriptors_of_all_tables_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         let here = File::create(&path).unwrap();
         assert_eq!(descriptors_of(&path), 1);
         let (opened, ready) = std::sync::mpsc::channel();

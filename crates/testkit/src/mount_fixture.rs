@@ -65,9 +65,9 @@ pub fn create_small(kind: &'static str, size: u64) -> Result<MountFixture, Strin
         "tmpfs" => {
             let mut fixture = root_fixture(kind)?;
             let options = format!("size={size}");
-            let folder = fixture.path.clone();
-            run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&folder))?;
-            fixture.mounts.push(folder);
+            let directory = fixture.path.clone();
+            run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&directory))?;
+            fixture.mounts.push(directory);
             Ok(fixture)
         }
         "ext4" => image(kind, size, &["mkfs.ext4", "-q", "-F"], ""),
@@ -95,8 +95,8 @@ pub fn for_each_kind(mut body: impl FnMut(&MountFixture)) {
 }
 
 fn temp_dir(kind: &'static str, dir: std::io::Result<TempDir>) -> Result<MountFixture, String> {
-    let folder = dir.map_err(|e| e.to_string())?;
-    Ok(MountFixture { kind, path: folder.path().to_owned(), mounts: Vec::new(), _dir: folder })
+    let directory = dir.map_err(|e| e.to_string())?;
+    Ok(MountFixture { kind, path: directory.path().to_owned(), mounts: Vec::new(), _dir: directory })
 }
 
 /// A directory to mount a file system on.

@@ -15,20 +15,20 @@ use spinio_host::pool::Workers;
 const MAX_FILE_BYTES: usize = 4 << 20;
 
 /// The kernel cache of one runtime.
-pub struct Kept<'a> {
+pub struct KernelCache<'a> {
     /// The pools whose shadow workers open the files.
     pub workers: &'a Workers,
     /// The directory; `None`: nothing is cached.
-    pub folder: Option<&'a str>,
+    pub directory: Option<&'a str>,
 }
 
-impl Kept<'_> {
+impl KernelCache<'_> {
     fn path(&self, name: &str) -> Option<CString> {
-        CString::new(format!("{}/{name}", self.folder?)).ok()
+        CString::new(format!("{}/{name}", self.directory?)).ok()
     }
 }
 
-impl KernelStore for Kept<'_> {
+impl KernelStore for KernelCache<'_> {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name)?;
         self.workers.shadow()?.run_blocking(move || linux::read_trusted(&path, MAX_FILE_BYTES).ok())?
@@ -53,14 +53,17 @@ mod tests {
     #[test]
     fn cached_code_is_loaded_by_the_next_process() {
         let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("new").display().to_string();
+        let directory = place.path().join("new").display().to_string();
         let workers = || Workers::new(&LinuxSyscalls, &Settings::default());
         let (one, next) = (workers(), workers());
-        let cache = Kept { workers: &one, folder: Some(&folder) };
+        let cache = KernelCache { workers: &one, directory: Some(&directory) };
         assert_eq!(cache.load("one"), None);
         cache.store("one", b"code");
-        assert_eq!(Kept { workers: &next, folder: Some(&folder) }.load("one").as_deref(), Some(&b"code"[..]));
-        let nowhere = Kept { workers: &next, folder: None };
+        assert_eq!(
+            KernelCache { workers: &next, directory: Some(&directory) }.load("one").as_deref(),
+            Some(&b"code"[..])
+        );
+        let nowhere = KernelCache { workers: &next, directory: None };
         nowhere.store("one", b"code");
         assert_eq!(nowhere.load("one"), None);
     }

@@ -23,6 +23,6 @@ pub use aligned_buf::AlignedBuf;
 pub use bounce_pools::BouncePools;
 pub use error::{Error, ErrorKind};
 pub use host_memory::HostMemory;
-pub use kernel_cache::Kept;
+pub use kernel_cache::KernelCache;
 pub use mapping::Mapping;
 pub use unpin::{DeferredUnpin, InFlightGuard};

@@ -67,14 +67,14 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         return Err(exit::error(Exit::Usage, "A demo of 0 bytes shows nothing: give --size a number above 0"));
     }
     let library = library::find()?;
-    let (folder, warning) = match &demo.path {
+    let (directory, warning) = match &demo.path {
         Some(_) => (std::env::temp_dir(), None),
         None => scratch::disk_dir(),
     };
     let work = tempfile::Builder::new()
         .prefix("spinio-demo-")
-        .tempdir_in(&folder)
-        .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+        .tempdir_in(&directory)
+        .with_context(|| format!("Cannot make a temporary directory in {}", directory.display()))?;
     let watch = cleanup::on_signal(vec![work.path().to_owned()]);
     let program = program::prepare(work.path())?;
 

@@ -187,9 +187,9 @@ mod tests {
     }
 
     /// As found on this machine.
-    fn found(folder: &std::path::Path, snapshots: Vec<Snapshot>) -> ProcessList {
+    fn found(directory: &std::path::Path, snapshots: Vec<Snapshot>) -> ProcessList {
         let counters = |s: Snapshot| {
-            let path = folder.join(s.process.pid.to_string());
+            let path = directory.join(s.process.pid.to_string());
             std::fs::write(&path, vec![0; file::COUNTERS_BYTES]).unwrap();
             let mut counters = CounterFile::open(&path).unwrap();
             counters.snapshot = s;
@@ -200,12 +200,12 @@ mod tests {
 
     #[test]
     fn screen_shows_processes_routes_and_latencies() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (mut model, begun) = (Model::default(), Instant::now());
         assert!(screen(&model, 100, 10).contains("no process has made a device request"));
-        model.update(found(folder.path(), vec![snapshot(11, 0), snapshot(12, 0)]), begun);
+        model.update(found(directory.path(), vec![snapshot(11, 0), snapshot(12, 0)]), begun);
         model.update(
-            found(folder.path(), vec![snapshot(11, 2_000_000_000), snapshot(12, 0)]),
+            found(directory.path(), vec![snapshot(11, 2_000_000_000), snapshot(12, 0)]),
             begun + Duration::from_secs(1),
         );
         let shown = screen(&model, 100, 24);
@@ -224,15 +224,15 @@ mod tests {
         model.select(5);
         assert_eq!(model.selected(), 1);
         // One ends: the other is selected.
-        model.update(found(folder.path(), vec![snapshot(11, 2_000_000_000)]), begun + Duration::from_secs(2));
+        model.update(found(directory.path(), vec![snapshot(11, 2_000_000_000)]), begun + Duration::from_secs(2));
         assert!(screen(&model, 100, 24).contains("1 process  0.00 GB/s"));
     }
 
     #[test]
     fn any_screen_size_is_drawn() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut model = Model::default();
-        model.update(found(folder.path(), (1..40).map(|pid| snapshot(pid, 1 << 30)).collect()), Instant::now());
+        model.update(found(directory.path(), (1..40).map(|pid| snapshot(pid, 1 << 30)).collect()), Instant::now());
         for (width, height) in [(1, 1), (10, 3), (20, 8), (300, 80)] {
             let _ = screen(&model, width, height);
         }
@@ -240,9 +240,9 @@ mod tests {
 
     #[test]
     fn first_update_after_a_pause_has_no_rates() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (mut model, begun) = (Model::default(), Instant::now());
-        let gigabytes = |n: u64| found(folder.path(), vec![snapshot(11, n * 1_000_000_000)]);
+        let gigabytes = |n: u64| found(directory.path(), vec![snapshot(11, n * 1_000_000_000)]);
         model.update(gigabytes(1), begun);
         model.update(gigabytes(3), begun + Duration::from_secs(1));
         let history = model.rows[0].history.clone();
@@ -258,10 +258,10 @@ mod tests {
 
     #[test]
     fn paused_screen_does_not_change() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut model = Model::default();
         model.state.pause();
-        model.update(found(folder.path(), vec![snapshot(1, 1)]), Instant::now());
+        model.update(found(directory.path(), vec![snapshot(1, 1)]), Instant::now());
         assert!(model.rows.is_empty() && screen(&model, 100, 5).contains("stopped"));
     }
 }

@@ -164,9 +164,9 @@ impl Drop for TraceSwitch {
 }
 
 fn launch(trace: &Trace) -> anyhow::Result<u8> {
-    let folder = run::counters_dir()?;
+    let directory = run::counters_dir()?;
     let (mut command, name) = run::prepare(&trace.command, &[], false)?;
-    command.env("SPINIO_STATS", run::dir_setting(folder.path())).env("SPINIO_TRACE", "1");
+    command.env("SPINIO_STATS", run::dir_setting(directory.path())).env("SPINIO_TRACE", "1");
     // Only now: it truncates an earlier trace.
     let mut sink = TraceWriter::new(trace)?;
     let caught = signals::catch();
@@ -177,7 +177,7 @@ fn launch(trace: &Trace) -> anyhow::Result<u8> {
     let result = loop {
         let over = trace.seconds.is_some_and(|s| begun.elapsed() >= s);
         let ended = has_ended(child.id());
-        find_new(folder.path(), &mut sources);
+        find_new(directory.path(), &mut sources);
         let taken = sources.values_mut().try_for_each(|source| sink.take(source, ended || over));
         if taken.is_err() || ended || over {
             break taken;
@@ -191,7 +191,7 @@ fn launch(trace: &Trace) -> anyhow::Result<u8> {
         output::note(&format!("spinio: {error:#}\n"));
     }
     drop(sources);
-    keep_off(folder.path(), child.id());
+    keep_off(directory.path(), child.id());
     drop(forward);
     let status = child.wait().with_context(|| format!("Cannot wait for {}", name.to_string_lossy()))?;
     Ok(match (status.code(), status.signal()) {
@@ -203,10 +203,10 @@ fn launch(trace: &Trace) -> anyhow::Result<u8> {
 
 /// Keeps tracing off until the child has ended: after --seconds, or when the trace cannot be written. Processes that
 /// begin meanwhile begin with tracing on, as their environment says.
-fn keep_off(folder: &Path, child: u32) {
+fn keep_off(directory: &Path, child: u32) {
     loop {
         let ended = has_ended(child);
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             // No file is kept open: a build begins thousands of processes, and a later one may reuse a PID.
             if is_on(&entry.path())
                 && let Ok(counters) = CounterFile::open_to_trace(&entry.path())
@@ -236,8 +236,8 @@ fn has_ended(child: u32) -> bool {
 }
 
 /// Files that have appeared since.
-fn find_new(folder: &Path, sources: &mut HashMap<PathBuf, TracedProcess>) {
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+fn find_new(directory: &Path, sources: &mut HashMap<PathBuf, TracedProcess>) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         if !sources.contains_key(&path)
             && let Ok(counters) = CounterFile::open_to_trace(&path)

@@ -67,7 +67,7 @@ pub(super) fn provider_in(maps: &[u8], addr: u64) -> Option<String> {
         let (start, rest) = line.split_once('-')?;
         let (end, rest) = rest.split_once(' ')?;
         let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-        let folder = rest.strip_suffix("/p2pmem/allocate").filter(|_| range.contains(&addr))?;
-        Some(folder.rsplit('/').next()?.to_owned())
+        let directory = rest.strip_suffix("/p2pmem/allocate").filter(|_| range.contains(&addr))?;
+        Some(directory.rsplit('/').next()?.to_owned())
     })
 }

@@ -8,12 +8,12 @@ use super::*;
 fn sysfs_tree() -> (tempfile::TempDir, &'static str) {
     let root = tempfile::tempdir().unwrap();
     for (address, size) in [("0000:05:00.0", "8192\n"), ("0000:03:00.0", "65536\n")] {
-        let folder = root.path().join(address).join("p2pmem");
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("size"), size).unwrap();
-        fs::write(folder.join("available"), size).unwrap();
-        fs::write(folder.join("published"), "1\n").unwrap();
-        fs::write(folder.join("allocate"), vec![0; 65536]).unwrap();
+        let directory = root.path().join(address).join("p2pmem");
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("size"), size).unwrap();
+        fs::write(directory.join("available"), size).unwrap();
+        fs::write(directory.join("published"), "1\n").unwrap();
+        fs::write(directory.join("allocate"), vec![0; 65536]).unwrap();
     }
     fs::create_dir_all(root.path().join("0000:01:00.0")).unwrap();
     let path = root.path().to_str().unwrap().to_owned().leak();

@@ -31,7 +31,6 @@ use spinio_host::lock;
 use spinio_host::pool::SHADOW_WORKERS;
 
 pub use key::ModelKey;
-pub use spinio_host::settings::model_folder as folder;
 pub use store::file_path;
 
 /// The costs of one storage, file system and device.
@@ -44,7 +43,7 @@ pub struct CostEntry {
 pub struct CostModels {
     entries: Mutex<Vec<(RuntimeKey, Arc<CostEntry>)>>,
     /// The directory of calibrations; none: defaults only.
-    folder: Option<String>,
+    directory: Option<String>,
 }
 
 /// Storage, file system, device; by numbers of this boot, which are not stable.
@@ -53,7 +52,7 @@ type RuntimeKey = (u64, u64, DeviceId);
 impl CostModels {
     /// Nothing is known yet.
     pub fn new(settings: &Settings) -> CostModels {
-        CostModels { entries: Mutex::default(), folder: settings.cost_model_dir.clone() }
+        CostModels { entries: Mutex::default(), directory: settings.cost_model_dir.clone() }
     }
 
     /// The costs of a file and a device. Called on the program's thread, which may query the device's name.
@@ -62,11 +61,11 @@ impl CostModels {
         if let Some((_, known)) = lock(&self.entries).iter().find(|(k, _)| *k == key) {
             return Arc::clone(known);
         }
-        let (sys, dir) = (ctx.sys, self.folder.clone());
+        let (sys, dir) = (ctx.sys, self.directory.clone());
         let (storage, file_system, device) = (file.storage, file.file_system, key::device_name(device));
         let load = move || {
             let model_key = ModelKey::new(sys.storage_name(storage), file_system, device);
-            let calibration = dir.and_then(|folder| store::load(&folder, &model_key));
+            let calibration = dir.and_then(|directory| store::load(&directory, &model_key));
             CostEntry { key: model_key, calibration }
         };
         // A shadow worker reads it: no descriptor of SPIN is ever in the program's table.

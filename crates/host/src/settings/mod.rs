@@ -215,7 +215,7 @@ impl Settings {
             store(&mut s.readahead_keep, choice(v, &[("keep", Keep), ("auto", Auto), ("drop", Drop)]))
         });
         parse_setting("SPINIO_READAHEAD_PAGES", &mut |v| store(&mut s.readahead_pages, count(v, 0..=0x1_0000_0000)));
-        s.kernel_cache_dir = kernel_folder(&get);
+        s.kernel_cache_dir = kernel_directory(&get);
         parse_setting("SPINIO_KERNEL_CACHE_DIR", &mut |v| store(&mut s.kernel_cache_dir, path_or("off", v)));
         // The device parses it; see `check_settings` of spinio-io.
         parse_setting("SPINIO_EMULATED", &mut |v| store(&mut s.emulated, Some(Some(v.to_owned()))));
@@ -226,7 +226,7 @@ impl Settings {
             store(&mut s.nvmmu_stripes, choice(v, &names).or_else(|| choice(v, &old)))
         });
         parse_setting("SPINIO_STATS", &mut |v| store(&mut s.stats, (!v.is_empty()).then(|| Some(v.to_owned()))));
-        s.cost_model_dir = model_folder(&get);
+        s.cost_model_dir = model_directory(&get);
         parse_setting("SPINIO_COST_MODEL_DIR", &mut |v| store(&mut s.cost_model_dir, path_or("default", v)));
         // Without effect, for one release.
         parse_setting("SPINIO_CORRECTION", &mut |v| on_or_off(v).is_some());
@@ -301,17 +301,17 @@ fn path_or(none: &str, text: &str) -> Option<Option<String>> {
 }
 
 /// The directory of calibrations without a setting: `$XDG_STATE_HOME/spinio/models`, or below `$HOME/.local/state`.
-pub fn model_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
-    xdg_folder(get, "XDG_STATE_HOME", ".local/state").map(|folder| format!("{folder}/models"))
+fn model_directory(get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    xdg_directory(get, "XDG_STATE_HOME", ".local/state").map(|directory| format!("{directory}/models"))
 }
 
 /// The directory of compiled device code without a setting: `$XDG_CACHE_HOME/spinio`, or below `$HOME/.cache`.
-fn kernel_folder(get: impl Fn(&str) -> Option<String>) -> Option<String> {
-    xdg_folder(get, "XDG_CACHE_HOME", ".cache")
+fn kernel_directory(get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    xdg_directory(get, "XDG_CACHE_HOME", ".cache")
 }
 
 /// `spinio` in a user's directory of one kind; relative paths are ignored.
-fn xdg_folder(get: impl Fn(&str) -> Option<String>, name: &str, below_home: &str) -> Option<String> {
+fn xdg_directory(get: impl Fn(&str) -> Option<String>, name: &str, below_home: &str) -> Option<String> {
     let absolute = |name: &str| get(name).filter(|path| path.starts_with('/'));
     let base = absolute(name).or_else(|| Some(format!("{}/{below_home}", absolute("HOME")?)))?;
     Some(format!("{base}/spinio"))
@@ -402,20 +402,20 @@ mod tests {
     }
 
     #[test]
-    fn default_folders_follow_the_environment() {
+    fn default_directories_follow_the_environment() {
         fn of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
             |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
         }
-        assert_eq!(model_folder(of(&[])), None);
-        assert_eq!(model_folder(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        assert_eq!(model_directory(of(&[])), None);
+        assert_eq!(model_directory(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.local/state/spinio/models"));
         let both = [("HOME", "/home/a"), ("XDG_STATE_HOME", "/state")];
-        assert_eq!(model_folder(of(&both)).as_deref(), Some("/state/spinio/models"));
+        assert_eq!(model_directory(of(&both)).as_deref(), Some("/state/spinio/models"));
         let relative = [("HOME", "/home/a"), ("XDG_STATE_HOME", "state")];
-        assert_eq!(model_folder(of(&relative)).as_deref(), Some("/home/a/.local/state/spinio/models"));
-        assert_eq!(kernel_folder(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.cache/spinio"));
+        assert_eq!(model_directory(of(&relative)).as_deref(), Some("/home/a/.local/state/spinio/models"));
+        assert_eq!(kernel_directory(of(&[("HOME", "/home/a")])).as_deref(), Some("/home/a/.cache/spinio"));
         let cache = [("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")];
-        assert_eq!(kernel_folder(of(&cache)).as_deref(), Some("/c/spinio"));
-        assert_eq!(kernel_folder(of(&[("HOME", "relative")])), None);
+        assert_eq!(kernel_directory(of(&cache)).as_deref(), Some("/c/spinio"));
+        assert_eq!(kernel_directory(of(&[("HOME", "relative")])), None);
     }
 
     #[test]

@@ -212,7 +212,7 @@ fn read_at(
         }
     };
     ctx.files.unpin().watch();
-    ctx.files.ctx.home.update_gauges();
+    ctx.files.ctx.stats_region.update_gauges();
     let got = got?;
     ctx.files.readahead.add_owned(&file, pages);
     if readahead_limit > 0 && ctx.files.sequential.advance(fd, got) {

@@ -47,7 +47,7 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
         stats.record_piece(&span, route, reason, 0, got as u64, span.start());
     }
     stats.end(&span, &Error::outcome(&got));
-    ctx.files.ctx.home.update_gauges();
+    ctx.files.ctx.stats_region.update_gauges();
     record_app_fd_read(ctx, fd, at, &got);
     Some(got)
 }

@@ -41,7 +41,7 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
     };
     stats.end_small(&span, route, reason, &Error::outcome(&got));
     if span.is_timed() {
-        ctx.files.ctx.home.update_gauges();
+        ctx.files.ctx.stats_region.update_gauges();
     }
     record_app_fd_read(ctx, fd, at, &got);
     got

@@ -125,9 +125,9 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
         return Err(exit::error(Exit::Usage, why));
     }
     let device = bench.device.unwrap_or_else(device::preferred);
-    if let Some(folder) = &bench.out {
+    if let Some(directory) = &bench.out {
         // Checked first, not after the minutes of the measurement.
-        std::fs::create_dir_all(folder).with_context(|| format!("Cannot write into {}", folder.display()))?;
+        std::fs::create_dir_all(directory).with_context(|| format!("Cannot write into {}", directory.display()))?;
     }
     let guard = LoadGuard::new();
     let mut all = Vec::new();
@@ -137,7 +137,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Exit> {
             true => all.push(report::json(&outcome)),
             false => output::print(&format!("{}\n", report::render(&OutputStyle::stdout(), &outcome)))?,
         }
-        bench.out.iter().try_for_each(|folder| write(folder, &outcome))
+        bench.out.iter().try_for_each(|directory| write(directory, &outcome))
     };
     let result = wanted.into_iter().try_for_each(&mut measure);
     // Also what was measured before an experiment that failed.
@@ -310,20 +310,20 @@ fn measure_all(
             }
         }
         // Results are not lost when a long run is interrupted. An error of writing them is reported once, at the end.
-        if let Some(folder) = &bench.out {
-            let _ = write(folder, o);
+        if let Some(directory) = &bench.out {
+            let _ = write(directory, o);
         }
     }
     Ok(())
 }
 
-fn write(folder: &Path, outcome: &ExperimentResult) -> anyhow::Result<()> {
-    let cannot = || format!("Cannot write into {}", folder.display());
+fn write(directory: &Path, outcome: &ExperimentResult) -> anyhow::Result<()> {
+    let cannot = || format!("Cannot write into {}", directory.display());
     let name = outcome.experiment.name;
-    std::fs::write(folder.join(format!("{name}.json")), format!("{:#}\n", report::json(outcome)))
+    std::fs::write(directory.join(format!("{name}.json")), format!("{:#}\n", report::json(outcome)))
         .with_context(cannot)?;
     if !outcome.cells.is_empty() {
-        report::chart(outcome).write(&folder.join(format!("{name}.svg")))?;
+        report::chart(outcome).write(&directory.join(format!("{name}.svg")))?;
     }
     Ok(())
 }

@@ -108,8 +108,8 @@ pub fn run(gaia: &Gaia) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(out).with_context(|| format!("Cannot write into {}", out.display()))?;
     }
     let end = Instant::now() + gaia.limit;
-    let folder = gaia.path.clone().unwrap_or_else(|| scratch::disk_dir().0);
-    let stage = Stage::set_up(&folder, Deadline::after(gaia.limit))?;
+    let directory = gaia.path.clone().unwrap_or_else(|| scratch::disk_dir().0);
+    let stage = Stage::set_up(&directory, Deadline::after(gaia.limit))?;
     let style = OutputStyle::stdout();
     if !gaia.json {
         output::print(&format!("kernels  {}\n\n", kernels(&stage)))?;

@@ -8,10 +8,10 @@ use std::path::Path;
 use spinio_cli::compiler::{self, Gpu};
 use spinio_cli::device_headers;
 
-/// Names below the directory, and text, of files in a folder of the repository.
+/// Names below the directory, and text, of files in a directory of the repository.
 macro_rules! sources {
-    ($($name:literal: $folder:literal / $file:literal),* $(,)?) => {
-        [$(($name, include_str!(concat!("../../../../", $folder, "/", $file)))),*]
+    ($($name:literal: $directory:literal / $file:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../../../", $directory, "/", $file)))),*]
     };
 }
 

@@ -43,12 +43,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Compiles and mounts, in a temporary directory of `folder`.
-    pub fn set_up(folder: &Path, deadline: Deadline) -> anyhow::Result<Stage> {
+    /// Compiles and mounts, in a temporary directory of `directory`.
+    pub fn set_up(directory: &Path, deadline: Deadline) -> anyhow::Result<Stage> {
         let work = tempfile::Builder::new()
             .prefix("spinio-lab-gaia-")
-            .tempdir_in(folder)
-            .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+            .tempdir_in(directory)
+            .with_context(|| format!("Cannot make a temporary directory in {}", directory.display()))?;
         let (mount, plain) = (work.path().join("mount"), work.path().join("plain"));
         // Before the minutes of compiling.
         let cleanup = cleanup::on_signal_after(vec![work.path().to_owned()], {

@@ -71,7 +71,7 @@ impl Proxy {
             sent: 0,
             received: 0,
             send_failed: None,
-            told: false,
+            line_changed: false,
         })
     }
 
@@ -145,7 +145,7 @@ impl Proxy {
     fn finish_receiving(&mut self, io: &StreamIo, now: u64) {
         let index = io.socket.index;
         self.counters.bytes_received.add(io.received as u64);
-        if io.told {
+        if io.line_changed {
             self.pace.gave(now);
         }
         if !io.receives || io.flags & (EOF | ERR) != 0 {

@@ -44,7 +44,7 @@ pub(super) struct StreamIo {
     pub(super) received: usize,
     pub(super) send_failed: Option<Errno>,
     /// The line says something new of the receiving direction.
-    pub(super) told: bool,
+    pub(super) line_changed: bool,
 }
 
 impl StreamIo {
@@ -115,8 +115,8 @@ impl StreamIo {
                 }
             }
         }
-        self.told = self.received > 0 || self.flags != before;
-        if self.told {
+        self.line_changed = self.received > 0 || self.flags != before;
+        if self.line_changed {
             let line = self.receive_ring.line(self.flags);
             memory.device_line(self.socket.index)[0].store_release(line.word());
         }

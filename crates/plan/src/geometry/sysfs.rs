@@ -32,10 +32,12 @@ pub fn read_device(source: &dyn SysfsReader, file_system: &str, number: (u32, u3
 /// btrfs, by its UUID ("d7a4…-…", as in sysfs).
 pub fn read_btrfs(source: &dyn SysfsReader, uuid: &str) -> BlockStack {
     let mut walk = Walker { source, layers_left: MAX_LAYERS };
-    let folder = format!("/sys/fs/btrfs/{}", file_name_only(uuid));
-    let mut members: Vec<Layer> = sorted(source.list_dir(&format!("{folder}/devices")))
+    let directory = format!("/sys/fs/btrfs/{}", file_name_only(uuid));
+    let mut members: Vec<Layer> = sorted(source.list_dir(&format!("{directory}/devices")))
         .iter()
-        .filter_map(|name| device_number(&source.read_text(&format!("{folder}/devices/{}/dev", file_name_only(name)))?))
+        .filter_map(|name| {
+            device_number(&source.read_text(&format!("{directory}/devices/{}/dev", file_name_only(name)))?)
+        })
         .filter_map(|number| walk.layer(number, MAX_DEPTH - 1))
         .collect();
     let top = match members.len() {
@@ -44,13 +46,13 @@ pub fn read_btrfs(source: &dyn SysfsReader, uuid: &str) -> BlockStack {
         _ => {
             const PROFILES: [&str; 9] =
                 ["single", "dup", "raid0", "raid1", "raid1c3", "raid1c4", "raid10", "raid5", "raid6"];
-            let in_use = source.list_dir(&format!("{folder}/allocation/data"));
+            let in_use = source.list_dir(&format!("{directory}/allocation/data"));
             let mut profiles = PROFILES.iter().filter(|p| in_use.iter().any(|name| name == *p));
             let profile = match (profiles.next(), profiles.next()) {
                 (Some(only), None) => (*only).to_owned(),
                 _ => String::new(),
             };
-            let read_ahead = walk.kib(&format!("{folder}/bdi/read_ahead_kb"));
+            let read_ahead = walk.kib(&format!("{directory}/bdi/read_ahead_kb"));
             Some(Layer {
                 name: "btrfs".to_owned(),
                 number: None,

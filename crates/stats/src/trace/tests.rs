@@ -99,8 +99,8 @@ fn late_reader_gets_paths_only() {
 
 #[test]
 fn long_path_is_complete() {
-    let folder = tempfile::tempdir().unwrap();
-    let deep = folder.path().join("x".repeat(200)).join("y".repeat(200));
+    let directory = tempfile::tempdir().unwrap();
+    let deep = directory.path().join("x".repeat(200)).join("y".repeat(200));
     std::fs::create_dir_all(&deep).unwrap();
     let file = tempfile::NamedTempFile::new_in(&deep).unwrap();
     let stats = traced();

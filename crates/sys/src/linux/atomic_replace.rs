@@ -94,44 +94,45 @@ mod tests {
 
     #[test]
     fn replaced_file_is_read_back_and_oversized_file_is_refused() {
-        let folder = std::env::temp_dir().join(format!("spinio-replace-{}", std::process::id()));
-        let path = CString::new(format!("{}/a/b/file", folder.display())).unwrap();
+        let directory = std::env::temp_dir().join(format!("spinio-replace-{}", std::process::id()));
+        let path = CString::new(format!("{}/a/b/file", directory.display())).unwrap();
         assert_eq!(read_trusted(&path, 10), Err(Errno::NOENT));
         atomic_replace(&path, b"one").unwrap();
         atomic_replace(&path, b"three").unwrap();
         assert_eq!(read_trusted(&path, 5).unwrap(), b"three");
         assert_eq!(read_trusted(&path, 4), Err(Errno::FBIG));
-        assert_eq!(std::fs::read_dir(folder.join("a/b")).unwrap().count(), 1, "no temporary file is left");
-        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(std::fs::read_dir(directory.join("a/b")).unwrap().count(), 1, "no temporary file is left");
+        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
     fn file_writable_by_others_is_refused_and_never_written_into() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};
-        let folder = std::env::temp_dir().join(format!("spinio-others-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        let path_of = |name: &str| CString::new(format!("{}/{name}", folder.display())).unwrap();
+        let directory = std::env::temp_dir().join(format!("spinio-others-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let path_of = |name: &str| CString::new(format!("{}/{name}", directory.display())).unwrap();
         atomic_replace(&path_of("file"), b"ours").unwrap();
-        let set_mode = |mode| std::fs::set_permissions(folder.join("file"), PermissionsExt::from_mode(mode)).unwrap();
+        let set_mode =
+            |mode| std::fs::set_permissions(directory.join("file"), PermissionsExt::from_mode(mode)).unwrap();
         for (mode, expected) in [(0o644, Ok(b"ours".to_vec())), (0o664, Err(Errno::PERM)), (0o602, Err(Errno::PERM))] {
             set_mode(mode);
             assert_eq!(read_trusted(&path_of("file"), 10), expected, "{mode:o}");
         }
         set_mode(0o600);
-        symlink("file", folder.join("link")).unwrap();
+        symlink("file", directory.join("link")).unwrap();
         assert_eq!(read_trusted(&path_of("link"), 10), Err(Errno::LOOP));
-        let temp_path = folder.join(format!("file.{}-{}", getpid(), gettid()));
-        std::fs::hard_link(folder.join("file"), &temp_path).unwrap();
-        std::fs::hard_link(folder.join("file"), folder.join("other")).unwrap();
+        let temp_path = directory.join(format!("file.{}-{}", getpid(), gettid()));
+        std::fs::hard_link(directory.join("file"), &temp_path).unwrap();
+        std::fs::hard_link(directory.join("file"), directory.join("other")).unwrap();
         atomic_replace(&path_of("file"), b"new").unwrap();
         assert_eq!(
             (read_trusted(&path_of("other"), 10), read_trusted(&path_of("file"), 10)),
             (Ok(b"ours".to_vec()), Ok(b"new".to_vec()))
         );
-        match chown(folder.join("file"), Some(65_533), None) {
+        match chown(directory.join("file"), Some(65_533), None) {
             Ok(()) => assert_eq!(read_trusted(&path_of("file"), 10), Err(Errno::PERM)),
             Err(e) => eprintln!("skipped: cannot give files away: {e}"),
         }
-        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn writer_waits_until_read_lease_is_released() {
-        let folder = tempfile();
-        let path = folder.join("leased");
+        let directory = tempfile();
+        let path = directory.join("leased");
         std::fs::write(&path, b"old").unwrap();
         let file = File::open(&path).unwrap();
         let fd = file.as_raw_fd();
@@ -192,7 +192,7 @@ mod tests {
                 OpenOptions::new().write(true).open(&path).unwrap();
             }
         }
-        let _ = std::fs::remove_dir_all(folder);
+        let _ = std::fs::remove_dir_all(directory);
     }
 
     trait NonBlock {
@@ -206,9 +206,9 @@ mod tests {
     }
 
     fn tempfile() -> std::path::PathBuf {
-        let folder = std::env::temp_dir().join(format!("spinio-lease-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
+        let directory = std::env::temp_dir().join(format!("spinio-lease-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        directory
     }
 
     #[test]

@@ -59,11 +59,11 @@ pub fn run(demo: &Demo) -> anyhow::Result<Exit> {
         return Err(exit::error(Exit::Usage, "--size needs a multiple of 4 KiB above 0"));
     }
     let library = library::find()?;
-    let (folder, _) = demo.path.clone().map_or_else(scratch::disk_dir, |path| (path, None));
+    let (directory, _) = demo.path.clone().map_or_else(scratch::disk_dir, |path| (path, None));
     let work = tempfile::Builder::new()
         .prefix("spinio-gaia-demo-")
-        .tempdir_in(&folder)
-        .with_context(|| format!("Cannot make a temporary directory in {}", folder.display()))?;
+        .tempdir_in(&directory)
+        .with_context(|| format!("Cannot make a temporary directory in {}", directory.display()))?;
     let (directory, running) = (work.path().join("mount"), Running::default());
     let _watch = cleanup::on_signal_after(vec![work.path().to_owned()], {
         let (running, directory) = (running.clone(), directory.clone());

@@ -50,8 +50,8 @@ fn pread_into(addr: DeviceAddr) -> core::result::Result<usize, Errno> {
 
 /// A file and a read-only mapping of all of it.
 fn mapped(bytes: &[u8]) -> (File, *const u8) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
     File::create(&path).unwrap().write_all(bytes).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     // SAFETY: a fresh mapping replaces nothing.

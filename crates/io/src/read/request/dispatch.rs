@@ -491,9 +491,9 @@ mod tests {
 
     #[test]
     fn caller_is_woken_when_a_copy_takes_the_last_buffer_back() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (file, buffer) =
-            (file::create_filled(&folder.path().join("file"), LEN), Buffer::new(emulated(""), LEN as usize));
+            (file::create_filled(&directory.path().join("file"), LEN), Buffer::new(emulated(""), LEN as usize));
         let runtime = Runtime::new(Settings::default());
         let request = request(&runtime, &file, &buffer);
         for _ in 0..2 {
