@@ -85,6 +85,7 @@ impl StreamIo {
     /// Network to receive ring.
     fn receive(&mut self, memory: &Memory) {
         let before = self.flags;
+        let mut stored = before;
         self.flags &= !FULL;
         while self.readable && self.received < BYTES_A_PASS {
             let (at, room) = self.receive_ring.room();
@@ -103,6 +104,9 @@ impl StreamIo {
                 Ok(received) => {
                     self.receive_ring.advance(received);
                     self.received += received;
+                    // A kernel takes these while the next ones are received.
+                    self.store_received(memory);
+                    stored = self.flags;
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.readable = false,
@@ -115,11 +119,14 @@ impl StreamIo {
                 }
             }
         }
-        self.line_changed = self.received > 0 || self.flags != before;
-        if self.line_changed {
-            let line = self.receive_ring.line(self.flags);
-            memory.device_line(self.socket.index)[0].store_release(line.word());
+        if self.flags != stored {
+            self.store_received(memory);
         }
+        self.line_changed = self.received > 0 || self.flags != before;
+    }
+
+    fn store_received(&self, memory: &Memory) {
+        memory.device_line(self.socket.index)[0].store_release(self.receive_ring.line(self.flags).word());
     }
 
     fn store_sent(&self, memory: &Memory) {
