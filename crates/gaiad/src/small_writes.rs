@@ -13,6 +13,9 @@
 //! To split a folio of 1 MiB takes as long as eight such WRITEs, so it is done after as many in one region, by a thread that
 //! nothing waits for. Reading such a region later costs more a page.
 //!
+//! That thread must not wait with `sync_file_range`: this takes the error of a write-back that has failed from the descriptor,
+//! and the fsync of a program, which comes by the same one, would succeed. So it looks at the page cache instead.
+//!
 //! Known flaws: whether a folio is large, and whether it was split, is not known. What is written again at once stays dirty, and
 //! is tried again some times only. Folios that are read in again later may be large again, and are counted again only after
 //! [`MOST`] other regions.
@@ -20,6 +23,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use spinio_pagecache::{PAGE, offset_of};
 use spinio_sys::linux::{self, fs_magic};
@@ -38,6 +42,10 @@ const TRIES: u8 = 3;
 const MOST: usize = 1 << 16;
 /// Pages of the largest folio.
 const FOLIO: u64 = 512;
+/// How long a folio may take to be on storage, and the pauses between looks. A slower one is not split this time.
+const WITHIN: Duration = Duration::from_secs(1);
+const FIRST_LOOK: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Those of one file.
 #[derive(Debug, Default)]
@@ -88,8 +96,24 @@ pub(crate) fn split(file: &OwnedFd, pages: &[u64]) {
     for near in pages.chunk_by(|page, next| page / FOLIO == next / FOLIO) {
         let first = near[0] / FOLIO * FOLIO;
         // A failure of either costs time only.
-        let _ = linux::write_back_range(file.as_raw_fd(), offset_of(first), offset_of(FOLIO));
+        let _ = linux::start_write_back(file.as_raw_fd(), offset_of(first), offset_of(FOLIO));
+        wait_written(file, first);
         let _ = linux::split_folios(file.as_raw_fd(), near);
+    }
+}
+
+/// Returns when no page of a folio is being written to storage, or after a while.
+fn wait_written(file: &OwnedFd, first: u64) {
+    let begun = Instant::now();
+    let mut pause = FIRST_LOOK;
+    while begun.elapsed() < WITHIN {
+        match linux::cachestat(file.as_raw_fd(), offset_of(first), offset_of(FOLIO)) {
+            Ok(now) if now.writeback == 0 => return,
+            Ok(_) => std::thread::sleep(pause),
+            // Before Linux 6.5, or a file of another user: most are written by then.
+            Err(_) => return std::thread::sleep(LONGEST_PAUSE),
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

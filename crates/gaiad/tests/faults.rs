@@ -270,6 +270,14 @@ fn error_of_the_disk_is_reported_once_by_fsync() {
         good.write_all_at(&[round + 100; PAGE], PAGE as u64).unwrap();
         assert_eq!((twice(&bad), twice(&good)), wanted, "after a write");
     }
+    // WRITEs to single pages, so many that the server writes them back on its own account (small_writes.rs): what it finds out
+    // meanwhile is not its own. More than the second after which it does.
+    for round in 0..8 {
+        bad.write_all_at(&[round + 50; PAGE], PAGE as u64).unwrap();
+        spinio_sys::linux::write_back_range(bad.as_raw_fd(), 0, 0).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(twice(&bad), wanted.0, "after the server has written back itself");
     // So does `sync` of a map: the server knows that it is no error of the Linux kernel's own (killed_programs.rs).
     bad.write_all_at(&[30; PAGE], PAGE as u64).unwrap();
     let synced = || gpu.1.sync(0, PAGE as u64).err().map(|error| error.errno);
