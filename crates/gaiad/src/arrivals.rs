@@ -15,7 +15,7 @@
 //!
 //! If the device cannot give the bytes of a chunk, they are zeros from then on: the next fsync fails with EIO, once, and the
 //! log says so. What may pass is tried again for minutes before that: no memory on the device for a context, no
-//! descriptors, no process.
+//! descriptors, no process, or one that does not answer.
 //!
 //! Known flaw: a request of pages that are not there occupies a thread of the server while it waits.
 
@@ -311,8 +311,10 @@ impl Arrivals {
 }
 
 /// Whether a copy that fails so may succeed later. ENODEV: the device cannot be opened, which it could when the chunk came.
+/// ETIMEDOUT: its process did not answer, as one that is stopped or gets no processor; the chunk is still here, and another
+/// process may copy it.
 fn may_pass(error: Errno) -> bool {
-    late::may_pass(error) || matches!(error, Errno::NODEV | Errno::TOOMANYREFS)
+    late::may_pass(error) || matches!(error, Errno::NODEV | Errno::TOOMANYREFS | Errno::TIMEDOUT)
 }
 
 /// By as many threads as work at the same time: one after the other, the first ones first.
@@ -347,14 +349,39 @@ fn arrive(kept: Kept, file: &File, give_up: &OnceLock<Instant>) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Signal, kill_process};
     use spinio_sys::linux::packets::Wait;
 
     use super::*;
+    use crate::device_process::tests::{CHUNK, bytes, chunk_with, impatient_process};
+
+    /// The copy gives up on a process that is stopped; the bytes are still on the device, so another one copies them.
+    #[test]
+    fn bytes_arrive_although_the_device_process_does_not_answer() {
+        let devices = impatient_process(Duration::from_secs(2));
+        let (ours, _supervisor) = Link::pair().unwrap();
+        let state = Arc::new(StateMemory::small());
+        let arrivals = Arrivals::new(&state, ours, 1024, Arc::clone(&devices)).unwrap();
+        let (uuid, fd) = chunk_with(&bytes());
+        let chunk = devices.chunk(uuid, fd, CHUNK);
+        // A slow machine may need longer to start it.
+        while devices.import(&chunk) == Err(Errno::TIMEDOUT) {}
+        kill_process(devices.pid().unwrap(), Signal::STOP).unwrap();
+        let to = state.pages_offset();
+        let mut part = Part::new(chunk);
+        part.add(0..1, CopyRange { from: PAGE as u64, to, len: PAGE as u64 });
+        assert_eq!(arrivals.copy(&Arrival::new(1, uuid, part), &OnceLock::new()), Ok(()));
+        let mut arrived = [0; PAGE];
+        rustix::io::pread(state.as_fd(), &mut arrived, to).unwrap();
+        assert!(arrived[..] == bytes()[PAGE..2 * PAGE]);
+        assert!(devices.starts() > 1);
+    }
 
     #[test]
     fn supervisor_keeps_no_more_than_its_share_of_descriptors() {
         let (ours, supervisor) = Link::pair().unwrap();
-        let arrivals = Arrivals::new(&StateMemory::small(), ours, 8 * 4, DeviceProcess::new()).unwrap();
+        let state = Arc::new(StateMemory::small());
+        let arrivals = Arrivals::new(&state, ours, 8 * 4, DeviceProcess::new()).unwrap();
         let fd = std::fs::File::open("/dev/null").unwrap();
         let keep = || {
             let chunk = arrivals.devices.chunk([0; 16], fd.try_clone().unwrap().into(), PAGE as u64);

@@ -19,7 +19,8 @@
 //! It trusts the server, not the chunk: its bytes may change while they are copied, and an import that fails is an answer.
 //!
 //! Known flaw: a copy that a device never completes keeps its lock, and with it later copies to that file, until the
-//! driver gives up. The process is killed after [`WITHIN`], and the server's requests fail once it has ended.
+//! driver gives up. The process is killed after [`WITHIN`], and the server's requests fail once it has ended. Whether it was
+//! the device, or the process just did not run, cannot be told: arrivals.rs tries it again.
 
 mod messages;
 mod process;
@@ -37,4 +38,4 @@ const IDLE: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -44,6 +44,8 @@ pub(crate) struct DeviceProcess {
     /// Processes that were started.
     starts: AtomicU64,
     idle: Duration,
+    /// How long a request may take.
+    within: Duration,
 }
 
 /// One life of the process.
@@ -54,6 +56,7 @@ struct Running {
     answered: Condvar,
     /// Chunks and files that it has. Held while it gets one.
     has: Mutex<HashSet<u64>>,
+    within: Duration,
 }
 
 struct Answers {
@@ -127,12 +130,12 @@ impl DeviceProcess {
             command.args(std::env::args_os().skip(1));
             command
         };
-        DeviceProcess::with(Box::new(command), IDLE)
+        DeviceProcess::with(Box::new(command), IDLE, WITHIN)
     }
 
-    pub(super) fn with(command: NewCommand, idle: Duration) -> Arc<DeviceProcess> {
+    pub(super) fn with(command: NewCommand, idle: Duration, within: Duration) -> Arc<DeviceProcess> {
         let (running, numbers, starts) = (Mutex::default(), AtomicU64::new(1), AtomicU64::new(0));
-        Arc::new(DeviceProcess { command, running, numbers, starts, idle })
+        Arc::new(DeviceProcess { command, running, numbers, starts, idle, within })
     }
 
     fn number(&self) -> u64 {
@@ -236,6 +239,7 @@ impl DeviceProcess {
             answers: Mutex::new(Answers { has_ended: false, used: Instant::now(), waiting: HashMap::new() }),
             answered: Condvar::new(),
             has: Mutex::default(),
+            within: self.within,
         });
         // A process that has died already is found by the reader.
         let _ = link.send(Message::Devices, &[]);
@@ -279,7 +283,8 @@ impl Running {
         }
     }
 
-    /// Sends a request, and waits for its answer. EPIPE: the process has ended.
+    /// Sends a request, and waits for its answer. EPIPE: the process has ended. ETIMEDOUT: it did not answer in time, was
+    /// killed, and has ended.
     fn ask(&self, request: &Request, id: u64, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let mut answers = lock(&self.answers);
         if answers.has_ended {
@@ -290,7 +295,7 @@ impl Running {
         drop(answers);
         let sent = self.send(request, id, fd);
         let mut answers = lock(&self.answers);
-        let give_up = Instant::now() + WITHIN;
+        let give_up = Instant::now() + self.within;
         let mut is_killed = false;
         let done = loop {
             // With EPIPE the process has closed the socket, but it may not have ended: a repetition would find the same one.
@@ -312,7 +317,7 @@ impl Running {
             }
             answers = self
                 .answered
-                .wait_timeout(answers, if is_killed { WITHIN } else { left })
+                .wait_timeout(answers, if is_killed { self.within } else { left })
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         };
@@ -382,12 +387,12 @@ fn split(ranges: &[CopyRange]) -> Vec<Vec<CopyRange>> {
 #[cfg(test)]
 impl DeviceProcess {
     /// The number of the process that runs.
-    pub(super) fn pid(&self) -> Option<Pid> {
+    pub(crate) fn pid(&self) -> Option<Pid> {
         lock(&self.running).as_ref().map(|running| running.pid)
     }
 
     /// Processes that were started.
-    pub(super) fn starts(&self) -> u64 {
+    pub(crate) fn starts(&self) -> u64 {
         self.starts.load(Relaxed)
     }
 }

@@ -15,7 +15,7 @@ use super::*;
 
 /// Set in the environment of the child.
 const ROLE: &str = "SPINIO_TEST_DEVICE_PROCESS";
-const CHUNK: u64 = 4 << 20;
+pub(crate) const CHUNK: u64 = 4 << 20;
 
 /// The child begins here.
 #[test]
@@ -33,12 +33,17 @@ fn child() -> Command {
 }
 
 fn process(idle: Duration) -> Arc<DeviceProcess> {
-    DeviceProcess::with(Box::new(child), idle)
+    DeviceProcess::with(Box::new(child), idle, WITHIN)
+}
+
+/// One whose requests may take this time.
+pub(crate) fn impatient_process(within: Duration) -> Arc<DeviceProcess> {
+    DeviceProcess::with(Box::new(child), Duration::from_secs(60), within)
 }
 
 /// A chunk of a program with these bytes.
 #[expect(unsafe_code, reason = "copies to device memory")]
-fn chunk_with(bytes: &[u8]) -> ([u8; 16], OwnedFd) {
+pub(crate) fn chunk_with(bytes: &[u8]) -> ([u8; 16], OwnedFd) {
     let device = emulated::device(0).unwrap();
     let (chunk, fd) = device.create_chunk(CHUNK).unwrap();
     let at: DeviceAddr = device.reserve(CHUNK).unwrap();
@@ -52,7 +57,7 @@ fn chunk_with(bytes: &[u8]) -> ([u8; 16], OwnedFd) {
     (device.uuid().unwrap(), fd)
 }
 
-fn bytes() -> Vec<u8> {
+pub(crate) fn bytes() -> Vec<u8> {
     (0..CHUNK as usize).map(|i| (i / 4096) as u8 ^ (i % 251) as u8).collect()
 }
 
@@ -137,7 +142,7 @@ fn process_that_closes_its_socket_and_ends_later_is_one_attempt() {
         command.args(["-c", "exec 0<&-; sleep 0.3"]);
         command
     };
-    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60));
+    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60), WITHIN);
     let (uuid, fd) = chunk_with(&bytes());
     let chunk = process.chunk(uuid, fd, CHUNK);
     process.prepare(uuid);
@@ -150,7 +155,7 @@ fn process_that_closes_its_socket_and_ends_later_is_one_attempt() {
 fn processes_that_die_one_after_the_other_are_an_error_that_may_pass() {
     let deaths = AtomicU32::new(0);
     let command = move || if deaths.fetch_add(1, Relaxed) < 4 { Command::new("false") } else { child() };
-    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60));
+    let process = DeviceProcess::with(Box::new(command), Duration::from_secs(60), WITHIN);
     let (uuid, fd) = chunk_with(&bytes());
     let chunk = process.chunk(uuid, fd, CHUNK);
     assert_eq!(process.import(&chunk), Err(Errno::AGAIN));
