@@ -39,6 +39,7 @@ use crate::files::File;
 use crate::late;
 use crate::link::{Link, Message, Use};
 use crate::lock::lock;
+use crate::nodes::Nodes;
 use crate::report::report;
 use crate::state::StateMemory;
 use crate::threads::spawn;
@@ -83,6 +84,7 @@ pub(crate) struct Arrivals {
     devices: Arc<DeviceProcess>,
     slots: Target,
     state: OwnedFd,
+    nodes: Arc<Nodes>,
     supervisor: Link,
     /// Descriptors that the supervisor keeps of them, and how many may be: a list or a chunk that it could not receive
     /// would be lost with this server.
@@ -148,6 +150,7 @@ impl Arrivals {
     /// None yet. `supervisor`: the link to it. `fds`: descriptors that it may have, as this process.
     pub(crate) fn new(
         state: &StateMemory,
+        nodes: Arc<Nodes>,
         supervisor: Link,
         fds: usize,
         devices: Arc<DeviceProcess>,
@@ -155,7 +158,7 @@ impl Arrivals {
         let clone = || state.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE);
         let slots = devices.target(clone()?);
         let (kept, most) = (AtomicUsize::new(0), fds / 8);
-        Ok(Arc::new(Arrivals { devices, slots, state: clone()?, supervisor, kept, most }))
+        Ok(Arc::new(Arrivals { devices, slots, state: clone()?, nodes, supervisor, kept, most }))
     }
 
     /// A release of this device will be handed over soon.
@@ -335,16 +338,17 @@ fn arrive_all(waiting: &Mutex<VecDeque<Kept>>, file: &File) {
 fn arrive(kept: Kept, file: &File, give_up: &OnceLock<Instant>) {
     injection_point!("server: bytes begin to arrive");
     let (arrivals, number) = (Arc::clone(&kept.arrivals), kept.number);
-    let copied = arrivals.copy(&kept.arrival, give_up);
-    if let Err(error) = copied {
+    if let Err(error) = arrivals.copy(&kept.arrival, give_up) {
         let node = kept.arrival.node;
         report!("released bytes of node {node} are lost, since the device cannot give them: {error}");
         arrivals.clear(&kept.arrival);
+        // Before the next server has nothing left of it that could fail again.
+        arrivals.nodes.set_lost(node);
     }
     injection_point!("server: bytes arrived");
     // Before the slots can become other pages'.
     drop(kept);
-    file.end_arrival(number, copied.is_err());
+    file.end_arrival(number);
 }
 
 #[cfg(test)]
@@ -361,7 +365,8 @@ mod tests {
         let devices = impatient_process(Duration::from_secs(2));
         let (ours, _supervisor) = Link::pair().unwrap();
         let state = Arc::new(StateMemory::small());
-        let arrivals = Arrivals::new(&state, ours, 1024, Arc::clone(&devices)).unwrap();
+        let nodes = Arc::new(Nodes::attach(state.clone()));
+        let arrivals = Arrivals::new(&state, nodes, ours, 1024, Arc::clone(&devices)).unwrap();
         let (uuid, fd) = chunk_with(&bytes());
         let chunk = devices.chunk(uuid, fd, CHUNK);
         // A slow machine may need longer to start it.
@@ -381,7 +386,8 @@ mod tests {
     fn supervisor_keeps_no_more_than_its_share_of_descriptors() {
         let (ours, supervisor) = Link::pair().unwrap();
         let state = Arc::new(StateMemory::small());
-        let arrivals = Arrivals::new(&state, ours, 8 * 4, DeviceProcess::new()).unwrap();
+        let nodes = Arc::new(Nodes::attach(state.clone()));
+        let arrivals = Arrivals::new(&state, nodes, ours, 8 * 4, DeviceProcess::new()).unwrap();
         let fd = std::fs::File::open("/dev/null").unwrap();
         let keep = || {
             let chunk = arrivals.devices.chunk([0; 16], fd.try_clone().unwrap().into(), PAGE as u64);

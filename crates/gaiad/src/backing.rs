@@ -168,6 +168,11 @@ impl Backing {
         &self.mount
     }
 
+    /// The nodes that it opens.
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
     /// Whether the modes of files decide what this process may open: then [`Backing::hold_content`] is due before a mode
     /// forbids what is open.
     pub fn is_bound_by_modes(&self) -> bool {

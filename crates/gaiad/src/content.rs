@@ -243,9 +243,10 @@ impl Content {
         let found = self.files.hold_now(node).file().cloned();
         if let Some(found) = found {
             self.files.write_out_to_storage(&found)?;
-            if found.take_lost() {
-                return Err(Errno::IO);
-            }
+        }
+        // Also of a file that has no table any more, or not with this server.
+        if self.files.take_lost(node) {
+            return Err(Errno::IO);
         }
         if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
@@ -451,7 +452,7 @@ mod tests {
             assert_eq!((read(3), write(3), allocate(1)), (None, None, None));
             assert!(file.pages_to_change_if_there(&(0..u64::MAX)).is_none());
         });
-        file.end_arrival(1, false);
+        file.end_arrival(1);
         assert_eq!((read(3), write(3), allocate(1)), (Some(PAGE), Some(()), Some(())));
     }
 

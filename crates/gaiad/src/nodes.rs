@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   record (256 bytes in state memory)                           index (ordinary memory, rebuilt at attach)
-//!   state │ lookups │ device, inode │ type │ number │ refusals │ file handle      hash of inode and handle -> record
+//!   state │ lookups │ device, inode │ type │ number │ refusals │ file handle │ lost      hash of inode and handle -> record
 //! ```
 //!
 //! A node is an inode of the backing file system, named by its file handle: renames do not matter, and a new server
@@ -51,6 +51,8 @@ mod word {
     /// Requests to write that were answered with an error.
     pub(super) const REFUSALS: usize = 7;
     pub(super) const HANDLE: usize = 8;
+    /// Released bytes were lost, which the next fsync reports; the last word.
+    pub(super) const LOST: usize = super::NODE_WORDS - 1;
 }
 
 /// At the end of the table: threads that wait at a time, since others must hear what is forgotten, and how long.
@@ -230,6 +232,19 @@ impl Nodes {
         self.used(node).map_or(0, |record| record[word::REFUSALS].load(Acquire))
     }
 
+    /// Released bytes of the file are lost, and no fsync has reported it. It is kept here, since the server may be replaced
+    /// before that.
+    pub fn set_lost(&self, node: u64) {
+        if let Some(record) = self.used(node) {
+            record[word::LOST].store(1, Release);
+        }
+    }
+
+    /// Whether bytes were lost since this was asked last.
+    pub fn take_lost(&self, node: u64) -> bool {
+        self.used(node).is_some_and(|record| record[word::LOST].swap(0, AcqRel) != 0)
+    }
+
     /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
     /// may get another number. It may take long, and only look-ups of this inode wait for it.
     pub fn forget(&self, node: u64, lookups: u64, last: impl FnOnce()) -> bool {
@@ -364,6 +379,7 @@ fn fill(record: &[AtomicU64], identity: &Identity, lookups: u64) {
     record[word::INODE].store(identity.inode, Relaxed);
     record[word::FILE_TYPE].store(identity.file_type.as_raw_mode().into(), Relaxed);
     record[word::REFUSALS].store(0, Relaxed);
+    record[word::LOST].store(0, Relaxed);
     record[word::LOOKUPS].store(lookups, Relaxed);
     record[word::STATE].store(USED, Release);
 }
@@ -382,6 +398,8 @@ fn read(record: &[AtomicU64]) -> Option<Identity> {
         handle: FileHandle::new((kind >> 32) as i32, &bytes[..len])?,
     })
 }
+
+const _: () = assert!(word::HANDLE + HANDLE_BYTES.div_ceil(8) <= word::LOST, "the handle ends before it");
 
 #[cfg(test)]
 mod tests {
@@ -457,6 +475,23 @@ mod tests {
             assert!(later.join().unwrap().is_ok());
         });
         assert_eq!((nodes.get(all[0]), nodes.used_records()), (Err(Errno::STALE), 5));
+    }
+
+    #[test]
+    fn loss_is_reported_once_by_this_server_or_the_next_and_not_of_another_inode() {
+        let state = Arc::new(StateMemory::small());
+        let first = Nodes::attach(state.clone());
+        let [node, other] = [7, 8].map(|inode| first.look_up(&identity(inode)).unwrap());
+        first.set_lost(node);
+        first.set_lost(other);
+        assert!(first.forget(other, 1, || ()));
+        drop(first);
+        let next = Nodes::attach(state);
+        assert_eq!((next.take_lost(node), next.take_lost(node)), (true, false));
+        // In the record that is free.
+        let later = next.look_up(&identity(9)).unwrap();
+        assert_eq!(later as u32, other as u32);
+        assert!(!next.take_lost(later) && !next.take_lost(other));
     }
 
     #[test]

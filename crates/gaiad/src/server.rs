@@ -136,7 +136,7 @@ fn attach(link: Link, fds: Vec<OwnedFd>) -> Result<Attached, Errno> {
     let content = Arc::new(Content::attach(state.clone(), backing.clone())?);
     // The tables of maps may need a quarter of the memory, at 8 bytes a page.
     let limits = Limits { connections: clients as usize, pages: linux::total_memory() / 32 };
-    let arrivals = Arrivals::new(&state, kept, fds as usize, content.lent().devices())?;
+    let arrivals = Arrivals::new(&state, nodes.clone(), kept, fds as usize, content.lent().devices())?;
     // Before a file is used whose bytes are on their way.
     arrivals.adopt(handed, &content);
     let (shared, below) = (content.clone(), backing.clone());

@@ -62,8 +62,6 @@ pub(crate) struct File {
     counters: OnceLock<SharedCounters>,
     /// Released pages whose bytes are on their way from device memory (arrivals.rs).
     arriving: Arriving,
-    /// Such bytes were lost, which the next fsync reports.
-    lost: AtomicBool,
     lent: LentChunks,
     overwrites: Overwrites,
     small_writes: SmallWrites,
@@ -113,7 +111,6 @@ impl File {
             stuck: AtomicBool::new(false),
             counters: OnceLock::new(),
             arriving: Arriving::default(),
-            lost: AtomicBool::new(false),
             lent: LentChunks::default(),
             overwrites: Overwrites::default(),
             small_writes: SmallWrites::default(),
@@ -173,19 +170,13 @@ impl File {
         self.arriving.begin(part, pages);
     }
 
-    /// They are there; or lost, and zeros.
-    pub(crate) fn end_arrival(&self, part: u64, are_lost: bool) {
-        self.lost.fetch_or(are_lost, SeqCst);
+    /// They are there; or lost ([`crate::nodes::Nodes::set_lost`]), and zeros.
+    pub(crate) fn end_arrival(&self, part: u64) {
         self.arriving.end(part);
     }
 
     pub(crate) fn is_arriving(&self) -> bool {
         self.arriving.any()
-    }
-
-    /// Whether bytes were lost since this was asked last.
-    pub(crate) fn take_lost(&self) -> bool {
-        self.lost.swap(false, SeqCst)
     }
 
     /// WRITEs that go on without the lock.
@@ -370,6 +361,11 @@ impl Files {
 
     pub(crate) fn slots(&self) -> &Arc<Slots> {
         &self.slots
+    }
+
+    /// Whether released bytes of a file were lost since this was asked last.
+    pub(crate) fn take_lost(&self, node: u64) -> bool {
+        self.backing.nodes().take_lost(node)
     }
 
     pub(crate) fn times(&self) -> &Times {

@@ -119,9 +119,7 @@ impl Files {
                 report_not_written(file.node, error);
             }
         }
-        // A loss that no fsync has reported keeps the table.
-        let is_idle =
-            |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle() && !file.lost.load(SeqCst);
+        let is_idle = |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle();
         for file in self.all() {
             if is_idle(&file) {
                 let mut shard = write(self.shard(file.node));
