@@ -9,7 +9,7 @@
 
 use std::ffi::CStr;
 
-use zerocopy::{FromBytes, Immutable, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{self, InHeader, opcode};
 
@@ -190,6 +190,13 @@ impl<'a> Request<'a> {
         }
         let (body, extensions) = rest.split_at(end);
         Ok(Request { header, operation: Operation::parse(header.opcode, Rest(body))?, group: group(extensions) })
+    }
+
+    /// A FORGET for one of the nodes of this BATCH_FORGET, as if it had come for itself.
+    pub fn forget(&self, one: abi::ForgetOne) -> Vec<u8> {
+        let len = size_of::<InHeader>() + size_of::<abi::ForgetIn>();
+        let header = InHeader { len: len as u32, opcode: opcode::FORGET, node: one.node, extensions: 0, ..self.header };
+        [header.as_bytes(), abi::ForgetIn { lookups: one.lookups }.as_bytes()].concat()
     }
 
     /// The number of the request, the same when it is sent again.

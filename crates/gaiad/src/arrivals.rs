@@ -16,8 +16,6 @@
 //! If the device cannot give the bytes of a chunk, they are zeros from then on: the next fsync fails with EIO, once, and the
 //! log says so. What may pass is tried again for minutes before that: no memory on the device for a context, no
 //! descriptors, no process, or one that does not answer.
-//!
-//! Known flaw: a request of pages that are not there occupies a thread of the server while it waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

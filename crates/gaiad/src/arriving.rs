@@ -5,12 +5,14 @@
 //!             READ, WRITE     wait for part 8                            READ, WRITE
 //! ```
 //!
-//! What looks at bytes of pages, or frees their slots, waits for the parts that have one of these pages, and for no other.
+//! What looks at bytes of pages, or frees their slots, waits for the parts that have one of these pages, and for no other. A
+//! request of the Linux kernel does not wait here, but without a worker of the server (late.rs).
 //! A part is the range from its first page to its last one, so that there are few.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::lock::lock;
 
@@ -59,6 +61,15 @@ impl Arriving {
         let mut parts = lock(&self.parts);
         while overlaps(&parts, pages) {
             parts = self.changed.wait(parts).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Returns when a part has ended, when there is none, or after this time.
+    pub(crate) fn wait_for_change(&self, within: Duration) {
+        let _waits = self.count_waiting();
+        let parts = lock(&self.parts);
+        if !parts.is_empty() {
+            drop(self.changed.wait_timeout(parts, within).unwrap_or_else(PoisonError::into_inner));
         }
     }
 

@@ -10,7 +10,8 @@
 //!     └─────────────── files/: page table ────────────────────────┘  <── clients.rs: acquire, release
 //! ```
 //!
-//! Calls come from all handler threads at once, also for one file. None may wait for an invalidation or for a client.
+//! Calls come from all handler threads at once, also for one file. None may wait for an invalidation, for a client or for
+//! bytes from a device: the error [`ARRIVING`](crate::late::ARRIVING) says that the request is to be tried again (late.rs).
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +25,7 @@ use spinio_pagecache::{Backing as _, PAGE, ReadInto, SlotMemory, Slots, WriteFro
 use crate::backing::Backing;
 use crate::copiers::Copiers;
 use crate::file_backing::{self, FileBacking, errno};
-use crate::files::{File, Files};
+use crate::files::{File, Files, Others};
 use crate::lent::LentReads;
 use crate::slot_memory::PageSlots;
 use crate::state::StateMemory;
@@ -123,7 +124,7 @@ impl Content {
     /// may have pages of the range besides, since the file is open with O_DIRECT.
     ///
     /// # Errors
-    /// Of the backing file.
+    /// Of the backing file. [`ARRIVING`](crate::late::ARRIVING), as of all that follow.
     pub fn read(
         &self,
         node: u64,
@@ -237,12 +238,13 @@ impl Content {
     /// What was written or released before is on storage afterwards.
     ///
     /// # Errors
-    /// Of the backing file. EAGAIN: a client holds a lease on it.
-    pub fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool) -> Result<(), Errno> {
+    /// Of the backing file. Where others are not waited for, EAGAIN: a client holds a lease on it; and
+    /// [`ARRIVING`](crate::late::ARRIVING): bytes of it are on their way from a device.
+    pub(crate) fn fsync(&self, node: u64, file: BorrowedFd<'_>, data_only: bool, others: Others) -> Result<(), Errno> {
         // What has arrived is written while the rest is on its way.
         let found = self.files.hold_now(node).file().cloned();
         if let Some(found) = found {
-            self.files.write_out_to_storage(&found)?;
+            self.files.write_out_to_storage(&found, others)?;
         }
         // Also of a file that has no table any more, or not with this server.
         if self.files.take_lost(node) {
@@ -254,11 +256,19 @@ impl Content {
     /// Writes released pages of a file to the file below.
     ///
     /// # Errors
-    /// Of the backing file. EAGAIN: a client holds a lease on it.
-    pub fn write_out_node(&self, node: u64) -> Result<(), Errno> {
+    /// As of [`Content::fsync`].
+    pub(crate) fn write_out_node(&self, node: u64, others: Others) -> Result<(), Errno> {
         // Without the guard, since this may take long. A file that loses its table meanwhile has nothing to write out.
         let found = self.files.hold_now(node).file().cloned();
-        found.map_or(Ok(()), |found| self.files.write_out_now(&found))
+        found.map_or(Ok(()), |found| match others {
+            Others::Wait => self.files.write_out(&found),
+            Others::Fail => self.files.write_out_now(&found),
+        })
+    }
+
+    /// Whether [`Content::forget`] would wait for a client or a device.
+    pub fn forget_waits(&self, node: u64) -> bool {
+        self.files.forget_waits(node)
     }
 
     /// The kernel has no page of the node any more.

@@ -95,10 +95,7 @@ impl<'a> Client<'a> {
     /// Slots; if there are too few, after what was released before is written out.
     fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
         let files = self.all.content.files();
-        let slots = files.slots().stage_runs(count).or_else(|_| {
-            files.finish();
-            files.slots().stage_runs(count)
-        });
+        let slots = files.with_slots(|| files.slots().stage_runs(count));
         slots.map_err(|e| Failure::Refused(errno(&e)))
     }
 
@@ -115,15 +112,8 @@ impl<'a> Client<'a> {
         }
         self.take_from_kernel(draft.pages.pages()).map_err(|e| self.refusal(&e))?;
         injection_point!("server: release taken from the kernel");
-        let commit = match self.commit(draft) {
-            Err(pagecache::Error::NoSpace) => {
-                // Slots are freed by writing out what is released already.
-                files.finish();
-                self.commit(draft)
-            }
-            result => result,
-        }
-        .map_err(|e| self.refusal(&e))?;
+        // Slots are freed by writing out what is released already.
+        let commit = files.with_slots(|| self.commit(draft)).map_err(|e| self.refusal(&e))?;
         injection_point!("server: release committed");
         let merged = commit.merged.iter().map(|run| run.end - run.start).sum();
         self.all.count_release(commit.published, merged);

@@ -50,8 +50,9 @@ impl ReleaseMemory {
             return Err(Errno::NOSPC);
         }
         let give_up = Instant::now() + WAIT;
-        // Once: later ones are written out by timer.
-        let mut written_out = false;
+        // Each file once: later releases are written out by timer. Those that wait for a lease or a device again and again,
+        // between looks: they must not keep a release waiting for which there is memory by then.
+        let mut unwritten = None;
         let mut promised = self.lock();
         loop {
             if slots + promised.slots <= files.slots().free_slots() as u64 {
@@ -59,14 +60,16 @@ impl ReleaseMemory {
                 promised.slots += slots;
                 return Ok(Reserved { memory: self, left: slots });
             }
-            if !written_out {
+            if unwritten.as_ref().is_none_or(|left: &Vec<_>| !left.is_empty()) {
                 drop(promised);
-                files.finish();
-                written_out = true;
+                unwritten = Some(files.write_out_ready(unwritten.take().unwrap_or_else(|| files.all())));
                 promised = self.lock();
-                continue;
+                if slots + promised.slots <= files.slots().free_slots() as u64 {
+                    continue;
+                }
             }
-            if promised.releases == 0 || Instant::now() > give_up {
+            let nothing_comes = promised.releases == 0 && unwritten.as_ref().is_some_and(Vec::is_empty);
+            if nothing_comes || Instant::now() > give_up {
                 return Err(Errno::NOSPC);
             }
             promised = self.changed.wait_timeout(promised, LOOK).unwrap_or_else(PoisonError::into_inner).0;

@@ -30,10 +30,11 @@ use crate::backing::{Access, Backing};
 use crate::buffer::resident_buffer;
 use crate::clients::Clients;
 use crate::content::Content;
+use crate::files::Others;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
-use crate::late::{self, Late};
+use crate::late::{self, ARRIVING, Late};
 use crate::link::{self, Link, Message, Use};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
@@ -73,7 +74,8 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
     let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
     std::thread::scope(|scope| {
         let served_late = || {
-            let open = |node| {
+            let open = |node, within| {
+                clients.content.files().wait_for_arrival(node, within);
                 let opened = clients.backing.open_waiting(node, Access::Write);
                 // A descriptor for reading that is kept would hide that there are none.
                 let read = |error| match late::may_pass(error) {
@@ -198,11 +200,19 @@ fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, 
     Ok(taken)
 }
 
-/// Requests that have waited.
+/// Requests that have waited. Those that write all of a file come last, and wait in place: bytes that are on their way by then
+/// are not theirs, and to try again for these could go on for ever.
 fn answer_late(connection: &Connection, handlers: &Handlers, late: &Late, requests: &[Vec<u8>]) {
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let mut reply = Reply::default();
-    requests.iter().for_each(|bytes| answer(connection, handlers, late, bytes, &mut reply));
+    let writes_all = |bytes: &&Vec<u8>| {
+        let request = Request::parse(bytes);
+        request.is_ok_and(|request| matches!(request.operation, Operation::Fsync(_) | Operation::Lseek(_)))
+    };
+    let (last, first): (Vec<_>, Vec<_>) = requests.iter().partition(writes_all);
+    for bytes in first.into_iter().chain(last) {
+        answer(connection, handlers, late, bytes, &mut reply, Others::Wait);
+    }
 }
 
 fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>>, late: &Late) {
@@ -211,12 +221,12 @@ fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>
     loop {
         let taken = first.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(bytes) = taken else { break };
-        answer(connection, handlers, late, &bytes, &mut reply);
+        answer(connection, handlers, late, &bytes, &mut reply, Others::Fail);
     }
     let mut buffer = resident_buffer(REQUEST_BYTES);
     loop {
         match connection.receive(&mut buffer) {
-            Ok(Received::Request(len)) => answer(connection, handlers, late, &buffer[..len], &mut reply),
+            Ok(Received::Request(len)) => answer(connection, handlers, late, &buffer[..len], &mut reply, Others::Fail),
             Ok(Received::Nothing) => {}
             Ok(Received::Unmounted) => return,
             Err(error) => {
@@ -227,7 +237,7 @@ fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>
     }
 }
 
-fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8], reply: &mut Reply) {
+fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8], reply: &mut Reply, others: Others) {
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(_) => {
@@ -242,13 +252,26 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
     };
     injection_point!("server: request received");
     let (unique, node) = (request.header.unique, request.header.node);
+    match request.operation {
+        Operation::Forget { .. } if handlers.content().forget_waits(node) => return late.wait(node, bytes, ARRIVING),
+        Operation::BatchForget(nodes) if { nodes }.any(|one| handlers.content().forget_waits(one.node)) => {
+            // Each as a request of its own: only some of them wait.
+            let forget = |one| answer(connection, handlers, late, &request.forget(one), reply, others);
+            return nodes.for_each(forget);
+        }
+        _ => {}
+    }
     let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
-        if let Err(error) = result
-            && late::may_wait(&request.operation, error)
-        {
-            return late.wait(node, bytes, error);
-        }
+        let result = match result {
+            Err(error) if late::may_wait(&request.operation, error) => {
+                if !late.is_full(&request.operation) {
+                    return late.wait(node, bytes, error);
+                }
+                Err(Errno::NOMEM)
+            }
+            result => result,
+        };
         let sent = match result {
             Ok(reply) => connection.reply(unique, &reply.parts()),
             Err(error) => {
@@ -265,7 +288,7 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
         injection_point!("server: request answered");
     };
     // A request that panics would do so again in every new server.
-    if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, send))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, others, send))).is_err() {
         refused();
         let _ = connection.reply_error(unique, Errno::IO);
     }

@@ -30,6 +30,7 @@ use spinio_pagecache::messages::{Reply, Request};
 use crate::backing::Access;
 use crate::channel::{WITHIN, ask_while, refuse, send};
 use crate::clients::Clients;
+use crate::files::Others;
 use crate::other_mounts::other_mounts;
 use crate::status;
 use crate::supervisor::{MountError, Running, await_end, is_trusted, mount_of, mount_point, socket_of};
@@ -203,7 +204,7 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
             continue;
         }
         let opened = all.backing.open_waiting(file.node, Access::Write);
-        let written = opened.and_then(|fd| all.content.fsync(file.node, fd.as_fd(), false));
+        let written = opened.and_then(|fd| all.content.fsync(file.node, fd.as_fd(), false, Others::Wait));
         // A file that was forgotten meanwhile has written out what it had.
         if let Err(error) = written
             && !file.is_gone()

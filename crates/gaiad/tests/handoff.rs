@@ -15,13 +15,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use spinio_device::emulated::{self, Emulated};
 use spinio_device::{Device, DeviceAddr, SharedMemory, StreamId, WaitMode};
 use spinio_gaia::{Access, Map};
 use spinio_pagecache::messages::{self, HandOver, Reply, Run};
+use spinio_testkit::deadline::with_deadline;
 
 use crate::common::TestMount;
 use crate::common::gpu::{PAGE, open};
@@ -305,6 +306,108 @@ fn pages_that_were_not_handed_over_do_not_wait() {
     assert!(read(&file) == expected);
     client.map.release(3 * CHUNK as u64, (LEN - 3 * CHUNK) as u64).unwrap();
     file.sync_all().unwrap();
+}
+
+/// More requests than the server has threads wait for bytes on their way, since the device process is stopped.
+#[test]
+fn requests_of_bytes_on_their_way_stop_no_other_file() {
+    let Some((mount, file)) = mounted(Some(SLOWER), None) else { return };
+    let other = mount.dir.join("other");
+    std::fs::write(&other, [5; PAGE]).unwrap();
+    let client = Client::new(&file);
+    assert!(client.release(70), "{:?}", client.map.info());
+    let of_server = || device_process(mount.server());
+    let device_process = of_server().unwrap();
+    kill_process(device_process, Signal::STOP).unwrap();
+    let workers = std::thread::available_parallelism().map_or(4, |n| n.get() * 2).clamp(4, 64);
+    let mut expected = content(70);
+    let shared = &file;
+    std::thread::scope(|threads| {
+        let readers: Vec<_> = (0..2 * workers)
+            .map(|n| {
+                threads.spawn(move || {
+                    let (at, mut page) = (n * (LEN / PAGE / (2 * workers)) * PAGE, [0; PAGE]);
+                    shared.read_exact_at(&mut page, at as u64).unwrap();
+                    (at, page)
+                })
+            })
+            .collect();
+        let others: [Box<dyn Fn() + Send>; 4] = [
+            Box::new(|| shared.sync_all().unwrap()),
+            Box::new(|| assert_eq!(rustix::fs::seek(shared, SeekFrom::Hole(0)), Ok(LEN as u64))),
+            Box::new(|| {
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(shared, punch, LEN as u64, PAGE as u64).unwrap();
+            }),
+            Box::new(|| shared.set_len(LEN as u64).unwrap()),
+        ];
+        let others = others.map(|call| threads.spawn(call));
+        std::thread::sleep(Duration::from_millis(500));
+        with_deadline("requests of another file", || {
+            for round in 0..5 {
+                let other = open(&other);
+                other.write_all_at(&[round], 1).unwrap();
+                other.sync_all().unwrap();
+                let mut byte = [0];
+                rustix::io::pread(&other, &mut byte, 1).unwrap();
+                assert_eq!(byte, [round]);
+                std::fs::remove_file(mount.dir.join("made")).err();
+                std::fs::write(mount.dir.join("made"), [round]).unwrap();
+            }
+        });
+        assert_eq!(of_server(), Some(device_process), "not after the server has given up on it");
+        assert!(!readers.iter().all(std::thread::ScopedJoinHandle::is_finished), "nothing was on its way any more");
+        kill_process(device_process, Signal::CONT).unwrap();
+        for reader in readers {
+            let (at, page) = reader.join().unwrap();
+            assert!(page == expected[at..at + PAGE], "{at}");
+        }
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+    // Written by a program while they are on their way: later than the release.
+    assert!(client.release(71), "{:?}", client.map.info());
+    expected = content(71);
+    file.write_all_at(&[9; 10], CHUNK as u64).unwrap();
+    expected[CHUNK..CHUNK + 10].fill(9);
+    file.sync_all().unwrap();
+    assert!(read(&file) == expected);
+    // The kernel forgets the node while bytes of it are on their way.
+    assert!(client.release(72), "{:?}", client.map.info());
+    drop((client, file));
+    std::fs::remove_file(mount.dir.join("file")).unwrap();
+    assert_eq!(std::fs::read(&other).unwrap()[1], 4);
+    assert_eq!(mount.servers(), 1);
+    mount.unmount();
+}
+
+/// Memory for a release comes from another file, although that of a third one is not there yet.
+#[test]
+fn release_that_lacks_memory_does_not_wait_for_bytes_of_another_file() {
+    let Some((mount, file)) = mounted(Some(SLOWER), Some(2 * LEN)) else { return };
+    let first = Client::new(&file);
+    assert!(first.release(80), "{:?}", first.map.info());
+    let of_server = || device_process(mount.server());
+    let device_process = of_server().unwrap();
+    kill_process(device_process, Signal::STOP).unwrap();
+    let others = ["second", "third"].map(|name| {
+        std::fs::write(mount.dir.join(name), vec![1; LEN]).unwrap();
+        let file = open(&mount.dir.join(name));
+        (Client::new(&file), file)
+    });
+    with_deadline("releases of other files", || {
+        for (seed, (client, _)) in (81..).zip(&others) {
+            client.map.overwrite(0, LEN as u64).unwrap();
+            client.store(0, &content(seed));
+            let most = 3 * CHUNK as u64;
+            assert_eq!(client.map.release(0, most).unwrap(), most);
+        }
+    });
+    assert_eq!(of_server(), Some(device_process), "not after the server has given up on it");
+    kill_process(device_process, Signal::CONT).unwrap();
+    for (seed, (_, file)) in (81..).zip(&others) {
+        assert!(read(file)[..3 * CHUNK] == content(seed)[..3 * CHUNK]);
+    }
+    assert!(read(&file) == content(80));
 }
 
 /// Once some have arrived, with the device process stopped.

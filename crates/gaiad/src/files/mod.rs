@@ -14,7 +14,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use spinio_pagecache::change_counters::{self, FILE_WORDS};
@@ -27,6 +27,7 @@ use crate::arriving::Arriving;
 use crate::backing::{Access, Backing};
 use crate::file_backing::{FileBacking, errno};
 use crate::invalidator::Invalidator;
+use crate::late::ARRIVING;
 use crate::lent::chunks::LentChunks;
 use crate::lock::lock;
 use crate::overwrites::Overwrites;
@@ -34,6 +35,8 @@ use crate::report::report;
 use crate::shared_counters::SharedCounters;
 use crate::small_writes::SmallWrites;
 use crate::times::Times;
+
+pub(crate) use write_out::Others;
 
 /// Files of one shard wait for each other only while a table is made.
 const SHARDS: usize = 64;
@@ -386,39 +389,41 @@ impl Files {
         &self.shards[node as usize % SHARDS]
     }
 
-    /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it.
+    /// Runs a call on a file that is held. `None` from the call: a release has begun to hand over pages meanwhile. Nothing is
+    /// waited for here: other files of the shard would, too, and there are few workers.
     ///
-    /// The bytes of these pages are there, unless a release has just begun to hand some over.
-    fn hold(&self, node: u64, pages: &Range<u64>) -> Held<'_> {
-        loop {
-            let held = self.hold_now(node);
-            match held.file().filter(|file| file.arriving.has(pages)).cloned() {
-                Some(file) => {
-                    // Without the shard, which other files need.
-                    drop(held);
-                    file.arriving.wait(pages);
-                }
-                None => return held,
-            }
-        }
-    }
-
-    /// Runs a call on a file that is held. If the call returns `None`, a release has begun to hand over pages meanwhile, and
-    /// it is repeated when their bytes are there. It must not wait for them itself: other files of the shard would, too.
+    /// # Errors
+    /// [`ARRIVING`]: bytes of these pages are on their way; the request is tried again when they are there (late.rs).
     pub(crate) fn with<T>(
         &self,
         node: u64,
         pages: &Range<u64>,
-        mut call: impl FnMut(Option<&Arc<File>>) -> Result<Option<T>, Errno>,
+        call: impl FnOnce(Option<&Arc<File>>) -> Result<Option<T>, Errno>,
     ) -> Result<T, Errno> {
-        loop {
-            if let Some(done) = call(self.hold(node, pages).file())? {
-                return Ok(done);
-            }
+        let held = self.hold_now(node);
+        if held.file().is_some_and(|file| file.arriving.has(pages)) {
+            return Err(ARRIVING);
+        }
+        call(held.file())?.ok_or(ARRIVING)
+    }
+
+    /// Whether the end of a node would wait for bytes on their way, or for a client with a lease.
+    pub(crate) fn forget_waits(&self, node: u64) -> bool {
+        let Some(file) = self.hold_now(node).file().cloned() else { return false };
+        let is_leased = || self.backing.open(node, Access::Write).err() == Some(Errno::AGAIN);
+        file.is_arriving() || file.pages_now().dirty().next().is_some() && is_leased()
+    }
+
+    /// Returns when bytes of the file have arrived, if some are on their way, or after this time.
+    pub(crate) fn wait_for_arrival(&self, node: u64, within: Duration) {
+        let file = self.hold_now(node).file().cloned();
+        if let Some(file) = file {
+            file.arriving.wait_for_change(within);
         }
     }
 
-    /// [`Files::hold`] of a file whose bytes may be on their way.
+    /// A guard to be held during a request: meanwhile the file of the node neither gets a table nor loses it. Its bytes may be
+    /// on their way.
     pub(crate) fn hold_now(&self, node: u64) -> Held<'_> {
         Held { shard: read(self.shard(node)), node }
     }
@@ -438,11 +443,11 @@ impl Files {
         self.shards.iter().flat_map(|shard| read(shard).values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// The kernel has forgotten a node: it has none of its pages.
+    /// The kernel has forgotten a node: it has none of its pages. Waits for bytes on their way, and for a lease.
     pub(crate) fn forget(&self, node: u64) {
-        if self.hold(node, &ALL).file().is_none() {
-            return self.times.forget(node);
-        }
+        let file = self.hold_now(node).file().cloned();
+        let Some(file) = file else { return self.times.forget(node) };
+        file.arriving.wait(&ALL);
         // The kernel has no open descriptor of it, so no client can come, and those that are still there have died.
         let Some(file) = write(self.shard(node)).remove(&node) else { return };
         file.gone.store(true, SeqCst);

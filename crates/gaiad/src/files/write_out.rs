@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use spinio_pagecache::offset_of;
@@ -12,6 +13,7 @@ use spinio_sys::{injection_point, linux};
 use super::{File, Files, write};
 use crate::backing::Access;
 use crate::file_backing::{FileBacking, errno};
+use crate::late::ARRIVING;
 use crate::lock::lock;
 use crate::report::report;
 use crate::small_writes;
@@ -21,34 +23,42 @@ const WRITE_OUT: usize = 128;
 /// Pages that storage gets in one go: 8 MiB.
 const TO_STORAGE: u64 = 2048;
 
-/// What happens where a client holds a lease on the file below, so that it cannot be opened for writing for up to 45 s.
+/// How long a call that lacks slots is repeated while files cannot be written yet, and the pauses.
+const SHORTAGE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What happens where a client holds a lease on the file below, so that it cannot be opened for writing for up to 45 s, or
+/// where bytes are on their way from a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lease {
+pub(crate) enum Others {
     Wait,
-    /// With EAGAIN.
+    /// With EAGAIN, or [`ARRIVING`].
     Fail,
 }
 
 impl Files {
     /// Writes all pages released before to the file below the mount; also, if some of them cannot be written, the others.
-    /// Waits for a lease on that file.
+    /// Waits for a lease on that file, and for bytes on their way.
     pub(crate) fn write_out(&self, file: &File) -> Result<(), Errno> {
-        self.write_out_then(file, Lease::Wait, |_, _| ())
+        self.write_out_then(file, Others::Wait, |_, _| ())
     }
 
-    /// The same without that.
+    /// The same without that: what is there is written.
     ///
     /// # Errors
-    /// EAGAIN: there is a lease.
+    /// EAGAIN: there is a lease. [`ARRIVING`]: some bytes are on their way.
     pub(crate) fn write_out_now(&self, file: &File) -> Result<(), Errno> {
-        self.write_out_then(file, Lease::Fail, |_, _| ())
+        self.write_out_then(file, Others::Fail, |_, _| ())
     }
 
     /// That for a caller that will wait until they are on storage: of many pages, storage gets the first ones while the
     /// others are written to the file.
-    pub(crate) fn write_out_to_storage(&self, file: &File) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// As of [`Files::write_out_now`], if others are not waited for.
+    pub(crate) fn write_out_to_storage(&self, file: &File, others: Others) -> Result<(), Errno> {
         let mut waiting: Option<Range<u64>> = None;
-        self.write_out_then(file, Lease::Fail, |fd, pages| {
+        self.write_out_then(file, others, |fd, pages| {
             let from = waiting.take().map_or(pages.start, |waiting| waiting.start);
             if pages.end - from < TO_STORAGE {
                 waiting = Some(from..pages.end);
@@ -63,19 +73,19 @@ impl Files {
     fn write_out_then(
         &self,
         file: &File,
-        lease: Lease,
+        others: Others,
         mut written: impl FnMut(BorrowedFd<'_>, Range<u64>),
     ) -> Result<(), Errno> {
         *lock(&file.dirty_since) = None;
-        // Also those whose bytes are on their way: the first ones are written while the others arrive.
+        // Also those whose bytes are on their way: those that are there are written while the others arrive.
         let dirty: Vec<u64> = file.pages_now().dirty().collect();
         if dirty.is_empty() {
             file.stuck.store(false, SeqCst);
             return Ok(());
         }
-        let opened = match lease {
-            Lease::Wait => self.backing.open_waiting(file.node, Access::Write),
-            Lease::Fail => self.backing.open(file.node, Access::Write),
+        let opened = match others {
+            Others::Wait => self.backing.open_waiting(file.node, Access::Write),
+            Others::Fail => self.backing.open(file.node, Access::Write),
         };
         if opened.as_ref().err() == Some(&Errno::AGAIN) {
             // It is broken by now, and will end.
@@ -88,7 +98,13 @@ impl Files {
                 let chunks = dirty.chunks(WRITE_OUT);
                 let write = |chunk: &[u64]| {
                     let all = chunk.first().map_or(0..0, |first| *first..chunk.last().map_or(*first, |last| last + 1));
-                    let done = file.pages_to_change(&all).write_out(&backing, chunk).map_err(|e| errno(&e));
+                    let done = {
+                        let mut table = match others {
+                            Others::Wait => file.pages_to_change(&all),
+                            Others::Fail => file.pages_to_change_if_there(&all).ok_or(ARRIVING)?,
+                        };
+                        table.write_out(&backing, chunk).map_err(|e| errno(&e))
+                    };
                     injection_point!("server: released pages written");
                     if let [first, .., last] = chunk {
                         written(fd.as_fd(), *first..*last + 1);
@@ -98,7 +114,7 @@ impl Files {
                 chunks.map(write).fold(Ok(()), Result::and)
             })
         });
-        file.stuck.store(result.is_err(), SeqCst);
+        file.stuck.store(result.is_err() && !waits(&result), SeqCst);
         if result.is_err() {
             file.mark_dirty();
         }
@@ -108,17 +124,8 @@ impl Files {
     /// Writes out files with pages that were released before this age, or all; drops tables that no client needs.
     pub(crate) fn write_out_older(&self, age: Duration) {
         let is_old = |file: &File| lock(&file.dirty_since).is_some_and(|since| since.elapsed() >= age);
-        // A file whose bytes are on their way is written out the next time: other files do not wait for it.
-        // Nor do they wait for a lease.
-        for file in self.all() {
-            if is_old(&file)
-                && !file.is_arriving()
-                && let Err(error) = self.write_out_now(&file)
-                && error != Errno::AGAIN
-            {
-                report_not_written(file.node, error);
-            }
-        }
+        // A file whose bytes are on their way is written out the next time: other files do not wait for it. Nor for a lease.
+        self.write_out_ready(self.all().into_iter().filter(|file| is_old(file) && !file.is_arriving()).collect());
         let is_idle = |file: &File| file.users.load(SeqCst) == 0 && file.pages_now().is_idle();
         for file in self.all() {
             if is_idle(&file) {
@@ -143,7 +150,48 @@ impl Files {
         }
     }
 
-    /// Writes out everything, also what another thread has begun to write out.
+    /// Writes out files as far as that can be done now, and returns those of which something waits for a lease or for bytes on
+    /// their way: those of one user must not keep others waiting.
+    pub(crate) fn write_out_ready(&self, files: Vec<Arc<File>>) -> Vec<Arc<File>> {
+        let has_more = |file: &Arc<File>| {
+            let written = self.write_out_now(file);
+            if let Err(error) = written
+                && !waits(&written)
+            {
+                report_not_written(file.node, error);
+            }
+            waits(&written)
+        };
+        files.into_iter().filter(has_more).collect()
+    }
+
+    /// Repeats a call that finds too few slots after what was released before is written out; while files wait for a lease or
+    /// for bytes on their way, for some time.
+    pub(crate) fn with_slots<T>(
+        &self,
+        mut call: impl FnMut() -> spinio_pagecache::Result<T>,
+    ) -> spinio_pagecache::Result<T> {
+        let (begun, mut waiting) = (Instant::now(), None);
+        loop {
+            match call() {
+                Err(spinio_pagecache::Error::NoSpace) => {}
+                done => return done,
+            }
+            let files = match waiting.take() {
+                None => self.all(),
+                Some(files) if Vec::is_empty(&files) || begun.elapsed() > SHORTAGE => {
+                    return Err(spinio_pagecache::Error::NoSpace);
+                }
+                Some(files) => {
+                    std::thread::sleep(LOOK);
+                    files
+                }
+            };
+            waiting = Some(self.write_out_ready(files));
+        }
+    }
+
+    /// Writes out everything, also what another thread has begun to write out. Waits for leases and bytes on their way.
     pub(crate) fn finish(&self) {
         for file in self.all() {
             if let Err(error) = self.write_out(&file) {
@@ -151,6 +199,11 @@ impl Files {
             }
         }
     }
+}
+
+/// Whether released pages could not be written because something else is waited for.
+fn waits(written: &Result<(), Errno>) -> bool {
+    matches!(written, Err(Errno::AGAIN | ARRIVING))
 }
 
 fn report_not_written(node: u64, error: Errno) {

@@ -14,6 +14,7 @@ use spinio_sys::injection_point;
 
 use super::{Handlers, Reply, Result};
 use crate::backing::Access;
+use crate::files::Others;
 use crate::late;
 use crate::report::report;
 
@@ -87,10 +88,10 @@ impl Handlers {
         Ok(())
     }
 
-    pub(super) fn fsync(&self, node: u64, args: &FsyncIn) -> Result<()> {
+    pub(super) fn fsync(&self, node: u64, args: &FsyncIn, others: Others) -> Result<()> {
         // Any descriptor of the file will do; one for writing if it is kept.
         let file = self.backing.open(node, Access::Read)?;
-        self.content.fsync(node, file.as_fd(), args.flags & FSYNC_DATA_ONLY != 0)?;
+        self.content.fsync(node, file.as_fd(), args.flags & FSYNC_DATA_ONLY != 0, others)?;
         injection_point!("server: fsync executed");
         Ok(())
     }

@@ -33,6 +33,7 @@ use crate::backing::Backing;
 use crate::buffer::resident_buffer;
 use crate::clients::Clients;
 use crate::content::Content;
+use crate::files::Others;
 use crate::journal::{Journal, Past};
 use crate::nodes::Nodes;
 use crate::seek::{self, Seek, Seeker};
@@ -129,8 +130,14 @@ impl Handlers {
     }
 
     /// Executes a request. The reply is sent by `send`, which is given the reply or an error, and not called for
-    /// requests without a reply.
-    pub fn handle(&self, request: &Request<'_>, reply: &mut Reply, send: impl FnOnce(Result<&Reply>)) {
+    /// requests without a reply. `others`: whether a request that writes all of a file waits for clients and devices.
+    pub(crate) fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+        others: Others,
+        send: impl FnOnce(Result<&Reply>),
+    ) {
         reply.clear();
         if !names::is_journaled(&request.operation) {
             let result = match request.operation {
@@ -143,7 +150,7 @@ impl Handlers {
                         Err(error) => Err(error),
                     }
                 }
-                _ => self.execute(request, reply),
+                _ => self.execute(request, reply, others),
             };
             if !request.operation.has_no_reply() {
                 send(result.map(|()| &*reply));
@@ -180,7 +187,7 @@ impl Handlers {
         drop(entry);
     }
 
-    fn execute(&self, request: &Request<'_>, reply: &mut Reply) -> Result<()> {
+    fn execute(&self, request: &Request<'_>, reply: &mut Reply, others: Others) -> Result<()> {
         let node = request.header.node;
         match request.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply),
@@ -200,7 +207,7 @@ impl Handlers {
             Operation::Open(args) => self.open(node, &args, reply),
             Operation::Read(args) => self.read(node, &args, reply),
             Operation::Write { args, data } => self.write(node, &args, data, reply),
-            Operation::Fsync(args) => self.fsync(node, &args),
+            Operation::Fsync(args) => self.fsync(node, &args, others),
             Operation::Fallocate(args) => self.fallocate(node, &args),
             Operation::Opendir(_) => {
                 reply.push(&abi::OpenOut::default());
@@ -212,7 +219,7 @@ impl Handlers {
             Operation::Getxattr { size, name } => self.getxattr(node, name, size, reply),
             Operation::Listxattr { size } => self.listxattr(node, request.header.uid, size, reply),
             Operation::Lseek(args) => {
-                reply.push(&abi::LseekOut { offset: seek::seek(&self.clients, node, &args)? });
+                reply.push(&abi::LseekOut { offset: seek::seek(&self.clients, node, &args, others)? });
                 Ok(())
             }
             Operation::Release(args) => {
