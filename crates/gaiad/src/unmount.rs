@@ -30,6 +30,7 @@ use spinio_pagecache::messages::{Reply, Request};
 use crate::backing::Access;
 use crate::channel::{WITHIN, ask_while, refuse, send};
 use crate::clients::Clients;
+use crate::explain;
 use crate::files::Others;
 use crate::other_mounts::other_mounts;
 use crate::status;
@@ -64,7 +65,10 @@ pub fn unmount(directory: &Path) -> Result<(), MountError> {
     let supervisor = Running::of(&entry);
     mount::unmount(&point).map_err(|e| {
         if e.is_busy() {
-            return error("in use; `fuser -vm` or `lsof +f --` names the programs".into());
+            return error(match daemon.maps() {
+                Some(maps) => format!("in use: {maps}"),
+                None => "in use; `fuser -vm` or `lsof +f --` names the programs".into(),
+            });
         }
         error(format!("cannot unmount: {e}"))
     })?;
@@ -165,18 +169,37 @@ impl Daemon<'_> {
             Err(Errno::AGAIN) => return Err(self.is_silent()),
             Err(_) => return Ok(()),
         };
-        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(point) = rustix::fs::open(self.point, directory, Mode::empty()) else { return Ok(()) };
         for file in status.files.iter().filter(|file| file.dirty > 0) {
-            let name = OsStr::from_bytes(below(file.path.as_bytes()));
-            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            // Users may have put links on the way, or mounts: root opens nothing that is not of this mount.
-            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-            let Ok(opened) = rustix::fs::openat2(&point, name, flags, Mode::empty(), resolve) else { continue };
-            let failed = |error| not_written(&self.point.join(name), file.dirty, error);
+            let Some(opened) = self.open(file) else { continue };
+            let failed = |error| not_written(&path_below(self.point, file.path.as_bytes()), file.dirty, error);
             rustix::fs::fsync(&opened).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Opens a file that the server has named.
+    fn open(&self, file: &status::FileStatus) -> Option<OwnedFd> {
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let point = rustix::fs::open(self.point, directory, Mode::empty()).ok()?;
+        let name = OsStr::from_bytes(below(file.path.as_bytes()));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // Users may have put links on the way, or mounts: root opens nothing that is not of this mount.
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        rustix::fs::openat2(&point, name, flags, Mode::empty(), resolve).ok()
+    }
+
+    /// What keeps the mount in use and is named by no tool that looks at the descriptors of processes: those of maps are in
+    /// tables of their own.
+    fn maps(&self) -> Option<String> {
+        let status = status::status_at(self.socket, self.within).ok()?;
+        let file = status.files.iter().find(|file| file.maps > 0)?;
+        let maps: u64 = status.files.iter().map(|file| file.maps).sum();
+        let path = path_below(self.point, file.path.as_bytes());
+        let explained = self.open(file).and_then(|opened| explain::explain(&opened.into()).ok().flatten());
+        let holder = explained.and_then(|explained| explained.holders.first().copied());
+        let process = holder.map(|holder| format!(" by process {}", holder.pid)).unwrap_or_default();
+        let (s, first) = if maps == 1 { ("", "") } else { ("s", ", the first one") };
+        Some(format!("{maps} map{s} of GPU programs{first} of {}{process}", path.display()))
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use common::gpu::{Gpu, PAGE, open};
 use common::{FAILURES, TestMount, is_root, unavailable};
 use spinio_fuse::mount::mount_at;
 use spinio_gaiad::{Supervisor, connection_of, unmount};
@@ -63,6 +64,21 @@ fn second_mount_and_busy_unmount_are_refused() {
     let (below, _root) = mount.unmount();
     assert_ne!(identity(&socket), made);
     assert!(below.join("file").exists());
+}
+
+/// The descriptor of a map is in no table that `fuser` or `lsof` looks at.
+#[test]
+fn map_that_keeps_the_mount_in_use_is_named() {
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGE]).unwrap()) else { return };
+    let file = open(&mount.dir.join("file"));
+    let gpu = Gpu::new(&file, 1);
+    drop(file);
+    let refused = unmount(&mount.dir).unwrap_err().to_string();
+    let path = mount.dir.join("file");
+    let wanted = format!("in use: 1 map of GPU programs of {} by process {}", path.display(), std::process::id());
+    assert!(refused.ends_with(&wanted), "{refused}");
+    drop(gpu);
+    mount.unmount();
 }
 
 /// Stopped while a program has a file open: no new program sees the mount, this one loses nothing.
