@@ -6,8 +6,8 @@
 //!                           ├── WriteOut > unmount.rs   writes it to the files
 //!                           └── Explain ─> explain.rs   where the pages of a file are
 //!   gaia-settle     once: invalidates what releases of an earlier server have left
-//!   gaia-writeout   every second: writes released pages to their files
-//!   gaia-folios     every second: splits large folios to which few pages at a time are written
+//!   gaia-writeout   every second, as long as a file is mapped or has released pages: writes these to their files
+//!   gaia-folios     every second then: splits large folios to which few pages at a time are written
 //!   gaia-prune      where there are many: makes the kernel forget nodes
 //! ```
 
@@ -39,6 +39,7 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
     let content = all.content.clone();
     spawn("gaia-writeout", move || {
         loop {
+            content.files().wait_for_some();
             std::thread::sleep(WRITE_OUT_EVERY);
             content.write_out();
         }
@@ -46,6 +47,7 @@ pub(crate) fn start(all: &Arc<Clients>, listener: OwnedFd) -> Result<(), Errno> 
     let content = all.content.clone();
     spawn("gaia-folios", move || {
         loop {
+            content.files().wait_for_some();
             std::thread::sleep(WRITE_OUT_EVERY);
             content.files().split_folios();
         }

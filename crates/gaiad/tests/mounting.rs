@@ -10,6 +10,7 @@ use common::gpu::{Gpu, PAGE, open};
 use common::{FAILURES, TestMount, is_root, unavailable};
 use spinio_fuse::mount::mount_at;
 use spinio_gaiad::{Supervisor, connection_of, unmount};
+use spinio_testkit::eventually;
 
 #[test]
 fn server_role() {
@@ -79,6 +80,36 @@ fn map_that_keeps_the_mount_in_use_is_named() {
     assert!(refused.ends_with(&wanted), "{refused}");
     drop(gpu);
     mount.unmount();
+}
+
+/// Times that threads of a process have waited for something.
+fn waits(process: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let status = threads.filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("status")).ok());
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or_default()
+    };
+    status.map(count).sum()
+}
+
+#[test]
+fn daemon_without_work_never_wakes_up() {
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGE]).unwrap()) else { return };
+    let rests = || {
+        let daemon = || [mount.server(), mount.supervisor(), mount.invalidator()].map(waits);
+        let before = daemon();
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        daemon() == before
+    };
+    eventually("a daemon without maps rests", rests);
+    let file = open(&mount.dir.join("file"));
+    let gpu = Gpu::new(&file, 1);
+    gpu.epoch(1, 7);
+    drop((gpu, file));
+    eventually("a daemon whose last map has ended rests", rests);
+    let (below, _root) = mount.unmount();
+    assert_eq!(std::fs::read(below.join("file")).unwrap(), [7; PAGE]);
 }
 
 /// Stopped while a program has a file open: no new program sees the mount, this one loses nothing.

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -274,6 +274,9 @@ pub(crate) struct Files {
     owners: AtomicU64,
     nonce: u64,
     times: Times,
+    /// Whether a file may have a table, for threads that have nothing to do otherwise.
+    any: Mutex<bool>,
+    some: Condvar,
 }
 
 /// A file during a request, with or without a table.
@@ -323,7 +326,8 @@ impl Files {
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
         let nonce = u64::from_ne_bytes(nonce);
-        let files = Files { slots, backing, shards, owners: 1.into(), nonce, times: Times::default() };
+        let (times, any, some) = (Times::default(), Mutex::new(!recovered.is_empty()), Condvar::new());
+        let files = Files { slots, backing, shards, owners: 1.into(), nonce, times, any, some };
         // All leases are broken at the same time: each takes up to 45 s.
         for recovered in &recovered {
             let _ = files.backing.open(recovered.file(), Access::Write);
@@ -435,7 +439,28 @@ impl Files {
         let make = || Arc::new(File::new(node, FilePages::new(self.slots.clone(), node, KernelPages::Any, 0)));
         let file = shard.entry(node).or_insert_with(make).clone();
         file.users.fetch_add(1, SeqCst);
+        drop(shard);
+        let mut any = lock(&self.any);
+        if !*any {
+            *any = true;
+            self.some.notify_all();
+        }
+        drop(any);
         Use(file)
+    }
+
+    /// Returns when a file has a table. Without one nothing is released or counted, and the threads that look every second
+    /// need not.
+    pub(crate) fn wait_for_some(&self) {
+        let any = lock(&self.any);
+        drop(self.some.wait_while(any, |any| !*any).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Notes that no file has a table, if it is so.
+    fn note_none(&self) {
+        let mut any = lock(&self.any);
+        // With the lock: a file that gets a table after this look sets it afterwards.
+        *any = self.shards.iter().any(|shard| !read(shard).is_empty());
     }
 
     /// Those with a table.

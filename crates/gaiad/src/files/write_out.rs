@@ -136,6 +136,7 @@ impl Files {
                 }
             }
         }
+        self.note_none();
     }
 
     /// Splits large folios of files below the mount to which few pages at a time are written.
