@@ -93,11 +93,11 @@ impl Clients {
     ///
     /// # Errors
     /// EPROTONOSUPPORT: the Linux kernel's write-back outlives the page, so that CPU stores would be lost.
-    pub(crate) fn ticket(&self, node: u64, access: Access) -> Result<TicketReply, Errno> {
+    pub(crate) fn ticket(&self, node: u64, access: Access, user: u32) -> Result<TicketReply, Errno> {
         if !self.waits_for_writeback {
             return Err(Errno::PROTONOSUPPORT);
         }
-        let ticket = self.tickets.give(Grant { node, access })?;
+        let ticket = self.tickets.give(Grant { node, access }, user)?;
         TicketReply::new(ticket, &self.path).ok_or(Errno::NAMETOOLONG)
     }
 

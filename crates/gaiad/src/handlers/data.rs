@@ -97,7 +97,7 @@ impl Handlers {
     }
 
     /// The ticket of a client, or whether a write has failed; all other calls are unknown.
-    pub(super) fn ioctl(&self, node: u64, args: &IoctlIn, reply: &mut Reply) -> Result<()> {
+    pub(super) fn ioctl(&self, node: u64, user: u32, args: &IoctlIn, reply: &mut Reply) -> Result<()> {
         if args.command == REFUSALS_IOCTL && args.out_size as usize >= REFUSALS_REPLY {
             reply.push(&IoctlOut::default());
             reply.head.extend_from_slice(&self.nodes.refusals(node).to_ne_bytes());
@@ -115,7 +115,7 @@ impl Handlers {
         if self.nodes.get(node)?.file_type != FileType::RegularFile {
             return Err(Errno::NOTTY);
         }
-        let ticket = self.clients.ticket(node, access)?;
+        let ticket = self.clients.ticket(node, access, user)?;
         injection_point!("server: ticket made");
         reply.push(&IoctlOut::default());
         reply.head.extend_from_slice(&ticket.to_bytes());

@@ -233,7 +233,7 @@ impl Handlers {
             }
             // No state to release.
             Operation::Releasedir(_) | Operation::Destroy => Ok(()),
-            Operation::Ioctl { args, .. } => self.ioctl(node, &args, reply),
+            Operation::Ioctl { args, .. } => self.ioctl(node, request.header.uid, &args, reply),
             // ENOSYS, with the meaning 'do not ask again':
             // - FLUSH: nothing to do at close; the kernel has written back before it.
             // - INTERRUPT: ignored.
