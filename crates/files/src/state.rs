@@ -32,7 +32,7 @@ use spinio_transfer::Mapping;
 use crate::block_stack::BlockStackCache;
 use crate::prefault_state::PrefaultState;
 use crate::residency::{self, ResidencyAccess};
-use crate::ring_slot::RingSlot;
+use crate::ring_slot::{RingSlot, is_issued_at_once};
 use crate::stripes::FileStripes;
 
 const SEEK_END: i32 = 2;
@@ -102,6 +102,11 @@ pub fn share_key(stat: &Stat) -> ShareKey {
 }
 
 impl FileState {
+    /// Whether it is on a disk of this machine, which answers; anything else may be on a server that does not.
+    pub fn is_on_local_disk(&self) -> bool {
+        is_issued_at_once(self.file_system)
+    }
+
     /// Opens the shadow descriptors. Runs on a shadow worker.
     pub(crate) fn open(
         sys: &dyn Syscalls,

@@ -47,7 +47,8 @@ impl Drop for HungServer {
     }
 }
 
-fn threads_in_pread() -> usize {
+/// Threads of this process that wait in a positioned read.
+pub fn threads_in_pread() -> usize {
     let call = format!("{} ", libc::SYS_pread64);
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     threads.filter(|t| std::fs::read_to_string(t.path().join("syscall")).is_ok_and(|s| s.starts_with(&call))).count()

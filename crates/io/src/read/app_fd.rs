@@ -5,12 +5,12 @@
 
 use std::time::Instant;
 
-use spinio_device::{StreamId, StreamOrder, Target, WaitMode};
+use spinio_device::{Device, DeviceError, FenceGuard, StreamId, StreamOrder, Target, WaitMode};
 use spinio_plan::{Reason, Route};
 use spinio_sys::linux::{self, Fd};
 
 use crate::ctx::Reader;
-use crate::read::app_fd_calls::{hold_signals, read_fd, release_offset};
+use crate::read::app_fd_calls::{hold_signals, read_fd, release_offset, share_key_unless};
 use crate::read::cpu_store;
 use spinio_files::SameFile;
 use spinio_host::{deliver_now, is_cancelled};
@@ -49,16 +49,19 @@ impl AppFdRead {
             return self.blocking(ctx);
         }
         // Declared first, released last, as in large.rs.
-        let _held = hold_signals(ctx, self.fd);
+        let held = hold_signals(ctx, self.fd);
+        let share_key = share_key_unless(ctx, self.fd, held.is_some());
         let fail = |e| Error::device(e, "read", self.at.unwrap_or(0), self.len as u64);
         let staging = match self.stream {
             Some(_) => ctx.bounce.stream(device),
             None => ctx.bounce.sync(device),
         };
-        let stream = match self.stream {
-            Some(stream) => StreamOrder::explicit(device, stream),
-            None => StreamOrder::after_app(device).map_err(fail)?,
+        let order = match self.stream {
+            Some(_) => None,
+            None => device.app_stream().fence(device).map_err(fail)?,
         };
+        // Acquired when there is something to copy: there are few, and a server may not answer.
+        let mut stream = None;
         let mut done = 0;
         let mut ended = Ok(());
         let file = SameFile::of(ctx.files.sys(), self.fd);
@@ -66,6 +69,7 @@ impl AppFdRead {
             linux::deliver_default_signals();
             let started = Instant::now();
             let want = (self.len - done).min(BUFFER_SIZE);
+            let share = share_key.map(|key| staging.share(key));
             let buffer = match self.stream.map_or(Ok(None), |_| staging.try_acquire(Policy::UpToTwiceLimit)) {
                 Ok(Some(buffer)) => Ok(buffer),
                 _ => staging.acquire(),
@@ -79,7 +83,9 @@ impl AppFdRead {
             };
             let at = self.at.map(|at| at + done as u64);
             // SAFETY: a bounce buffer has `BUFFER_SIZE` bytes.
-            let got = match unsafe { read_fd(ctx, Route::Copy, self.fd, at, buffer.ptr(), want) } {
+            let got = unsafe { read_fd(ctx, Route::Copy, self.fd, at, buffer.ptr(), want) };
+            drop(share);
+            let got = match got {
                 Ok(got) => got,
                 Err(e) => {
                     staging.release(buffer);
@@ -96,9 +102,12 @@ impl AppFdRead {
                 break;
             }
             let reason = if buffer.pinned { self.reason } else { Reason::NoPinnedMemory };
-            // SAFETY: the buffer is released after the copy; the bytes lie inside the allocation.
-            match unsafe { device.copy_in(stream.id(), self.to.addr.offset(done as u64), buffer.ptr(), got) } {
-                Ok(()) => staging.release_after(buffer, stream.id()),
+            let copied = self.open_stream(device, &mut stream, order.as_ref()).and_then(|id| {
+                // SAFETY: the buffer is released after the copy; the bytes lie inside the allocation.
+                unsafe { device.copy_in(id, self.to.addr.offset(done as u64), buffer.ptr(), got) }.map(|()| id)
+            });
+            match copied {
+                Ok(id) => staging.release_after(buffer, id),
                 Err(e) => {
                     // Earlier copies are waited for below, and reported.
                     staging.release(buffer);
@@ -122,6 +131,7 @@ impl AppFdRead {
         }
         if self.stream.is_none()
             && done > 0
+            && let Some(stream) = &stream
             && let Err(e) = stream.synchronize(WaitMode::Context)
         {
             self.release_offset(ctx, done);
@@ -131,6 +141,23 @@ impl AppFdRead {
             Err(error) if done == 0 => Err(error),
             _ => Ok(done),
         }
+    }
+
+    /// The stream of the copies.
+    fn open_stream(
+        &self,
+        device: &'static dyn Device,
+        opened: &mut Option<StreamOrder>,
+        order: Option<&FenceGuard>,
+    ) -> Result<StreamId, DeviceError> {
+        if let Some(stream) = opened {
+            return Ok(stream.id());
+        }
+        let stream = match self.stream {
+            Some(stream) => StreamOrder::explicit(device, stream),
+            None => StreamOrder::after(device, order)?,
+        };
+        Ok(opened.insert(stream).id())
     }
 
     /// The kernel has moved the descriptor's own offset for bytes that the program does not get.

@@ -2,7 +2,8 @@
 
 #![expect(unsafe_code, reason = "system calls into bounce buffers and device memory")]
 
-use spinio_files::SameFile;
+use spinio_files::{SameFile, share_key};
+use spinio_host::shares::ShareKey;
 use spinio_host::syscalls::Syscalls;
 use spinio_host::{HeldSignals, deliver_now, has_cancel_poll};
 use spinio_plan::Route;
@@ -52,6 +53,15 @@ fn hold_signals_if(is_on_local_disk: bool) -> Option<HeldSignals> {
     }
     deliver_now();
     None
+}
+
+/// The share of bounce buffers that a read through this descriptor takes; `None`: none, since a local disk answers. `held`:
+/// signals are, so it is known to be one.
+pub(super) fn share_key_unless(ctx: &Reader, fd: Fd, held: bool) -> Option<ShareKey> {
+    if held || ctx.files.is_descriptor_on_local_disk(fd) {
+        return None;
+    }
+    ctx.files.sys().fstat(fd).ok().map(|stat| share_key(&stat))
 }
 
 /// Moves the offset of a descriptor forward by `len` for a read to come; where it stood.

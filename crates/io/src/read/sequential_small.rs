@@ -20,9 +20,12 @@ use spinio_sys::linux::Fd;
 
 use crate::ctx::Reader;
 use crate::decide::unsurveyed_route;
-use crate::read::app_fd_calls::{hold_signals_of_stream, read_fd, record_app_fd_read, release_offset};
+use crate::read::app_fd_calls::{
+    hold_signals_of_stream, read_fd, record_app_fd_read, release_offset, share_key_unless,
+};
 use crate::read::{blocking, cpu_store};
 use spinio_device::Target;
+use spinio_host::shares::ShareKey;
 use spinio_stats::Direction;
 use spinio_transfer::Error;
 
@@ -34,14 +37,14 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
         return None;
     }
     // Declared first, released last: a handler that jumps out of here leaves nothing of this read in use.
-    let _held = hold_signals_of_stream(ctx, fd);
+    let held = hold_signals_of_stream(ctx, fd);
     let stats = ctx.files.stats();
     let span = stats.begin(Direction::Read, fd, at, len as u64).with_device(to.allocation.device);
     let (route, mut reason) = unsurveyed_route(to.allocation.device.capabilities(), Reason::ReadAhead);
     let got = match route {
         // SAFETY: host-mapped device memory inside its allocation.
         Route::Store => unsafe { cpu_store::read(ctx, fd, at, to, len) },
-        _ => read_and_wait(ctx, fd, at, to, len, &mut reason),
+        _ => read_and_wait(ctx, fd, at, to, len, (share_key_unless(ctx, fd, held.is_some()), &mut reason)),
     };
     if let Ok(got @ 1..) = got {
         stats.record_piece(&span, route, reason, 0, got as u64, span.start());
@@ -52,14 +55,15 @@ pub(crate) fn read(ctx: &Reader, fd: Fd, at: Option<u64>, to: Target, len: usize
     Some(got)
 }
 
-/// The bytes delivered. `reason` changes where there is no pinned memory.
+/// The bytes delivered. `share_key`: of the file system's share of bounce buffers. `reason` changes where there is no pinned
+/// memory.
 fn read_and_wait(
     ctx: &Reader,
     fd: Fd,
     at: Option<u64>,
     to: Target,
     len: usize,
-    reason: &mut Reason,
+    (share_key, reason): (Option<ShareKey>, &mut Reason),
 ) -> Result<usize, Error> {
     let device = to.allocation.device;
     let offset = at.unwrap_or(0);
@@ -67,12 +71,15 @@ fn read_and_wait(
     let device_error = |e| Error::device(e, "read", offset, len as u64);
     let stream = device.app_stream().id();
     let staging = ctx.bounce.sync(device);
+    let share = share_key.map(|key| staging.share(key));
     let buffer = staging.acquire().map_err(device_error)?;
     if !buffer.pinned {
         *reason = Reason::NoPinnedMemory;
     }
     // SAFETY: the buffer has at least `len` bytes.
-    let got = match unsafe { read_fd(ctx, Route::Copy, fd, at, buffer.ptr(), len) } {
+    let got = unsafe { read_fd(ctx, Route::Copy, fd, at, buffer.ptr(), len) };
+    drop(share);
+    let got = match got {
         Ok(got @ 1..) => got,
         other => {
             staging.release(buffer);

@@ -26,7 +26,7 @@
 //! other requests.
 //!
 //! A file server may never answer a read into a buffer, so each file system has a share of the buffers that are being
-//! filled from storage (`begin_lending`).
+//! filled (`begin_lending`): from storage, and through the page cache unless the file is on a local disk.
 //!
 //! `interleavings.rs` runs two filling threads and a device in every order in which they can interleave.
 //!
@@ -34,8 +34,8 @@
 //! - A buffer serves one stream at a time, so a program that spreads small reads over many streams on one processor
 //!   fills buffers only partly.
 //! - Slabs are never returned to the driver while the process lives.
-//! - Only buffers that are filled around the page cache are counted in shares. Reads through the page cache of a server
-//!   that does not answer keep one buffer each, small ones one per processor: as many as the pool has stop the others.
+//! - Buffers of small reads and of batches that go through the page cache are not counted in shares. Of a server that does
+//!   not answer each keeps one buffer, small reads that share one together: as many as the pool has stop the others.
 //! - The open buffer of a slot is lost to the pool if it has to be retired while the program captures the default
 //!   stream, because nothing can then be ordered after its copies.
 
@@ -180,7 +180,20 @@ pub fn stream_owner(stream: StreamId) -> u32 {
     if stream == StreamId::PER_THREAD { linux::gettid() } else { 0 }
 }
 
-/// Buffers that are being filled from storage.
+/// One buffer of the share of a file system, which a thread fills. Released when dropped: once the buffer is filled.
+#[must_use]
+pub struct ShareGuard<'a> {
+    pool: &'a BouncePool,
+    key: ShareKey,
+}
+
+impl Drop for ShareGuard<'_> {
+    fn drop(&mut self) {
+        self.pool.end_lending(self.key, 1);
+    }
+}
+
+/// Buffers that are being filled, by file system.
 #[derive(Default)]
 struct Lent {
     shares: Shares,
@@ -197,7 +210,6 @@ pub struct BouncePool {
     waiting: AtomicU64,
     freed: Condvar,
     cpu_slots: [Mutex<CpuSlot>; CPU_SLOTS],
-    /// Buffers that threads are filling from storage for requests, by file system.
     lent: Mutex<Lent>,
     lent_back: Condvar,
     /// Taken by a thread that acquires many buffers.
@@ -285,6 +297,32 @@ impl BouncePool {
     /// Whether a request could lend a buffer now.
     pub fn can_lend(&self, key: ShareKey) -> bool {
         lock(&self.lent).shares.available(key, self.max_buffers()) > 0
+    }
+
+    /// As [`BouncePool::begin_lending`], for a thread that fills one buffer itself and has none that others wait for.
+    pub fn share(&self, key: ShareKey) -> ShareGuard<'_> {
+        self.begin_lending(key, true);
+        ShareGuard { pool: self, key }
+    }
+
+    /// The same without waiting.
+    pub fn try_share(&self, key: ShareKey) -> Option<ShareGuard<'_>> {
+        self.begin_lending(key, false).then(|| ShareGuard { pool: self, key })
+    }
+
+    /// A guard of one buffer that [`BouncePool::begin_lending`] has counted.
+    pub fn lent_share(&self, key: ShareKey) -> ShareGuard<'_> {
+        ShareGuard { pool: self, key }
+    }
+
+    /// Waits until a buffer of any share is filled; up to a limit.
+    pub fn wait_for_share(&self, key: ShareKey) {
+        let mut lent = lock(&self.lent);
+        if lent.shares.available(key, self.max_buffers()) == 0 {
+            lent.waiting += 1;
+            lent = wait_a_while(&self.lent_back, lent);
+            lent.waiting -= 1;
+        }
     }
 
     fn max_buffers(&self) -> usize {

@@ -22,7 +22,7 @@ use spinio_device::{FenceGuard, WaitMode};
 use spinio_files::FdIdentity;
 use spinio_host::syscalls::pread_full;
 use spinio_transfer::Error;
-use spinio_transfer::bounce::BounceBuffer;
+use spinio_transfer::bounce::{BounceBuffer, ShareGuard};
 
 /// Copies that a thread has queued on the device at once, where many threads copy.
 const MAX_QUEUED_COPIES: usize = 2;
@@ -122,8 +122,10 @@ impl Engine<'_> {
         }
     }
 
-    pub(crate) fn copy(&mut self, piece: Piece, buffer: BounceBuffer, started: Instant) {
+    /// Fills a buffer of a file system's share, and queues its copy.
+    pub(crate) fn copy(&mut self, piece: Piece, buffer: BounceBuffer, share: Option<ShareGuard<'_>>, started: Instant) {
         let (got, ended) = self.read_timed(piece, buffer.ptr());
+        drop(share);
         let reason = if buffer.pinned { piece.reason } else { Reason::NoPinnedMemory };
         self.limit_queued_copies();
         if let Err(error) = self.copy_to_device(piece, buffer, 0, got) {

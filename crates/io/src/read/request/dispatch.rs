@@ -24,7 +24,7 @@ use spinio_host::{is_cancelled, lock};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_transfer::Error;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy, ShareGuard};
 
 /// Buffers that the shadow workers have of one request at most.
 const MAX_LENT: usize = 16;
@@ -187,12 +187,12 @@ impl ReadRequest {
         Ok(())
     }
 
-    /// Takes an empty buffer back from the shadow workers.
-    fn take_back(&self) -> Option<BounceBuffer> {
+    /// Takes an empty buffer back from the shadow workers, for another thread to fill.
+    fn take_back(&self) -> Option<(BounceBuffer, ShareGuard<'_>)> {
         let mut queues = lock(&self.queues);
         let buffer = queues.empty.pop()?;
-        self.end_lending(queues);
-        Some(buffer)
+        self.count_returned(queues);
+        Some((buffer, self.staging.lent_share(self.file.storage)))
     }
 
     /// Decides who reads storage for this request, once there is something to read.
@@ -310,7 +310,7 @@ impl<'a> Worker<'a> {
         let request = self.request;
         match work {
             Work::Piece(piece) if matches!(piece.route, Route::Copy | Route::Gather) => match self.acquire_buffer() {
-                Ok(buffer) => self.engine.copy(piece, buffer, started),
+                Ok((buffer, share)) => self.engine.copy(piece, buffer, share, started),
                 Err(e) => self.engine.fail_on_device(piece, e),
             },
             Work::Piece(piece) => self.engine.move_piece(piece, started),
@@ -379,27 +379,37 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// A buffer to fill. While none is free this thread does what frees one: its own request may have them.
-    fn acquire_buffer(&mut self) -> Result<BounceBuffer, DeviceError> {
+    /// A buffer to fill, of the share of the file system: a server may not answer, but a local disk does. While none is free
+    /// this thread does what frees one: its own request may have them.
+    fn acquire_buffer(&mut self) -> Result<(BounceBuffer, Option<ShareGuard<'a>>), DeviceError> {
+        let request = self.request;
+        let (staging, storage, needs_share) =
+            (&request.staging, request.file.storage, !request.file.is_on_local_disk());
+        let mut share = None;
         loop {
-            if let Some(buffer) = self.request.staging.try_acquire(Policy::WithinLimit)? {
-                return Ok(buffer);
+            if needs_share && share.is_none() {
+                share = staging.try_share(storage);
             }
-            if let Some(buffer) = self.request.take_back() {
-                return Ok(buffer);
+            let may_fill = share.is_some() || !needs_share;
+            if may_fill && let Some(buffer) = staging.try_acquire(Policy::WithinLimit)? {
+                return Ok((buffer, share));
+            }
+            if let Some((buffer, lent)) = request.take_back() {
+                return Ok((buffer, needs_share.then_some(lent)));
             }
             if self.engine.poll_ring() {
                 self.apply_outcomes();
                 continue;
             }
-            let filled = lock(&self.request.queues).filled.pop_front();
+            let filled = lock(&request.queues).filled.pop_front();
             match filled {
                 None if self.engine.reads_in_ring() > 0 => std::thread::sleep(RING_NAP.start),
                 Some(filled) => {
                     self.engine.copy_filled(filled);
                     self.apply_outcomes();
                 }
-                None => self.engine.wait_for_buffer(),
+                None if may_fill => self.engine.wait_for_buffer(),
+                None => staging.wait_for_share(storage),
             }
         }
     }
@@ -503,9 +513,9 @@ mod tests {
             queues.lent_out += 1;
         }
         request.wake_flag.store(false, Relaxed);
-        request.staging.release(request.take_back().unwrap());
+        request.staging.release(request.take_back().unwrap().0);
         assert!(!request.wake_flag.load(Relaxed), "another buffer is lent");
-        request.staging.release(request.take_back().unwrap());
+        request.staging.release(request.take_back().unwrap().0);
         assert!(lock(&request.queues).is_starved() && request.wake_flag.load(Relaxed));
     }
 }

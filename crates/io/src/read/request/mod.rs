@@ -178,11 +178,16 @@ impl ReadRequest {
     }
 
     /// A buffer is no longer lent. If it was the last one, the caller has to lend another.
-    fn end_lending(&self, mut queues: MutexGuard<'_, WorkQueues>) {
+    fn end_lending(&self, queues: MutexGuard<'_, WorkQueues>) {
+        self.count_returned(queues);
+        self.staging.end_lending(self.file.storage, 1);
+    }
+
+    /// A buffer has left those that are lent, and is still one of the share.
+    fn count_returned(&self, mut queues: MutexGuard<'_, WorkQueues>) {
         queues.lent_out -= 1;
         let starved = queues.is_starved();
         drop(queues);
-        self.staging.end_lending(self.file.storage, 1);
         if starved {
             self.notify_caller();
         }
