@@ -17,8 +17,8 @@ pub struct FutexTrace {
 pub enum TraceLine {
     /// What [`FutexTrace::mark`] wrote.
     Mark(String),
-    /// A call: the name of the thread, and the futex's address in hexadecimal.
-    Futex(String, String),
+    /// A call: the name of the thread, the futex's address in hexadecimal, and whether it wakes threads.
+    Futex(String, String, bool),
 }
 
 impl FutexTrace {
@@ -67,10 +67,14 @@ fn parse(line: &str) -> Option<TraceLine> {
     if let Some(text) = after.strip_prefix("tracing_mark_write: ") {
         return Some(TraceLine::Mark(text.trim().to_owned()));
     }
-    let (_, address) = after.strip_prefix("sys_futex(")?.split_once("uaddr: ")?;
+    let arguments = after.strip_prefix("sys_futex(")?;
+    let value = |name: &str| arguments.split_once(name)?.1.split([',', ')']).next();
     let (thread, _) = before.split_once(" [")?;
     let (name, _) = thread.trim().rsplit_once('-')?;
-    Some(TraceLine::Futex(name.to_owned(), address.split([',', ')']).next()?.to_owned()))
+    // FUTEX_WAKE and FUTEX_WAKE_BITSET, private or not.
+    let operation = value("op: ").and_then(|op| u32::from_str_radix(op.trim_start_matches("0x"), 16).ok());
+    let wakes = matches!(operation? & 0x7f, 1 | 10);
+    Some(TraceLine::Futex(name.to_owned(), value("uaddr: ")?.to_owned(), wakes))
 }
 
 #[cfg(test)]
@@ -80,7 +84,9 @@ mod tests {
     #[test]
     fn lines_are_parsed() {
         let futex = "  spinio-emu-dma-1627    [001] .....  2006.334: sys_futex(uaddr: 7f32a0, op: 81, val: 1)";
-        assert_eq!(parse(futex), Some(TraceLine::Futex("spinio-emu-dma".into(), "7f32a0".into())));
+        assert_eq!(parse(futex), Some(TraceLine::Futex("spinio-emu-dma".into(), "7f32a0".into(), true)));
+        let wait = "  test-1  [000] .....  1.5: sys_futex(uaddr: 7f32a0, op: 189, val: 2, utime: 0)";
+        assert_eq!(parse(wait), Some(TraceLine::Futex("test".into(), "7f32a0".into(), false)));
         let mark = "  test-1     [000] .....  1.5: tracing_mark_write: begin";
         assert_eq!(parse(mark), Some(TraceLine::Mark("begin".into())));
         assert_eq!(parse("# tracer: nop"), None);

@@ -1,8 +1,8 @@
 //! Reads of storage through the ring: right bytes, no other thread, and workers where it is refused or sleeps.
 
+mod futexes;
 mod surroundings;
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
@@ -16,7 +16,6 @@ use spinio_io::{NoRing, Runtime, Settings};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::faulty_syscalls::{Call, Effect};
-use spinio_testkit::futex_trace::{FutexTrace, TraceLine};
 use spinio_testkit::mount_fixture::MountFixture;
 use spinio_testkit::{
     Buffer, FaultySyscalls, Rng, as_user, eventually, file, in_child, leak_check, mount_fixture, with_deadline,
@@ -155,90 +154,6 @@ fn read_of_awake_ring_needs_no_other_thread() {
         println!("{by_ring} of {} reads by the ring, {alone} of them without another thread", rounds * 24);
         i32::from(alone < ALONE && shows(by_ring)) * 3
     });
-}
-
-/// No thread of this process makes a futex call for a read of an awake ring, but for the emulated device's: the kernel
-/// counts.
-#[test]
-fn read_of_awake_ring_makes_no_futex_call() {
-    let fixture = mount_fixture::create("tree").unwrap();
-    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    in_child("traced reads of an awake ring", || {
-        let trace = match FutexTrace::start() {
-            Ok(trace) => trace,
-            Err(why) => {
-                eprintln!("skipped: {why}");
-                return 0;
-            }
-        };
-        let device = emulated("size=64M");
-        let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, SIZE));
-        if !warm_up(&runtime, &file, &buffer) {
-            return 0;
-        }
-        let (mut seen, mut rounds) = (Seen::default(), 0);
-        while seen.alone < ALONE && rounds < ROUNDS {
-            rounds += 1;
-            file::evict(&file);
-            for from in (0..24).map(|turn| turn * 7 % 24 * MIB) {
-                let before = runtime.ring_reads();
-                trace.mark("begin");
-                if read(&runtime, &file, &buffer, from, MIB) != Ok(MIB) {
-                    return 1;
-                }
-                trace.mark(if runtime.ring_reads() >= before + 2 { "by the ring" } else { "by workers" });
-            }
-            match Seen::of(&trace.lines()) {
-                Some(now) => seen = now,
-                None => {
-                    eprintln!(
-                        "skipped: the tracepoint does not see this process, which has a PID namespace of its own"
-                    );
-                    return 0;
-                }
-            }
-        }
-        let Seen { by_ring, alone } = seen;
-        println!("{by_ring} of {} reads by the ring, {alone} of them without a futex call", rounds * 24);
-        i32::from(alone < ALONE && shows(by_ring)) * 3
-    });
-}
-
-/// Reads in a trace.
-#[derive(Default)]
-struct Seen {
-    by_ring: usize,
-    /// Without a futex call but for the emulated device's.
-    alone: usize,
-}
-
-impl Seen {
-    /// `None`: not even the device's calls were recorded.
-    fn of(lines: &[TraceLine]) -> Option<Seen> {
-        let of_device = |name: &str| name.starts_with("spinio-emu");
-        let addresses: HashSet<&str> = lines
-            .iter()
-            .filter_map(|line| match line {
-                TraceLine::Futex(name, address) if of_device(name) => Some(address.as_str()),
-                _ => None,
-            })
-            .collect();
-        let (mut seen, mut calls) = (Seen::default(), 0);
-        for line in lines {
-            match line {
-                TraceLine::Mark(text) if text == "begin" => calls = 0,
-                TraceLine::Mark(text) if text == "by the ring" => {
-                    seen.by_ring += 1;
-                    seen.alone += usize::from(calls == 0);
-                }
-                TraceLine::Futex(name, address) => {
-                    calls += usize::from(!of_device(name) && !addresses.contains(address.as_str()));
-                }
-                TraceLine::Mark(_) => {}
-            }
-        }
-        (!addresses.is_empty()).then_some(seen)
-    }
 }
 
 /// Processor time in nanoseconds of the threads of this process whose names begin so, and how many there are.
