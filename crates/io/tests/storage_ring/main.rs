@@ -1,6 +1,8 @@
 //! Reads of storage through the ring: right bytes, no other thread, and workers where it is refused or sleeps.
 
+mod engines;
 mod futexes;
+mod idle;
 mod surroundings;
 
 use std::fs::File;
@@ -153,66 +155,6 @@ fn read_of_awake_ring_needs_no_other_thread() {
         }
         println!("{by_ring} of {} reads by the ring, {alone} of them without another thread", rounds * 24);
         i32::from(alone < ALONE && shows(by_ring)) * 3
-    });
-}
-
-/// Processor time in nanoseconds of the threads of this process whose names begin so, and how many there are.
-fn threads_named(start: &str) -> (u64, usize) {
-    let mut found = (0, 0);
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let text = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        if text("comm").starts_with(start) {
-            // The first number of proc_pid_schedstat(5), which is finer than the clock ticks of stat.
-            found.0 += text("schedstat").split(' ').next().and_then(|time| time.parse::<u64>().ok()).unwrap_or(0);
-            found.1 += 1;
-        }
-    }
-    found
-}
-
-/// Processor time of the ring's kernel threads and of the threads that SPIN has started; those of the emulated device are
-/// hardware.
-fn time_of_own_threads() -> u64 {
-    threads_named("iou-sqp").0 + threads_named("spinio-").0 - threads_named("spinio-emu").0
-}
-
-#[test]
-fn threads_sleep_when_idle_and_the_kernel_thread_ends_with_the_runtime() {
-    let fixture = mount_fixture::create("tree").unwrap();
-    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    in_child("an idle ring", || {
-        let device = emulated("size=64M");
-        let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, MIB));
-        if !warm_up(&runtime, &file, &buffer) {
-            return 0;
-        }
-        if threads_named("iou-sqp").1 != 1 {
-            return 1;
-        }
-        if threads_named("iou-sqp").0 == 0 {
-            eprintln!("skipped: this kernel does not say how long a thread ran");
-            return 0;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        let before = time_of_own_threads();
-        std::thread::sleep(Duration::from_millis(500));
-        // The last two milliseconds of polling, if the machine was too busy for them before, and a worker's look once a
-        // second for files to forget.
-        if time_of_own_threads() - before > 5_000_000 {
-            return 2;
-        }
-        // Still there for the next read: woken, then used.
-        let reads = runtime.ring_reads();
-        let begun = Instant::now();
-        while runtime.ring_reads() == reads {
-            file::evict(&file);
-            if read(&runtime, &file, &buffer, 0, MIB) != Ok(MIB) || begun.elapsed() > Duration::from_secs(60) {
-                return 3;
-            }
-        }
-        drop(runtime);
-        eventually("the kernel thread has ended", || threads_named("iou-sqp").1 == 0);
-        0
     });
 }
 
