@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use self::engines::Engine;
 use spinio_host::settings::StorageEngine;
 use spinio_io::{NoRing, Runtime, Settings};
 use spinio_sys::Errno;
@@ -383,25 +384,26 @@ const CHILD: &str = "SPINIO_TEST_RING_CHILD";
 #[test]
 fn child_with_reads_in_flight() {
     let Some(how) = std::env::var_os(CHILD) else { return };
+    let how = how.to_str().unwrap();
     let fixture = mount_fixture::create("tree").unwrap();
     let file = file::create_filled(&fixture.file("file"), SIZE as u64);
-    let device = emulated("size=256M");
-    let runtime = Runtime::new(settings());
-    warm_up(&runtime, &file, &Buffer::new(device, MIB));
+    let engine = Engine::ALL.into_iter().find(|engine| how.ends_with(&format!("{engine:?}"))).unwrap();
+    // Without this engine here, the reads are in flight in another.
+    let reader = engine.start(&file).unwrap_or_else(|| Engine::Workers.start(&file).unwrap());
     std::thread::scope(|scope| {
         for thread in 0..4_usize {
-            let (runtime, file) = (&runtime, &file);
+            let (reader, file) = (&reader, &file);
             scope.spawn(move || {
-                let buffer = Buffer::new(device, 4 * MIB);
+                let buffer = reader.buffer(4 * MIB);
                 for turn in 0.. {
                     file::evict(file);
-                    let _ = read(runtime, file, &buffer, (turn * 5 + thread) % 20 * MIB, 4 * MIB);
+                    let _ = read(&reader.runtime, file, &buffer, (turn * 5 + thread) % 20 * MIB, 4 * MIB);
                 }
             });
         }
         std::thread::sleep(Duration::from_millis(100));
         println!("reads are in flight");
-        match how.to_str() {
+        match how.split(' ').next() {
             Some("exec") => drop(Command::new("true").exec()),
             Some("exit") => std::process::exit(0),
             _ => std::thread::sleep(Duration::from_secs(600)),
@@ -411,17 +413,19 @@ fn child_with_reads_in_flight() {
 
 #[test]
 fn exec_exit_and_kill_end_a_process_with_reads_in_flight() {
-    for how in ["exec", "exit", "kill"] {
+    let ways = ["exec", "exit", "kill"].into_iter();
+    for (way, engine) in ways.flat_map(|way| Engine::ALL.map(|engine| (way, engine))) {
+        let how = format!("{way} {engine:?}");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["child_with_reads_in_flight", "--exact", "--nocapture"])
-            .env(CHILD, how)
+            .env(CHILD, &how)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let began = lines.map_while(Result::ok).find(|line| line.contains("reads are in flight"));
         assert!(began.is_some(), "{how}: the child ended early");
-        if how == "kill" {
+        if way == "kill" {
             child.kill().unwrap();
         }
         let mut status = None;
@@ -429,7 +433,7 @@ fn exec_exit_and_kill_end_a_process_with_reads_in_flight() {
             status = child.try_wait().unwrap();
             status.is_some()
         });
-        assert_eq!(status.unwrap().success(), how != "kill", "{how}: {status:?}");
+        assert_eq!(status.unwrap().success(), way != "kill", "{how}: {status:?}");
     }
 }
 

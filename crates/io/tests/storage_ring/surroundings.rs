@@ -7,12 +7,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use spinio_io::{Runtime, install_cancel_poll};
+use spinio_io::{NoRing, Runtime, Settings, install_cancel_poll};
 use spinio_sys::Errno;
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{Buffer, file, in_child, mount_fixture, with_deadline};
 
-use super::{MIB, SIZE, absent_file, read, settings, warm_up};
+use super::engines::Engine;
+use super::{MIB, SIZE, absent_file, read};
 
 /// Reads the whole file in pieces of 1 MiB that are not cached; 0 if all bytes are right.
 fn reads_are_right(runtime: &Runtime, file: &std::fs::File, buffer: &Buffer) -> i32 {
@@ -35,92 +36,113 @@ fn reads_are_right(runtime: &Runtime, file: &std::fs::File, buffer: &Buffer) -> 
 fn cancelled_reads_leave_nothing_in_flight() {
     let fixture = mount_fixture::create("tree").unwrap();
     let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    let device = emulated("size=256M");
-    let (runtime, buffer) = (Runtime::new(settings()), Buffer::new(device, SIZE));
-    if !warm_up(&runtime, &file, &buffer) {
-        return;
+    for engine in Engine::ALL {
+        let Some(reader) = engine.start(&file) else { continue };
+        // What the calling thread reads by itself is one command, up to 16 MiB.
+        let len = if engine == Engine::OwnRing { 16 * MIB } else { SIZE };
+        let (runtime, buffer) = (&reader.runtime, reader.buffer(len));
+        let mut early = 0;
+        for turn in 0..40 {
+            file::evict(&file);
+            buffer.fill(0xa5);
+            let _poll = install_cancel_poll(|| true, Duration::from_micros(turn * 50));
+            let got = match with_deadline("a cancelled read", || read(runtime, &file, &buffer, 0, len)) {
+                Ok(got) => got,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::INTR);
+                    0
+                }
+            };
+            early += usize::from(got < len);
+            assert!(buffer.range_bytes(0..got) == file::bytes(0, got, 0), "{engine:?}: {got} bytes");
+            // Nothing writes into the buffer after the return.
+            let after = buffer.range_bytes(0..len);
+            std::thread::sleep(Duration::from_millis(3));
+            assert!(buffer.range_bytes(0..len) == after, "{engine:?}: a read was in flight after the return");
+        }
+        println!("{engine:?}: {early} of 40 reads ended early");
+        assert!(early > 0 || engine == Engine::OwnRing, "{engine:?}");
     }
-    let mut early = 0;
-    for turn in 0..40 {
-        file::evict(&file);
-        buffer.fill(0xa5);
-        let _poll = install_cancel_poll(|| true, Duration::from_micros(turn * 50));
-        let got = with_deadline("a cancelled read", || read(&runtime, &file, &buffer, 0, SIZE));
-        let got = match got {
-            Ok(got) => got,
-            Err(errno) => {
-                assert_eq!(errno, Errno::INTR);
-                0
-            }
-        };
-        early += usize::from(got < SIZE);
-        assert!(buffer.range_bytes(0..got) == file::bytes(0, got, 0), "{got} bytes");
-        // Nothing writes into the buffer after the return.
-        let after = buffer.range_bytes(0..SIZE);
-        std::thread::sleep(Duration::from_millis(3));
-        assert!(buffer.range_bytes(0..SIZE) == after, "a read was in flight after the return");
-    }
-    println!("{early} of 40 reads ended early");
-    assert!(early > 0);
 }
 
 #[test]
 fn other_programs_start_while_reads_are_in_flight() {
     let fixture = mount_fixture::create("tree").unwrap();
     let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    let device = emulated("size=256M");
-    let runtime = Runtime::new(settings());
-    if !warm_up(&runtime, &file, &Buffer::new(device, MIB)) {
-        return;
-    }
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let readers: Vec<_> =
-            (0..2).map(|_| scope.spawn(|| reads_are_right(&runtime, &file, &Buffer::new(device, MIB)))).collect();
-        scope.spawn(|| {
-            while !over.load(SeqCst) {
-                // posix_spawn: the child runs on this process's memory until it starts its program.
-                assert!(Command::new("true").status().unwrap().success());
-            }
+    for engine in Engine::ALL {
+        let Some(reader) = engine.start(&file) else { continue };
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let read_all = || reads_are_right(&reader.runtime, &file, &reader.buffer(MIB));
+            let readers: Vec<_> = (0..2).map(|_| scope.spawn(read_all)).collect();
+            scope.spawn(|| {
+                while !over.load(SeqCst) {
+                    // posix_spawn: the child runs on this process's memory until it starts its program.
+                    assert!(Command::new("true").status().unwrap().success());
+                }
+            });
+            let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+            over.store(true, SeqCst);
+            assert!(results.into_iter().all(|result| result.ok() == Some(0)), "{engine:?}");
         });
-        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
-        over.store(true, SeqCst);
-        assert!(results.into_iter().all(|result| result.ok() == Some(0)));
-    });
+    }
 }
 
 #[test]
-fn reads_with_little_locked_memory_and_on_one_processor() {
+fn reads_with_little_locked_memory() {
     let fixture = mount_fixture::create("tree").unwrap();
     let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
-    // Less than the ring's memory, and none.
-    for limit in [64 << 10, 0] {
-        in_child("reads with a small RLIMIT_MEMLOCK", || {
-            let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-            // SAFETY: sets a limit of this child.
-            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
-            let (device, runtime) = (emulated("size=64M"), Runtime::new(settings()));
-            let buffer = Buffer::new(device, MIB);
-            // Kernels that count a ring as locked memory refuse it: workers read.
-            warm_up(&runtime, &file, &buffer);
-            reads_are_right(&runtime, &file, &buffer)
+    for engine in Engine::ALL {
+        // Less than the ring's memory, and none.
+        for limit in [64 << 10, 0] {
+            in_child("reads with a small RLIMIT_MEMLOCK", || {
+                let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+                // SAFETY: sets a limit of this child.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+                // Kernels that count a ring as locked memory refuse it: workers read.
+                let Some(reader) = engine.start(&file).or_else(|| Engine::Workers.start(&file)) else { return 3 };
+                reads_are_right(&reader.runtime, &file, &reader.buffer(MIB))
+            });
+        }
+    }
+}
+
+/// Keeps this thread, and those that it starts, on the first `count` of its processors; false if it has fewer.
+fn keep_to(count: usize) -> bool {
+    // SAFETY: a set of this function, and the calling thread's own mask.
+    unsafe {
+        let mut mask = std::mem::zeroed::<libc::cpu_set_t>();
+        libc::sched_getaffinity(0, size_of_val(&mask), &mut mask);
+        let usable: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &mask)).collect();
+        libc::CPU_ZERO(&mut mask);
+        usable.iter().take(count).for_each(|&cpu| libc::CPU_SET(cpu, &mut mask));
+        usable.len() >= count && libc::sched_setaffinity(0, size_of_val(&mask), &mask) == 0
+    }
+}
+
+#[test]
+fn reads_on_few_and_many_processors() {
+    let fixture = mount_fixture::create("tree").unwrap();
+    let Some(file) = absent_file(&fixture, "file", SIZE) else { return };
+    for processors in [1, 2, 4, 16] {
+        for engine in Engine::ALL {
+            in_child("reads on a number of processors", || {
+                if !keep_to(processors) {
+                    eprintln!("skipped: fewer than {processors} processors here");
+                    return 0;
+                }
+                let Some(reader) = engine.start(&file) else { return 0 };
+                reads_are_right(&reader.runtime, &file, &reader.buffer(MIB))
+            });
+        }
+        in_child("reads by the engine that this number of processors selects", || {
+            if !keep_to(processors) {
+                return 0;
+            }
+            let (device, runtime) = (emulated("size=64M"), Runtime::new(Settings::default()));
+            let right = reads_are_right(&runtime, &file, &Buffer::new(device, MIB));
+            let workers = runtime.ring_refusal() == Some(NoRing::FewProcessors);
+            if processors < 4 && !workers { 3 } else { right }
         });
     }
-    in_child("reads on one processor", || {
-        // SAFETY: a set of this function; the child has one thread.
-        unsafe {
-            let mut one = std::mem::zeroed::<libc::cpu_set_t>();
-            libc::sched_getaffinity(0, size_of_val(&one), &mut one);
-            let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &one)).unwrap();
-            libc::CPU_ZERO(&mut one);
-            libc::CPU_SET(first, &mut one);
-            assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &one), 0);
-        }
-        let (device, runtime) = (emulated("size=64M"), Runtime::new(settings()));
-        let buffer = Buffer::new(device, MIB);
-        if !warm_up(&runtime, &file, &buffer) {
-            return 0;
-        }
-        reads_are_right(&runtime, &file, &buffer)
-    });
 }
