@@ -67,6 +67,8 @@ struct NetOptions {
     unsigned files = 0;
     unsigned shared_connections = 0;
     unsigned threads = 0;
+    unsigned linger_ms = 0;
+    unsigned last_linger_ms = 0;
     const char *device = test_device;
 };
 
@@ -102,6 +104,8 @@ struct Net {
         options.files = wanted.files;
         options.shared_connections = wanted.shared_connections;
         options.threads = wanted.threads;
+        options.linger_ms = wanted.linger_ms;
+        options.last_linger_ms = wanted.last_linger_ms;
         options.no_upgrade = wanted.no_upgrade;
         // Makes the context of a GPU, which the net is for.
         CHECK(cudaFree(nullptr) == cudaSuccess);

@@ -57,6 +57,11 @@ struct spinio_net_options {
                                     512; default a quarter of connections, at most 32, or 16 MiB */
     uint32_t reserved;       /* 0 */
     uint32_t threads;        /* that make the system calls of streams, at most 64; default SPINIO_NET_THREADS, or by processors */
+    uint32_t reserved2;      /* 0 */
+    uint32_t linger_ms;      /* a closed socket whose peer has taken nothing for so long is given up if another socket needs its rings;
+                                default 30000 */
+    uint32_t last_linger_ms; /* the same of all sockets, once the net is closed; default 1000 */
+    uint32_t reserved3;      /* 0 */
 };
 
 /* The argument of kernels, by value: spinio::net::Handle on the device. */
@@ -139,7 +144,8 @@ int spinio_net_add(spinio_net *net, int set, int socket, int events);
  * received, and what was sent before is sent. */
 int spinio_net_stop(spinio_net *net);
 
-/* Stops the net, sends what is left (at most a second), closes the sockets and frees the memory. All kernels that use the
+/* Stops the net, sends what is left, closes the sockets and frees the memory. A peer that takes nothing for a second (last_linger_ms)
+ * does not get the rest, nor does one that takes too little in 30 seconds (linger_ms): its connection is reset, if it is one of TCP. All kernels that use the
  * net must have ended: stop it and synchronize with their stream before. EBUSY: a file system does not answer a kernel's read for
  * a second; the net is closed, and its memory is kept until the process ends. */
 int spinio_net_close(spinio_net *net);

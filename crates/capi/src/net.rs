@@ -35,6 +35,12 @@ struct RawOptions {
     /// Padding of the struct before `threads` was there: its bits are those of any memory.
     reserved: u32,
     threads: u32,
+    /// The same of the struct before `linger_ms` was there.
+    reserved2: u32,
+    linger_ms: u32,
+    last_linger_ms: u32,
+    /// Always 0: bits of padding would be those of any memory.
+    reserved3: u32,
 }
 
 pub(crate) fn null(what: &str) -> Failure {
@@ -100,6 +106,8 @@ unsafe extern "C" fn spinio_net_open(device: *const c_char, options: *const RawO
             no_upgrade: given.no_upgrade != 0,
             shared_connections: given.shared_connections,
             threads: given.threads,
+            linger_ms: given.linger_ms,
+            last_linger_ms: given.last_linger_ms,
         };
         Ok(Box::into_raw(Box::new(Net::open(find_device(name.as_deref())?, options)?)))
     });

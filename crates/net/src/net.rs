@@ -24,7 +24,7 @@ use spinio_sys::linux::{self, FdTableRoot};
 use crate::counters::Counters;
 use crate::importer;
 use crate::memory::{Memory, Plan};
-use crate::proxy::{Command, FileSetup, MANY_PROCESSORS, Proxy, Setup};
+use crate::proxy::{Command, FileSetup, LingerLimits, MANY_PROCESSORS, Proxy, Setup};
 use crate::socket_fd::Place;
 use crate::watch::{Failure, Watcher};
 use crate::{Error, NetAddress, Result, Stats};
@@ -49,6 +49,10 @@ const DEFAULT_FILES: u32 = 64;
 /// I/O threads, the proxy included: by default at most, and at all.
 const DEFAULT_THREADS: usize = 4;
 const MOST_THREADS: u32 = 64;
+
+/// How long a closed socket is kept whose peer takes nothing: while the net is open, and then.
+const LINGER_MS: u32 = 30_000;
+const LAST_LINGER_MS: u32 = 1000;
 
 /// How long a release waits for the network to take what kernels have sent, and how long between two looks.
 const RELEASE_NS: u64 = 1_000_000_000;
@@ -76,6 +80,11 @@ pub struct Options {
     pub shared_connections: u32,
     /// Threads that make system calls of streams, at most 64. Default: `SPINIO_NET_THREADS`.
     pub threads: u32,
+    /// A closed socket whose peer has taken nothing for so many milliseconds is given up if another one needs its rings. Default:
+    /// 30000.
+    pub linger_ms: u32,
+    /// The same of all, once the net is closed. Default: 1000.
+    pub last_linger_ms: u32,
     /// The files that kernels may open; without them, none.
     pub files: Option<FileOptions>,
 }
@@ -178,6 +187,10 @@ impl Net {
             fault_seed: options.fault_seed,
             device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
+            linger: LingerLimits {
+                open: u64::from(or(options.linger_ms, LINGER_MS)) * 1_000_000,
+                ending: u64::from(or(options.last_linger_ms, LAST_LINGER_MS)) * 1_000_000,
+            },
             processors,
             threads: io_threads(options.threads, processors),
             files: None,
@@ -292,7 +305,7 @@ impl Net {
         receiver.recv().map_err(|_| ended())
     }
 
-    /// Stops it, sends what is left (at most a second), and gives its memory back. No kernel of the net may run.
+    /// Stops it, sends what is left, until peers have taken nothing for a second (30 at most), and gives its memory back. No kernel of the net may run.
     pub fn close(self) -> Result<()> {
         self.check_process()?;
         drop(self.watcher);

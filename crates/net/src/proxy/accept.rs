@@ -13,6 +13,7 @@
 use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{DONTWAIT, Request};
 use spinio_sys::Errno;
+use spinio_sys::linux::channel::{Until, wait_socket};
 use spinio_sys::linux::socket::{self, is_inet};
 
 use super::Proxy;
@@ -49,6 +50,14 @@ impl Proxy {
         }
     }
 
+    /// Whether a connection waits at a listening socket.
+    fn has_connection(&mut self, index: u32) -> bool {
+        let Some(socket) = self.sockets.at(index) else { return false };
+        let is_held = socket.meeting.held.iter().any(|held| held.undecided.is_none());
+        let waits = |fd| wait_socket(fd, Until::Readable, Some(0)).unwrap_or(false);
+        is_held || socket.raw_fd().is_some_and(waits)
+    }
+
     /// Gives connections to the calls that wait for them, and else to the event set.
     pub(super) fn accept_all(&mut self, index: u32, now: u64) {
         let listener = self.sockets.descriptor(index);
@@ -59,7 +68,8 @@ impl Proxy {
             if !calls && watch.set == 0 {
                 return;
             }
-            if !self.sockets.has_room(kind) || !calls && !self.has_room_in_set(watch.set) {
+            let has_room = self.sockets.has_room(kind) || self.has_connection(index) && self.make_room(kind, now);
+            if !has_room || !calls && !self.has_room_in_set(watch.set) {
                 // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }

@@ -20,7 +20,7 @@ impl Proxy {
             return self.answer(caller, failed(self.refusal));
         }
         let done = match request.call {
-            Ok(Call::Socket) => self.socket(request.argument).map(|d| Reply::new(d.number())),
+            Ok(Call::Socket) => self.socket(request.argument, now).map(|d| Reply::new(d.number())),
             Ok(Call::Set) => self.make_set().map(Reply::new),
             // Only a kernel can arm an end of a connection inside the net: it has to look at device memory.
             Ok(Call::Add) if matches!(caller, Caller::Host(_)) && self.is_end(request.descriptor) => {
@@ -66,7 +66,7 @@ impl Proxy {
         }
     }
 
-    fn socket(&mut self, argument: u32) -> Result<Descriptor, Errno> {
+    fn socket(&mut self, argument: u32, now: u64) -> Result<Descriptor, Errno> {
         let (domain, kind) = ((argument >> 16) as u16, argument & 0xffff);
         if domain != AF_UNIX && !is_inet(domain) {
             return Err(Errno::AFNOSUPPORT);
@@ -75,7 +75,7 @@ impl Proxy {
         if !matches!(kind, STREAM | DGRAM | SEQPACKET) {
             return Err(Errno::SOCKTNOSUPPORT);
         }
-        if !self.sockets.has_room(kind) {
+        if !self.make_room(kind, now) {
             return Err(Errno::NOBUFS);
         }
         let fd = socket::new_socket(domain, kind)?;

@@ -34,7 +34,7 @@ const MPTCP: u32 = 262;
 
 impl Proxy {
     /// Puts a socket of the program into the table.
-    pub(super) fn adopt(&mut self, place: Place) -> Result<Descriptor, Errno> {
+    pub(super) fn adopt(&mut self, place: Place, now: u64) -> Result<Descriptor, Errno> {
         if self.stopped {
             return Err(self.refusal);
         }
@@ -57,7 +57,7 @@ impl Proxy {
             (false, true) => State::Connected,
             (false, false) => return Err(Errno::NOTCONN),
         };
-        if !self.sockets.has_room(kind) {
+        if !self.make_room(kind, now) {
             return Err(Errno::NOBUFS);
         }
         let descriptor = self.add(own.into_fd(), domain, kind, state)?;

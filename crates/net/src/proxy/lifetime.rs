@@ -3,7 +3,7 @@
 //! ```text
 //!   add ── table, event queue, the kernels' view
 //!   close ── sends what is left ──> all is sent ──> remove: the descriptor is closed, the place is free
-//!                                   └ bytes were not read, or the time is over ──> abandon: reset, then removed
+//!                                   └ bytes were not read, or it is given up (linger.rs) ──> abandon: reset, then removed
 //!   violation ── reset; the kernel that broke the rules learns it from its line
 //! ```
 
@@ -14,6 +14,7 @@ use spinio_sys::linux::Fd;
 use spinio_sys::linux::socket::{self, EPOLLET, EPOLLIN, EPOLLOUT, EPOLLRDHUP, is_inet};
 
 use super::Proxy;
+use super::linger::Linger;
 use super::sockets::{DGRAM, STREAM, State};
 use crate::socket_fd::SocketFd;
 
@@ -60,7 +61,7 @@ impl Proxy {
         }
         self.cancel_calls(index, Errno::BADF);
         let Some(socket) = self.sockets.get(descriptor) else { return };
-        socket.closing = Some(now);
+        socket.closing = Some(Linger::new(now, socket.left()));
         let _ = socket.credit(&self.memory, index);
         if is_inet(socket.domain) && socket.kind == STREAM && socket.receive_ring.unread() > 0 {
             // As Linux does: the peer of a socket that is closed with unread bytes learns that they were not read, after
@@ -71,6 +72,7 @@ impl Proxy {
         let Some(socket) = self.sockets.get(descriptor) else { return };
         // The address of a datagram socket is free at once, as for a program.
         if socket.state == State::Connected && (socket.kind == STREAM || socket.send_ring.pending() > 0) {
+            self.closing.push(index);
             self.postpone(index);
             self.heat(index);
         } else {

@@ -34,6 +34,7 @@ mod handover;
 mod imports;
 mod index_queue;
 mod lifetime;
+mod linger;
 mod loopback;
 mod options;
 mod pace;
@@ -70,6 +71,7 @@ pub(crate) use self::file_table::FileSetup;
 use self::file_table::Files;
 use self::imports::Imports;
 use self::index_queue::IndexQueue;
+pub(crate) use self::linger::LingerLimits;
 pub(crate) use self::pace::MANY_PROCESSORS;
 use self::pace::Pace;
 use self::publisher::Publisher;
@@ -85,10 +87,6 @@ use crate::socket_fd::{Place, SocketFd};
 
 /// Between two looks at what waits for room or time.
 const TICK_NS: u64 = 1_000_000;
-/// How long a closed socket may send what is left.
-const LINGER_NS: u64 = 30_000_000_000;
-/// The same once the net is closed.
-const LAST_LINGER_NS: u64 = 1_000_000_000;
 
 /// The program's calls.
 pub(crate) enum Command {
@@ -132,6 +130,7 @@ pub(crate) struct Setup {
     /// Name of the device, for the tools.
     pub(crate) device: String,
     pub(crate) longest_sleep_ns: u64,
+    pub(crate) linger: LingerLimits,
     pub(crate) processors: usize,
     /// Threads that make system calls of streams, the proxy included.
     pub(crate) threads: usize,
@@ -177,6 +176,9 @@ pub(crate) struct Proxy {
     hot_streams: Vec<u32>,
     /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones.
     later: IndexQueue,
+    /// Closed sockets whose peers have not taken everything, or had not.
+    closing: IndexQueue,
+    linger: LingerLimits,
     last_tick: u64,
     last_search: u64,
     /// Since when the doorbell queue is blocked.
@@ -229,6 +231,8 @@ impl Proxy {
             stream_ios: Vec::new(),
             hot_streams: Vec::new(),
             later: IndexQueue::default(),
+            closing: IndexQueue::default(),
+            linger: setup.linger,
             last_tick: 0,
             last_search: 0,
             blocked: None,
@@ -270,9 +274,12 @@ impl Proxy {
     }
 
     fn is_done(&self, now: u64) -> bool {
-        let working = || self.files.as_ref().is_some_and(Files::is_working);
-        let patience = || self.hot.is_empty() && self.later.is_empty() && !working();
-        self.ending.is_some_and(|since| patience() || now.saturating_sub(since) > LAST_LINGER_NS)
+        let Some(since) = self.ending else { return false };
+        let took = now.saturating_sub(since);
+        let working = self.files.as_ref().is_some_and(Files::is_working) && took <= self.linger.ending;
+        let sent = self.hot.is_empty() && self.later.is_empty();
+        // A peer that takes a little now and then does not keep the net.
+        sent && !working || took > self.linger.ending.max(self.linger.open)
     }
 
     fn take_commands(&mut self, now: u64) -> bool {
@@ -285,7 +292,7 @@ impl Proxy {
                     self.take_all_doorbells(now);
                     self.close(descriptor, now);
                 }
-                Command::Adopt(place, sender) => drop(sender.try_send(self.adopt(place))),
+                Command::Adopt(place, sender) => drop(sender.try_send(self.adopt(place, now))),
                 Command::Release(descriptor, passage, room, sender) => {
                     let _ = sender.try_send(self.release(descriptor, passage, room, now));
                 }
@@ -306,11 +313,7 @@ impl Proxy {
                     // What kernels have sent before they ended is sent.
                     self.take_all_doorbells(now);
                     self.end_calls(Errno::SHUTDOWN);
-                    self.ending = Some(now);
-                    for index in self.sockets.indices() {
-                        let descriptor = self.sockets.descriptor(index);
-                        self.close(descriptor, now);
-                    }
+                    self.close_all(now);
                 }
             }
         }
@@ -353,12 +356,11 @@ impl Proxy {
         self.end_late_channels(now);
         self.end_late_announced(now);
         for index in self.later.take_all() {
-            let Some(socket) = self.sockets.at(index) else { continue };
-            if socket.closing.is_some_and(|since| now.saturating_sub(since) > LINGER_NS) {
+            if self.has_lingered(index, now) {
                 self.abandon(index);
-                continue;
+            } else if self.sockets.at(index).is_some() {
+                self.pump(index, now);
             }
-            self.pump(index, now);
         }
     }
 
@@ -413,7 +415,7 @@ impl Drop for Proxy {
     /// Also when it panics: kernels must not wait for it.
     fn drop(&mut self) {
         for index in self.sockets.indices() {
-            self.remove(index);
+            self.end_with_proxy(index);
         }
         self.count_processor_time();
         self.memory.header()[header::STOP].store_release(2);

@@ -18,6 +18,7 @@ use spinio_ring::{Position, Word};
 use spinio_sys::linux::Fd;
 
 use super::caller::Caller;
+use super::linger::Linger;
 use super::seen_wait::SeenWait;
 use super::transfers::Transfers;
 use crate::meet::Meeting;
@@ -93,8 +94,8 @@ pub(crate) struct Socket {
     pub(crate) shut_receive: bool,
     /// The program has given it: others may share the open socket.
     pub(crate) adopted: bool,
-    /// The kernel has closed the descriptor, at this time.
-    pub(crate) closing: Option<u64>,
+    /// The kernel has closed the descriptor.
+    pub(crate) closing: Option<Linger>,
     /// Then the connection is reset, once all is sent: not all was read.
     pub(crate) resets: bool,
     /// Its event set.

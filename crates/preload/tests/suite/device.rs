@@ -192,6 +192,11 @@ fn faults_of_other_processes_end_in_right_bytes_or_true_errors() {
 }
 
 #[test]
+fn bytes_that_were_sent_before_close_arrive_or_the_peer_learns_that_they_do_not() {
+    passes_with_sockets("net_linger");
+}
+
+#[test]
 fn limits_and_stops_end_every_call_with_a_true_error() {
     passes_with_sockets("net_limits");
 }

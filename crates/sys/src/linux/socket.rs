@@ -179,6 +179,16 @@ pub fn reuse_address(fd: Fd) -> Result<()> {
     set(fd, SOL_SOCKET.into(), SO_REUSEADDR, &[1])
 }
 
+/// `SIOCOUTQ`: bytes that were sent and that the peer has not taken: of TCP those without an acknowledgement, of UNIX sockets the memory
+/// of those that were not received.
+pub fn unsent(fd: Fd) -> Result<u32> {
+    const SIOCOUTQ: usize = 0x5411;
+    let mut bytes = 0_i32;
+    // SAFETY: the word lives across the call.
+    unsafe { syscall(k::__NR_ioctl, [fd as usize, SIOCOUTQ, &raw mut bytes as usize, 0, 0, 0]) }?;
+    Ok(bytes.max(0) as u32)
+}
+
 /// `TCP_NODELAY`: each message leaves at once.
 pub fn no_delay(fd: Fd) -> Result<()> {
     set(fd, IPPROTO_TCP, TCP_NODELAY, &[1])
@@ -280,7 +290,9 @@ mod tests {
             assert_eq!(recv(server, got.as_mut_ptr(), 8), Err(Errno::AGAIN));
             assert_eq!(send(client, b"hello".as_ptr(), 5), Ok(5));
             assert_eq!(epoll_wait(epoll, &mut events, 1_000_000_000).unwrap(), 1);
+            assert!(unsent(client).unwrap() >= 5);
             assert_eq!(recv(server, got.as_mut_ptr(), 8), Ok(5));
+            assert_eq!(unsent(client), Ok(0));
         }
         assert_eq!(({ events[0].data }, &got[..5]), (77, &b"hello"[..]));
         for fd in [listener, client, server, epoll] {
